@@ -1,0 +1,33 @@
+"""The replica library: DiLoCo over an object store.
+
+Importing the package imports neither torch nor fsspec; the names below are loaded on first use
+(PEP 562), so the control plane can import :mod:`diloco.rendezvous` on a machine without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from diloco.group import Group, join
+    from diloco.init import create_group
+    from diloco.rendezvous.settings import GroupDocument, GroupSettings
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Group": "diloco.group",
+    "join": "diloco.group",
+    "create_group": "diloco.init",
+    "GroupDocument": "diloco.rendezvous.settings",
+    "GroupSettings": "diloco.rendezvous.settings",
+}
+
+__all__ = ["Group", "GroupDocument", "GroupSettings", "create_group", "join"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'diloco' has no attribute {name!r}")

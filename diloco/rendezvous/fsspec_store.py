@@ -1,0 +1,135 @@
+"""A :class:`~diloco.rendezvous.store.Store` over any fsspec file system.
+
+Listings are never cached (a peer's new object must be seen at once) and instances are not shared
+(``skip_instance_cache``): s3fs instances must not cross a fork.
+
+What "create" is differs per file system and so do the errors: s3fs answers a lost
+``If-None-Match`` race with ``OSError(EINVAL)`` whose cause says ``PreconditionFailed``.
+File systems without an atomic create are refused by :meth:`FsspecStore.create` rather than
+served by a check-then-write.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+
+from fsspec.core import url_to_fs
+
+from diloco.rendezvous.store import (
+    Data,
+    MissingKey,
+    ObjectInfo,
+    StoreDenied,
+    StoreUnavailable,
+    check_key,
+)
+
+_ATOMIC_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
+_DENIED_CODES = frozenset(
+    {"AccessDenied", "NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403"}
+)
+_MISSING_CODES = frozenset({"NoSuchKey", "404"})
+
+
+class FsspecStore:
+    """Objects under ``uri`` on the file system that fsspec finds for it."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri.rstrip("/")
+        try:
+            options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+            self._fs, path = url_to_fs(self.uri, **options)
+        except (ValueError, ImportError) as error:
+            raise StoreDenied(f"{uri}: {error}") from error
+        self._root = str(path).rstrip("/")
+        protocol = self._fs.protocol
+        self._protocols = {protocol} if isinstance(protocol, str) else set(protocol)
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{check_key(key)}"
+
+    def put(self, key: str, data: Data) -> None:
+        with _store_errors(key):
+            self._fs.pipe_file(self._path(key), bytes(data))
+
+    def create(self, key: str, data: Data) -> bool:
+        if not self._protocols & _ATOMIC_CREATE:
+            raise StoreDenied(
+                f"{self.uri}: expected a store with an atomic create "
+                f"({', '.join(sorted(_ATOMIC_CREATE))}), found {'/'.join(sorted(self._protocols))}"
+            )
+        with _store_errors(key):
+            try:
+                self._fs.pipe_file(self._path(key), bytes(data), mode="create")
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if _code(error) in ("PreconditionFailed", "412"):
+                    return False
+                raise
+            return True
+
+    def get(self, key: str) -> bytes:
+        with _store_errors(key):
+            return bytes(self._fs.cat_file(self._path(key)))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        with _store_errors(key):
+            return bytes(self._fs.cat_file(self._path(key), start=start, end=start + length))
+
+    def list(self, prefix: str) -> builtins.list[ObjectInfo]:
+        folder = self._path(prefix.rstrip("/")) if prefix else self._root
+        with _store_errors(prefix):
+            try:
+                found = self._fs.find(folder, detail=True, withdirs=False)
+            except FileNotFoundError:
+                return []
+        start = len(self._root) + 1
+        return sorted(
+            (
+                ObjectInfo(str(path)[start:], int(info.get("size") or 0))
+                for path, info in found.items()
+            ),
+            key=lambda info: info.key,
+        )
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            with contextlib.suppress(MissingKey), _store_errors(key):
+                self._fs.rm_file(self._path(key))
+
+
+def _code(error: BaseException | None) -> str:
+    """The S3 error code of an exception or of what caused it, '' if there is none."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+@contextlib.contextmanager
+def _store_errors(key: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        if _code(error) == "NoSuchBucket":
+            raise StoreDenied(f"{key}: no such bucket") from error
+        raise MissingKey(key) from error
+    except PermissionError as error:
+        raise StoreDenied(f"{key}: {error}") from error
+    except Exception as error:
+        code = _code(error)
+        if code in _MISSING_CODES:
+            raise MissingKey(key) from error
+        if code in _DENIED_CODES or isinstance(error, ValueError | ImportError):
+            raise StoreDenied(f"{key}: {code or type(error).__name__}: {error}") from error
+        raise StoreUnavailable(f"{key}: {type(error).__name__}: {error}") from error
+
+
+

@@ -1,0 +1,275 @@
+"""The JSON records of the rendezvous, as frozen dataclasses.
+
+Every record carries ``v``, the protocol version, and is checked field by field when read:
+a record that is not exactly what its class says raises :class:`BadRecord` and is never used
+(invariant I7). Sizes are bytes, durations seconds; ``*_wall_s`` are for people only (I5).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Self, Union
+
+from diloco.rendezvous.settings import PROTOCOL
+
+
+class BadRecord(ValueError):
+    """A record is not JSON, of another version, or lacks or misstates a field."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Base of all records: strict JSON in, compact JSON out."""
+
+    def to_bytes(self) -> bytes:
+        body = {"v": PROTOCOL, **dataclasses.asdict(self)}
+        return json.dumps(body, separators=(",", ":"), allow_nan=True).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        try:
+            body = json.loads(data)
+        except ValueError as error:
+            raise BadRecord(f"{cls.__name__}: expected JSON, found {error}") from None
+        if not isinstance(body, dict) or body.pop("v", None) != PROTOCOL:
+            raise BadRecord(f"{cls.__name__}: expected version {PROTOCOL}")
+        value = _read(cls, body, cls.__name__)
+        assert isinstance(value, cls)
+        return value
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _read(hint: Any, value: Any, where: str) -> Any:
+    """``value`` as ``hint``, or :class:`BadRecord`. Knows just what records are made of."""
+    if hint is Any:
+        return value
+    if dataclasses.is_dataclass(hint):
+        assert isinstance(hint, type)
+        if not isinstance(value, dict):
+            raise BadRecord(f"{where}: expected an object, found {type(value).__name__}")
+        names = _hints(hint)
+        for name in set(value) - set(names):
+            raise BadRecord(f"{where}: unknown field {name!r}")
+        fields = {f.name: f for f in dataclasses.fields(hint)}
+        for name, f in fields.items():
+            required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+            if name not in value and required:
+                raise BadRecord(f"{where}: expected a field {name!r}, found none")
+        return hint(**{n: _read(names[n], v, f"{where}.{n}") for n, v in value.items()})
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return _read(next(a for a in arguments if a is not type(None)), value, where)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise BadRecord(f"{where}: expected a list, found {type(value).__name__}")
+        return tuple(_read(arguments[0], item, where) for item in value)
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, dict):
+            raise BadRecord(f"{where}: expected an object, found {type(value).__name__}")
+        return {k: _read(arguments[1], v, where) for k, v in value.items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise BadRecord(f"{where}: expected {hint.__name__}, found {value!r}")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Identity:
+    """A replica number and one process start of it."""
+
+    replica: int
+    incarnation: str
+
+    def __str__(self) -> str:
+        return f"replica {self.replica} ({self.incarnation})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat(Record):
+    """The lease, overwritten by its one writer. Observers watch whether ``count`` changes.
+
+    ``state`` is a :data:`REPLICA_STATES` name; ``left`` says the process ended on purpose.
+    ``round`` is the round the replica is working towards, ``step`` its inner step in the run.
+    """
+
+    replica: int
+    incarnation: str
+    count: int
+    interval_s: float
+    state: str
+    round: int
+    step: int
+    tokens: int
+    loss: float | None = None
+    started_wall_s: float
+    wall_s: float
+    host: str = ""
+    pid: int = 0
+    device: str = ""
+    message: str = ""
+
+
+REPLICA_STATES = (
+    "syncing",
+    "computing",
+    "uploading",
+    "waiting",
+    "applying",
+    "done",
+    "failed",
+    "left",
+)
+ENDED_STATES = frozenset({"done", "failed", "left"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContributionRecord(Record):
+    """Names one payload that is already durable (invariant I2).
+
+    ``base_round`` is the committed round whose global weights the pseudo-gradient was taken from
+    (0: checkpoint 0), ``base_digest`` the digest of those weights. ``norm`` is the L2 norm of the
+    *decoded* pseudo-gradient. ``digest`` is the sha256 of the payload's header, which lists the
+    crc32 of every block of the body, so it pins the whole payload.
+    """
+
+    round: int
+    fragment: int
+    base_round: int
+    base_digest: str
+    replica: int
+    incarnation: str
+    model_hash: str
+    codec: str
+    numel: int
+    tokens: int
+    steps: int
+    loss: float
+    norm: float
+    size_bytes: int
+    digest: str
+    compute_s: float
+    encode_s: float
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedContribution:
+    """One line of a plan: whose payload, how heavy, how big."""
+
+    replica: int
+    incarnation: str
+    weight: float
+    tokens: int
+    steps: int
+    size_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A contribution that was not let in, and why."""
+
+    replica: int
+    incarnation: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Record):
+    """Create-once: who is in round ``round``, sorted by replica. ``mode`` is the reduce plan."""
+
+    round: int
+    fragment: int
+    mode: str
+    planner: Identity
+    contributions: tuple[PlannedContribution, ...]
+    refused: tuple[Refusal, ...] = ()
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit(Record):
+    """Create-once, THE linearisation point of a round.
+
+    With ``void`` empty, the merged mean of the plan's contributions, whose digest is
+    ``merged_digest``, is applied by everyone. Otherwise ``void`` says which planned payload could
+    not be read or verified, and the round changes nothing. ``tokens_total`` counts every token of
+    every committed contribution up to and with this round.
+    """
+
+    round: int
+    fragment: int
+    committer: Identity
+    contributors: tuple[Identity, ...]
+    merged_digest: str
+    void: str
+    void_replica: int | None = None
+    tokens_total: int
+    loss: float | None = None
+    last: bool = False
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredObject:
+    """An object named by a manifest."""
+
+    key: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointManifest(Record):
+    """Create-once: one writer's objects hold the global weights and outer state after ``round``."""
+
+    round: int
+    writer: Identity
+    model_hash: str
+    weights_digest: str
+    weights: StoredObject
+    outer: StoredObject | None
+    tokens_total: int
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalManifest(Record):
+    """Create-once: where the result lies. ``reason`` is completed, stopped or token_limit."""
+
+    round: int
+    reason: str
+    writer: Identity
+    weights_digest: str
+    weights: StoredObject
+    config: StoredObject
+    summary: StoredObject
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(Record):
+    """Create-once, numbered from 1: what the control plane asks of replicas.
+
+    ``stop`` ends the run at the newest committed round; the other commands of the protocol are
+    added beside it. ``replica`` None means all.
+    """
+
+    n: int
+    command: str
+    replica: int | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    wall_s: float

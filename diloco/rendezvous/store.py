@@ -1,0 +1,222 @@
+"""The object store: a handful of verbs over a bucket or a folder.
+
+Semantics that every implementation guarantees and ``tests/contracts/test_store.py`` checks:
+
+- ``put`` replaces a whole object atomically; a reader sees the old or the new one, never a mix.
+- ``create`` writes only if the key does not exist. Of any number of racing writers exactly one
+  gets True. A create whose answer was lost in transit and is repeated by the client library may
+  meet its own object: callers put a writer's name in the body and read back when told False.
+- ``get``, ``get_range`` and ``list`` see every write that has returned (strong consistency).
+
+Errors: :class:`MissingKey` for a key that is not there; :class:`StoreUnavailable` where trying
+again can help; :class:`StoreDenied` where it cannot (permissions, no such bucket, bad URI).
+Anything else an implementation raises is a bug.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+Data = bytes | bytearray | memoryview
+
+
+class StoreError(Exception):
+    """Base of what a store raises."""
+
+
+class MissingKey(StoreError):
+    """There is no object under the key."""
+
+
+class StoreUnavailable(StoreError):
+    """The store did not answer as it should; trying again can help."""
+
+
+class StoreDenied(StoreError):
+    """The store refused; trying again cannot help until a person changes something."""
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    key: str
+    size_bytes: int
+
+
+class Store(Protocol):
+    uri: str
+
+    def put(self, key: str, data: Data) -> None: ...
+
+    def create(self, key: str, data: Data) -> bool: ...
+
+    def get(self, key: str) -> bytes: ...
+
+    def get_range(self, key: str, start: int, length: int) -> bytes: ...
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        """Objects whose key starts with ``prefix`` (which ends in a slash), sorted by key."""
+        ...
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; one that is not there is no error."""
+        ...
+
+
+def check_key(key: str) -> str:
+    """The key itself; :class:`ValueError` where it could leave the rendezvous prefix."""
+    parts = key.split("/")
+    if not key or any(part in ("", ".", "..") for part in parts) or "\\" in key:
+        raise ValueError(f"expected a relative object key, found {key!r}")
+    return key
+
+
+def open_store(uri: str) -> Store:
+    """The store for a rendezvous URI: ``file://`` or a plain path, or any URI fsspec opens."""
+    scheme = urlsplit(uri).scheme
+    if scheme in ("", "file", "local"):
+        path = unquote(urlsplit(uri).path) if scheme else uri
+        return LocalStore(Path(path))
+    from diloco.rendezvous.fsspec_store import FsspecStore
+
+    return FsspecStore(uri)
+
+
+class LocalStore:
+    """A folder as a bucket, on a local or a POSIX network file system.
+
+    ``put`` renames a finished temporary file into place; ``create`` hard-links it, which fails if
+    the name exists: fsspec's own exclusive create on ``file://`` is check-then-write and lets
+    several racing writers win.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root).absolute()
+        self.uri = self.root.as_uri()
+
+    def _path(self, key: str) -> Path:
+        return self.root / check_key(key)
+
+    @contextlib.contextmanager
+    def _written(self, key: str, data: Data) -> Iterator[tuple[Path, Path]]:
+        target = self._path(key)
+        with _local_errors(key):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
+            try:
+                with temporary.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                yield temporary, target
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def put(self, key: str, data: Data) -> None:
+        with self._written(key, data) as (temporary, target):
+            temporary.replace(target)
+
+    def create(self, key: str, data: Data) -> bool:
+        with self._written(key, data) as (temporary, target):
+            try:
+                os.link(temporary, target)
+            except FileExistsError:
+                return False
+            return True
+
+    def get(self, key: str) -> bytes:
+        with _local_errors(key):
+            return self._path(key).read_bytes()
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        with _local_errors(key), self._path(key).open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        top = self.root / check_key(prefix.rstrip("/")) if prefix else self.root
+        found: list[ObjectInfo] = []
+        with _local_errors(prefix):
+            for folder, _, names in os.walk(top):
+                for name in names:
+                    if name.startswith(".") and name.endswith(".tmp"):
+                        continue
+                    path = Path(folder) / name
+                    with contextlib.suppress(FileNotFoundError):
+                        size = path.stat().st_size
+                        found.append(ObjectInfo(path.relative_to(self.root).as_posix(), size))
+        return sorted(found, key=lambda info: info.key)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            with _local_errors(key):
+                self._path(key).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _local_errors(key: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise MissingKey(key) from error
+    except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
+        raise StoreDenied(f"{key}: {error.strerror} ({error.filename})") from error
+    except OSError as error:
+        raise StoreUnavailable(f"{key}: {error}") from error
+
+
+@dataclass
+class StoreUsage:
+    """Requests and bytes of a :class:`MeteredStore` since it was made."""
+
+    requests: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class MeteredStore:
+    """Counts what goes through a store, for telemetry and for ``bench/``."""
+
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+        self.uri = inner.uri
+        self.usage = StoreUsage()
+
+    def put(self, key: str, data: Data) -> None:
+        self.inner.put(key, data)
+        self._count(up=len(data))
+
+    def create(self, key: str, data: Data) -> bool:
+        created = self.inner.create(key, data)
+        self._count(up=len(data))
+        return created
+
+    def get(self, key: str) -> bytes:
+        self.usage.requests += 1
+        data = self.inner.get(key)
+        self.usage.bytes_down += len(data)
+        return data
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self.usage.requests += 1
+        data = self.inner.get_range(key, start, length)
+        self.usage.bytes_down += len(data)
+        return data
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        self._count()
+        return self.inner.list(prefix)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self._count()
+        self.inner.delete(keys)
+
+    def _count(self, *, up: int = 0) -> None:
+        self.usage.requests += 1
+        self.usage.bytes_up += up

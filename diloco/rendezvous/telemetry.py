@@ -1,0 +1,95 @@
+"""Append-only telemetry segments: what a replica tells the dashboard.
+
+A replica writes segment 1, 2, 3, ... under its own incarnation; a reader GETs the next number
+until it is not there. Nothing is listed and no segment is ever rewritten, so a cursor per
+incarnation makes reading exactly-once.
+
+Per-step values travel as columns (one list per series, aligned by index), because a segment of
+hundreds of steps is then a third of the size and is parsed in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from diloco.rendezvous.records import Record
+
+PHASES = ("compute", "encode", "upload", "wait", "download", "reduce", "apply")
+"""Phases of one round on one replica, in order; seconds each. Evaluation and checkpoint writing
+are ``other`` in :class:`RoundReport`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepColumns:
+    """Per-step series of one segment; all lists have one length.
+
+    ``step`` is the replica's inner step counted over the run, ``tokens`` the tokens this replica
+    has trained on so far, ``loss`` in nats per token, ``step_s`` the duration of the step.
+    """
+
+    step: tuple[int, ...] = ()
+    round: tuple[int, ...] = ()
+    wall_s: tuple[float, ...] = ()
+    tokens: tuple[int, ...] = ()
+    loss: tuple[float, ...] = ()
+    lr: tuple[float, ...] = ()
+    grad_norm: tuple[float, ...] = ()
+    step_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundReport:
+    """One replica's view of one finished round.
+
+    ``outcome``: included, late (committed without this replica), void. ``weights_digest`` is the
+    digest of the global weights after the round (invariant I3: all replicas must agree).
+    """
+
+    round: int
+    outcome: str
+    started_wall_s: float
+    committed_wall_s: float
+    phases: Mapping[str, float]
+    bytes_up: int
+    bytes_down: int
+    requests: int
+    norm: float
+    update_norm: float
+    contributors: int
+    weights_digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Loss of the **global** weights after ``round`` on held-out data, nats per token."""
+
+    round: int
+    loss: float
+    tokens: int
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    wall_s: float
+    level: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment(Record):
+    """One object under ``telemetry/``."""
+
+    replica: int
+    incarnation: str
+    n: int
+    wall_s: float
+    state: str
+    round: int
+    steps: StepColumns = field(default_factory=StepColumns)
+    rounds: tuple[RoundReport, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
+    logs: tuple[LogLine, ...] = ()
+    system: Mapping[str, float] = field(default_factory=dict)
+    last: bool = False

@@ -1,0 +1,22 @@
+"""Backends that run replicas, one file each, behind one protocol.
+
+Every executor is importable from here; its SDK is loaded only when it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from executors.local import LocalProcessExecutor
+
+_HOME = {"LocalProcessExecutor": "executors.local"}
+
+__all__ = ["LocalProcessExecutor"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'executors' has no attribute {name!r}")
