@@ -55,7 +55,18 @@ class Run(models.Model):
     train_loss = models.FloatField(null=True, blank=True)
     eval_loss = models.FloatField(null=True, blank=True)
     tokens_per_s = models.FloatField(null=True, blank=True)
+    eval_round = models.PositiveIntegerField(default=0, help_text="Round of eval_loss")
+    round_s = models.FloatField(null=True, blank=True, help_text="Smoothed duration of a round")
+    bytes_up = models.PositiveBigIntegerField(default=0)
+    bytes_down = models.PositiveBigIntegerField(default=0)
+    phase_s = models.JSONField(default=dict, help_text="Phase name -> seconds, all replicas")
+    refused_records = models.PositiveIntegerField(default=0, help_text="Unreadable, skipped")
+    # How far the control plane has come with this run.
+    next_round = models.PositiveIntegerField(default=1, help_text="Next commit to read")
+    committed_at = models.DateTimeField(null=True, blank=True, help_text="When we saw a commit")
     next_command = models.PositiveIntegerField(default=1)
+    stop_sent_at = models.DateTimeField(null=True, blank=True)
+    published_event_id = models.PositiveBigIntegerField(default=0)
 
     class Meta:
         ordering = ("-created_at", "-id")
@@ -123,6 +134,9 @@ class Replica(models.Model):
     host = models.CharField(max_length=120, blank=True)
     pid = models.PositiveIntegerField(default=0)
     restarts = models.PositiveIntegerField(default=0)
+    relaunch_at = models.DateTimeField(
+        null=True, blank=True, help_text="Restarting: when the next attempt may start"
+    )
 
     class Meta:
         ordering = ("number",)
@@ -157,10 +171,13 @@ class ReplicaAttempt(models.Model):
 
     class Meta:
         ordering = ("number",)
-        constraints = (
-            models.UniqueConstraint(
-                fields=["replica", "number"], name="attempt_number_is_unique"
+        indexes = (
+            models.Index(
+                fields=["replica"], condition=Q(ended_at__isnull=True), name="attempt_open"
             ),
+        )
+        constraints = (
+            models.UniqueConstraint(fields=["replica", "number"], name="attempt_number_is_unique"),
         )
 
     def __str__(self) -> str:
@@ -181,6 +198,9 @@ class Round(models.Model):
     loss = models.FloatField(null=True, blank=True)
     eval_loss = models.FloatField(null=True, blank=True)
     weights_digest = models.CharField(max_length=64, blank=True)
+    digest_mismatch = models.BooleanField(
+        default=False, help_text="Replicas disagree about the weights after this round"
+    )
     planned_at = models.DateTimeField(null=True, blank=True)
     committed_at = models.DateTimeField(null=True, blank=True)
 
@@ -239,8 +259,12 @@ class TelemetryCursor(models.Model):
     incarnation = models.CharField(max_length=16)
     next_n = models.PositiveIntegerField(default=1)
     ended = models.BooleanField(default=False)
+    moved_at = models.DateTimeField(help_text="When it last moved")
+    refused = models.PositiveIntegerField(default=0, help_text="Segments that were unreadable")
+    nonfinite = models.BooleanField(default=False, help_text="A loss was NaN or infinite")
 
     class Meta:
+        indexes = (models.Index(fields=["replica"], condition=Q(ended=False), name="cursor_open"),)
         constraints = (
             models.UniqueConstraint(
                 fields=["replica", "incarnation"], name="one_cursor_per_incarnation"

@@ -95,6 +95,6 @@ REPLICA_TRANSITIONS: dict[ReplicaState, frozenset[ReplicaState]] = {
     _P.RESTARTING: frozenset({_P.PROVISIONING} | _ENDS),
     _P.LOST: frozenset({_P.RESTARTING} | REPLICA_WORKING),
     _P.FAILED: frozenset({_P.RESTARTING}),
-    _P.EVICTED: frozenset(),
+    _P.EVICTED: frozenset({_P.RESTARTING}),
     _P.DONE: frozenset(),
 }

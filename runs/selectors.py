@@ -1,0 +1,284 @@
+"""Queries, and the JSON-able rows that page, polling and live stream share.
+
+Every function costs a constant number of queries, whatever the number of replicas or rounds; a
+test counts them. Times are ISO 8601 in UTC; what is not known is null, and so is a number that is
+not finite (JSON has no NaN).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
+from django.db.models import Count, Exists, OuterRef, Prefetch, Q, QuerySet
+from django.utils import timezone
+
+from runs import charts, live
+from runs.models import Contribution, Event, MetricBlock, Replica, ReplicaAttempt, Round, Run
+from runs.models import TelemetryCursor as Cursor
+from runs.states import REPLICA_LIVE, RUN_ACTIVE, RUN_LIVE
+
+MAX_POINTS = charts.MAX_POINTS
+SNAPSHOT_POINTS = 500
+"""Per series in a snapshot; a page asks for more of the one it zooms into."""
+
+ROUNDS_LIMIT = 2000
+"""Rounds in one answer, the newest; older ones are asked for with ``since``."""
+
+DRAIN_FOR = timedelta(hours=1)
+"""How long after a run's end its last telemetry is still waited for."""
+
+
+# Who may do what.
+
+
+def has_role(user: AbstractBaseUser | AnonymousUser, *roles: str) -> bool:
+    """In one of the groups; a superuser is an admin and may all."""
+    if not isinstance(user, User) or not user.is_active:
+        return False
+    return user.is_superuser or user.groups.filter(name__in=roles).exists()
+
+
+def may_submit(user: AbstractBaseUser | AnonymousUser) -> bool:
+    return has_role(user, "operator", "admin")
+
+
+def may_operate(user: AbstractBaseUser | AnonymousUser, run: Run) -> bool:
+    """Admins act on any run, operators on their own."""
+    if not isinstance(user, User):
+        return False
+    return has_role(user, "admin", *(["operator"] if run.owner_id == user.pk else []))
+
+
+def runs_for(user: AbstractBaseUser | AnonymousUser) -> QuerySet[Run]:
+    """The runs a user may see, newest first, ready for :func:`run_header` without more queries.
+    Everybody with a role sees all of them."""
+    if not isinstance(user, User) or not user.is_active:
+        return Run.objects.none()
+    return with_header(Run.objects.all())
+
+
+def with_header(runs: QuerySet[Run]) -> QuerySet[Run]:
+    return runs.select_related("owner").annotate(
+        live_count=Count("replicas", filter=Q(replicas__state__in=REPLICA_LIVE))
+    )
+
+
+def runs_to_look_after() -> QuerySet[Run]:
+    """Active runs, and ended ones with a job that may still run or telemetry still to read."""
+    jobs = ReplicaAttempt.objects.filter(replica__run=OuterRef("pk"), ended_at=None)
+    unread = Cursor.objects.filter(replica__run=OuterRef("pk"), ended=False)
+    recent = Q(ended_at__gte=timezone.now() - DRAIN_FOR)
+    return Run.objects.filter(
+        Q(state__in=RUN_ACTIVE) | Q(recent & Exists(unread)) | Q(Exists(jobs))
+    ).order_by("created_at")
+
+
+# Rows.
+
+
+def run_header(run: Run) -> dict[str, Any]:
+    """The run in one line. Costs no query for a run from :func:`runs_for`."""
+    live_count = getattr(run, "live_count", None)
+    if live_count is None:
+        live_count = run.replicas.filter(state__in=REPLICA_LIVE).count()
+    active = run.state in RUN_LIVE
+    return {
+        "id": str(run.pk),
+        "name": run.name,
+        "state": str(run.state),
+        "state_reason": run.state_reason,
+        "state_since": _iso(run.state_since),
+        "owner": run.owner.get_username(),
+        "committed_rounds": run.committed_rounds,
+        "total_rounds": run.total_rounds,
+        "tokens": run.tokens,
+        "tokens_per_s": _finite(run.tokens_per_s) if active else None,
+        "train_loss": _finite(run.train_loss),
+        "eval_loss": _finite(run.eval_loss),
+        "live": live_count,
+        "quorum": int(run.group_settings["min_quorum"]),
+        "target": int(run.group_settings["num_replicas"]),
+        "eta_s": eta_s(run) if active else None,
+        "created_at": _iso(run.created_at),
+        "started_at": _iso(run.started_at),
+        "ended_at": _iso(run.ended_at),
+        "last_seen_at": _iso(run.last_seen_at),
+        "goodput": goodput(run.phase_s),
+        "bytes_up": run.bytes_up,
+        "bytes_down": run.bytes_down,
+    }
+
+
+def eta_s(run: Run) -> float | None:
+    """Seconds to the end at the pace of the last rounds: by rounds, or by tokens if sooner."""
+    if run.round_s is None:
+        return None
+    rounds = max(run.total_rounds - run.committed_rounds, 0)
+    limit = int(run.group_settings["max_tokens"])
+    if limit and run.tokens and run.committed_rounds:
+        per_round = run.tokens / run.committed_rounds
+        rounds = min(rounds, math.ceil(max(limit - run.tokens, 0) / per_round))
+    return round(rounds * run.round_s, 1)
+
+
+def goodput(phase_s: Mapping[str, Any]) -> float | None:
+    """Compute seconds over all seconds of all rounds' phases; null before the first round."""
+    total = sum(float(s) for s in phase_s.values())
+    return round(float(phase_s.get("compute", 0.0)) / total, 4) if total > 0 else None
+
+
+def replica_rows(run: Run) -> list[dict[str, Any]]:
+    replicas = Replica.objects.filter(run=run).select_related("pool").order_by("number")
+    return [
+        {
+            "number": r.number,
+            "state": str(r.state),
+            "state_reason": r.state_reason,
+            "backend": r.pool.backend,
+            "backend_state": r.backend_state,
+            "beat_at": _iso(r.beat_at),
+            "beat_interval_s": r.beat_interval_s or None,
+            "round": r.round,
+            "step": r.step,
+            "tokens": r.tokens,
+            "loss": _finite(r.loss),
+            "tokens_per_s": _finite(r.tokens_per_s),
+            "wait_fraction": _finite(r.wait_fraction),
+            "restarts": r.restarts,
+            "device": r.device,
+            "host": r.host,
+            "incarnation": r.incarnation,
+        }
+        for r in replicas
+    ]
+
+
+def round_rows(
+    run: Run, since: int = 0, *, numbers: Iterable[int] | None = None
+) -> list[dict[str, Any]]:
+    """Rounds after ``since``, oldest first, at most the newest :data:`ROUNDS_LIMIT`; or just
+    those of ``numbers``."""
+    rounds = Round.objects.filter(run=run, number__gt=since)
+    if numbers is not None:
+        rounds = rounds.filter(number__in=list(numbers))
+    rounds = rounds.prefetch_related(
+        Prefetch(
+            "contributions",
+            queryset=Contribution.objects.select_related("replica").order_by("replica__number"),
+        )
+    )
+    newest = list(rounds.order_by("-number")[:ROUNDS_LIMIT])
+    return [_round_row(r) for r in reversed(newest)]
+
+
+def _round_row(r: Round) -> dict[str, Any]:
+    return {
+        "number": r.number,
+        "state": str(r.state),
+        "reason": r.reason,
+        "contributors": r.contributors,
+        "mode": r.mode,
+        "committed_at": _iso(r.committed_at),
+        "loss": _finite(r.loss),
+        "eval_loss": _finite(r.eval_loss),
+        "tokens_total": r.tokens_total,
+        "weights_digest": r.weights_digest,
+        "digest_mismatch": r.digest_mismatch,
+        "contributions": [
+            {
+                "replica": c.replica.number,
+                "state": str(c.state),
+                "reason": c.reason,
+                "base_round": c.base_round,
+                "norm": _finite(c.norm),
+                "update_norm": _finite(c.update_norm),
+                "size_bytes": c.size_bytes,
+                "bytes_up": c.bytes_up,
+                "bytes_down": c.bytes_down,
+                "requests": c.requests,
+                "phases": c.phases,
+                "started_at": _iso(c.started_at),
+                "committed_at": _iso(c.committed_at),
+            }
+            for c in r.contributions.all()
+        ],
+    }
+
+
+def event_rows(run: Run, after_id: int = 0, limit: int = 100) -> list[dict[str, Any]]:
+    """The newest ``limit`` events after ``after_id``, newest first."""
+    events = Event.objects.filter(run=run, id__gt=after_id).select_related("replica", "actor")
+    return [
+        {
+            "id": e.pk,
+            "at": _iso(e.at),
+            "level": str(e.level),
+            "kind": e.kind,
+            "replica": e.replica.number if e.replica else None,
+            "actor": e.actor.get_username() if e.actor else None,
+            "from_state": e.from_state,
+            "to_state": e.to_state,
+            "message": e.message,
+        }
+        for e in events.order_by("-id")[:limit]
+    ]
+
+
+def points(
+    run: Run,
+    series: str,
+    *,
+    replica: int | None = None,
+    after_step: int = -1,
+    max_points: int = MAX_POINTS,
+) -> dict[str, Any]:
+    """Columns of one series past ``after_step``; ``total`` counts what was there to choose from."""
+    found = charts.read_points(run, series, replica=replica, after_step=after_step)
+    return charts.columns(
+        charts.thin(found, max_points), series=series, replica=replica, total=len(found)
+    )
+
+
+def series_of(run: Run) -> list[tuple[str, int | None]]:
+    """(series, replica number or None) that have points."""
+    return sorted(
+        MetricBlock.objects.filter(run=run, level=0)
+        .values_list("series", "replica__number")
+        .distinct(),
+        key=lambda pair: (pair[0], -1 if pair[1] is None else pair[1]),
+    )
+
+
+def all_points(run: Run, *, max_points: int = SNAPSHOT_POINTS) -> list[dict[str, Any]]:
+    """Columns of every series of the run, in one query."""
+    return [
+        charts.columns(charts.thin(found, max_points), series=s, replica=r, total=len(found))
+        for (s, r), found in charts.read_all(run).items()
+    ]
+
+
+def snapshot(run: Run) -> dict[str, Any]:
+    """All a page shows at first. ``cursor`` is read before the rows, so a stream resumed there may
+    repeat what is in them and never misses anything: points are told by their step, events by
+    their id, rounds and replicas by their number."""
+    cursor = live.latest_id()
+    return {
+        "run": run_header(run),
+        "replicas": replica_rows(run),
+        "rounds": round_rows(run),
+        "events": event_rows(run),
+        "points": all_points(run),
+        "cursor": cursor,
+    }
+
+
+def _iso(at: datetime | None) -> str | None:
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z") if at else None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

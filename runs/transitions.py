@@ -1,0 +1,147 @@
+"""Changes of state: a conditional UPDATE and an Event in one transaction.
+
+``UPDATE ... WHERE state = <what we saw>`` moves one row or none. Whoever moved it acts; whoever did
+not has lost a race and must look again. The tables of what may follow what are in
+:mod:`runs.states`.
+
+Left out on purpose: the phases a replica reports of itself (computing, uploading, waiting,
+applying) are updated conditionally too but make no Event, or the list would hold nothing else;
+their history is in the contributions' phase timings.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.utils import timezone
+
+from runs.exceptions import IllegalTransition
+from runs.models import Event, Replica, Run
+from runs.states import (
+    REPLICA_TRANSITIONS,
+    REPLICA_WORKING,
+    RUN_ENDED,
+    RUN_LIVE,
+    RUN_TRANSITIONS,
+    ReplicaState,
+    RunState,
+)
+
+_REASON_LIMIT = 4000
+
+_RUN_LEVELS = {
+    RunState.DEGRADED: Event.Level.WARNING,
+    RunState.STALLED: Event.Level.WARNING,
+    RunState.FAILED: Event.Level.ERROR,
+}
+_REPLICA_LEVELS = {
+    ReplicaState.SUSPECT: Event.Level.WARNING,
+    ReplicaState.LOST: Event.Level.WARNING,
+    ReplicaState.RESTARTING: Event.Level.WARNING,
+    ReplicaState.FAILED: Event.Level.ERROR,
+}
+
+
+def record_event(
+    run: Run,
+    kind: str,
+    message: str,
+    *,
+    level: str = Event.Level.INFO,
+    replica: Replica | None = None,
+    actor: User | None = None,
+    from_state: str = "",
+    to_state: str = "",
+) -> Event:
+    return Event.objects.create(
+        run=run,
+        replica=replica,
+        actor=actor,
+        at=timezone.now(),
+        level=level,
+        kind=kind,
+        from_state=from_state,
+        to_state=to_state,
+        message=clean_text(message),
+    )
+
+
+def clean_text(text: str, limit: int = _REASON_LIMIT) -> str:
+    """Text from outside as any database takes it: no NUL, not endless."""
+    text = text.replace("\x00", "�")
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def transition(run: Run, to: RunState, *, reason: str, actor: User | None = None) -> bool:
+    """Move ``run`` from the state this instance was read in; False if somebody else moved it.
+
+    Raises :class:`IllegalTransition` for what the table does not know. On success the instance has
+    the new state; on a lost race it is read again from the database.
+    """
+    old = RunState(run.state)
+    if to not in RUN_TRANSITIONS[old]:
+        raise IllegalTransition(f"run {run}", old, to)
+    now = timezone.now()
+    reason = clean_text(reason)
+    fields: dict[str, str | datetime] = {
+        "state": to,
+        "state_reason": reason,
+        "state_since": now,
+    }
+    if to in RUN_LIVE and run.started_at is None:
+        fields["started_at"] = now
+    if to in RUN_ENDED:
+        fields["ended_at"] = now
+    if to == RunState.STOPPING:
+        fields["stop_requested_at"] = now
+    with transaction.atomic():
+        if not Run.objects.filter(pk=run.pk, state=old).update(**fields):
+            moved = False
+        else:
+            moved = True
+            record_event(
+                run, "run_state", reason, level=_RUN_LEVELS.get(to, Event.Level.INFO),
+                actor=actor, from_state=old, to_state=to,
+            )  # fmt: skip
+    if not moved:
+        run.refresh_from_db()
+        return False
+    for name, value in fields.items():
+        setattr(run, name, value)
+    return True
+
+
+def transition_replica(
+    replica: Replica,
+    to: ReplicaState,
+    *,
+    reason: str,
+    actor: User | None = None,
+    **fields: int | str | datetime | None,
+) -> bool:
+    """Like :func:`transition` for a replica; ``fields`` are set in the same UPDATE."""
+    old = ReplicaState(replica.state)
+    if to not in REPLICA_TRANSITIONS[old]:
+        raise IllegalTransition(str(replica), old, to)
+    reason = clean_text(reason)
+    changes: dict[str, int | str | datetime | None] = {
+        "state": to,
+        "state_reason": reason,
+        "state_since": timezone.now(),
+        **fields,
+    }
+    with transaction.atomic():
+        moved = bool(Replica.objects.filter(pk=replica.pk, state=old).update(**changes))
+        if moved and not (old in REPLICA_WORKING and to in REPLICA_WORKING):
+            record_event(
+                replica.run, "replica_state", reason, replica=replica, actor=actor,
+                level=_REPLICA_LEVELS.get(to, Event.Level.INFO), from_state=old, to_state=to,
+            )  # fmt: skip
+    if not moved:
+        replica.refresh_from_db()
+        return False
+    for name, value in changes.items():
+        setattr(replica, name, value)
+    return True
