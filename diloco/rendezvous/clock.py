@@ -6,7 +6,6 @@ labels what people read.
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Protocol
 
@@ -24,10 +23,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks. A sleeping thread can be woken early by ``wake``."""
-
-    def __init__(self, wake: threading.Event | None = None) -> None:
-        self._wake = wake or threading.Event()
+    """The machine's clocks."""
 
     def wall(self) -> float:
         return time.time()
@@ -36,4 +32,4 @@ class SystemClock:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        self._wake.wait(max(0.0, seconds))
+        time.sleep(max(0.0, seconds))

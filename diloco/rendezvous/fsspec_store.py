@@ -16,7 +16,6 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-
 from fsspec.core import url_to_fs
 
 from diloco.rendezvous.store import (
@@ -130,6 +129,3 @@ def _store_errors(key: str) -> Iterator[None]:
         if code in _DENIED_CODES or isinstance(error, ValueError | ImportError):
             raise StoreDenied(f"{key}: {code or type(error).__name__}: {error}") from error
         raise StoreUnavailable(f"{key}: {type(error).__name__}: {error}") from error
-
-
-

@@ -69,9 +69,7 @@ def contribution_record(round: int, replica: int, incarnation: str) -> str:
 
 def parse_contribution_record(key: str) -> tuple[int, int, str] | None:
     """(round, replica, incarnation) of a contribution record's key, None for any other key."""
-    match = re.fullmatch(
-        r"rounds/(\d{8})/contributions/(\d{5})\.(\d{5}-[0-9a-f]{8})\.json", key
-    )
+    match = re.fullmatch(r"rounds/(\d{8})/contributions/(\d{5})\.(\d{5}-[0-9a-f]{8})\.json", key)
     return (int(match[1]), int(match[2]), match[3]) if match else None
 
 

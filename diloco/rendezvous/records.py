@@ -174,6 +174,7 @@ class PlannedContribution:
     weight: float
     tokens: int
     steps: int
+    loss: float
     size_bytes: int
     digest: str
 
@@ -207,7 +208,8 @@ class Commit(Record):
     With ``void`` empty, the merged mean of the plan's contributions, whose digest is
     ``merged_digest``, is applied by everyone. Otherwise ``void`` says which planned payload could
     not be read or verified, and the round changes nothing. ``tokens_total`` counts every token of
-    every committed contribution up to and with this round.
+    every committed contribution, ``committed_total`` every committed round, up to and with this
+    one. ``last`` ends the run.
     """
 
     round: int
@@ -218,6 +220,7 @@ class Commit(Record):
     void: str
     void_replica: int | None = None
     tokens_total: int
+    committed_total: int
     loss: float | None = None
     last: bool = False
     wall_s: float

@@ -132,9 +132,7 @@ def _float(
     )
 
 
-def _choice(
-    default: str, label: str, help: str, section: str, *, choices: tuple[str, ...]
-) -> Any:
+def _choice(default: str, label: str, help: str, section: str, *, choices: tuple[str, ...]) -> Any:
     return field(
         default=default,
         metadata={
@@ -422,7 +420,9 @@ class GroupDocument:
             raise SettingsError("", f"group.json: expected JSON, found {error}") from None
         found = body.get("format") if isinstance(body, dict) else type(body).__name__
         if found != GROUP_FORMAT:
-            raise SettingsError("", f"group.json: expected format {GROUP_FORMAT!r}, found {found!r}")
+            raise SettingsError(
+                "", f"group.json: expected format {GROUP_FORMAT!r}, found {found!r}"
+            )
         if body.get("protocol") != PROTOCOL:
             raise ProtocolMismatch(
                 f"group.json: this library speaks protocol {PROTOCOL}, "

@@ -62,7 +62,9 @@ class ByteGPTWorkload:
 
     def __post_init__(self) -> None:
         if self.size not in GPT_SIZES:
-            raise SettingsError("size", f"expected one of {', '.join(GPT_SIZES)}, found {self.size!r}")
+            raise SettingsError(
+                "size", f"expected one of {', '.join(GPT_SIZES)}, found {self.size!r}"
+            )
         if not isinstance(self.data, str) or not self.data.strip():
             raise SettingsError("data", f"expected {STDLIB!r} or a URI, found {self.data!r}")
         if not isinstance(self.eval_bytes, int) or self.eval_bytes < 1:

@@ -1,0 +1,23 @@
+"""What can go wrong for a replica, one type per distinct reaction."""
+
+from __future__ import annotations
+
+
+class ReplicaError(Exception):
+    """The replica cannot go on; starting it again would not help. The message is for people."""
+
+
+class ModelMismatch(ReplicaError):
+    """The model built here is not the one the group trains."""
+
+
+class FencedOut(ReplicaError):
+    """A newer process of the same replica has started; this one must not write any more."""
+
+
+class RoundTimeout(ReplicaError):
+    """An exchange took longer than the group's ``round_timeout_s``."""
+
+
+class Leaving(Exception):
+    """Not an error: the replica was asked to stop, and unwinds to its main loop."""

@@ -1,0 +1,77 @@
+"""Make a group without any dashboard: ``python -m diloco.init URI`` or :func:`create_group`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from diloco.rendezvous import keys
+from diloco.rendezvous.settings import GroupDocument, GroupSettings, SettingsError, setting_fields
+from diloco.rendezvous.store import StoreError, open_store
+from diloco.rendezvous.workload import ByteGPTWorkload
+
+
+def create_group(
+    uri: str,
+    settings: GroupSettings,
+    *,
+    workload: Mapping[str, Any] | None = None,
+    name: str = "",
+) -> GroupDocument:
+    """Write ``group.json`` under ``uri``, once.
+
+    ``workload`` may be left out when replicas bring their own model and data through
+    :func:`diloco.join`. Raises :class:`FileExistsError` if the rendezvous has a group already, and
+    :class:`~diloco.rendezvous.store.StoreError` if it cannot be written.
+    """
+    document = GroupDocument(
+        run_id=secrets.token_hex(8),
+        name=name or "group",
+        settings=settings,
+        workload=workload or {"kind": "caller"},
+    )
+    if not open_store(uri).create(keys.GROUP, document.to_bytes()):
+        raise FileExistsError(f"expected no group under {uri}, found {keys.GROUP}")
+    return document
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m diloco.init", description=__doc__)
+    parser.add_argument("uri", help="rendezvous URI, e.g. s3://bucket/run or a folder")
+    parser.add_argument("--settings", type=Path, help="JSON file with group settings to change")
+    parser.add_argument("--size", default="demo", help="size of the byte-level GPT")
+    parser.add_argument("--data", default="stdlib", help="'stdlib' or a URI of text files")
+    parser.add_argument("--name", default="")
+    for spec in setting_fields():
+        kind = {"int": int, "float": float, "choice": str}[spec.kind]
+        parser.add_argument(
+            f"--{spec.name.replace('_', '-')}", dest=spec.name, type=kind, help=spec.help
+        )
+    arguments = parser.parse_args(argv)
+    try:
+        chosen = json.loads(arguments.settings.read_text()) if arguments.settings else {}
+        for spec in setting_fields():
+            if getattr(arguments, spec.name) is not None:
+                chosen[spec.name] = getattr(arguments, spec.name)
+        workload = ByteGPTWorkload(size=arguments.size, data=arguments.data)
+        document = create_group(
+            arguments.uri,
+            GroupSettings.from_dict(GroupSettings().to_dict() | chosen),
+            workload=workload.to_dict(),
+            name=arguments.name,
+        )
+    except (SettingsError, StoreError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"group {document.run_id} at {arguments.uri}")
+    print(f"start replicas with: REPLICA_RANK=0 python -m diloco.replica {arguments.uri}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""Who is in the group: claiming an incarnation, keeping a lease, observing the others' leases.
+
+The lease is one small object per incarnation, overwritten every interval by its one writer.
+An observer judges it on its own monotonic clock by how long it has not changed (I5).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from dataclasses import dataclass, replace
+
+from diloco.errors import FencedOut
+from diloco.rendezvous import keys
+from diloco.rendezvous.clock import Clock
+from diloco.rendezvous.records import ENDED_STATES, BadRecord, Beat, Command, Identity
+from diloco.rendezvous.store import MissingKey, Store, StoreError
+
+log = logging.getLogger(__name__)
+
+
+def claim_incarnation(store: Store, replica: int, *, nonce: str) -> Identity:
+    """A new incarnation of ``replica``, higher than any that has ever beaten.
+
+    Two processes that start at once may take one sequence number; their nonces then decide.
+    """
+    seqs = [
+        keys.incarnation_seq(parsed[1])
+        for info in store.list(keys.member(replica))
+        if (parsed := keys.parse_beat(info.key))
+    ]
+    return Identity(replica=replica, incarnation=keys.incarnation(max(seqs, default=0) + 1, nonce))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What the lease says of the replica beside that it lives."""
+
+    state: str = "syncing"
+    round: int = 0
+    step: int = 0
+    tokens: int = 0
+    loss: float | None = None
+    message: str = ""
+
+
+class Lease:
+    """The heartbeat: a thread that beats, watches for commands and for a newer incarnation.
+
+    ``stop_requested`` and ``fenced`` are what it has learnt; the training loop looks at them.
+    A beat that cannot be written is logged and tried again at the next interval.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        identity: Identity,
+        *,
+        clock: Clock,
+        interval_s: float,
+        heartbeat_timeout_s: float,
+        device: str,
+    ) -> None:
+        if not 0 < interval_s < heartbeat_timeout_s:
+            raise ValueError(
+                f"heartbeat interval: expected more than 0 and less than the group's timeout of "
+                f"{heartbeat_timeout_s:g} s, found {interval_s:g} s"
+            )
+        self.identity = identity
+        self.stop_requested = False
+        self.fenced = False
+        self._store = store
+        self._clock = clock
+        self._interval_s = interval_s
+        self._device = device
+        self._started_wall_s = clock.wall()
+        self._progress = Progress()
+        self._count = 0
+        self._next_command = 1
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+
+    def start(self) -> None:
+        self.beat()
+        self._thread.start()
+
+    def update(self, **changes: object) -> None:
+        """Change what the next beat says, fields of :class:`Progress`."""
+        with self._lock:
+            self._progress = replace(self._progress, **changes)  # type: ignore[arg-type]
+
+    @property
+    def progress(self) -> Progress:
+        return self._progress
+
+    def beat(self) -> None:
+        """Write the lease once."""
+        with self._lock:
+            self._count += 1
+            progress = self._progress
+            beat = Beat(
+                replica=self.identity.replica,
+                incarnation=self.identity.incarnation,
+                count=self._count,
+                interval_s=self._interval_s,
+                started_wall_s=self._started_wall_s,
+                wall_s=self._clock.wall(),
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                device=self._device,
+                state=progress.state,
+                round=progress.round,
+                step=progress.step,
+                tokens=progress.tokens,
+                loss=progress.loss,
+                message=progress.message,
+            )
+        self._store.put(
+            keys.beat(self.identity.replica, self.identity.incarnation), beat.to_bytes()
+        )
+
+    def look_around(self) -> None:
+        """Read new commands, and look for a newer incarnation of this replica."""
+        for info in self._store.list(keys.member(self.identity.replica)):
+            parsed = keys.parse_beat(info.key)
+            if parsed and parsed[1] > self.identity.incarnation:
+                log.error("%s is fenced out by incarnation %s", self.identity, parsed[1])
+                self.fenced = True
+        while True:
+            try:
+                command = Command.from_bytes(self._store.get(keys.control(self._next_command)))
+            except MissingKey:
+                break
+            except BadRecord as error:
+                log.error("command %d is refused: %s", self._next_command, error)
+                self._next_command += 1
+                continue
+            self._next_command += 1
+            if command.replica in (None, self.identity.replica):
+                self._obey(command)
+
+    def _obey(self, command: Command) -> None:
+        if command.command == "stop":
+            log.info("told to stop by command %d", command.n)
+            self.stop_requested = True
+        else:
+            log.error("command %d is refused: unknown command %r", command.n, command.command)
+
+    def check_fence(self) -> None:
+        """Raise :class:`FencedOut` if a newer process of this replica has been seen."""
+        if self.fenced:
+            raise FencedOut(f"a newer process of replica {self.identity.replica} has started")
+
+    def end(self, state: str, message: str = "") -> None:
+        """Write the last beat and stop the thread."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.update(state=state, message=message)
+        if not self.fenced:
+            self.beat()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            try:
+                self.look_around()
+                self.beat()
+            except StoreError as error:
+                log.warning("heartbeat failed, will try again: %s", error)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    incarnation: str
+    count: int
+    since_s: float
+    beat: Beat
+
+
+class Observer:
+    """Remembers when each lease last changed, on the observer's own clock."""
+
+    def __init__(self, store: Store, *, clock: Clock, timeout_s: float) -> None:
+        self._store = store
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._seen: dict[int, _Seen] = {}
+
+    def look(self, *, skip: frozenset[int] = frozenset()) -> None:
+        """Read the leases of all replicas but ``skip``: one list, one GET each."""
+        newest: dict[int, str] = {}
+        for info in self._store.list(keys.MEMBERS):
+            parsed = keys.parse_beat(info.key)
+            if parsed and parsed[0] not in skip:
+                newest[parsed[0]] = max(parsed[1], newest.get(parsed[0], ""))
+        for replica, incarnation in newest.items():
+            try:
+                beat = Beat.from_bytes(self._store.get(keys.beat(replica, incarnation)))
+            except MissingKey:
+                continue
+            except BadRecord as error:
+                log.warning("lease of replica %d is refused: %s", replica, error)
+                continue
+            seen = self._seen.get(replica)
+            if seen is None or (seen.incarnation, seen.count) != (incarnation, beat.count):
+                self._seen[replica] = _Seen(incarnation, beat.count, self._clock.monotonic(), beat)
+
+    def live(self) -> frozenset[int]:
+        """Replicas whose lease changed within the timeout and that have not left."""
+        now_s = self._clock.monotonic()
+        return frozenset(
+            replica
+            for replica, seen in self._seen.items()
+            if seen.beat.state not in ENDED_STATES and now_s - seen.since_s < self._timeout_s
+        )
+
+    def working_towards(self, round: int) -> frozenset[int]:
+        """Live replicas that a round may wait for: those not already in a later one."""
+        return frozenset(r for r in self.live() if self._seen[r].beat.round <= round)

@@ -1,0 +1,106 @@
+"""``python -m diloco.replica URI``: one replica process, from group.json to the final weights.
+
+It starts with nothing but the rendezvous URI and its number in ``REPLICA_RANK``. Exit status: 0 the
+run is over (or this replica was told to leave), 1 an error that a restart will not mend, 75 an
+error that it may (EX_TEMPFAIL), 143 it left because of SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import traceback
+
+import torch
+
+from diloco.errors import FencedOut, ReplicaError
+from diloco.group import Group, join, read_document
+from diloco.rendezvous.settings import ProtocolMismatch, SettingsError
+from diloco.rendezvous.store import StoreDenied, StoreError, StoreUnavailable, open_store
+from diloco.workloads import load_workload
+from diloco.workloads.base import Workload
+
+log = logging.getLogger("diloco.replica")
+
+EX_TEMPFAIL = 75
+EX_TERMINATED = 143
+
+
+def train(group: Group, workload: Workload, model: torch.nn.Module) -> None:
+    """The inner loop: AdamW steps until the group says that the run is over."""
+    clip = group.settings.grad_clip
+    optimizer = group.inner_optimizer
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    while not group.done:
+        lr = workload.lr_at(group.schedule_step)
+        for settings in optimizer.param_groups:
+            settings["lr"] = lr
+        batch = workload.train_batch(group.data_step)
+        loss = workload.loss(model, batch)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, clip or float("inf"))
+        optimizer.step()
+        group.step(tokens=workload.tokens(batch), loss=loss, lr=lr, grad_norm=norm)
+
+
+def run(uri: str, replica: int) -> int:
+    store = open_store(uri)
+    document = read_document(store)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    workload = load_workload(document, replica=replica, device=device)
+    model = workload.build_model()
+
+    def evaluate() -> tuple[float, int]:
+        held_out = workload.evaluate(model)
+        return held_out.loss, held_out.tokens
+
+    group = join(
+        uri,
+        model=model,
+        inner_optimizer=workload.inner_optimizer(model),
+        replica=replica,
+        evaluate=evaluate,
+        config=workload.config(),
+        store=store,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: group.leave())
+    signal.signal(signal.SIGINT, lambda *_: group.leave())
+    with group:
+        train(group, workload, model)
+    return EX_TERMINATED if group.reason == "left" else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m diloco.replica", description=__doc__)
+    parser.add_argument("uri", help="rendezvous URI of the run")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    rank = os.environ.get("REPLICA_RANK", "")
+    if not rank.isdigit():
+        print(f"error: REPLICA_RANK: expected a replica number, found {rank!r}", file=sys.stderr)
+        return 1
+    try:
+        return run(arguments.uri, int(rank))
+    except StoreUnavailable as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EX_TEMPFAIL
+    except (ReplicaError, ProtocolMismatch, SettingsError, StoreDenied, ValueError) as error:
+        kind = "fenced out" if isinstance(error, FencedOut) else "error"
+        print(f"{kind}: {error}", file=sys.stderr)
+        return 1
+    except StoreError as error:
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

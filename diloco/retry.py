@@ -1,0 +1,74 @@
+"""A store that tries again: jittered exponential backoff inside a deadline.
+
+Only :class:`~diloco.rendezvous.store.StoreUnavailable` is tried again; what cannot get better by
+waiting is raised at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from diloco.rendezvous.clock import Clock
+from diloco.rendezvous.store import Data, MissingKey, ObjectInfo, Store, StoreUnavailable
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 10.0
+
+
+class RetryingStore:
+    """Wraps a store; each operation is tried for up to ``deadline_s`` seconds."""
+
+    def __init__(
+        self, inner: Store, *, clock: Clock, rng: random.Random, deadline_s: float
+    ) -> None:
+        self.inner = inner
+        self.uri = inner.uri
+        self._clock = clock
+        self._rng = rng
+        self._deadline_s = deadline_s
+
+    def _try(self, what: str, operation: Callable[[], T]) -> T:
+        give_up_s = self._clock.monotonic() + self._deadline_s
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return operation()
+            except StoreUnavailable as error:
+                wait_s = pause_s * self._rng.uniform(0.5, 1.5)
+                if self._clock.monotonic() + wait_s > give_up_s:
+                    raise
+                log.warning("%s failed, trying again in %.1f s: %s", what, wait_s, error)
+                self._clock.sleep(wait_s)
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    def put(self, key: str, data: Data) -> None:
+        self._try(f"put {key}", lambda: self.inner.put(key, data))
+
+    def create(self, key: str, data: Data) -> bool:
+        """As the store's own; a create that met its own object, because the answer to the first
+        try was lost, counts as won. Bodies must name their writer."""
+        if self._try(f"create {key}", lambda: self.inner.create(key, data)):
+            return True
+        try:
+            return self.get(key) == bytes(data)
+        except MissingKey:
+            return False
+
+    def get(self, key: str) -> bytes:
+        return self._try(f"get {key}", lambda: self.inner.get(key))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self._try(f"get {key}", lambda: self.inner.get_range(key, start, length))
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        return self._try(f"list {prefix}", lambda: self.inner.list(prefix))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        names = [*keys]
+        self._try("delete", lambda: self.inner.delete(names))
