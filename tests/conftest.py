@@ -1,0 +1,66 @@
+"""Settings for every test, and the servers a test may ask for (:mod:`tests.servers`).
+
+State goes to a temporary folder: the environment is set here, before Django's settings are read.
+``DJANGO_SETTINGS_MODULE`` is deliberately not in ``pyproject.toml``, because pytest-django would
+then read the settings before this file. What cannot be had here (a browser, a server's binary)
+skips its tests, except under ``CI``, where a skip for such a reason is a failure.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Short path: a Unix socket's may have no more than 107 bytes.
+_VAR = Path(tempfile.mkdtemp(prefix="archipelago-test-"))
+atexit.register(shutil.rmtree, _VAR, ignore_errors=True)
+
+os.environ["DJANGO_SETTINGS_MODULE"] = "dashboard.settings"
+os.environ["ARCHIPELAGO_VAR"] = str(_VAR)
+os.environ["REDIS_URL"] = "redis://127.0.0.1:1/0"  # nobody listens: a test that needs it says so
+for _name in ("DATABASE_URL", "ARCHIPELAGO_RENDEZVOUS", "ARCHIPELAGO_HTTPS", "ARCHIPELAGO_DEBUG"):
+    os.environ.pop(_name, None)
+# No client may look for credentials off this machine.
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+os.environ["NO_GCE_CHECK"] = "true"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ["DO_NOT_TRACK"] = "1"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    from django.conf import settings
+
+    settings.DATABASES  # noqa: B018 -- reads the settings, so that pytest-django sets Django up
+
+
+def _unavailable(reason: str) -> None:
+    if os.environ.get("CI"):
+        pytest.fail(f"{reason} (in CI this is a failure)", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def chromium_path() -> str:
+    """A Chromium that Playwright can drive by ``executable_path``."""
+    from scripts.browser import find_chromium
+
+    path = find_chromium()
+    if path is None:
+        _unavailable("no Chromium: expected chromium, chromium-browser or google-chrome on PATH")
+    assert path is not None
+    return path
+
+
+@pytest.fixture(scope="session")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a real Valkey server of this test session."""
+    from tests.servers import running_valkey
+
+    with running_valkey(tmp_path_factory.mktemp("valkey")) as url:
+        yield url
