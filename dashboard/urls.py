@@ -1,8 +1,25 @@
 from __future__ import annotations
 
 from django.contrib import admin
+from django.contrib.auth.views import LogoutView
 from django.urls import path
 
+from dashboard.views import auth, live, run, runs, submit
+
 urlpatterns = [
+    path("", runs.runs, name="runs"),
+    path("runs.json", runs.runs_json, name="runs-json"),
+    path("stream", live.runs_stream, name="runs-stream"),
+    path("runs/new", submit.new, name="run-new"),
+    path("runs/estimate.json", submit.estimate, name="run-estimate"),
+    path("runs/<uuid:run_id>/", run.detail, name="run"),
+    path("runs/<uuid:run_id>/stop", run.stop, name="run-stop"),
+    path("runs/<uuid:run_id>/snapshot.json", run.snapshot, name="run-snapshot"),
+    path("runs/<uuid:run_id>/points.json", run.points, name="run-points"),
+    path("runs/<uuid:run_id>/logs.json", run.logs, name="run-logs"),
+    path("runs/<uuid:run_id>/stream", live.run_stream, name="run-stream"),
+    path("login", auth.LoginView.as_view(), name="login"),
+    path("logout", LogoutView.as_view(), name="logout"),
+    path("setup", auth.setup, name="setup"),
     path("admin/", admin.site.urls),
 ]

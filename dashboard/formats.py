@@ -1,0 +1,87 @@
+"""Numbers as people read them. ``static/js/lib/format.js`` does the same in the browser, and a
+browser test feeds both the same values, so that nothing jumps when the live stream takes over.
+
+Unknown is an en dash, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+
+UNKNOWN = "–"
+
+
+def count(value: float | None) -> str:
+    """``1,234``; from ten thousand on three significant digits: ``12.3k``, ``4.56M``."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if abs(value) < 10_000:
+        return f"{value:,.0f}"
+    for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size * 0.9995:
+            return f"{_three(value / size)}{suffix}"
+    return f"{value:,.0f}"
+
+
+def size(value: float | None) -> str:
+    """Bytes in decimal units: ``1.23 MB``."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    for unit, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(value) >= unit * 0.9995:
+            return f"{_three(value / unit)} {suffix}"
+    return f"{value:.0f} B"
+
+
+def loss(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞"
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:.4g}"
+
+
+def duration(value: float | None) -> str:
+    """Seconds as ``0.25 s``, ``45 s``, ``3m 20s``, ``2h 05m``, ``3d 04h``."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if value < 0:
+        value = 0
+    if value < 9.95:
+        return f"{value:.2f} s" if value < 0.995 else f"{value:.1f} s"
+    whole = math.floor(value + 0.5)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, seconds = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}m {seconds:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours}h {minutes:02d}m"
+    days, hours = divmod(hours, 24)
+    return f"{days}d {hours:02d}h"
+
+
+def age(value: float | None) -> str:
+    """How long ago, coarsely: ``now``, ``12 s``, ``5 min``, ``3 h``, ``2 d``."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if value < 2:
+        return "now"
+    for unit, suffix in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if value >= unit:
+            return f"{math.floor(value / unit)} {suffix}"
+    return f"{math.floor(value)} s"
+
+
+def percent(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return f"{value * 100:.1f}%" if abs(value) < 0.0995 else f"{value * 100:.0f}%"
+
+
+def _three(value: float) -> str:
+    magnitude = abs(value)
+    if magnitude < 9.995:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if magnitude < 99.95 else f"{value:.0f}"

@@ -1,0 +1,61 @@
+"""Template tags: icons, state badges, and numbers as :mod:`dashboard.formats` writes them."""
+
+from __future__ import annotations
+
+import datetime
+
+from django import template
+from django.templatetags.static import static
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from dashboard import access, formats, states
+
+register = template.Library()
+
+register.filter("count", formats.count)
+register.filter("size", formats.size)
+register.filter("loss", formats.loss)
+register.filter("duration", formats.duration)
+register.filter("percent", formats.percent)
+register.simple_tag(access.role_of, name="role")
+
+
+@register.filter
+def age(value: str | datetime.datetime | None) -> str:
+    moment = parse_datetime(value) if isinstance(value, str) else value
+    return formats.age((timezone.now() - moment).total_seconds() if moment else None)
+
+
+@register.simple_tag
+def icon(name: str) -> SafeString:
+    return format_html(
+        '<svg class="icon" aria-hidden="true"><use href="{}#{}"></use></svg>',
+        static("icons.svg"),
+        name,
+    )
+
+
+@register.simple_tag
+def state(name: str, modifier: str = "") -> SafeString:
+    """A badge. ``modifier`` is an extra class, such as ``state-l``."""
+    look = states.look(name)
+    return format_html(
+        '<span class="state {}" data-state="{}" data-tone="{}">{}<span>{}</span></span>',
+        modifier,
+        name,
+        look.tone,
+        icon(look.icon),
+        look.word,
+    )
+
+
+@register.simple_tag
+def moment(value: str | datetime.datetime | None) -> SafeString:
+    """A ``<time>`` that says how long ago; ``base.js`` keeps it ticking and adds the local time."""
+    at = parse_datetime(value) if isinstance(value, str) else value
+    if at is None:
+        return SafeString(formats.UNKNOWN)
+    return format_html('<time datetime="{}" data-age>{}</time>', at.isoformat(), age(at))

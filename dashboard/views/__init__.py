@@ -1,0 +1,1 @@
+"""Views: parse the request, call a selector or a service, render. One file per screen."""

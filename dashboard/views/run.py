@@ -1,0 +1,134 @@
+"""The run page and the JSON it lives from. Everything that moves comes from ``snapshot.json``
+and the stream; the server renders the frame, the header and the settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_POST, require_safe
+
+from diloco.rendezvous.settings import SECTIONS, setting_fields
+from diloco.rendezvous.workload import GPT_SIZES
+from runs import selectors, services
+from runs.models import LogLine, Run
+
+TABS = ("overview", "rounds", "replicas", "logs", "settings", "events")
+MAX_POINTS = 4000
+MAX_LOG_LINES = 500
+
+
+@require_safe
+@never_cache
+def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
+    run = get_object_or_404(selectors.runs_for(request.user), pk=run_id)
+    tab = request.GET.get("tab", "")
+    size = GPT_SIZES.get(str(run.workload.get("size", "")))
+    context = {
+        "run": run,
+        "header": selectors.run_header(run),
+        "tab": tab if tab in TABS else TABS[0],
+        "tabs": TABS,
+        "may_operate": selectors.may_operate(request.user, run),
+        "sections": settings_sections(run),
+        "pools": run.pools.all(),
+        "size": size,
+    }
+    return render(request, "runs/detail.html", context)
+
+
+def settings_sections(run: Run) -> list[dict[str, Any]]:
+    """The group's settings as ``group.json`` has them, in the form's order. Values, not inputs."""
+    values = run.group_settings
+    return [
+        {
+            "title": title,
+            "rows": [
+                {
+                    "spec": spec,
+                    "value": values.get(spec.name),
+                    "is_default": values.get(spec.name) == spec.default,
+                }
+                for spec in setting_fields()
+                if spec.section == section
+            ],
+        }
+        for section, title in SECTIONS.items()
+    ]
+
+
+@require_POST
+def stop(request: HttpRequest, run_id: Any) -> HttpResponse:
+    run = get_object_or_404(selectors.runs_for(request.user), pk=run_id)
+    if not selectors.may_operate(request.user, run):
+        raise PermissionDenied(
+            "Operators stop their own runs, administrators any."
+        )
+    assert isinstance(request.user, User)
+    if not services.request_stop(run, actor=request.user):
+        messages.info(request, f"{run.name} was already {run.state}; nothing was left to stop.")
+    return redirect("run", run_id=run.pk)
+
+
+@require_safe
+@never_cache
+def snapshot(request: HttpRequest, run_id: Any) -> JsonResponse:
+    run = get_object_or_404(selectors.runs_for(request.user), pk=run_id)
+    return JsonResponse(selectors.snapshot(run))
+
+
+@require_safe
+@never_cache
+def points(request: HttpRequest, run_id: Any) -> HttpResponse:
+    """One series, re-sampled: ``?series=loss&replica=0&after_step=-1&max_points=2000``."""
+    run = get_object_or_404(selectors.runs_for(request.user), pk=run_id)
+    series = request.GET.get("series", "")
+    try:
+        replica = int(request.GET["replica"]) if request.GET.get("replica") else None
+        after_step = int(request.GET.get("after_step", "-1"))
+        max_points = int(request.GET.get("max_points", "2000"))
+    except ValueError as error:
+        return HttpResponseBadRequest(f"expected whole numbers, found {error}")
+    if not series or not 1 <= max_points <= MAX_POINTS:
+        return HttpResponseBadRequest(
+            f"expected a series and max_points of 1 to {MAX_POINTS}, "
+            f"found {series!r} and {max_points}"
+        )
+    return JsonResponse(
+        selectors.points(run, series, replica=replica, after_step=after_step, max_points=max_points)
+    )
+
+
+@require_safe
+@never_cache
+def logs(request: HttpRequest, run_id: Any) -> HttpResponse:
+    """The newest log lines, oldest first: ``?replica=0&after=<id>``."""
+    run = get_object_or_404(selectors.runs_for(request.user), pk=run_id)
+    try:
+        replica = int(request.GET["replica"]) if request.GET.get("replica") else None
+        after = int(request.GET.get("after", "0"))
+    except ValueError as error:
+        return HttpResponseBadRequest(f"expected whole numbers, found {error}")
+    lines = LogLine.objects.filter(replica__run=run, id__gt=after).select_related("replica")
+    if replica is not None:
+        lines = lines.filter(replica__number=replica)
+    newest = lines.order_by("-id")[:MAX_LOG_LINES]
+    return JsonResponse(
+        {
+            "lines": [
+                {
+                    "id": line.pk,
+                    "at": line.at.isoformat(),
+                    "replica": line.replica.number,
+                    "level": line.level,
+                    "message": line.message,
+                }
+                for line in reversed(newest)
+            ]
+        }
+    )

@@ -1,0 +1,50 @@
+// On every page: ages that tick, bars that are filled, menus that close.
+
+import { age, secondsSince, when } from "./lib/format.js";
+import { $$, setFraction, setText } from "./lib/dom.js";
+
+function tick() {
+  for (const time of $$("time[data-age]")) {
+    setText(time, age(secondsSince(time.dateTime)));
+    if (!time.title) time.title = when(time.dateTime);
+  }
+}
+tick();
+setInterval(tick, 1000);
+
+for (const bar of $$("[data-fraction]")) setFraction(bar, Number(bar.dataset.fraction));
+
+for (const menu of $$("[data-menu]")) {
+  document.addEventListener("click", (event) => {
+    if (!menu.contains(event.target)) menu.open = false;
+  });
+  menu.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !menu.open) return;
+    menu.open = false;
+    menu.querySelector("summary").focus();
+  });
+}
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  const text = button.dataset.copy;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Not a secure context (plain http on another machine): the old way.
+    const area = document.createElement("textarea");
+    area.value = text;
+    area.className = "visually-hidden";
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+    button.focus();
+  }
+  const label = button.querySelector("[data-copied]");
+  if (!label) return;
+  const before = label.textContent;
+  label.textContent = "Copied";
+  setTimeout(() => (label.textContent = before), 1500);
+});

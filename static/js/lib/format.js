@@ -1,0 +1,88 @@
+// Numbers as people read them: the browser's copy of dashboard/formats.py. A browser test feeds
+// both the same values. Unknown is an en dash, never 0.
+
+export const UNKNOWN = "–";
+
+const known = (value) => typeof value === "number" && Number.isFinite(value);
+
+function three(value) {
+  const magnitude = Math.abs(value);
+  return magnitude < 9.995 ? value.toFixed(2) : magnitude < 99.95 ? value.toFixed(1) : value.toFixed(0);
+}
+
+const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+
+export function count(value) {
+  if (!known(value)) return UNKNOWN;
+  const magnitude = Math.abs(value);
+  if (magnitude < 10_000) return grouped.format(value);
+  for (const [size, suffix] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]]) {
+    if (magnitude >= size * 0.9995) return three(value / size) + suffix;
+  }
+  return grouped.format(value);
+}
+
+export function size(value) {
+  if (!known(value)) return UNKNOWN;
+  for (const [unit, suffix] of [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
+    if (Math.abs(value) >= unit * 0.9995) return `${three(value / unit)} ${suffix}`;
+  }
+  return `${value.toFixed(0)} B`;
+}
+
+export function loss(value) {
+  if (value === null || value === undefined) return UNKNOWN;
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : "∞";
+  return Math.abs(value) < 100 ? value.toFixed(3) : String(Number(value.toPrecision(4)));
+}
+
+const two = (value) => String(value).padStart(2, "0");
+
+export function duration(value) {
+  if (!known(value)) return UNKNOWN;
+  value = Math.max(value, 0);
+  if (value < 9.95) return `${value.toFixed(value < 0.995 ? 2 : 1)} s`;
+  const whole = Math.floor(value + 0.5);
+  if (whole < 60) return `${whole} s`;
+  const minutes = Math.floor(whole / 60);
+  if (minutes < 60) return `${minutes}m ${two(whole % 60)}s`;
+  const hours = Math.floor(minutes / 60);
+  if (hours < 24) return `${hours}h ${two(minutes % 60)}m`;
+  return `${Math.floor(hours / 24)}d ${two(hours % 24)}h`;
+}
+
+export function age(value) {
+  if (!known(value)) return UNKNOWN;
+  if (value < 2) return "now";
+  for (const [unit, suffix] of [[86_400, "d"], [3600, "h"], [60, "min"]]) {
+    if (value >= unit) return `${Math.floor(value / unit)} ${suffix}`;
+  }
+  return `${Math.floor(value)} s`;
+}
+
+export function percent(value) {
+  if (!known(value)) return UNKNOWN;
+  return `${(value * 100).toFixed(Math.abs(value) < 0.0995 ? 1 : 0)}%`;
+}
+
+/** A short number for an axis or a norm: four significant digits, exponent when very small. */
+export function short(value) {
+  if (!known(value)) return UNKNOWN;
+  if (value === 0) return "0";
+  const magnitude = Math.abs(value);
+  if (magnitude >= 10_000) return count(value);
+  if (magnitude < 0.001) return value.toExponential(2);
+  return String(Number(value.toPrecision(4)));
+}
+
+export function clock(iso) {
+  return new Date(iso).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+}
+
+export function when(iso) {
+  return new Date(iso).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
+}
+
+export const secondsSince = (iso) => (iso ? Math.max(0, (Date.now() - Date.parse(iso)) / 1000) : null);
+
+export const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
