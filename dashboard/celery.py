@@ -13,5 +13,9 @@ app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(["runs"])
 app.conf.beat_schedule = {
     # Messages expire, so that a worker that was away does not work off a pile of old ticks.
-    "reconcile": {"task": "runs.tasks.reconcile_active", "schedule": 1.0, "options": {"expires": 5}},
+    "reconcile": {
+        "task": "runs.tasks.reconcile_active",
+        "schedule": 1.0,
+        "options": {"expires": 5},
+    },
 }
