@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.contrib.auth.forms import AuthenticationForm, UserCreationForm
@@ -15,6 +15,12 @@ from executors.registry import BACKENDS
 from runs.presets import PoolDraft, RunDraft
 
 
+if TYPE_CHECKING:
+    _UserCreation = UserCreationForm[User]
+else:
+    _UserCreation = UserCreationForm
+
+
 class SignInForm(AuthenticationForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -22,7 +28,7 @@ class SignInForm(AuthenticationForm):
             field.widget.attrs["class"] = "input"
 
 
-class FirstAdministratorForm(UserCreationForm[User]):
+class FirstAdministratorForm(_UserCreation):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for field in self.fields.values():

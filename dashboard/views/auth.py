@@ -10,12 +10,14 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from dashboard.forms import FirstAdministratorForm, SignInForm
 
 
+@method_decorator(login_not_required, name="dispatch")
 class LoginView(views.LoginView):
     template_name = "auth/login.html"
     authentication_form = SignInForm
