@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from dashboard import broker
 from tests.servers import running_valkey
@@ -13,7 +15,8 @@ from tests.servers import running_valkey
 def test_the_broker_asks_for_its_password(valkey: str) -> None:
     client = redis.Redis.from_url(valkey)
     assert client.ping()
-    stranger = redis.Redis(port=client.connection_pool.connection_kwargs["port"])
+    port = client.connection_pool.connection_kwargs["port"]
+    stranger = redis.Redis(port=port, retry=Retry(NoBackoff(), 0))
     with pytest.raises(redis.exceptions.AuthenticationError):
         stranger.ping()
 

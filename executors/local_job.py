@@ -1,0 +1,173 @@
+"""One local job seen through its folder: is it alive, how did it end, ask it to end.
+
+The lock and the files are described in :mod:`executors.local`. Nothing here remembers anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from executors import local_shim
+from executors.base import Cause, JobState, ReplicaStatus, RetryLater
+
+START_S = 30.0
+"""How long a shim may take to be up; then the launch is to be tried again."""
+
+TRY_S = 0.01
+TAIL_LINES = 8
+TAIL_BYTES = 4_000
+
+SAME_START_S = 2.0
+"""Start times are counted from the boot, whose time of day moves a little as clocks are set."""
+
+
+def take(lock_fd: int, folder: Path) -> bool:
+    """Take the lock of a job to be started; False if it was started before.
+
+    The lock can be taken by an asker (see :func:`held`) for an instant, or by a shim that has not
+    written its handle yet; both are over soon.
+    """
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            taken = False
+        else:
+            taken = True
+        if (folder / "handle.json").exists():
+            return False
+        if taken:
+            return True
+        if time.monotonic() > deadline:
+            raise RetryLater(f"{folder.name}: its supervising process did not come up")
+        time.sleep(TRY_S)
+
+
+def held(path: Path) -> bool:
+    """Whether somebody holds the lock. Asking takes it, shared, for an instant."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return False
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def ask_to_end(folder: Path) -> None:
+    """SIGTERM to the shim, if it is alive and really the shim."""
+    handle = _read(folder / "handle.json")
+    if handle is None or handle["boot_id"] != local_shim.boot_id():
+        return
+    pid = int(handle["pid"])
+    with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+        # A descriptor names the process itself: its number may be given away after the check.
+        pidfd = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+        try:
+            same = abs(psutil.Process(pid).create_time() - handle["created_s"]) < SAME_START_S
+            if not same or not held(folder / "lock"):
+                return
+            if pidfd is not None:
+                signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+            else:
+                os.kill(pid, signal.SIGTERM)
+        finally:
+            if pidfd is not None:
+                os.close(pidfd)
+
+
+def status(folder: Path) -> ReplicaStatus:
+    """How the job of ``folder`` is, by its files and its lock."""
+    try:
+        # In this order: a job whose handle is there has been alive, and one that has let go of its
+        # lock since has left its exit.json before.
+        handle = _read(folder / "handle.json")
+        alive = held(folder / "lock")
+        end = _read(folder / "exit.json")
+    except OSError as error:
+        return ReplicaStatus(state=JobState.UNKNOWN, message=f"{folder}: {error.strerror}")
+    started_wall_s = handle["started_wall_s"] if handle else None
+    if end is not None:
+        return _ended(end, folder, started_wall_s)
+    if alive:
+        state = JobState.RUNNING if handle else JobState.PENDING
+        return ReplicaStatus(state=state, started_wall_s=started_wall_s)
+    if handle is None:
+        message = f"no job {folder.name} was ever started in {folder.parent}"
+    else:
+        message = "the replica's supervising process was killed, or the machine restarted"
+    return ReplicaStatus(
+        state=JobState.ENDED,
+        cause=Cause.LOST,
+        message=message,
+        started_wall_s=started_wall_s,
+    )
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def _ended(end: Mapping[str, Any], folder: Path, started_wall_s: float | None) -> ReplicaStatus:
+    exit_code: int | None = end["exit_code"]
+    message = str(end["message"])
+    if end["cancelled"]:
+        cause = Cause.CANCELLED
+        message = message or "cancelled"
+    elif exit_code == 0:
+        cause = Cause.DONE
+    else:
+        cause = Cause.LOST if exit_code == -signal.SIGKILL else Cause.ERROR
+        said = tail(folder / "log")
+        message = (message or _how(exit_code)) + (
+            f". Last lines of its log:\n{said}" if said else ""
+        )
+    return ReplicaStatus(
+        state=JobState.ENDED,
+        cause=cause,
+        exit_code=exit_code,
+        message=message,
+        started_wall_s=started_wall_s,
+        ended_wall_s=end["ended_wall_s"],
+    )
+
+
+def _how(exit_code: int | None) -> str:
+    if exit_code is None or exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    name = signal.Signals(-exit_code).name
+    if exit_code == -signal.SIGKILL:
+        return (
+            f"killed by {name}: by somebody, or by the kernel for want of memory "
+            "(a local process cannot tell which)"
+        )
+    return f"killed by {name}"
+
+
+def tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.strip().splitlines()[-TAIL_LINES:])
