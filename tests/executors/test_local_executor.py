@@ -252,6 +252,7 @@ def test_a_key_whose_job_is_over_starts_nothing(executor: LocalProcessExecutor) 
     first = end_of(executor, start(executor, "exit", 0, "once"))
     again = start(executor, "exit", 0, "once")
     assert end_of(executor, again) == first
+    wait_for(lambda: not executor.live(), "anything it started")
     assert list(executor.logs(again)) == ["once"]
 
 
