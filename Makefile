@@ -1,0 +1,63 @@
+# Everything a person does with the repository. Each target sets up what it needs by itself; the
+# second time that takes no time.
+
+# The first Python that is new enough; without any, the set-up says what is missing.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; \
+	done)
+BIN := .venv/bin
+MANAGE := $(BIN)/python manage.py
+SETUP := scripts/bootstrap.py
+LOCK := $(BIN)/uv pip compile --quiet --universal --no-annotate --python-version 3.11 \
+	--custom-compile-command 'make lock'
+
+.DEFAULT_GOAL := help
+.PHONY: help demo run test check bench lock clean python setup-run setup-dev
+
+help: ## say what there is
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 10
+
+demo: setup-run ## start everything, train the demo run and show it; EXIT=1 ends with its result
+	@exec $(MANAGE) demo $(if $(EXIT),--exit)
+
+run: setup-run ## start everything without a demo run
+	@exec $(MANAGE) serve
+
+test: python ## all tests, browser tests included; ARGS='-k name' is passed to pytest
+	@$(PYTHON) $(SETUP) dev --browser
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+check: setup-dev ## format, lint, types, import contracts, docs, migrations
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_docs.py
+	$(MANAGE) makemigrations --check --dry-run
+
+bench: setup-run ## print the tables of bench/
+	@for script in bench/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+lock: setup-dev ## refresh the pinned versions in requirements/ (ARGS=--upgrade for newer ones)
+	$(LOCK) $(ARGS) pyproject.toml requirements/torch-deps.in --extra server --group dev \
+		-o requirements/dev.txt
+	$(LOCK) pyproject.toml requirements/torch-deps.in --extra server \
+		-c requirements/dev.txt -o requirements/run.txt
+	$(LOCK) pyproject.toml --extra server -c requirements/dev.txt -o requirements/server.txt
+	$(LOCK) pyproject.toml requirements/torch-deps.in --extra s3 \
+		-c requirements/dev.txt -o requirements/replica.txt
+
+clean: ## remove .venv, caches and build products; var/ is kept
+	rm -rf .venv build dist *.egg-info test-artifacts
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './var/*' -prune -exec rm -rf {} +
+
+python:
+	@test -n "$(PYTHON)" || { echo "setup: expected Python 3.11 or newer, found" \
+		"$$(python3 --version 2>&1 || echo none)" >&2; exit 1; }
+
+setup-run: python
+	@$(PYTHON) $(SETUP) run
+
+setup-dev: python
+	@$(PYTHON) $(SETUP) dev

@@ -1,0 +1,275 @@
+"""Make ``.venv`` and put into it what a target needs: ``bootstrap.py run|dev [--browser]``.
+
+Standard library only, because it runs before anything is installed. Everything but torch is
+installed by uv from a lock file in ``requirements/`` (by pip where uv cannot: uv ignores pip's own
+configuration). torch is installed by pip, whose configuration may name a place with a CPU build.
+A stamp (lock file, Python, torch's version) makes the second start immediate.
+
+Whatever goes wrong is one line and an exit code: 1 for what a person can mend, 130 for Ctrl-C.
+Left out: anything outside ``.venv``, except the browser of the tests (``--browser``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+LOG = VENV / "bootstrap.log"
+
+OLDEST = (3, 11)
+UV = "uv==0.13.8"
+TORCH = "2.13.0"
+TORCH_RANGE = ((2, 6), (2, 14))
+"""What the library supports, as in pyproject.toml: from, and before."""
+
+FREE_BYTES = {"run": 1_600_000_000, "dev": 2_400_000_000}
+CUDA_BYTES = 8_000_000_000
+
+# What package tools say when ... -> what a person should read.
+_CAUSES = (
+    (("No space left on device", "os error 28", "Errno 28"), "the disk is full"),
+    (
+        (
+            "Temporary failure in name resolution",
+            "Name or service not known",
+            "NewConnectionError",
+            "failed to lookup address",
+            "Connection refused",
+            "Network is unreachable",
+            "ConnectTimeoutError",
+            "ReadTimeoutError",
+            "error sending request",
+            "nodename nor servname",
+        ),
+        "the package index cannot be reached",
+    ),
+    (("Permission denied", "Read-only file system"), "a file cannot be written"),
+    (("No matching distribution", "No solution found"), "a package is not to be had"),
+)
+
+
+class Stop(Exception):
+    """Ends the set-up with one line."""
+
+
+def say(text: str) -> None:
+    print(f"setup: {text}", flush=True)
+
+
+def run(
+    command: list[str], *, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run, keep what it said in the log, and give it back."""
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    with contextlib.suppress(OSError), LOG.open("a") as log:
+        log.write(f"$ {' '.join(command)}\n{done.stdout}\n")
+    return done
+
+
+def why(said: str) -> str:
+    for signs, cause in _CAUSES:
+        if any(sign in said for sign in signs):
+            return f"{cause} (all of it in {LOG})"
+    last = (said.strip().splitlines() or ["it said nothing"])[-1]
+    return f"{last} (all of it in {LOG})"
+
+
+def check_machine(target: str) -> None:
+    if sys.version_info < OLDEST:
+        found = ".".join(str(part) for part in sys.version_info[:3])
+        raise Stop(f"expected Python 3.11 or newer, found {found} ({sys.executable})")
+    for module in ("venv", "ensurepip"):
+        if not PYTHON.exists() and importlib.util.find_spec(module) is None:
+            raise Stop(
+                f"this Python has no module {module}; on Debian and Ubuntu install python3-venv"
+            )
+    free = shutil.disk_usage(ROOT).free
+    if not PYTHON.exists() and free < FREE_BYTES[target]:
+        raise Stop(
+            f"the disk is full: expected {FREE_BYTES[target] / 1e9:.1f} GB free in {ROOT}, "
+            f"found {free / 1e9:.1f} GB"
+        )
+
+
+def stamp_of(target: str) -> str:
+    version = ".".join(str(part) for part in sys.version_info[:2])
+    parts = [(ROOT / "requirements" / f"{target}.txt").read_text(), version, TORCH]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def make_venv() -> None:
+    works = PYTHON.exists() and run([str(PYTHON), "-m", "pip", "--version"]).returncode == 0
+    if works:
+        code = "import sys; sys.exit(sys.version_info < (3, 11))"
+        if run([str(PYTHON), "-c", code]).returncode == 0:
+            return
+    say("making .venv")
+    done = run([sys.executable, "-m", "venv", "--clear", str(VENV)])
+    if done.returncode != 0:
+        raise Stop(f"cannot make .venv: {why(done.stdout)}")
+
+
+def uv() -> str | None:
+    """The path of the pinned uv in ``.venv``; None where there is none for this machine."""
+    path = VENV / "bin" / "uv"
+    if run([str(PYTHON), "-m", "pip", "install", "--quiet", "--retries", "2", UV]).returncode == 0:
+        return str(path)
+    return None
+
+
+def install_lock(target: str, uv_path: str | None) -> None:
+    lock = f"requirements/{target}.txt"
+    say(f"installing what {lock} pins")
+    if (
+        uv_path
+        and run([uv_path, "pip", "install", "--python", str(PYTHON), "-r", lock]).returncode == 0
+    ):
+        return
+    done = run([str(PYTHON), "-m", "pip", "install", "--retries", "2", "-r", lock])
+    if done.returncode != 0:
+        raise Stop(f"cannot install {lock}: {why(done.stdout)}")
+
+
+def importable_torch() -> str | None:
+    """The version of a torch in ``.venv`` that the library supports."""
+    done = run([str(PYTHON), "-c", "import torch; print(torch.__version__)"])
+    if done.returncode != 0:
+        return None
+    version = done.stdout.strip().splitlines()[-1]
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    return version if TORCH_RANGE[0] <= numbers < TORCH_RANGE[1] else None
+
+
+def pip_would_install(requirement: str) -> str | None:
+    """The version pip would take, by its own configuration, without taking it."""
+    report = VENV / "torch-report.json"
+    done = run(
+        [
+            *(str(PYTHON), "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps"),
+            *("--ignore-installed", "--retries", "2", "--report", str(report), requirement),
+        ]
+    )
+    if done.returncode != 0:
+        return None
+    found = json.loads(report.read_text())
+    report.unlink()
+    return str(found["install"][0]["metadata"]["version"])
+
+
+def install_torch(uv_path: str | None) -> None:
+    """Keep a torch that is there; else a CPU build; else, after a warning, whatever pip finds."""
+    kept = importable_torch()
+    if kept:
+        say(f"keeping torch {kept}")
+        return
+    requirement = f"torch=={TORCH}"
+    version = pip_would_install(requirement)
+    pip = [str(PYTHON), "-m", "pip", "install", "--quiet", requirement]
+    # Builds for other systems than Linux carry no CUDA.
+    small = version is not None and (
+        version.endswith("+cpu") or not sys.platform.startswith("linux")
+    )
+    if small:
+        say(f"installing torch {version}")
+    else:
+        say("looking for a CPU build of torch")
+        command = ["pip", "install", "--python", str(PYTHON), "--torch-backend=cpu", requirement]
+        if uv_path and run([uv_path, *command]).returncode == 0:
+            return
+        free = shutil.disk_usage(ROOT).free
+        if free < CUDA_BYTES:
+            raise Stop(
+                f"the disk is full: torch with CUDA takes {CUDA_BYTES / 1e9:.0f} GB, "
+                f"found {free / 1e9:.1f} GB free in {ROOT}"
+            )
+        say("no CPU build of torch is to be had here: about 3 GB with CUDA are coming")
+    done = run(pip)
+    if done.returncode != 0:
+        raise Stop(f"cannot install {requirement}: {why(done.stdout)}")
+
+
+def find_browser() -> str | None:
+    done = run([str(PYTHON), str(ROOT / "scripts" / "browser.py")])
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def provide_browser() -> None:
+    """A Chromium for the browser tests: found, else downloaded, else by apt-get when root."""
+    if find_browser():
+        return
+    say("looking for a Chromium: Playwright's own download")
+    run([str(PYTHON), "-m", "playwright", "install", "chromium"])
+    if find_browser():
+        return
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        say("installing Debian's chromium")
+        quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+        install = ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]
+        if run(install, env=quiet).returncode != 0:
+            run(["apt-get", "update"], env=quiet)
+            run(install, env=quiet)
+        if find_browser():
+            return
+    if os.environ.get("CI"):
+        raise Stop(f"no Chromium is to be had, and CI must run the browser tests (see {LOG})")
+    say("no Chromium is to be had here: the browser tests will be skipped")
+
+
+def prepare(target: str, *, browser: bool) -> None:
+    check_machine(target)
+    stamp, stamp_file = stamp_of(target), VENV / f"stamp-{target}"
+    # Two set-ups at once take turns. The lock is on a file that is there before .venv is.
+    with (ROOT / "pyproject.toml").open() as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        if not (PYTHON.exists() and stamp_file.exists() and stamp_file.read_text() == stamp):
+            make_venv()
+            uv_path = uv()
+            install_lock(target, uv_path)
+            install_torch(uv_path)
+            stamp_file.write_text(stamp)
+        if browser:
+            provide_browser()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Make .venv and install what a target needs.")
+    parser.add_argument("target", choices=("run", "dev"))
+    parser.add_argument("--browser", action="store_true", help="a Chromium for the tests as well")
+    given = parser.parse_args()
+    try:
+        prepare(given.target, browser=given.browser)
+    except Stop as stop:
+        print(f"setup: {stop}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"setup: {error.strerror}: {error.filename}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("setup: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
