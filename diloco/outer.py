@@ -61,6 +61,7 @@ class Layout:
             raise ValueError("expected a model with trainable parameters, found none")
         self.slots = tuple(slots)
         self.numel = offset
+        self._buffer: Tensor | None = None
 
     @property
     def model_hash(self) -> str:
@@ -69,16 +70,20 @@ class Layout:
         return hashlib.sha256(canonical_json(table)).hexdigest()
 
     @torch.no_grad()
-    def read(self, out: Tensor | None = None) -> Tensor:
-        """The parameters, flat, fp32, on the CPU; into ``out`` (numel,) if given."""
-        if out is None:
-            out = torch.empty(self.numel, dtype=torch.float32)
+    def read(self) -> Tensor:
+        """The parameters as (numel,) fp32 on the CPU, in a buffer that the next call overwrites.
+
+        The buffer is pinned where the model is on a GPU, so that the copies run at full speed.
+        """
+        on_gpu = self._parameters[0].is_cuda
+        if self._buffer is None:
+            self._buffer = torch.empty(self.numel, dtype=torch.float32, pin_memory=on_gpu)
         for slot, parameter in zip(self.slots, self._parameters, strict=True):
-            piece = out[slot.offset : slot.offset + slot.numel]
-            piece.copy_(parameter.detach().reshape(-1), non_blocking=out.is_pinned())
-        if out.is_pinned():
+            piece = self._buffer[slot.offset : slot.offset + slot.numel]
+            piece.copy_(parameter.detach().reshape(-1), non_blocking=on_gpu)
+        if on_gpu:
             torch.cuda.synchronize()
-        return out
+        return self._buffer
 
     @torch.no_grad()
     def write(self, vector: Tensor) -> None:

@@ -53,17 +53,12 @@ def run(uri: str, replica: int) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     workload = load_workload(document, replica=replica, device=device)
     model = workload.build_model()
-
-    def evaluate() -> tuple[float, int]:
-        held_out = workload.evaluate(model)
-        return held_out.loss, held_out.tokens
-
     group = join(
         uri,
         model=model,
         inner_optimizer=workload.inner_optimizer(model),
         replica=replica,
-        evaluate=evaluate,
+        evaluate=lambda: workload.evaluate(model),
         config=workload.config(),
         store=store,
     )

@@ -37,12 +37,12 @@ class GPTSize:
 
 
 GPT_SIZES: dict[str, GPTSize] = {
-    "demo": GPTSize(layers=3, width=112, heads=4, context=128),
-    "micro": GPTSize(layers=2, width=96, heads=4, context=128),
+    "demo": GPTSize(layers=2, width=128, heads=4, context=128),
+    "micro": GPTSize(layers=3, width=96, heads=3, context=128),
     "mini": GPTSize(layers=6, width=256, heads=8, context=256),
     "small": GPTSize(layers=8, width=512, heads=8, context=512),
     "base": GPTSize(layers=12, width=768, heads=12, context=1024),
-    "large": GPTSize(layers=17, width=768, heads=12, context=1024),
+    "large": GPTSize(layers=15, width=832, heads=13, context=1024),
 }
 
 

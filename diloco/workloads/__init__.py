@@ -16,17 +16,22 @@ __all__ = ["HeldOutLoss", "Workload", "load_workload"]
 def load_workload(document: GroupDocument, *, replica: int, device: torch.device | str) -> Workload:
     """The workload of ``document`` for one replica, its data already read.
 
-    The shard is ``replica`` modulo ``max_replicas``: a number above that takes over the shard of a
-    replica long gone. :class:`SettingsError` where the document or its data is not as it should be.
+    :class:`SettingsError` where the document or its data is not as it should be; ``ValueError`` for
+    a replica number that has no shard.
     """
     kind = document.workload.get("kind")
     if kind != ByteGPTWorkload.kind:
         raise SettingsError("workload", f"expected kind {ByteGPTWorkload.kind!r}, found {kind!r}")
     workload = ByteGPTWorkload.from_dict(document.workload)
     settings = document.settings
+    if not 0 <= replica < settings.max_replicas:
+        raise ValueError(
+            f"expected a replica number from 0 to {settings.max_replicas - 1}, one for each data "
+            f"shard, found {replica}"
+        )
     corpus = load_corpus(
         workload.data,
-        shard=replica % settings.max_replicas,
+        shard=replica,
         shards=settings.max_replicas,
         context=workload.shape.context,
         eval_bytes=workload.eval_bytes,

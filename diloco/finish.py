@@ -1,0 +1,110 @@
+"""The end of a run: one member publishes the final weights, the others see that it does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from diloco.checkpoint import publish_final, read_final
+from diloco.exchange import Base
+from diloco.rendezvous.clock import Clock
+from diloco.rendezvous.records import Commit, Identity
+from diloco.rendezvous.rounds import Totals
+from diloco.rendezvous.settings import GroupDocument
+from diloco.rendezvous.store import Store
+from diloco.rendezvous.telemetry import Evaluation
+
+log = logging.getLogger(__name__)
+
+TURN_S = 15.0
+"""Pause between the turns of two replicas to publish; the first may have to evaluate before."""
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The run as this replica knows it at the end. ``model`` holds the global weights."""
+
+    document: GroupDocument
+    model: nn.Module
+    config: Mapping[str, Any]
+    reason: str
+    base: Base
+    totals: Totals
+    parameters: int
+    last_commit: Commit | None
+    last_evaluation: Evaluation | None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        commit, evaluation = self.last_commit, self.last_evaluation
+        return {
+            "run_id": self.document.run_id,
+            "name": self.document.name,
+            "reason": self.reason,
+            "committed_rounds": self.totals.committed,
+            "tokens": self.totals.tokens,
+            "train_loss": commit.loss if commit else None,
+            "eval_loss": evaluation.loss if evaluation else None,
+            "eval_round": evaluation.round if evaluation else None,
+            "parameters": self.parameters,
+            "group_fingerprint": self.document.fingerprint,
+        }
+
+
+def finish(store: Store, identity: Identity, result: Result, clock: Clock) -> None:
+    """Return when the final manifest is there, having written it if nobody else did in time."""
+    my_turn_s = clock.monotonic() + TURN_S * _turn(identity, result)
+    while read_final(store) is None:
+        if clock.monotonic() < my_turn_s:
+            clock.sleep(POLL_S)
+            continue
+        won = publish_final(
+            store,
+            identity,
+            round=result.base.round,
+            reason=result.reason,
+            tensors=state_tensors(result.model),
+            weights_digest=result.base.digest,
+            config=result.config,
+            summary=result.summary,
+            wall_s=clock.wall(),
+        )
+        if won:
+            log.info("final weights of round %d are published", result.base.round)
+
+
+def evaluator(commit: Commit) -> Identity:
+    """Who evaluates after a commit; it rotates. After the last one it also publishes first."""
+    return commit.contributors[commit.committed_total % len(commit.contributors)]
+
+
+def checkpointer(commit: Commit) -> Identity:
+    """Who writes the checkpoint after a commit: the one after the evaluator."""
+    return commit.contributors[(commit.committed_total + 1) % len(commit.contributors)]
+
+
+def _turn(identity: Identity, result: Result) -> int:
+    if result.last_commit is None:
+        return identity.replica
+    order = [member.replica for member in result.last_commit.contributors]
+    if identity.replica not in order:
+        return len(order) + identity.replica
+    first = order.index(evaluator(result.last_commit).replica)
+    return (order.index(identity.replica) - first) % len(order)
+
+
+def state_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict with each tied tensor once, under its first name."""
+    seen: set[int] = set()
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if tensor.numel() and tensor.data_ptr() in seen:
+            continue
+        seen.add(tensor.data_ptr())
+        tensors[name] = tensor
+    return tensors

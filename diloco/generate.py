@@ -1,0 +1,124 @@
+"""``python -m diloco.generate URI``: text sampled from the result of a run.
+
+Reads ``group.json`` and ``final/manifest.json`` of the rendezvous and what they name, nothing
+else: no database, no data source. Digests are checked, nothing is unpickled. A run that has not
+ended has no final weights; its newest checkpoint is sampled instead, and standard error says so.
+
+Left out: batches of samples, a key-value cache, anything but the built-in byte-level GPT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diloco.checkpoint import get_object, load_tensors, newest_manifest, read_final
+from diloco.errors import ReplicaError
+from diloco.rendezvous import keys
+from diloco.rendezvous.settings import GroupDocument
+from diloco.rendezvous.store import MissingKey, Store, StoreError, open_store
+from diloco.rendezvous.workload import ByteGPTWorkload
+from diloco.workloads.byte_gpt import ByteGPT, model_config, model_from_config, sample_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A model with weights after ``round``; ``final`` False if they are a checkpoint's."""
+
+    model: ByteGPT
+    run: str
+    round: int
+    final: bool
+
+
+def load_result(store: Store) -> Result:
+    """The newest weights of a run. :class:`ValueError` where there are none or they do not fit."""
+    try:
+        document = GroupDocument.from_bytes(store.get(keys.GROUP))
+    except MissingKey:
+        raise ValueError(f"expected a run at {store.uri}, found no {keys.GROUP}") from None
+    try:
+        if final := read_final(store):
+            config = _config(get_object(store, final.config))
+            tensors, round = load_tensors(store, final.weights), final.round
+        elif newest := newest_manifest(store):
+            config = model_config(ByteGPTWorkload.from_dict(document.workload))
+            tensors, round = load_tensors(store, newest.weights), newest.round
+        else:
+            raise ValueError(
+                f"expected weights of run {document.name!r} at {store.uri}, "
+                "found neither a final nor a checkpoint yet"
+            )
+    except MissingKey as error:
+        raise ValueError(f"expected the object {error} that a manifest names, found none") from None
+    except ReplicaError as error:
+        raise ValueError(str(error)) from None
+    model = model_from_config(config)
+    _load(model, tensors)
+    return Result(model=model, run=document.name, round=round, final=final is not None)
+
+
+def _config(data: bytes) -> Mapping[str, Any]:
+    config = json.loads(data)
+    if not isinstance(config, dict):
+        raise ValueError(f"config.json: expected an object, found {type(config).__name__}")
+    return config
+
+
+def _load(model: ByteGPT, tensors: Mapping[str, Tensor]) -> None:
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise ValueError(
+                f"weights: expected {name} of shape {expected.get(name)}, found {found.get(name)}"
+            )
+    model.load_state_dict(dict(tensors))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m diloco.generate", description="Sample text from the result of a run."
+    )
+    parser.add_argument("uri", help="rendezvous URI of the run")
+    parser.add_argument("--prompt", default="def ", help="text to go on from (default: 'def ')")
+    parser.add_argument("--bytes", type=int, default=400, help="how many bytes to sample")
+    parser.add_argument("--temperature", type=float, default=0.7, help="0: the most likely byte")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.bytes < 0:
+            raise ValueError(f"--bytes: expected 0 or more, found {arguments.bytes}")
+        result = load_result(open_store(arguments.uri))
+        what = "final weights" if result.final else "no final yet; newest checkpoint"
+        print(f"{result.run}: {what}, round {result.round}", file=sys.stderr)
+        stream = sample_bytes(
+            result.model.to("cuda" if torch.cuda.is_available() else "cpu"),
+            arguments.prompt.encode(),
+            arguments.bytes,
+            temperature=arguments.temperature,
+            seed=arguments.seed,
+        )
+        # A character may be several bytes, and the model may sample half of one.
+        text = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        sys.stdout.write(arguments.prompt)
+        for byte in stream:
+            sys.stdout.write(text.decode(bytes([byte])))
+            sys.stdout.flush()
+        sys.stdout.write(text.decode(b"", final=True) + "\n")
+    except (ValueError, StoreError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
