@@ -1,0 +1,64 @@
+// Before the first round: which phase the run is in, and since when. After the end: the result.
+
+import * as format from "../lib/format.js";
+import { $, h, icon, setText } from "../lib/dom.js";
+import { RUN_ENDED } from "../lib/states.js";
+
+export function checklist({ store }) {
+  const card = $("[data-checklist]");
+  const list = $("[data-checklist-items]", card);
+  const show = () => store.run && draw(store, card, list);
+  setInterval(() => !card.hidden && show(), 1000);
+  return (changed) => {
+    if (changed.has("run") || changed.has("replicas") || changed.has("events")) show();
+    if (changed.has("run")) result(store.run);
+  };
+}
+
+function draw(store, card, list) {
+  const { run } = store;
+  card.hidden = run.committed_rounds > 0 || RUN_ENDED.has(run.state);
+  if (card.hidden) return;
+  const replicas = store.replicaRows();
+  const begun = Date.parse(run.created_at);
+  const moved = (to) => [...store.events.values()].filter((e) => e.to_state === to && e.replica === null).map((e) => Date.parse(e.at))[0];
+  const launched = replicas.filter((r) => r.state !== "pending").length;
+  const beating = replicas.filter((r) => r.beat_at).length;
+  const stepping = replicas.filter((r) => r.step > 0).length;
+  const steps = [
+    { name: "Queued", note: "a worker takes the run", done: run.state !== "queued", at: moved("provisioning") },
+    { name: "Launched", note: `${launched} of ${run.target} processes`, done: launched >= run.target },
+    { name: "First beat", note: `${beating} of ${run.target} replicas`, done: beating > 0 },
+    { name: "First step", note: `${stepping} of ${run.target} train`, done: stepping > 0 },
+    { name: "First round", note: "all exchange, one commits", done: false },
+  ];
+  const busy = steps.findIndex((step) => !step.done);
+  const elapsed = format.duration(Math.floor((Date.now() - begun) / 1000));
+  const rows = steps.map((step, i) => {
+    const state = step.done ? "done" : i === busy ? "busy" : "todo";
+    const symbol = { done: "succeeded", busy: "busy", todo: "todo" }[state];
+    const took = step.at ? ` after ${format.duration((step.at - begun) / 1000)}` : "";
+    const word = { done: `done${took}`, busy: `${step.note} · ${elapsed}`, todo: step.note }[state];
+    return { state, symbol, name: step.name, word };
+  });
+  if (list.children.length !== rows.length) {
+    list.replaceChildren(...rows.map((row) => h("li", {}, icon("todo"), h("b", {}, row.name), h("span"))));
+  }
+  rows.forEach((row, i) => {
+    const item = list.children[i];
+    if (item.dataset.step !== row.state) {
+      item.dataset.step = row.state;
+      item.firstElementChild.replaceWith(icon(row.symbol));
+    }
+    setText(item.lastElementChild, row.word);
+  });
+}
+
+function result(run) {
+  const card = $("[data-result]");
+  card.hidden = !(RUN_ENDED.has(run.state) && run.state !== "failed" && run.committed_rounds > 0);
+  setText(
+    $("[data-result-note]", card),
+    `${format.plural(run.committed_rounds, "round")}, ${format.count(run.tokens)} tokens, evaluation loss ${format.loss(run.eval_loss)}`,
+  );
+}

@@ -1,0 +1,54 @@
+// Events, newest first. While somebody reads the list (pointer over it, focus in it, scrolled),
+// new ones wait behind a button, so that nothing moves under the cursor.
+
+import * as format from "../lib/format.js";
+import { h, icon, keyed } from "../lib/dom.js";
+import { look } from "../lib/states.js";
+
+const ICON = { info: "info", warning: "degraded", error: "failed" };
+
+export function eventList({ store }, place) {
+  const limit = Number(place.dataset.events);
+  const more = h("button.events-new", { type: "button", onclick: () => show(true) });
+  more.hidden = true;
+  const list = h("ol.events");
+  const empty = h("p.empty-s", {}, "Nothing has happened yet.");
+  place.append(more, list, empty);
+  let newest = 0;
+
+  const reading = () => place.matches(":hover") || place.contains(document.activeElement) || place.scrollTop > 0;
+
+  function show(force = false) {
+    const rows = store.eventRows().slice(0, limit);
+    empty.hidden = rows.length > 0;
+    const waiting = newest ? rows.filter((row) => row.id > newest).length : 0;
+    if (waiting && !force && reading()) {
+      more.textContent = `${waiting} new`;
+      more.hidden = false;
+      return;
+    }
+    more.hidden = true;
+    newest = rows[0]?.id ?? 0;
+    keyed(list, rows, (row) => row.id, make, () => {});
+    if (force) place.scrollTop = 0;
+  }
+
+  place.addEventListener("mouseleave", () => !more.hidden && !reading() && show());
+  return (changed) => {
+    if (changed.has("events")) show();
+  };
+}
+
+function make(event) {
+  const who = [event.replica === null ? null : `replica ${event.replica}`, event.actor].filter(Boolean).join(" · ");
+  const to = event.to_state ? look(event.to_state).word : "";
+  const title = event.message || to;
+  const move = event.from_state && event.to_state ? `${look(event.from_state).word} → ${to}` : to && event.message ? to : "";
+  const seconds = format.secondsSince(event.at);
+  return h("li", { dataset: { level: event.level } },
+    icon(event.to_state ? look(event.to_state).icon : ICON[event.level] ?? "info"),
+    h("div.what", {},
+      h("div", {}, event.level === "info" ? null : h("b", {}, `${event.level}: `), title),
+      who || move ? h("div.move", {}, [who, move].filter(Boolean).join(" · ")) : null),
+    h("time", { datetime: event.at, title: format.when(event.at), dataset: { age: "" } }, format.age(seconds)));
+}

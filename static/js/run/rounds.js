@@ -1,0 +1,126 @@
+// One round in detail, and the table of all rounds.
+
+import * as format from "../lib/format.js";
+import { h, icon, keyed, setText, stateBadge } from "../lib/dom.js";
+import { PHASES, phaseFill, replicaSwatch, sizeCanvas } from "../lib/palette.js";
+
+const sum = (rows, name) => rows.reduce((total, row) => total + (row[name] ?? 0), 0);
+
+export function roundDetail(context, card) {
+  const { store } = context;
+  let shown = "";
+  return (changed) => {
+    if (!changed.has("rounds")) return;
+    const round = store.rounds.get(context.selected);
+    card.hidden = !round;
+    const now = JSON.stringify(round ?? null);
+    if (now === shown) return;
+    shown = now;
+    if (round) card.replaceChildren(...detail(round, context));
+  };
+}
+
+function detail(round, { store, select }) {
+  const rows = round.contributions;
+  const committed = rows.map((row) => Date.parse(row.committed_at)).filter(Number.isFinite);
+  const begun = rows.map((row) => Date.parse(row.started_at)).filter(Number.isFinite);
+  const took = committed.length && begun.length ? (Math.max(...committed) - Math.min(...begun)) / 1000 : null;
+  const facts = [
+    ["Contributors", `${round.contributors} of ${store.run.target}`],
+    ["Plan", round.mode || format.UNKNOWN],
+    ["Training loss", format.loss(round.loss)],
+    ["Evaluation loss", format.loss(round.eval_loss)],
+    ["Took", format.duration(took)],
+    ["Moved", `${format.size(sum(rows, "bytes_up"))} up, ${format.size(sum(rows, "bytes_down"))} down`],
+    ["Tokens so far", format.count(round.tokens_total || null)],
+    ["Committed", round.committed_at ? format.clock(round.committed_at) : format.UNKNOWN],
+  ];
+  const go = (number, name, text) => {
+    const there = store.rounds.has(number);
+    return h("button.btn.btn-s.btn-quiet", { type: "button", "aria-label": text, disabled: !there, onclick: () => select(number) }, icon(name));
+  };
+  return [
+    h("div.card-head", {}, h("h2", { id: "h-round" }, `Round ${round.number}`), stateBadge(round.state),
+      h("span.grow"), go(round.number - 1, "left", "Round before"), go(round.number + 1, "right", "Round after")),
+    round.reason || round.digest_mismatch
+      ? h("p.round-reason", {}, icon("degraded"), h("span.break", {}, [round.reason, round.digest_mismatch ? "replicas disagree about the weights after this round" : ""].filter(Boolean).join("; ")))
+      : null,
+    h("dl.round-facts", {},
+      ...facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+      h("div", {}, h("dt", {}, "Weights digest"), h("dd.mono.break", { title: round.weights_digest }, round.weights_digest ? round.weights_digest.slice(0, 16) + "…" : format.UNKNOWN))),
+    h("div.scroll", {},
+      h("table", {},
+        h("caption.visually-hidden", {}, `Contributions to round ${round.number}`),
+        h("thead", {}, h("tr", {}, ...["Replica", "Outcome", "Base", "‖pseudo-gradient‖", "‖outer update‖", "Payload", "Up", "Down", "Requests", "Phases", "Why"].map((t, i) =>
+          h(`th${i > 1 && i < 9 ? ".num" : ""}`, { scope: "col" }, t)))),
+        h("tbody", {}, ...contributions(round, store)))),
+  ].filter(Boolean);
+}
+
+function contributions(round, store) {
+  const by = new Map(round.contributions.map((row) => [row.replica, row]));
+  return store.replicaRows().map((replica) => {
+    const row = by.get(replica.number);
+    const name = h("th.nowrap", { scope: "row" }, h("span.replica-name", {}, replicaSwatch(replica.number), `Replica ${replica.number}`));
+    if (!row) return h("tr", {}, name, h("td", {}, stateBadge("missing", "state-bare")), h("td.muted", { colspan: 9 }, "no contribution"));
+    const num = (text) => h("td.num", {}, text);
+    return h("tr", {}, name,
+      h("td", {}, stateBadge(row.state, "state-bare")),
+      num(format.count(row.base_round)), num(format.short(row.norm)), num(format.short(row.update_norm)),
+      num(format.size(row.size_bytes)), num(format.size(row.bytes_up)), num(format.size(row.bytes_down)), num(format.count(row.requests)),
+      h("td", {}, miniPhases(row.phases)), h("td.break", {}, row.reason));
+  });
+}
+
+function miniPhases(phases) {
+  const entries = PHASES.filter((phase) => phases?.[phase] > 0).map((phase) => [phase, phases[phase]]);
+  const total = entries.reduce((all, [, s]) => all + s, 0);
+  if (!total) return format.UNKNOWN;
+  const text = entries.map(([phase, s]) => `${phase} ${format.duration(s)}`).join(", ");
+  const canvas = h("canvas", { role: "img", "aria-label": text, title: text });
+  const pen = sizeCanvas(canvas, 140, 12);
+  let x = 0;
+  for (const [phase, s] of entries) {
+    const width = (s / total) * 140;
+    pen.fillStyle = phaseFill(pen, phase);
+    pen.fillRect(x, 0, Math.max(width, 0.5), 12);
+    x += width;
+  }
+  return canvas;
+}
+
+export function roundsTable(context, place) {
+  const { store, select } = context;
+  const body = h("tbody");
+  place.append(
+    h("table.rounds-table", {},
+      h("caption.visually-hidden", {}, "Rounds, newest first"),
+      h("thead", {}, h("tr", {}, ...["Round", "State", "Contributors", "Train loss", "Eval loss", "Tokens", "Moved", "Committed", "Why"].map((t, i) =>
+        h(`th${i > 1 && i < 8 ? ".num" : ""}`, { scope: "col" }, t)))),
+      body),
+    h("p.empty-s", {}, "No round has begun yet."));
+  return (changed) => {
+    if (!(changed.has("rounds") || (changed.has("tab") && context.page.dataset.tab === "rounds"))) return;
+    const rows = store.roundRows().reverse();
+    place.lastElementChild.hidden = rows.length > 0;
+    place.firstElementChild.hidden = rows.length === 0;
+    if (context.page.dataset.tab !== "rounds") return;
+    keyed(body, rows, (row) => row.number, (row) =>
+      h("tr", {},
+        h("th", { scope: "row" }, h("button.link", { type: "button", onclick: () => select(row.number) }, String(row.number))),
+        h("td"), h("td.num"), h("td.num"), h("td.num"), h("td.num"), h("td.num"), h("td.num"), h("td.reason")),
+    (tr, row) => {
+      const [, state, contributors, loss, evaluation, tokens, moved, committed, reason] = tr.children;
+      if (state.firstElementChild?.dataset.state !== row.state) state.replaceChildren(stateBadge(row.state, "state-bare"));
+      setText(contributors, `${row.contributors} of ${store.run.target}`);
+      setText(loss, format.loss(row.loss));
+      setText(evaluation, format.loss(row.eval_loss));
+      setText(tokens, format.count(row.tokens_total || null));
+      setText(moved, format.size(sum(row.contributions, "bytes_up") + sum(row.contributions, "bytes_down")));
+      setText(committed, row.committed_at ? format.clock(row.committed_at) : format.UNKNOWN);
+      setText(reason, row.reason);
+      if (row.number === context.selected) tr.setAttribute("aria-current", "true");
+      else tr.removeAttribute("aria-current");
+    });
+  };
+}
