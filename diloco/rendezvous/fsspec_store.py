@@ -52,8 +52,9 @@ class FsspecStore:
         return f"{self._root}/{check_key(key)}"
 
     def put(self, key: str, data: Data) -> None:
+        path = self._path(key)
         with _store_errors(key):
-            self._fs.pipe_file(self._path(key), bytes(data))
+            self._fs.pipe_file(path, bytes(data))
 
     def create(self, key: str, data: Data) -> bool:
         if not self._protocols & _ATOMIC_CREATE:
@@ -61,9 +62,10 @@ class FsspecStore:
                 f"{self.uri}: expected a store with an atomic create "
                 f"({', '.join(sorted(_ATOMIC_CREATE))}), found {'/'.join(sorted(self._protocols))}"
             )
+        path = self._path(key)
         with _store_errors(key):
             try:
-                self._fs.pipe_file(self._path(key), bytes(data), mode="create")
+                self._fs.pipe_file(path, bytes(data), mode="create")
             except FileExistsError:
                 return False
             except OSError as error:
@@ -73,12 +75,14 @@ class FsspecStore:
             return True
 
     def get(self, key: str) -> bytes:
+        path = self._path(key)
         with _store_errors(key):
-            return bytes(self._fs.cat_file(self._path(key)))
+            return bytes(self._fs.cat_file(path))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
+        path = self._path(key)
         with _store_errors(key):
-            return bytes(self._fs.cat_file(self._path(key), start=start, end=start + length))
+            return bytes(self._fs.cat_file(path, start=start, end=start + length))
 
     def list(self, prefix: str) -> builtins.list[ObjectInfo]:
         folder = self._path(prefix.rstrip("/")) if prefix else self._root
@@ -98,8 +102,9 @@ class FsspecStore:
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
+            path = self._path(key)
             with contextlib.suppress(MissingKey), _store_errors(key):
-                self._fs.rm_file(self._path(key))
+                self._fs.rm_file(path)
 
 
 def _code(error: BaseException | None) -> str:

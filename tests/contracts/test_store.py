@@ -1,0 +1,158 @@
+"""What every store promises, run against every store there is (module docstring of store.py)."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from diloco.rendezvous.fsspec_store import FsspecStore
+from diloco.rendezvous.store import (
+    LocalStore,
+    MeteredStore,
+    MissingKey,
+    ObjectInfo,
+    Store,
+    StoreDenied,
+    open_store,
+)
+
+MakeStore = Callable[[], Store]
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
+    """Makes stores on one new prefix; each is a client of its own."""
+    if request.param == "local":
+        yield lambda: open_store(str(tmp_path / "bucket"))
+    elif request.param == "memory":
+        prefix = f"memory://{uuid.uuid4().hex}/run"
+        yield lambda: open_store(prefix)
+    else:
+        prefix = f"{request.getfixturevalue('s3')}/{uuid.uuid4().hex}"
+        yield lambda: open_store(prefix)
+
+
+@pytest.fixture
+def store(make_store: MakeStore) -> Store:
+    return make_store()
+
+
+def test_an_object_is_what_was_put_last(store: Store) -> None:
+    store.put("a/b.bin", b"one")
+    store.put("a/b.bin", memoryview(b"two!"))
+    store.put("empty", b"")
+    assert store.get("a/b.bin") == b"two!"
+    assert store.get("empty") == b""
+
+
+def test_a_range_is_a_slice(store: Store) -> None:
+    store.put("r", bytes(range(100)))
+    assert store.get_range("r", 10, 5) == bytes(range(10, 15))
+
+
+def test_a_missing_key_is_said_to_be_missing(store: Store) -> None:
+    with pytest.raises(MissingKey):
+        store.get("no/such")
+    with pytest.raises(MissingKey):
+        store.get_range("no/such", 0, 1)
+    store.delete(["no/such"])
+
+
+def test_a_listing_is_sorted_and_sees_a_peers_new_object(make_store: MakeStore) -> None:
+    mine, peers = make_store(), make_store()
+    assert mine.list("x/") == []
+    peers.put("x/2", b"22")
+    peers.put("x/1/deep", b"1")
+    peers.put("xy", b"")
+    assert mine.list("x/") == [ObjectInfo("x/1/deep", 1), ObjectInfo("x/2", 2)]
+    peers.delete(["x/2"])
+    assert [info.key for info in mine.list("x/")] == ["x/1/deep"]
+
+
+def test_create_never_replaces(make_store: MakeStore) -> None:
+    assert make_store().create("once.json", b"first") is True
+    assert make_store().create("once.json", b"second") is False
+    assert make_store().get("once.json") == b"first"
+
+
+def test_of_racing_creates_exactly_one_wins(make_store: MakeStore, request: pytest.FixtureRequest) -> None:
+    if "memory" in request.node.name:
+        make_store = _one_at_a_time(make_store)
+    writers, rounds = 8, 10
+    stores = [make_store() for _ in range(writers)]
+    for round in range(rounds):
+        barrier = threading.Barrier(writers)
+        won: list[int] = []
+
+        def write(writer: int, round: int = round, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            if stores[writer].create(f"race/{round}", str(writer).encode()):
+                won.append(writer)
+
+        threads = [threading.Thread(target=write, args=(writer,)) for writer in range(writers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(won) == 1
+        assert stores[0].get(f"race/{round}") == str(won[0]).encode()
+
+
+def _one_at_a_time(make_store: MakeStore) -> MakeStore:
+    """fsspec's memory file system is one process's toy: it promises nothing to racing threads."""
+    lock = threading.Lock()
+
+    class Locked(MeteredStore):
+        def create(self, key: str, data: bytes) -> bool:  # type: ignore[override]
+            with lock:
+                return super().create(key, data)
+
+    return lambda: Locked(make_store())
+
+
+@pytest.mark.parametrize("key", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a\\b", "./a"])
+def test_no_key_leaves_the_prefix(store: Store, key: str) -> None:
+    with pytest.raises(ValueError, match="relative object key"):
+        store.put(key, b"")
+
+
+def test_an_unknown_scheme_and_a_missing_bucket_are_denied(s3: str) -> None:
+    with pytest.raises(StoreDenied, match="nosuch"):
+        open_store("nosuch://bucket/run")
+    with pytest.raises(StoreDenied):
+        open_store("s3://there-is-no-such-bucket/run").put("a", b"")
+
+
+def test_a_store_without_an_atomic_create_is_refused(tmp_path: Path) -> None:
+    store = FsspecStore(f"file://{tmp_path}")
+    with pytest.raises(StoreDenied, match="atomic create"):
+        store.create("a", b"")
+
+
+def test_an_unwritable_folder_is_denied(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreDenied):
+        LocalStore(tmp_path / "file" / "run").put("a", b"")
+
+
+def test_a_crash_while_writing_leaves_nothing_a_reader_sees(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ".b.0123.tmp").write_bytes(b"half")
+    assert LocalStore(tmp_path).list("a/") == []
+
+
+def test_a_metered_store_counts_requests_and_bytes(tmp_path: Path) -> None:
+    store = MeteredStore(LocalStore(tmp_path))
+    store.put("a", b"12345")
+    store.create("b", b"123")
+    store.get("a")
+    store.get_range("a", 0, 2)
+    store.list("")
+    with pytest.raises(MissingKey):
+        store.get("c")
+    usage = store.usage
+    assert (usage.requests, usage.bytes_up, usage.bytes_down) == (6, 8, 7)

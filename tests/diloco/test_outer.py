@@ -1,0 +1,143 @@
+"""The outer step: the same bits everywhere, and equal to the formula (invariant I3)."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from diloco.outer import Layout, OuterOptimizer, digest, l2_norm, merge
+
+# Random numbers are NumPy's: torch's own differ with the CPU's capability.
+PROGRAM = """
+import numpy as np
+import torch
+from diloco.outer import OuterOptimizer, digest, l2_norm, merge
+torch.set_num_threads({threads})
+rng = np.random.default_rng(3)
+def randn():
+    return torch.from_numpy(rng.standard_normal(300_007, dtype=np.float32))
+w = randn()
+outer = OuterOptimizer(lr=0.7, momentum=0.9, numel=w.numel())
+for _ in range(5):
+    xs = [(weight, randn()) for weight in (0.2, 0.3, 0.5)]
+    norm = outer.step(w, merge(xs, numel=w.numel()))
+print(digest(w), digest(outer.buffer), norm.hex(), l2_norm(w).hex())
+"""
+
+
+@pytest.fixture(scope="module")
+def bits() -> str:
+    return _bits("default", 1)
+
+
+def _bits(capability: str, threads: int) -> str:
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
+    program = PROGRAM.format(threads=threads)
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
+@pytest.mark.parametrize(("capability", "threads"), [("default", 2), ("avx2", 1), ("avx2", 2)])
+def test_the_outer_step_gives_the_same_bits_on_any_cpu(
+    bits: str, capability: str, threads: int
+) -> None:
+    assert _bits(capability, threads) == bits
+
+
+def test_the_outer_step_equals_numpy_bit_for_bit() -> None:
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal(1001, dtype=np.float32)
+    weights, outer = torch.from_numpy(w.copy()), OuterOptimizer(lr=0.7, momentum=0.9, numel=w.size)
+    m = np.zeros_like(w)
+    for _ in range(4):
+        g = rng.standard_normal(w.size, dtype=np.float32)
+        outer.step(weights, torch.from_numpy(g.copy()))
+        m = m * np.float32(0.9) + g
+        w = w - (m * np.float32(0.9) + g) * np.float32(0.7)
+    assert np.array_equal(weights.numpy(), w)
+
+
+def test_the_outer_step_is_nesterov_sgd() -> None:
+    weights = torch.linspace(-1, 1, 50)
+    parameter = nn.Parameter(weights.clone())
+    reference = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
+    outer = OuterOptimizer(lr=0.7, momentum=0.9, numel=50)
+    for step in range(6):
+        gradient = torch.sin(torch.arange(50.0) + step)
+        parameter.grad = gradient.clone()
+        reference.step()
+        outer.step(weights, gradient)
+    torch.testing.assert_close(weights, parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_merge_is_a_weighted_sum_in_the_order_given() -> None:
+    xs = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, -2.0])]
+    mean = merge(zip((0.25, 0.75), xs, strict=True), numel=2)
+    assert mean.tolist() == [2.5, -1.0]
+
+
+@pytest.mark.parametrize("numel", [0, 1, 3, 1024, 100_003])
+def test_the_norm_is_the_norm(numel: int) -> None:
+    vector = torch.randn(numel, generator=torch.Generator().manual_seed(0))
+    assert l2_norm(vector, chunk=1000) == pytest.approx(float(vector.double().norm()), rel=1e-12)
+    assert math.isnan(l2_norm(torch.tensor([1.0, math.inf])))
+
+
+class Odd(nn.Module):
+    """Tied, frozen, zero-dimensional, empty, bf16, float64 and non-contiguous parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 4)
+        self.b = nn.Linear(3, 4)
+        self.b.weight = self.a.weight
+        self.frozen = nn.Parameter(torch.ones(5), requires_grad=False)
+        self.scalar = nn.Parameter(torch.tensor(2.0))
+        self.empty = nn.Parameter(torch.empty(0, 3))
+        self.halved = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+        self.doubled = nn.Parameter(torch.full((2,), 0.5, dtype=torch.float64))
+        self.strided = nn.Parameter(torch.arange(6.0).view(2, 3).t())
+        self.norm = nn.BatchNorm1d(2)
+
+
+def test_a_layout_reads_and_writes_every_kind_of_parameter() -> None:
+    model, layout = Odd(), Layout(Odd())
+    layout = Layout(model)
+    assert [slot.name for slot in layout.slots].count("a.weight") == 1
+    assert not any(slot.name in ("b.weight", "frozen") for slot in layout.slots)
+    vector = layout.read().clone()
+    assert vector.numel() == layout.numel == sum(slot.numel for slot in layout.slots)
+    layout.write(vector + 1)
+    assert float(model.scalar) == 3.0
+    assert torch.equal(model.strided, torch.arange(6.0).view(2, 3).t() + 1)
+    assert model.halved.dtype is torch.bfloat16 and model.doubled.dtype is torch.float64
+    assert torch.equal(layout.join(layout.split(vector)), vector)
+
+
+def test_the_model_hash_tells_models_apart() -> None:
+    same, other = Layout(nn.Linear(2, 3)), Layout(nn.Linear(3, 2))
+    assert same.model_hash == Layout(nn.Linear(2, 3)).model_hash != other.model_hash
+    assert Layout(nn.Linear(2, 3).bfloat16()).model_hash != same.model_hash
+
+
+def test_a_model_without_trainable_parameters_is_refused() -> None:
+    with pytest.raises(ValueError, match="trainable"):
+        Layout(nn.ReLU())
+
+
+def test_tensors_of_another_model_are_refused() -> None:
+    layout = Layout(nn.Linear(2, 3))
+    with pytest.raises(ValueError, match="model's own tensors"):
+        layout.join({"weight": torch.zeros(3, 2)})
+
+
+def test_the_digest_sees_every_bit() -> None:
+    assert digest(torch.zeros(3)) == digest(torch.zeros(3)) != digest(torch.tensor([0.0, 0.0, -0.0]))

@@ -1,0 +1,70 @@
+"""Records are read strictly: what is not exactly a record is refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from diloco.rendezvous import keys
+from diloco.rendezvous.records import BadRecord, Command, Commit, Identity
+from diloco.rendezvous.telemetry import Segment, StepColumns
+
+
+def commit() -> Commit:
+    me = Identity(replica=3, incarnation="00001-0123abcd")
+    return Commit(
+        round=7, fragment=0, committer=me, contributors=(me,), merged_digest="d", void="",
+        tokens_total=5, committed_total=2, loss=1.5, wall_s=1.0,
+    )  # fmt: skip
+
+
+def test_a_record_survives_the_trip() -> None:
+    assert Commit.from_bytes(commit().to_bytes()) == commit()
+    segment = Segment(
+        replica=0, incarnation="i", n=1, wall_s=0.0, state="computing", round=1,
+        steps=StepColumns(step=(1, 2), loss=(0.5, math.nan)), system={"cpu_s": 1.0},
+    )  # fmt: skip
+    again = Segment.from_bytes(segment.to_bytes())
+    assert again.steps.step == (1, 2)
+    assert math.isnan(again.steps.loss[1])
+    command = Command(n=1, command="stop", arguments={"why": ["x", 1]}, wall_s=0.0)
+    assert Command.from_bytes(command.to_bytes()) == command
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"v": 2}, "version 1"),
+        ({"round": "7"}, "Commit.round: expected int, found '7'"),
+        ({"round": True}, "Commit.round: expected int"),
+        ({"void": None}, "Commit.void"),
+        ({"extra": 1}, "unknown field 'extra'"),
+        ({"committer": []}, "Commit.committer: expected an object"),
+        ({"committer": {"replica": 1}}, "expected a field 'incarnation'"),
+        ({"contributors": {}}, "Commit.contributors: expected a list"),
+    ],
+)
+def test_a_record_that_is_not_one_is_refused(change: dict[str, object], words: str) -> None:
+    body = json.loads(commit().to_bytes()) | change
+    with pytest.raises(BadRecord, match=words):
+        Commit.from_bytes(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"null", b"[]", b"{", b"\x80\x04K\x01."])
+def test_what_is_not_json_is_refused(data: bytes) -> None:
+    with pytest.raises(BadRecord):
+        Commit.from_bytes(data)
+
+
+def test_keys_sort_as_numbers_do_and_are_parsed_back() -> None:
+    assert keys.commit(9) < keys.commit(10) < keys.commit(100)
+    incarnation = keys.incarnation(2, "0123abcd")
+    assert keys.parse_beat(keys.beat(7, incarnation)) == (7, incarnation)
+    key = keys.contribution_record(5, 7, incarnation)
+    assert keys.parse_contribution_record(key) == (5, 7, incarnation)
+    assert keys.parse_contribution_record(keys.contribution_payload(5, 7, incarnation)) is None
+    assert keys.parse_checkpoint_manifest(keys.checkpoint_manifest(12)) == 12
+    with pytest.raises(ValueError, match="8 hex digits"):
+        keys.incarnation(1, "../../..")

@@ -1,0 +1,92 @@
+"""Group settings: validation, the document, its fingerprint."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from diloco.rendezvous.settings import (
+    GroupDocument,
+    GroupSettings,
+    ProtocolMismatch,
+    SettingsError,
+    setting_fields,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"sync_every": 0}, "sync_every", "expected 1 or more, found 0"),
+        ({"sync_every": 2.5}, "sync_every", "whole number"),
+        ({"sync_every": True}, "sync_every", "whole number"),
+        ({"inner_lr": "fast"}, "inner_lr", "finite number"),
+        ({"inner_lr": float("nan")}, "inner_lr", "finite number"),
+        ({"codec": "zip"}, "codec", "expected one of fp32, bf16, found 'zip'"),
+        ({"min_quorum": 5, "num_replicas": 4}, "min_quorum", "at most the target of 4"),
+        ({"max_replicas": 2, "num_replicas": 4}, "max_replicas", "at least the target of 4"),
+        ({"warmup_steps": 999, "sync_every": 10, "total_rounds": 2}, "warmup_steps", "at most the 20"),
+        ({"round_timeout_s": 5, "heartbeat_timeout_s": 10}, "round_timeout_s", "more than"),
+    ],
+)
+def test_a_bad_value_names_its_field_and_says_expected_and_found(
+    changes: dict[str, object], field: str, words: str
+) -> None:
+    with pytest.raises(SettingsError, match=words) as caught:
+        GroupSettings(**changes)  # type: ignore[arg-type]
+    assert caught.value.field == field
+
+
+def test_every_setting_has_what_a_form_needs() -> None:
+    for spec in setting_fields():
+        assert spec.label and spec.help.endswith(".")
+        assert spec.check(spec.default) == spec.default
+
+
+def test_settings_from_a_document_must_be_complete_and_known() -> None:
+    values = GroupSettings().to_dict()
+    assert GroupSettings.from_dict(values) == GroupSettings()
+    del values["sync_every"]
+    with pytest.raises(SettingsError, match="sync_every: expected a value"):
+        GroupSettings.from_dict(values)
+    with pytest.raises(SettingsError, match="turbo: is not a group setting"):
+        GroupSettings.from_dict({**GroupSettings().to_dict(), "turbo": 1})
+
+
+def document() -> GroupDocument:
+    return GroupDocument(
+        run_id="r", name="n", settings=GroupSettings(), workload={"kind": "byte_gpt"}
+    )
+
+
+def test_a_document_survives_the_trip_and_keeps_its_fingerprint() -> None:
+    again = GroupDocument.from_bytes(document().to_bytes())
+    assert again == document()
+    assert again.fingerprint == document().fingerprint
+
+
+def test_a_document_changed_by_hand_is_refused() -> None:
+    body = json.loads(document().to_bytes())
+    body["settings"]["sync_every"] += 1
+    with pytest.raises(SettingsError, match="expected fingerprint"):
+        GroupDocument.from_bytes(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"protocol": 0}, ProtocolMismatch, "speaks protocol 1, found protocol 0"),
+        ({"format": "other"}, SettingsError, "expected format 'archipelago.group', found 'other'"),
+        ({"settings": {}}, SettingsError, "expected a value"),
+        ({"settings": None}, SettingsError, "malformed"),
+    ],
+)
+def test_a_document_of_another_kind_is_refused(
+    change: dict[str, object], error: type[Exception], words: str
+) -> None:
+    body = json.loads(document().to_bytes()) | change
+    with pytest.raises(error, match=words):
+        GroupDocument.from_bytes(json.dumps(body).encode())
+    with pytest.raises(SettingsError, match="expected JSON"):
+        GroupDocument.from_bytes(b"{")
