@@ -16,6 +16,7 @@ Anything else an implementation raises is a bug.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterable, Iterator
@@ -159,15 +160,20 @@ class LocalStore:
                 self._path(key).unlink(missing_ok=True)
 
 
+_DENIED_ERRNOS = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+)
+
+
 @contextlib.contextmanager
 def _local_errors(key: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
         raise MissingKey(key) from error
-    except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
-        raise StoreDenied(f"{key}: {error.strerror} ({error.filename})") from error
     except OSError as error:
+        if error.errno in _DENIED_ERRNOS:
+            raise StoreDenied(f"{key}: {error.strerror} ({error.filename})") from error
         raise StoreUnavailable(f"{key}: {error}") from error
 
 

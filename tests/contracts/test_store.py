@@ -79,7 +79,9 @@ def test_create_never_replaces(make_store: MakeStore) -> None:
     assert make_store().get("once.json") == b"first"
 
 
-def test_of_racing_creates_exactly_one_wins(make_store: MakeStore, request: pytest.FixtureRequest) -> None:
+def test_of_racing_creates_exactly_one_wins(
+    make_store: MakeStore, request: pytest.FixtureRequest
+) -> None:
     if "memory" in request.node.name:
         make_store = _one_at_a_time(make_store)
     writers, rounds = 8, 10
@@ -88,7 +90,12 @@ def test_of_racing_creates_exactly_one_wins(make_store: MakeStore, request: pyte
         barrier = threading.Barrier(writers)
         won: list[int] = []
 
-        def write(writer: int, round: int = round, barrier: threading.Barrier = barrier) -> None:
+        def write(
+            writer: int,
+            round: int = round,
+            barrier: threading.Barrier = barrier,
+            won: list[int] = won,
+        ) -> None:
             barrier.wait()
             if stores[writer].create(f"race/{round}", str(writer).encode()):
                 won.append(writer)

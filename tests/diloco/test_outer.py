@@ -140,4 +140,6 @@ def test_tensors_of_another_model_are_refused() -> None:
 
 
 def test_the_digest_sees_every_bit() -> None:
-    assert digest(torch.zeros(3)) == digest(torch.zeros(3)) != digest(torch.tensor([0.0, 0.0, -0.0]))
+    assert (
+        digest(torch.zeros(3)) == digest(torch.zeros(3)) != digest(torch.tensor([0.0, 0.0, -0.0]))
+    )

@@ -26,7 +26,11 @@ from diloco.rendezvous.settings import (
         ({"codec": "zip"}, "codec", "expected one of fp32, bf16, found 'zip'"),
         ({"min_quorum": 5, "num_replicas": 4}, "min_quorum", "at most the target of 4"),
         ({"max_replicas": 2, "num_replicas": 4}, "max_replicas", "at least the target of 4"),
-        ({"warmup_steps": 999, "sync_every": 10, "total_rounds": 2}, "warmup_steps", "at most the 20"),
+        (
+            {"warmup_steps": 999, "sync_every": 10, "total_rounds": 2},
+            "warmup_steps",
+            "at most the 20",
+        ),
         ({"round_timeout_s": 5, "heartbeat_timeout_s": 10}, "round_timeout_s", "more than"),
     ],
 )

@@ -1,0 +1,222 @@
+"""A whole group in one process: members are threads, training a tiny model on a local store."""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from diloco.group import Group, join
+from diloco.init import create_group
+from diloco.rendezvous.records import Commit, Plan
+from diloco.rendezvous.settings import GroupSettings
+from diloco.rendezvous.store import Data, LocalStore, MissingKey, ObjectInfo, Store
+
+
+class FastClock:
+    """Runs fifty times as fast as the wall, so that waiting in a protocol costs a test nothing."""
+
+    speed = 50.0
+
+    def wall(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic() * self.speed
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds / self.speed)
+
+
+class Killed(BaseException):
+    """What a member's thread sees when it is "killed": no handler of ours catches it."""
+
+
+@dataclass
+class Trap:
+    """Kills the member at its ``nth`` ``operation`` on a key like ``pattern``."""
+
+    operation: str
+    pattern: str
+    when: str = "before"
+    nth: int = 1
+
+
+class MortalStore:
+    """A store that dies: from the trap on, every operation of every thread raises Killed."""
+
+    def __init__(self, inner: Store, trap: Trap | None) -> None:
+        self.inner = inner
+        self.uri = inner.uri
+        self.dead = False
+        self._trap = trap
+        self._hits = 0
+        self._spoilt: tuple[str, str] | None = None
+
+    def spoil(self, pattern: str, damage: str) -> None:
+        """Damage what is put under keys like ``pattern``, as a store that lost it would."""
+        self._spoilt = (pattern, damage)
+
+    def _alive(self, operation: str, key: str, when: str) -> None:
+        trap = self._trap
+        armed = trap is not None and (operation, when) == (trap.operation, trap.when)
+        if trap and armed and fnmatch.fnmatch(key, trap.pattern):
+            self._hits += 1
+            self.dead = self.dead or self._hits == trap.nth
+        if self.dead:
+            raise Killed
+
+    def put(self, key: str, data: Data) -> None:
+        self._alive("put", key, "before")
+        self._put(key, bytes(data))
+        self._alive("put", key, "after")
+
+    def _put(self, key: str, data: bytes) -> None:
+        if self._spoilt is None or not fnmatch.fnmatch(key, self._spoilt[0]):
+            self.inner.put(key, data)
+        elif self._spoilt[1] == "corrupt":
+            self.inner.put(key, data[:-3] + b"\xff" + data[-2:])
+        elif self._spoilt[1] == "truncated":
+            self.inner.put(key, data[:-3])
+
+    def create(self, key: str, data: Data) -> bool:
+        self._alive("create", key, "before")
+        created = self.inner.create(key, data)
+        self._alive("create", key, "after")
+        return created
+
+    def get(self, key: str) -> bytes:
+        self._alive("get", key, "before")
+        return self.inner.get(key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self._alive("get", key, "before")
+        return self.inner.get_range(key, start, length)
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        self._alive("list", prefix, "before")
+        return self.inner.list(prefix)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self._alive("delete", "", "before")
+        self.inner.delete(keys)
+
+
+@dataclass
+class Member:
+    """One member: its thread, and what became of it."""
+
+    replica: int
+    store: MortalStore
+    model: nn.Module
+    steps: int = 0
+    reason: str = ""
+    error: BaseException | None = None
+    group: Group | None = None
+    thread: threading.Thread = field(init=False)
+
+    def weights(self) -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in self.model.parameters()])
+
+
+class TinyGroup:
+    """Makes a group and runs members of it."""
+
+    trap = Trap
+
+    def __init__(self, root: Path, **settings: object) -> None:
+        self.root = root
+        self.store = LocalStore(root)
+        chosen: dict[str, object] = {
+            "sync_every": 3, "total_rounds": 4, "num_replicas": 3, "warmup_steps": 0,
+            "heartbeat_timeout_s": 3600.0, "round_timeout_s": 7200.0, "start_wait_s": 3000.0,
+            "grace_s": 3000.0, "checkpoint_every": 2, "eval_every": 0, **settings,
+        }  # fmt: skip
+        self.settings = GroupSettings(**chosen)  # type: ignore[arg-type]
+        create_group(str(root), self.settings)
+        self.members: list[Member] = []
+
+    def start(
+        self,
+        replica: int,
+        *,
+        trap: Trap | None = None,
+        spoil: tuple[str, str] | None = None,
+        make_model: Callable[[], nn.Module] = lambda: nn.Linear(4, 2),
+        on_step: Callable[[Member, Group], None] = lambda member, group: None,
+    ) -> Member:
+        torch.manual_seed(100 + replica)  # every member starts from other weights
+        member = Member(replica, MortalStore(self.store, trap), make_model())
+        if spoil:
+            member.store.spoil(*spoil)
+        member.thread = threading.Thread(target=self._train, args=(member, on_step), daemon=True)
+        self.members.append(member)
+        member.thread.start()
+        return member
+
+    def _train(self, member: Member, on_step: Callable[[Member, Group], None]) -> None:
+        optimizer = torch.optim.SGD(member.model.parameters(), lr=0.05)
+        try:
+            with join(
+                str(self.root),
+                model=member.model,
+                inner_optimizer=optimizer,
+                replica=member.replica,
+                store=member.store,
+                heartbeat_interval_s=0.02,
+                telemetry_interval_s=0.05,
+                clock=FastClock(),
+            ) as group:
+                member.group = group
+                while not group.done:
+                    generator = torch.Generator().manual_seed(
+                        1000 * member.replica + group.data_step
+                    )
+                    x = torch.randn(8, 4, generator=generator)
+                    loss = (member.model(x) - x[:, :2]).square().mean()
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    member.steps += 1
+                    on_step(member, group)
+                    group.step(tokens=8, loss=loss)
+            member.reason = group.reason
+        except BaseException as error:
+            member.error = error
+
+    def wait(self, *members: Member, seconds: float = 60.0) -> None:
+        """Join threads; a member that hangs fails the test."""
+        for member in members or self.members:
+            member.thread.join(seconds)
+            assert not member.thread.is_alive(), f"replica {member.replica} hangs"
+
+    def commits(self) -> list[Commit]:
+        found: list[Commit] = []
+        while True:
+            try:
+                data = self.store.get(f"rounds/{len(found) + 1:08d}/commit.json")
+            except MissingKey:
+                return found
+            found.append(Commit.from_bytes(data))
+
+    def plan(self, round: int) -> Plan:
+        return Plan.from_bytes(self.store.get(f"rounds/{round:08d}/plan.json"))
+
+    def assert_agreed(self, *members: Member) -> None:
+        """All ended without error, with the same bits, having followed the same log."""
+        for member in members:
+            assert member.error is None, repr(member.error)
+        first = members[0].weights()
+        assert all(torch.equal(member.weights(), first) for member in members[1:])
+
+
+@pytest.fixture
+def tiny_group(tmp_path: Path) -> Callable[..., TinyGroup]:
+    return lambda **settings: TinyGroup(tmp_path / "run", **settings)

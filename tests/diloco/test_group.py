@@ -1,0 +1,310 @@
+"""Members of a group over a real store: what they agree on, and what happens when one fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from diloco.checkpoint import load_checkpoint, read_final
+from diloco.errors import FencedOut, ModelMismatch, ReplicaError
+from diloco.group import join
+from diloco.outer import Layout, OuterOptimizer
+from diloco.reduce import gather
+from diloco.rendezvous import keys
+from diloco.rendezvous.records import Beat, CheckpointManifest, Command
+from diloco.rendezvous.store import LocalStore
+from diloco.rendezvous.telemetry import Segment
+
+MakeGroup = Callable[..., Any]
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"  # the lease of a killed member
+)
+
+
+def test_all_members_end_with_the_same_bits_and_one_result(tiny_group: MakeGroup) -> None:
+    group = tiny_group()
+    members = [group.start(replica) for replica in range(3)]
+    group.wait()
+    group.assert_agreed(*members)
+    commits = group.commits()
+    assert [len(commit.contributors) for commit in commits] == [3, 3, 3, 3]
+    assert [commit.last for commit in commits] == [False, False, False, True]
+    assert commits[-1].tokens_total == 3 * 4 * 3 * 8
+    assert all(member.steps == 4 * 3 and member.reason == "completed" for member in members)
+    final = read_final(group.store)
+    assert final is not None and final.round == 4 and final.reason == "completed"
+
+
+def test_one_round_is_diloco_by_the_formula(tiny_group: MakeGroup) -> None:
+    """Against the algorithm written out with torch's own Nesterov SGD (arXiv:2311.08105)."""
+    group = tiny_group(total_rounds=1, num_replicas=2)
+    locals_: dict[int, torch.Tensor] = {}
+    starts: dict[int, torch.Tensor] = {}
+
+    def watch(member: Any, joined: Any) -> None:
+        if member.steps == 1:
+            starts[member.replica] = joined._loop.state.weights.clone()
+        if member.steps == 3:
+            locals_[member.replica] = Layout(member.model).read().clone()
+
+    members = [group.start(replica, on_step=watch) for replica in range(2)]
+    group.wait()
+    group.assert_agreed(*members)
+    assert torch.equal(starts[0], starts[1]), "all start from checkpoint 0"
+    parameter = nn.Parameter(starts[0].clone())
+    outer = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
+    parameter.grad = ((starts[0] - locals_[0]) + (starts[0] - locals_[1])) / 2
+    outer.step()
+    torch.testing.assert_close(members[0].weights(), parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+def test_a_late_joiner_replays_the_log_to_the_same_bits(tiny_group: MakeGroup, codec: str) -> None:
+    group = tiny_group(total_rounds=6, num_replicas=2, checkpoint_every=100, codec=codec)
+    reached = threading.Event()
+
+    def watch(member: Any, joined: Any) -> None:
+        if joined.round == 4:
+            reached.set()
+
+    early = [group.start(replica, on_step=watch) for replica in range(2)]
+    assert reached.wait(60)
+    late = group.start(2)
+    group.wait()
+    group.assert_agreed(*early, late)
+
+
+TRAPS = [
+    ("put", "rounds/00000002/contributions/*.bin", "before"),
+    ("put", "rounds/00000002/contributions/*.bin", "after"),
+    ("put", "rounds/00000002/contributions/*.json", "after"),
+    ("create", "rounds/00000002/plan.json", "before"),
+    ("create", "rounds/00000002/plan.json", "after"),
+    ("get", "rounds/00000002/contributions/*.bin", "before"),
+    ("create", "rounds/00000002/commit.json", "before"),
+    ("create", "rounds/00000002/commit.json", "after"),
+    ("put", "checkpoints/00000002/*", "after"),
+    ("create", "checkpoints/00000002/manifest.json", "after"),
+    ("put", "final/*", "after"),
+]
+
+
+@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: "-".join(trap))
+def test_a_member_killed_at_any_step_stops_nobody(
+    tiny_group: MakeGroup, trap: tuple[str, str, str]
+) -> None:
+    """I4. Whoever does the step first is killed: planner, committer, checkpointer, publisher."""
+    group = tiny_group(heartbeat_timeout_s=40.0, num_replicas=3)
+    members = [group.start(replica, trap=group.trap(*trap)) for replica in range(1)]
+    members += [group.start(replica) for replica in (1, 2)]
+    group.wait()
+    survivors = members[1:]
+    group.assert_agreed(*survivors)
+    commits = group.commits()
+    assert [commit.round for commit in commits] == [1, 2, 3, 4]
+    assert not any(commit.void for commit in commits)
+    assert commits[-1].last
+    assert read_final(group.store) is not None
+
+
+def test_a_killed_member_comes_back_as_a_new_incarnation(tiny_group: MakeGroup) -> None:
+    group = tiny_group(heartbeat_timeout_s=40.0, total_rounds=8)
+    died = threading.Event()
+    others = [group.start(replica) for replica in (1, 2)]
+    first = group.start(0, trap=group.trap("put", "rounds/00000002/contributions/*.bin", "after"))
+    first.thread.join(60)
+    died.set()
+    second = group.start(0)
+    group.wait()
+    group.assert_agreed(second, *others)
+    incarnations = {
+        identity.incarnation
+        for commit in group.commits()
+        for identity in commit.contributors
+        if identity.replica == 0
+    }
+    assert {keys.incarnation_seq(name) for name in incarnations} <= {1, 2}
+
+
+def test_a_process_that_sees_a_newer_one_of_its_replica_exits(tiny_group: MakeGroup) -> None:
+    group = tiny_group(total_rounds=1000, num_replicas=1)
+    started = threading.Event()
+    old = group.start(0, on_step=lambda member, joined: started.set())
+    assert started.wait(60)
+    beat = Beat(
+        replica=0, incarnation="00002-ffffffff", count=1, interval_s=1.0, state="computing",
+        round=1, step=0, tokens=0, started_wall_s=0.0, wall_s=0.0,
+    )  # fmt: skip
+    group.store.put(keys.beat(0, "00002-ffffffff"), beat.to_bytes())
+    group.wait(old)
+    assert isinstance(old.error, FencedOut)
+
+
+@pytest.mark.parametrize("damage", ["corrupt", "truncated", "missing"])
+def test_a_damaged_payload_makes_the_round_void_and_nothing_is_lost(
+    tiny_group: MakeGroup, damage: str
+) -> None:
+    group = tiny_group(num_replicas=3)
+    spoil = ("rounds/00000002/contributions/00002.*.bin", damage)
+    members = [group.start(replica, spoil=spoil) for replica in range(3)]
+    group.wait()
+    group.assert_agreed(*members)
+    commits = group.commits()
+    assert commits[1].void.startswith("payload of replica 2: expected")
+    assert commits[1].void_replica == 2
+    assert [bool(commit.void) for commit in commits] == [False, True, False, False, False]
+    # The void round's work is in the next one: nobody's progress is lost, nothing counts twice.
+    assert [sum(c.steps for c in group.plan(r).contributions) for r in (1, 2, 3)] == [9, 9, 18]
+    assert commits[-1].tokens_total == 3 * 5 * 3 * 8
+
+
+def test_late_work_is_rebased_and_counted_once(tiny_group: MakeGroup) -> None:
+    group = tiny_group(num_replicas=2, grace_s=0.0, total_rounds=5)
+    first_commit = threading.Event()
+
+    def watch(member: Any, joined: Any) -> None:
+        if member.replica == 0 and joined.round == 2:
+            first_commit.set()
+        if member.replica == 1 and member.steps == 3:  # all of round 1, but not yet handed in
+            assert first_commit.wait(60)
+            late.append(Layout(member.model).read().clone())
+
+    late: list[torch.Tensor] = []
+    members = [group.start(replica, on_step=watch) for replica in range(2)]
+    group.wait()
+    group.assert_agreed(*members)
+    assert [c.replica for c in group.commits()[0].contributors] == [0]
+    theirs = [c.steps for r in range(1, 6) for c in group.plan(r).contributions if c.replica == 1]
+    assert theirs[0] >= 6, "the steps of the missed round are in the next contribution"
+    assert sum(theirs) <= members[1].steps, "and nothing counts twice"
+
+
+def test_non_finite_weights_never_reach_the_group(tiny_group: MakeGroup) -> None:
+    group = tiny_group()
+
+    def poison(member: Any, joined: Any) -> None:
+        if member.replica == 1 and joined.round == 2:
+            with torch.no_grad():
+                member.model.weight.fill_(float("nan"))
+
+    members = [group.start(replica, on_step=poison) for replica in range(3)]
+    group.wait()
+    group.assert_agreed(*members)
+    assert bool(torch.isfinite(members[0].weights()).all())
+    who = [[c.replica for c in commit.contributors] for commit in group.commits()]
+    assert who[0] == [0, 1, 2] and who[1] == [0, 2]
+
+
+def test_another_model_is_refused_with_expected_and_found(tiny_group: MakeGroup) -> None:
+    group = tiny_group(num_replicas=1, total_rounds=1)
+    group.wait(group.start(0))
+    other = group.start(1, make_model=lambda: nn.Linear(5, 2))
+    group.wait(other)
+    assert isinstance(other.error, ModelMismatch)
+    assert "expected the group's model with fingerprint" in str(other.error)
+    beats = [info.key for info in group.store.list("members/00001/")]
+    beat = Beat.from_bytes(group.store.get(beats[0]))
+    assert beat.state == "failed" and "expected the group's model" in beat.message
+    assert "found" in _logs(group.store, 1)
+
+
+def _logs(store: LocalStore, replica: int) -> str:
+    segments = [
+        Segment.from_bytes(store.get(info.key)) for info in store.list(f"telemetry/{replica:05d}/")
+    ]
+    assert segments[-1].last
+    return "\n".join(line.message for segment in segments for line in segment.logs)
+
+
+def test_stop_ends_everybody_at_a_committed_round(tiny_group: MakeGroup) -> None:
+    group = tiny_group(total_rounds=100_000)
+    reached = threading.Event()
+
+    def watch(member: Any, joined: Any) -> None:
+        if joined.round == 3:
+            reached.set()
+
+    members = [group.start(replica, on_step=watch) for replica in range(3)]
+    assert reached.wait(60)
+    group.store.create(keys.control(1), Command(n=1, command="stop", wall_s=0.0).to_bytes())
+    group.wait()
+    assert all(member.reason == "stopped" and member.error is None for member in members)
+    final = read_final(group.store)
+    assert final is not None and final.reason == "stopped" and final.round >= 2
+    assert final.round <= len(group.commits())
+
+
+def test_a_replica_that_comes_after_the_end_leaves_at_once(tiny_group: MakeGroup) -> None:
+    group = tiny_group(num_replicas=1, total_rounds=2)
+    first = group.start(0)
+    group.wait()
+    again = group.start(0)
+    group.wait()
+    assert again.error is None and again.reason == "completed" and again.steps == 0
+    group.assert_agreed(first, again)
+
+
+def test_old_payloads_and_checkpoints_are_swept_and_a_joiner_still_gets_in(
+    tiny_group: MakeGroup,
+) -> None:
+    group = tiny_group(num_replicas=1, total_rounds=9, checkpoint_every=2)
+    group.wait(group.start(0))
+    payloads = [info.key for info in group.store.list("rounds/") if info.key.endswith(".bin")]
+    assert [key.split("/")[1] for key in payloads] == ["00000009"]
+    kept = [
+        i.key for i in group.store.list("checkpoints/") if i.key.endswith("weights.safetensors")
+    ]
+    assert [key.split("/")[1] for key in kept] == ["00000008", "00000009"]
+    assert len(group.commits()) == 9
+    joiner = group.start(5)
+    group.wait(joiner)
+    group.assert_agreed(group.members[0], joiner)
+
+
+def test_a_rendezvous_without_a_group_is_named(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ReplicaError, match=r"expected group\.json under .*found none"):
+        join(str(tmp_path), model=model, inner_optimizer=optimizer, replica=0)
+
+
+def test_a_replica_number_outside_the_data_shards_is_refused(tiny_group: MakeGroup) -> None:
+    group = tiny_group()
+    stray = group.start(16)
+    group.wait(stray)
+    assert "expected a replica number from 0 to 15, found 16" in str(stray.error)
+
+
+def test_a_heartbeat_slower_than_the_groups_timeout_is_refused(tiny_group: MakeGroup) -> None:
+    group = tiny_group(heartbeat_timeout_s=5.0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="less than the group's timeout of 5 s, found 5 s"):
+        join(
+            str(group.root), model=model, inner_optimizer=optimizer, replica=0,
+            heartbeat_interval_s=5.0,
+        )  # fmt: skip
+
+
+def test_the_global_state_is_a_function_of_checkpoint_and_log(tiny_group: MakeGroup) -> None:
+    """I3: replayed by hand from checkpoint 0 and the committed payloads."""
+    group = tiny_group(checkpoint_every=100)
+    members = [group.start(replica) for replica in range(3)]
+    group.wait()
+    layout = Layout(nn.Linear(4, 2))
+    outer = OuterOptimizer(lr=0.7, momentum=0.9, numel=layout.numel)
+    manifest = CheckpointManifest.from_bytes(group.store.get(keys.checkpoint_manifest(0)))
+    weights = load_checkpoint(group.store, manifest, layout, outer).weights
+    for commit in group.commits():
+        plan = group.plan(commit.round)
+        merged = gather(group.store, plan, codec_name="fp32", numel=layout.numel)
+        assert merged.digest == commit.merged_digest
+        outer.step(weights, merged.vector)
+    assert torch.equal(weights, members[0].weights())
