@@ -77,6 +77,20 @@ def test_shards_and_held_out_are_disjoint_and_cover_the_text(folder: Path, piece
         assert np.array_equal(corpus.held_out, corpora[0].held_out)
 
 
+@pytest.mark.parametrize("count", [1, 2, 400])
+def test_every_byte_is_either_trained_on_or_held_out(count: int) -> None:
+    files = [text._File(path=f"/{i}", name=f"{i}", size=100 + i) for i in range(count)]
+    found = [
+        (extent.path, position)
+        for part in text._split(files)
+        for extent in part
+        for position in range(extent.start, extent.start + extent.length)
+    ]
+    assert len(found) == len(set(found)) == sum(file.size for file in files)
+    held_out = sum(extent.length for extent in text._split(files)[1])
+    assert HELD_OUT / 4 <= held_out / len(found) <= HELD_OUT * 4
+
+
 def test_same_call_same_corpus(folder: Path) -> None:
     one, other = load(folder, shard=2, shards=4), load(folder, shard=2, shards=4)
     assert np.array_equal(one.train, other.train)
