@@ -80,6 +80,11 @@ def percent(value: float | None) -> str:
     return f"{value * 100:.1f}%" if abs(value) < 0.0995 else f"{value * 100:.0f}%"
 
 
+def exact(value: object) -> str:
+    """A setting as a person would type it: all its digits and no more."""
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
 def _three(value: float) -> str:
     magnitude = abs(value)
     if magnitude < 9.995:

@@ -9,11 +9,11 @@ from django import forms
 from django.contrib.auth.forms import AuthenticationForm, UserCreationForm
 from django.contrib.auth.models import Group, User
 
+from dashboard.formats import exact
 from diloco.rendezvous.settings import GroupSettings, SettingsError, SettingSpec, setting_fields
 from diloco.rendezvous.workload import GPT_SIZES, STDLIB, ByteGPTWorkload
 from executors.registry import BACKENDS
 from runs.presets import PoolDraft, RunDraft
-
 
 if TYPE_CHECKING:
     _UserCreation = UserCreationForm[User]
@@ -197,7 +197,7 @@ def bounds(spec: SettingSpec) -> Any:
 def initial_from(draft: RunDraft) -> dict[str, Any]:
     """A draft as the form shows it."""
     return {
-        **draft.settings.to_dict(),
+        **{name: exact(value) for name, value in draft.settings.to_dict().items()},
         "name": draft.name,
         "size": draft.workload.size,
         "data_source": "stdlib" if draft.workload.data == STDLIB else "uri",

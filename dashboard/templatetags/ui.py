@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 
 from django import template
 from django.templatetags.static import static
@@ -15,11 +16,15 @@ from dashboard import access, formats, states
 
 register = template.Library()
 
-register.filter("count", formats.count)
-register.filter("size", formats.size)
-register.filter("loss", formats.loss)
-register.filter("duration", formats.duration)
-register.filter("percent", formats.percent)
+
+def _number(show: Callable[[float | None], str]) -> Callable[[object], str]:
+    """A filter for which what a template could not look up is unknown."""
+    return lambda value: show(value if isinstance(value, int | float) else None)
+
+
+for _show in (formats.count, formats.size, formats.loss, formats.duration, formats.percent):
+    register.filter(_show.__name__, _number(_show))
+register.filter("exact", formats.exact)
 register.simple_tag(access.role_of, name="role")
 
 

@@ -66,9 +66,7 @@ def settings_sections(run: Run) -> list[dict[str, Any]]:
 def stop(request: HttpRequest, run_id: Any) -> HttpResponse:
     run = get_object_or_404(selectors.runs_for(request.user), pk=run_id)
     if not selectors.may_operate(request.user, run):
-        raise PermissionDenied(
-            "Operators stop their own runs, administrators any."
-        )
+        raise PermissionDenied("Operators stop their own runs, administrators any.")
     assert isinstance(request.user, User)
     if not services.request_stop(run, actor=request.user):
         messages.info(request, f"{run.name} was already {run.state}; nothing was left to stop.")

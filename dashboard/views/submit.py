@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import uuid
 from typing import Any
 
 from django.conf import settings
@@ -20,6 +21,7 @@ from diloco.rendezvous.settings import SECTIONS, setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
 from runs import preflight, presets, selectors, services
 from runs.exceptions import InvalidRun
+from runs.models import Run
 from runs.presets import RunDraft
 
 BASIC = frozenset(
@@ -36,11 +38,16 @@ def new(request: HttpRequest) -> HttpResponse:
         raise PermissionDenied("Viewers watch runs; an administrator can make you an operator.")
     if request.method != "POST":
         initial = initial_from(presets.local_demo()) | {"submit_key": secrets.token_urlsafe(24)}
-        return _page(request, RunForm(initial=initial))
+        return _page(request, RunForm(initial=initial), presets.local_demo())
     form = RunForm(request.POST)
     draft = form.draft()
-    if draft is None or not _reachable(form, draft):
-        return _page(request, form)
+    if draft is None:
+        return _page(request, form, draft)
+    # A form sent twice goes straight to its run: by now the rendezvous is taken, by itself. Asked
+    # again after the checks, because the other request may have been quicker than they are.
+    sent = Run.objects.filter(submit_key=form.cleaned_data["submit_key"])
+    if not sent.exists() and not _reachable(form, draft) and not sent.exists():
+        return _page(request, form, draft)
     assert isinstance(request.user, User)
     try:
         run = services.create_run(
@@ -48,7 +55,7 @@ def new(request: HttpRequest) -> HttpResponse:
         )
     except InvalidRun as error:
         form.point_at(error.field, error.message)
-        return _page(request, form)
+        return _page(request, form, draft)
     return redirect("run", run_id=run.pk)
 
 
@@ -67,15 +74,21 @@ def estimate(request: HttpRequest) -> JsonResponse:
 
 def _reachable(form: RunForm, draft: RunDraft) -> bool:
     """Ask the bucket and the data, so that what cannot work is said here and not after launch."""
+    try:
+        own = services.check_draft(draft, uuid.uuid4())
+    except InvalidRun as error:
+        form.point_at(error.field, error.message)
+        return False
     for problem in preflight.check_data(draft.workload.data):
         form.point_at("data", problem)
-    uri = draft.rendezvous or settings.DEFAULT_RENDEZVOUS
+    # The default is asked as a whole, so that a form leaves no folder for a run that never was.
+    uri = own if draft.rendezvous else settings.DEFAULT_RENDEZVOUS
     for problem in preflight.check_rendezvous(uri, [pool.backend for pool in draft.pools]):
         form.point_at("rendezvous", problem)
     return not form.errors
 
 
-def _page(request: HttpRequest, form: RunForm) -> HttpResponse:
+def _page(request: HttpRequest, form: RunForm, draft: RunDraft | None) -> HttpResponse:
     sections = [
         {
             "name": name,
@@ -86,7 +99,6 @@ def _page(request: HttpRequest, form: RunForm) -> HttpResponse:
         }
         for name, title in SECTIONS.items()
     ]
-    draft = None if form.errors else (form.draft() if form.is_bound else presets.local_demo())
     context = {
         "form": form,
         "sections": sections,

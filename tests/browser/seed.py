@@ -13,7 +13,9 @@ import random
 import uuid
 from typing import Any
 
-DATA_PHASES = ("compute", "encode", "upload", "wait", "download", "reduce", "apply")
+CORRUPT = "replica 1's payload: expected crc32 5d01c2aa in block 3, found 91f00b17"
+WHY = {"refused": "crc32 mismatch", "late": "committed without this replica"}
+PHASES = ("compute", "encode", "upload", "wait", "download", "reduce", "apply")
 
 
 def user(name: str, role: str, *, password: str = "correct horse battery") -> Any:
@@ -49,100 +51,152 @@ def run(
     now = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_s)
     round_s = 7.5
     begun = now - datetime.timedelta(seconds=committed * round_s + 14)
-    settings = group_settings(num_replicas=replicas, total_rounds=total_rounds, sync_every=sync_every)
+    settings = group_settings(
+        num_replicas=replicas, total_rounds=total_rounds, sync_every=sync_every
+    )
     ended = state in ("succeeded", "failed", "cancelled")
     per_step = settings["batch_size"] * 128
     made = models.Run.objects.create(
-        name=name, owner=owner, state=state, state_reason=reason, state_since=now,
+        name=name,
+        owner=owner,
+        state=state,
+        state_reason=reason,
+        state_since=now,
         rendezvous=f"file:///srv/archipelago/rendezvous/{uuid.uuid4()}",
         group_settings=settings,
         workload={"kind": "byte_gpt", "size": "demo", "data": "stdlib", "eval_bytes": 65_536},
-        group_fingerprint=hashlib.sha256(name.encode()).hexdigest(),
-        submit_key=uuid.uuid4().hex, time_limit_s=1800, created_at=begun,
+        group_fingerprint=digest(name),
+        submit_key=uuid.uuid4().hex,
+        time_limit_s=1800,
+        created_at=begun,
         started_at=begun + datetime.timedelta(seconds=2) if state != "queued" else None,
         first_step_at=begun + datetime.timedelta(seconds=8) if committed else None,
-        ended_at=now if ended else None, last_seen_at=now if committed else None,
-        committed_rounds=committed, tokens=committed * sync_every * per_step * replicas,
+        ended_at=now if ended else None,
+        last_seen_at=now if committed else None,
+        committed_rounds=committed,
+        tokens=committed * sync_every * per_step * replicas,
         train_loss=curve(committed * sync_every) if committed else None,
         eval_loss=curve(committed * sync_every) + 0.05 if committed else None,
-        tokens_per_s=22_400.0 if committed else None, round_s=round_s if committed else None,
+        tokens_per_s=22_400.0 if committed else None,
+        round_s=round_s if committed else None,
         bytes_up=committed * replicas * 1_950_000,
         bytes_down=committed * replicas * (replicas - 1) * 1_950_000,
         phase_s={"compute": 6.1 * committed, "wait": 0.7 * committed, "upload": 0.1 * committed}
-        if committed else {},
-    )  # fmt: skip
+        if committed
+        else {},
+    )
     pool = models.ReplicaPool.objects.create(
         run=made, backend="local", hardware="cpu", count=replicas
     )
     working = ["computing", "computing", "waiting", "uploading", "applying"]
     rows = []
     for number in range(replicas):
-        own = "done" if state == "succeeded" else "pending" if state == "queued" else working[number % 5]
+        own = (
+            "done"
+            if state == "succeeded"
+            else "pending"
+            if state == "queued"
+            else working[number % 5]
+        )
         if state == "failed":
             own = "failed"
         if state == "degraded" and number == replicas - 1:
             own = "lost"
         rows.append(
             models.Replica.objects.create(
-                run=made, pool=pool, number=number, state=own, state_since=now,
+                run=made,
+                pool=pool,
+                number=number,
+                state=own,
+                state_since=now,
                 state_reason="process ended with signal 9" if own == "lost" else "",
-                backend_state="" if own == "pending" else "running" if own not in ("done", "lost") else "ended",
+                backend_state={"pending": "", "done": "ended", "lost": "ended"}.get(own, "running"),
                 incarnation=f"00001-{chance.getrandbits(32):08x}" if committed else "",
-                beat_at=now - datetime.timedelta(seconds=chance.random() * 3) if committed else None,
-                beat_interval_s=2.0, round=committed + 1, step=committed * sync_every + 11,
+                beat_at=now - datetime.timedelta(seconds=chance.random() * 3)
+                if committed
+                else None,
+                beat_interval_s=2.0,
+                round=committed + 1,
+                step=committed * sync_every + 11,
                 tokens=(committed * sync_every + 11) * per_step,
                 loss=curve(committed * sync_every) + chance.gauss(0, 0.03) if committed else None,
                 tokens_per_s=5600 + chance.gauss(0, 200) if committed else None,
                 wait_fraction=abs(chance.gauss(0.08, 0.04)) if committed else None,
                 restarts=1 if number == 2 and committed else 0,
-                device="cpu, 1 thread", host="islet", pid=4242 + number,
+                device="cpu, 1 thread",
+                host="islet",
+                pid=4242 + number,
             )
-        )  # fmt: skip
+        )
     first = begun + datetime.timedelta(seconds=8)
     for replica in rows if committed else ():
         steps = list(range(1, committed * sync_every + 12))
         values = [curve(s) + chance.gauss(0, 0.09) + replica.number * 0.008 for s in steps]
         columns = {
-            "step": steps, "round": [(s - 1) // sync_every + 1 for s in steps],
+            "step": steps,
+            "round": [(s - 1) // sync_every + 1 for s in steps],
             "tokens": [s * per_step for s in steps],
             "wall_s": [first.timestamp() + s * round_s / sync_every for s in steps],
-        }  # fmt: skip
+        }
         points = Points.of(**columns, value=values)
         for index, part in split(points, "step"):
             models.MetricBlock.objects.create(
-                run=made, replica=replica, series="loss", index=index, count=len(part),
+                run=made,
+                replica=replica,
+                series="loss",
+                index=index,
+                count=len(part),
                 data=part.pack(),
-            )  # fmt: skip
+            )
         for level, message in (
             ("info", "read group.json; 675,136 parameters; model hash 5f2c91ab"),
             ("info", f"loaded checkpoint 0; {made.group_settings['max_replicas']} data shards"),
             ("warning", "upload retried once: store answered slowly"),
         ):
             models.LogLine.objects.create(
-                replica=replica, incarnation=replica.incarnation, at=first, level=level, message=message
+                replica=replica,
+                incarnation=replica.incarnation,
+                at=first,
+                level=level,
+                message=message,
             )
-    _rounds(made, rows, committed, total_rounds, ended, first, round_s, sync_every, per_step, chance)
+    _rounds(
+        made, rows, committed, total_rounds, ended, first, round_s, sync_every, per_step, chance
+    )
     if committed:
-        evaluations = list(range(0, committed + 1))
+        evaluations = list(range(committed + 1))
         points = Points.of(
-            step=[r * sync_every for r in evaluations], round=evaluations,
+            step=[r * sync_every for r in evaluations],
+            round=evaluations,
             tokens=[r * sync_every * per_step * replicas for r in evaluations],
             wall_s=[first.timestamp() + r * round_s for r in evaluations],
             value=[curve(r * sync_every) + 0.05 for r in evaluations],
-        )  # fmt: skip
+        )
         for index, part in split(points, "round"):
             models.MetricBlock.objects.create(
-                run=made, replica=None, series="eval_loss", index=index, count=len(part),
+                run=made,
+                replica=None,
+                series="eval_loss",
+                index=index,
+                count=len(part),
                 data=part.pack(),
-            )  # fmt: skip
+            )
     _events(made, rows, begun, state, reason, owner)
     return made
 
 
 def _rounds(
-    made: Any, rows: list[Any], committed: int, total: int, ended: bool, first: Any,
-    round_s: float, sync_every: int, per_step: int, chance: random.Random,
-) -> None:  # fmt: skip
+    made: Any,
+    rows: list[Any],
+    committed: int,
+    total: int,
+    ended: bool,
+    first: Any,
+    round_s: float,
+    sync_every: int,
+    per_step: int,
+    chance: random.Random,
+) -> None:
     from runs import models
 
     for number in range(1, committed + 1 + (0 if ended or not committed else 1)):
@@ -150,16 +204,18 @@ def _rounds(
         void = number == 5 and committed > 8
         at = first + datetime.timedelta(seconds=number * round_s)
         round_ = models.Round.objects.create(
-            run=made, number=number,
+            run=made,
+            number=number,
             state="collecting" if open_round else "void" if void else "committed",
-            reason="replica 1's payload: expected crc32 5d01c2aa in block 3, found 91f00b17" if void else "",
-            mode="" if open_round else "gather", contributors=0 if void else len(rows),
+            reason=CORRUPT if void else "",
+            mode="" if open_round else "gather",
+            contributors=0 if void else len(rows),
             tokens_total=number * sync_every * per_step * len(rows),
             loss=None if open_round or void else curve(number * sync_every),
             eval_loss=None if open_round or void else curve(number * sync_every) + 0.05,
-            weights_digest="" if open_round or void else hashlib.sha256(f"{made.pk}{number}".encode()).hexdigest(),
+            weights_digest="" if open_round or void else digest(f"{made.pk}{number}"),
             committed_at=None if open_round else at,
-        )  # fmt: skip
+        )
         for replica in rows:
             state = "included"
             if open_round:
@@ -174,18 +230,33 @@ def _rounds(
                 state = "late"
             compute = 5.9 + replica.number * 0.12 + chance.random() * 0.3
             phases = dict(
-                zip(DATA_PHASES, (compute, 0.03, 0.09, max(0.1, 6.9 - compute), 0.16, 0.04, 0.05), strict=True)
+                zip(
+                    PHASES,
+                    (compute, 0.03, 0.09, max(0.1, 6.9 - compute), 0.16, 0.04, 0.05),
+                    strict=True,
+                )
             )
             models.Contribution.objects.create(
-                round=round_, replica=replica, incarnation=replica.incarnation, state=state,
-                reason={"refused": "crc32 mismatch", "late": "committed without this replica"}.get(state, ""),
-                base_round=number - 1, tokens=sync_every * per_step, steps=sync_every, weight=1.0,
-                loss=curve(number * sync_every), norm=1.4 / math.sqrt(number) + chance.random() * 0.05,
-                update_norm=0.0 if open_round else 0.9 / math.sqrt(number), size_bytes=1_950_208,
-                bytes_up=1_950_900, bytes_down=0 if open_round else 5_850_624, requests=11,
-                phases={} if open_round else phases, started_at=at - datetime.timedelta(seconds=round_s),
+                round=round_,
+                replica=replica,
+                incarnation=replica.incarnation,
+                state=state,
+                reason=WHY.get(state, ""),
+                base_round=number - 1,
+                tokens=sync_every * per_step,
+                steps=sync_every,
+                weight=1.0,
+                loss=curve(number * sync_every),
+                norm=1.4 / math.sqrt(number) + chance.random() * 0.05,
+                update_norm=0.0 if open_round else 0.9 / math.sqrt(number),
+                size_bytes=1_950_208,
+                bytes_up=1_950_900,
+                bytes_down=0 if open_round else 5_850_624,
+                requests=11,
+                phases={} if open_round else phases,
+                started_at=at - datetime.timedelta(seconds=round_s),
                 committed_at=None if open_round else at,
-            )  # fmt: skip
+            )
 
 
 def _events(made: Any, rows: list[Any], begun: Any, state: str, reason: str, owner: Any) -> None:
@@ -193,9 +264,14 @@ def _events(made: Any, rows: list[Any], begun: Any, state: str, reason: str, own
 
     def event(after_s: float, kind: str, to: str, was: str, message: str, **more: Any) -> None:
         models.Event.objects.create(
-            run=made, at=begun + datetime.timedelta(seconds=after_s), kind=kind,
-            from_state=was, to_state=to, message=message, **more,
-        )  # fmt: skip
+            run=made,
+            at=begun + datetime.timedelta(seconds=after_s),
+            kind=kind,
+            from_state=was,
+            to_state=to,
+            message=message,
+            **more,
+        )
 
     event(0, "run_state", "queued", "draft", "submitted", actor=owner)
     if state == "queued":
@@ -210,13 +286,26 @@ def _events(made: Any, rows: list[Any], begun: Any, state: str, reason: str, own
     event(8, "run_state", "running", "provisioning", "all replicas live")
     if made.committed_rounds > 8:
         event(
-            46, "round", "void", "planned",
-            "round 5 is void: replica 1's payload: expected crc32 5d01c2aa in block 3, found 91f00b17",
+            46,
+            "round",
+            "void",
+            "planned",
+            f"round 5 is void: {CORRUPT}",
             level="warning",
-        )  # fmt: skip
+        )
     if state not in ("running", "provisioning"):
-        event(90, "run_state", state, "running", reason or state,
-              level={"failed": "error", "degraded": "warning"}.get(state, "info"))  # fmt: skip
+        event(
+            90,
+            "run_state",
+            state,
+            "running",
+            reason or state,
+            level={"failed": "error", "degraded": "warning"}.get(state, "info"),
+        )
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def curve(step: float) -> float:
@@ -251,15 +340,53 @@ def main() -> None:
     if "none" in sys.argv:
         return
     if many:
-        run(olga, name="Nightly sweep of the small model", state="succeeded", committed=20, age_s=9000)
-        run(admin, name="Bad bucket", state="failed", committed=0, age_s=7000,
-            reason="cannot write in s3://nobody/here: AccessDenied")  # fmt: skip
-        run(olga, name="Cancelled early", state="cancelled", committed=3, age_s=5000, reason="stopped by olga")
-        run(olga, name="A run whose name somebody made very long indeed, to see what the page does",
-            state="degraded", committed=240, total_rounds=400, sync_every=10, replicas=24,
-            reason="live 23 < target 24: replica 23 is lost")  # fmt: skip
-        run(olga, name="Waiting for a worker", state="queued", committed=0, reason="waiting for a worker")
-        run(olga, name="Just launched", state="provisioning", committed=0, reason="launching replicas")
+        run(
+            olga,
+            name="Nightly sweep of the small model",
+            state="succeeded",
+            committed=20,
+            age_s=9000,
+        )
+        run(
+            admin,
+            name="Bad bucket",
+            state="failed",
+            committed=0,
+            age_s=7000,
+            reason="cannot write in s3://nobody/here: AccessDenied",
+        )
+        run(
+            olga,
+            name="Cancelled early",
+            state="cancelled",
+            committed=3,
+            age_s=5000,
+            reason="stopped by olga",
+        )
+        run(
+            olga,
+            name="A run whose name somebody made very long indeed, to see what the page does",
+            state="degraded",
+            committed=240,
+            total_rounds=400,
+            sync_every=10,
+            replicas=24,
+            reason="live 23 < target 24: replica 23 is lost",
+        )
+        run(
+            olga,
+            name="Waiting for a worker",
+            state="queued",
+            committed=0,
+            reason="waiting for a worker",
+        )
+        run(
+            olga,
+            name="Just launched",
+            state="provisioning",
+            committed=0,
+            reason="launching replicas",
+        )
     run(olga, name="Local demo", reason="all 4 replicas live")
 
 

@@ -33,7 +33,7 @@ function show(run, at) {
   setText(at.quorum, `quorum ${run.quorum}`);
   setText(at.goodput, format.percent(run.goodput));
   setText(at.bytes, format.size(run.bytes_up + run.bytes_down));
-  setText(at.bytes_note, `↑ ${format.size(run.bytes_up)}  ↓ ${format.size(run.bytes_down)}`);
+  setText(at.bytes_note, `${format.size(run.bytes_up)} ↑  ${format.size(run.bytes_down)} ↓`);
   const stop = $("[data-stop]");
   if (stop) stop.hidden = !RUN_STOPPABLE.has(run.state);
   document.title = `${progress(run)}${run.name} · Archipelago`;

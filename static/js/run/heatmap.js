@@ -8,7 +8,7 @@ const WORDS = {
   included: "included", uploaded: "uploaded, round open", late: "late", refused: "refused",
   void: "round void", missing: "missing", open: "not yet",
 };
-const SIZES = { small: { cell: 17, least: 7 }, large: { cell: 24, least: 9 } };
+const SIZES = { small: { cell: 17, least: 7 }, large: { cell: 30, least: 9 } };
 const GAP = 2;
 const HEAD = 18; // the line of round numbers
 

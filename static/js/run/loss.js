@@ -8,7 +8,7 @@ import { seriesKey } from "../lib/store.js";
 import { lastKnown, rising, smoothed, xValues } from "./curves.js";
 
 const AXES = { step: "inner step", round: "round", tokens: "tokens of all replicas", wall: "time since the first step" };
-const DEFAULT_SMOOTH = 0.9;
+const DEFAULT_SMOOTH = 0.8;
 const TABLE_ROWS = 200;
 const RESAMPLE_ABOVE = 6000; // points of one series; the server then thins it again
 
@@ -227,7 +227,7 @@ function options(curves, place, view, read) {
     cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false, dist: 6 } },
     scales: { x: { time: false, range: (u, low, high) => (low === high ? [low - 0.5, high + 0.5] : [low, high]) } },
     axes: [
-      { stroke: dim, font, grid, ticks: { ...grid, size: 4 }, size: 42, gap: 4, labelFont: font, labelSize: 16, label: AXES[view.axis], space: 64, values: (u, ticks) => ticks.map((t) => (view.axis === "wall" ? format.duration(t) : format.count(t))) },
+      { stroke: dim, font, grid, ticks: { ...grid, size: 4 }, size: 28, gap: 4, labelFont: font, labelSize: 18, labelGap: 0, label: AXES[view.axis], space: 64, values: (u, ticks) => ticks.map((t) => (view.axis === "wall" ? format.duration(t) : format.count(t))) },
       { stroke: dim, font, grid, ticks: { show: false }, size: 46, gap: 6, values: (u, ticks) => ticks.map((t) => String(Number(t.toFixed(3)))) },
     ],
     series,

@@ -145,7 +145,7 @@ function paint(canvas, place, bars, hidden, current) {
     pen.fillStyle = cssColor("--grid");
     pen.fillRect(MARGIN.left, at - 0.5, plot.w, 1);
     pen.fillStyle = cssColor("--text-3");
-    pen.fillText(format.duration((top * i) / 4).replace(".0 s", " s"), MARGIN.left - 8, at);
+    pen.fillText(i ? format.duration((top * i) / 4).replace(".0 s", " s") : "0", MARGIN.left - 8, at);
   }
 
   const fills = Object.fromEntries(shown.map((phase) => [phase, phaseFill(pen, phase)]));

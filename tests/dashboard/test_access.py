@@ -1,0 +1,101 @@
+"""Every view as anonymous, viewer, owner, stranger and admin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.urls import URLPattern, get_resolver, reverse
+
+from runs.models import Run
+from tests.browser import seed
+from tests.dashboard.people import KINDS, client_for
+
+pytestmark = pytest.mark.django_db
+
+SIGN_IN, REFUSED, OK, MOVED = 302, 403, 200, 303
+PAGES = {
+    # name: method, then what anonymous, viewer, owner, stranger and admin get
+    "runs": ("get", SIGN_IN, OK, OK, OK, OK),
+    "runs-json": ("get", SIGN_IN, OK, OK, OK, OK),
+    "run-new": ("get", SIGN_IN, REFUSED, OK, OK, OK),
+    "run-estimate": ("post", SIGN_IN, REFUSED, OK, OK, OK),
+    "run": ("get", SIGN_IN, OK, OK, OK, OK),
+    "run-snapshot": ("get", SIGN_IN, OK, OK, OK, OK),
+    "run-points": ("get", SIGN_IN, OK, OK, OK, OK),
+    "run-logs": ("get", SIGN_IN, OK, OK, OK, OK),
+    "run-stop": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
+    "logout": ("post", SIGN_IN, MOVED, MOVED, MOVED, MOVED),
+    "login": ("get", OK, MOVED, MOVED, MOVED, MOVED),
+    "setup": ("get", MOVED, MOVED, MOVED, MOVED, MOVED),
+}
+TESTED_ELSEWHERE = {"runs-stream", "run-stream"}  # test_stream.py
+
+
+@pytest.fixture
+def run() -> Run:
+    return seed.run(seed.user("owner", "operator"), committed=2, replicas=2)
+
+
+def test_every_url_is_in_the_table() -> None:
+    names = {p.name for p in get_resolver().url_patterns if isinstance(p, URLPattern)}
+    assert names == set(PAGES) | TESTED_ELSEWHERE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PAGES)
+def test_who_gets_what(name: str, kind: str, run: Run) -> None:
+    method, *expected = PAGES[name]
+    client = client_for(kind, run.owner)
+    answer = getattr(client, method)(address(name, run))
+    wanted = expected[KINDS.index(kind)]
+    if wanted == SIGN_IN:
+        assert answer.status_code == 302
+        assert answer["Location"].startswith("/login")
+    elif wanted == MOVED:
+        assert answer.status_code == 302
+        assert not answer["Location"].startswith("/login?next")
+    else:
+        assert answer.status_code == wanted
+
+
+def address(name: str, run: Run) -> str:
+    needs_run = (
+        name.startswith("run-") and name not in ("run-new", "run-estimate")
+    ) or name == "run"
+    url = reverse(name, args=[run.pk] if needs_run else [])
+    return f"{url}?series=loss&replica=0" if name == "run-points" else url
+
+
+@pytest.mark.parametrize("name", sorted(n for n, row in PAGES.items() if row[0] == "post"))
+def test_no_post_without_a_csrf_token(name: str, run: Run) -> None:
+    client = client_for("owner", run.owner, enforce_csrf_checks=True)
+    answer = client.post(address(name, run))
+    assert answer.status_code == 403
+    assert b"This form has expired" in answer.content
+    run.refresh_from_db()
+    assert run.state == "running"
+
+
+@pytest.mark.parametrize("kind", ["viewer", "stranger", "owner", "admin"])
+def test_stop_button_only_for_those_who_may(kind: str, run: Run) -> None:
+    page = client_for(kind, run.owner).get(reverse("run", args=[run.pk])).content.decode()
+    assert ("data-stop-form" in page) == (kind in ("owner", "admin"))
+
+
+@pytest.mark.parametrize("kind", ["viewer", "owner"])
+def test_new_run_button_only_for_those_who_may(kind: str, run: Run) -> None:
+    page = client_for(kind, run.owner).get("/").content.decode()
+    assert ("New run" in page) == (kind == "owner")
+
+
+def test_a_run_that_is_not_there_is_a_404_in_our_design(run: Run) -> None:
+    answer = client_for("owner", run.owner).get("/runs/00000000-0000-4000-8000-000000000000/")
+    assert answer.status_code == 404
+    assert b"Nothing lies here" in answer.content
+
+
+def test_the_server_error_page_needs_no_context(client: Any) -> None:
+    from django.template.loader import render_to_string
+
+    assert "Something broke" in render_to_string("500.html")

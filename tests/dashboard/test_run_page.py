@@ -1,0 +1,106 @@
+"""The run page and the JSON it lives from."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from diloco.rendezvous.settings import setting_fields
+from runs.models import Event, Run
+from tests.browser import seed
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def run(client: Client) -> Run:
+    olga = seed.user("olga", "operator")
+    client.force_login(olga)
+    return seed.run(olga, committed=10, replicas=3)
+
+
+def page(client: Client, run: Run, query: str = "") -> str:
+    return client.get(reverse("run", args=[run.pk]) + query).content.decode()
+
+
+def test_settings_are_values_and_never_inputs(client: Client, run: Run) -> None:
+    text = page(client, run, "?tab=settings")
+    panel = text[text.index('data-panel="settings"') : text.index('data-panel="events"')]
+    assert not re.search(r"<(input|select|textarea)\b", panel)
+    for spec in setting_fields():
+        assert spec.label in panel
+    assert run.group_fingerprint in panel
+    assert "group.json" in panel
+
+
+@pytest.mark.parametrize("tab", ["overview", "rounds", "logs", "nonsense", ""])
+def test_the_tab_is_in_the_address(client: Client, run: Run, tab: str) -> None:
+    shown = re.findall(r'data-panel="(\w+)" aria-label="\w+">', page(client, run, f"?tab={tab}"))
+    assert shown == [tab if tab in ("overview", "rounds", "logs") else "overview"]
+
+
+def test_names_and_reasons_are_text(client: Client, run: Run) -> None:
+    Run.objects.update(name="</title><script>x", state_reason="<b>why</b>")
+    text = page(client, run)
+    assert "<script>x" not in text
+    assert "<b>why" not in text
+
+
+def test_snapshot_has_what_the_store_reads(client: Client, run: Run) -> None:
+    body = client.get(reverse("run-snapshot", args=[run.pk])).json()
+    assert set(body) >= {"run", "replicas", "rounds", "events", "points", "cursor"}
+    assert body["run"]["committed_rounds"] == 10
+    assert [r["number"] for r in body["replicas"]] == [0, 1, 2]
+    assert {(p["series"], p["replica"]) for p in body["points"]} >= {
+        ("loss", 0),
+        ("eval_loss", None),
+    }
+
+
+def test_points_are_thinned_to_what_was_asked_for(client: Client, run: Run) -> None:
+    url = reverse("run-points", args=[run.pk])
+    body = client.get(url, {"series": "loss", "replica": 1, "max_points": 50}).json()
+    assert len(body["value"]) <= 50
+    assert body["total"] == 10 * 40 + 11
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {},
+        {"series": "loss", "max_points": "0"},
+        {"series": "loss", "max_points": "9999999"},
+        {"series": "loss", "replica": "x"},
+        {"series": "loss", "after_step": "1.5"},
+    ],
+)
+def test_bad_questions_for_points_get_a_message(
+    client: Client, run: Run, query: dict[str, str]
+) -> None:
+    answer = client.get(reverse("run-points", args=[run.pk]), query)
+    assert answer.status_code == 400
+    assert b"expected" in answer.content
+
+
+def test_log_lines_by_replica_and_from_an_id_on(client: Client, run: Run) -> None:
+    url = reverse("run-logs", args=[run.pk])
+    everything = client.get(url).json()["lines"]
+    assert [line["id"] for line in everything] == sorted(line["id"] for line in everything)
+    assert {line["replica"] for line in client.get(url, {"replica": 1}).json()["lines"]} == {1}
+    assert client.get(url, {"after": everything[-1]["id"]}).json()["lines"] == []
+    assert client.get(url, {"after": "x"}).status_code == 400
+
+
+def test_stop_asks_the_service_once(client: Client, run: Run) -> None:
+    url = reverse("run-stop", args=[run.pk])
+    assert client.get(url).status_code == 405
+    client.post(url)
+    run.refresh_from_db()
+    assert run.state == "stopping"
+    again: Any = client.post(url, follow=True)
+    assert "nothing was left to stop" in again.content.decode()
+    assert Event.objects.filter(run=run, to_state="stopping").count() == 1

@@ -1,0 +1,106 @@
+"""The runs list: order, pages, empty states, number of queries."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from dashboard.views import runs as view
+from runs.models import Run
+from tests.browser import seed
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def olga(client: Client) -> Any:
+    user = seed.user("olga", "operator")
+    client.force_login(user)
+    return user
+
+
+def bare_run(owner: Any, number: int, at: datetime.datetime) -> Run:
+    return Run.objects.create(
+        name=f"run {number:03d}", owner=owner, state="queued", state_since=at, created_at=at,
+        rendezvous=f"file:///nowhere/{number}", group_settings=seed.group_settings(), workload={},
+        submit_key=str(number),
+    )  # fmt: skip
+
+
+def test_first_use_leads_to_the_demo(client: Client, olga: Any) -> None:
+    page = client.get("/").content.decode()
+    assert "No runs yet" in page
+    assert 'href="/runs/new"' in page
+    assert "Local demo" in page
+
+
+def test_first_use_of_a_viewer_offers_nothing_they_may_not_do(client: Client) -> None:
+    client.force_login(seed.user("vera", "viewer"))
+    page = client.get("/").content.decode()
+    assert "No runs yet" in page
+    assert "/runs/new" not in page
+
+
+def test_pages_show_every_run_once_newest_first(
+    client: Client, olga: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "PAGE_SIZE", 3)
+    now = timezone.now()
+    # Two of the same moment, at the edge of a page: the id decides.
+    ages = [0, 1, 2, 2, 3, 4, 5]
+    for number, age in enumerate(ages):
+        bare_run(olga, number, now - datetime.timedelta(seconds=age))
+    seen, url = [], "/"
+    for _ in range(3):
+        answer = client.get(url)
+        seen += [row["header"]["name"] for row in answer.context["rows"]]
+        url = f"/?before={answer.context['older'].replace('+', '%2B')}"
+    assert len(seen) == len(set(seen)) == 7
+    assert answer.context["older"] == ""
+    assert seen[0] == "run 000"
+    assert seen[-1] == "run 006"
+
+
+@pytest.mark.parametrize(
+    "before", ["nonsense", "2026-01-01T00:00:00_x", "_", "2026-99-99_" + "0" * 32]
+)
+def test_a_broken_cursor_shows_the_first_page(client: Client, olga: Any, before: str) -> None:
+    bare_run(olga, 1, timezone.now())
+    answer = client.get("/", {"before": before})
+    assert answer.status_code == 200
+    assert len(answer.context["rows"]) == 1
+
+
+def test_the_number_of_queries_does_not_grow(
+    client: Client, olga: Any, django_assert_num_queries: Any
+) -> None:
+    from django.db import connection
+    from django.test.utils import CaptureQueriesContext
+
+    seed.run(olga, committed=1, replicas=2)
+    with CaptureQueriesContext(
+        connection,
+    ) as few:
+        client.get("/")
+    for number in range(5):
+        seed.run(olga, name=f"r{number}", committed=1, replicas=3)
+    with django_assert_num_queries(len(few)):
+        client.get("/")
+
+
+def test_a_name_is_text_never_markup(client: Client, olga: Any) -> None:
+    seed.run(olga, name="<img src=x onerror=alert(1)>", committed=0)
+    page = client.get("/").content.decode()
+    assert "<img src=x" not in page
+    assert "&lt;img src=x" in page
+
+
+def test_unknown_is_a_dash_and_never_zero(client: Client, olga: Any) -> None:
+    run = seed.run(olga, committed=0, state="provisioning")
+    page = client.get("/").content.decode()
+    row = page[page.index(f'data-run="{run.pk}"') :]
+    assert 'data-f="eval_loss">–<' in row

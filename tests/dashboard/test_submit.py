@@ -1,0 +1,172 @@
+"""The submit form: prefilled, checked at the field, one run per form."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from diloco.rendezvous.settings import setting_fields
+from diloco.rendezvous.workload import GPT_SIZES
+from runs import presets
+from runs.models import Run
+from tests.browser import seed
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def olga(client: Client, settings: Any, tmp_path: Path) -> Any:
+    settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri()
+    user = seed.user("olga", "operator")
+    client.force_login(user)
+    return user
+
+
+def filled(client: Client) -> dict[str, str]:
+    """What a browser would send if the person only pressed Launch."""
+    page = client.get("/runs/new").content.decode()
+    sent = {}
+    for tag in re.findall(r"<input[^>]*>", page):
+        attrs = dict(re.findall(r'([\w-]+)="([^"]*)"', tag))
+        if attrs.get("type") == "radio" and " checked" not in tag:
+            continue
+        if "name" in attrs and attrs["name"] != "csrfmiddlewaretoken":
+            sent[attrs["name"]] = html.unescape(attrs.get("value", ""))
+    for name, body in re.findall(r'<select name="(\w+)"[^>]*>(.*?)</select>', page, re.DOTALL):
+        sent[name] = re.search(r'value="([^"]*)" selected', body)[1]  # type: ignore[index]
+    return sent
+
+
+def test_the_first_visit_is_the_local_demo_ready_to_launch(client: Client, olga: Any) -> None:
+    answer = client.post("/runs/new", filled(client))
+    run = Run.objects.get()
+    assert answer["Location"] == f"/runs/{run.pk}/"
+    demo = presets.local_demo()
+    assert run.group_settings == demo.settings.to_dict()
+    assert run.workload == demo.workload.to_dict()
+    assert run.time_limit_s == demo.time_limit_s
+    assert run.replicas.count() == demo.settings.num_replicas
+
+
+def test_every_setting_has_a_field_with_label_help_and_unit(client: Client, olga: Any) -> None:
+    page = client.get("/runs/new").content.decode()
+    for spec in setting_fields():
+        if spec.name == "num_replicas":
+            continue  # the pools say how many
+        assert f'name="{spec.name}"' in page
+        assert html.escape(spec.label) in page
+        assert html.escape(spec.help) in page
+
+
+def test_sizes_show_their_parameters(client: Client, olga: Any) -> None:
+    page = client.get("/runs/new").content.decode()
+    for name, shape in GPT_SIZES.items():
+        assert f'value="{name}"' in page
+        assert f"context {shape.context}" in page
+
+
+@pytest.mark.parametrize("rendezvous", ["", "mine"])
+def test_a_double_click_makes_one_run(
+    client: Client, olga: Any, tmp_path: Path, rendezvous: str
+) -> None:
+    sent = filled(client) | {"rendezvous": str(tmp_path / rendezvous) if rendezvous else ""}
+    first = client.post("/runs/new", sent)
+    second = client.post("/runs/new", sent)
+    assert first["Location"] == second["Location"]
+    assert Run.objects.count() == 1
+
+
+def test_each_visit_is_a_run_of_its_own(client: Client, olga: Any) -> None:
+    assert filled(client)["submit_key"] != filled(client)["submit_key"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "said"),
+    [
+        ({"sync_every": "0"}, "sync_every", "expected 1 or more, found 0"),
+        ({"sync_every": "1.5"}, "sync_every", "whole number"),
+        ({"outer_lr": "nan"}, "outer_lr", "number"),
+        ({"outer_lr": ""}, "outer_lr", "required"),
+        ({"codec": "zip"}, "codec", "zip is not one of the available choices"),
+        ({"min_quorum": "9"}, "min_quorum", "at most the target of 4 replicas, found 9"),
+        ({"max_replicas": "2"}, "max_replicas", "at least the target of 4 replicas, found 2"),
+        ({"warmup_steps": "100000"}, "warmup_steps", "at most the 640 inner steps"),
+        ({"round_timeout_s": "5"}, "round_timeout_s", "more than the heartbeat timeout"),
+        ({"pool_count": "0"}, "pool_count", "greater than or equal to 1"),
+        ({"name": " "}, "name", "required"),
+        ({"size": "giant"}, "size", "giant is not one of the available choices"),
+        ({"data_source": "uri"}, "data", "expected a URI of text files, found none"),
+        ({"data_source": "uri", "data": "/no/such/text"}, "data", "/no/such/text"),
+        ({"rendezvous": "not-a-place"}, "rendezvous", "not-a-place"),
+        ({"time_limit_min": "-1"}, "time_limit_min", "greater than or equal to 0"),
+    ],
+)
+def test_an_error_stands_at_its_field_and_no_input_is_lost(
+    client: Client, olga: Any, change: dict[str, str], field: str, said: str
+) -> None:
+    sent = filled(client) | {"name": "Kept & safe"} | change
+    answer = client.post("/runs/new", sent)
+    assert answer.status_code == 422
+    assert not Run.objects.exists()
+    form = answer.context["form"]
+    assert list(form.errors) == [field]
+    assert said in form.errors[field][0]
+    page = answer.content.decode()
+    assert "Nothing was launched" in page
+    if change.get("name") is None:
+        assert 'value="Kept &amp; safe"' in page
+    if field not in ("size",):
+        tag = re.search(rf'<(?:input|select)[^>]*name="{field}"[^>]*>', page)
+        assert tag is not None
+        assert 'aria-invalid="true"' in tag[0]
+        assert f"id_{field}_error" in tag[0]
+    assert f'id="id_{field}_error"' in page
+
+
+def test_an_unwritable_rendezvous_is_said_at_its_field(
+    client: Client, olga: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("a file where a folder should be")
+    answer = client.post("/runs/new", filled(client) | {"rendezvous": f"{tmp_path}/file/run"})
+    assert answer.status_code == 422
+    assert list(answer.context["form"].errors) == ["rendezvous"]
+
+
+def test_a_relative_rendezvous_makes_no_folder_here(
+    client: Client, olga: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert client.post("/runs/new", filled(client) | {"rendezvous": "here"}).status_code == 422
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rendezvous_another_run_has_is_refused(client: Client, olga: Any, tmp_path: Path) -> None:
+    wanted = {"rendezvous": str(tmp_path / "mine")}
+    client.post("/runs/new", filled(client) | wanted)
+    answer = client.post("/runs/new", filled(client) | wanted)
+    assert list(answer.context["form"].errors) == ["rendezvous"]
+    assert Run.objects.count() == 1
+
+
+def test_somebody_elses_form_key_starts_nothing(client: Client, olga: Any) -> None:
+    sent = filled(client)
+    client.post("/runs/new", sent)
+    client.force_login(seed.user("oscar", "operator"))
+    answer = client.post("/runs/new", sent)
+    assert answer.status_code == 422
+    assert Run.objects.count() == 1
+
+
+def test_the_estimate_answers_with_numbers_or_with_errors(client: Client, olga: Any) -> None:
+    sent = filled(client)
+    answer = client.post("/runs/estimate.json", sent).json()
+    assert answer["errors"] == {}
+    assert answer["estimate"]["parameters"] == GPT_SIZES["demo"].parameters
+    answer = client.post("/runs/estimate.json", sent | {"min_quorum": "9"}).json()
+    assert answer["estimate"] is None
+    assert list(answer["errors"]) == ["min_quorum"]
