@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from diloco.rendezvous.cost import payload_bytes
+
 assert sys.byteorder == "little", "payloads are little-endian and read without conversion"
 
 
@@ -36,7 +38,7 @@ class _Fp32:
     name = "fp32"
 
     def encoded_bytes(self, numel: int) -> int:
-        return 4 * numel
+        return payload_bytes(numel, self.name)
 
     def encode(self, vector: Tensor) -> Tensor:
         return vector.contiguous().view(torch.uint8)
@@ -51,7 +53,7 @@ class _Bf16:
     name = "bf16"
 
     def encoded_bytes(self, numel: int) -> int:
-        return 2 * numel
+        return payload_bytes(numel, self.name)
 
     def encode(self, vector: Tensor) -> Tensor:
         return vector.to(torch.bfloat16).contiguous().view(torch.uint8)

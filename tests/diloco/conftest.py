@@ -109,6 +109,14 @@ class MortalStore:
         self.inner.delete(keys)
 
 
+def batch_loss(model: nn.Module, replica: int, step: int) -> torch.Tensor:
+    """What a member minimises at a step: least squares on data of its own."""
+    generator = torch.Generator().manual_seed(1000 * replica + step)
+    x = torch.randn(8, 4, generator=generator)
+    loss: torch.Tensor = (model(x) - x[:, :2]).square().mean()
+    return loss
+
+
 @dataclass
 class Member:
     """One member: its thread, and what became of it."""
@@ -130,6 +138,7 @@ class TinyGroup:
     """Makes a group and runs members of it."""
 
     trap = Trap
+    batch_loss = staticmethod(batch_loss)
 
     def __init__(self, root: Path, **settings: object) -> None:
         self.root = root
@@ -176,11 +185,7 @@ class TinyGroup:
             ) as group:
                 member.group = group
                 while not group.done:
-                    generator = torch.Generator().manual_seed(
-                        1000 * member.replica + group.data_step
-                    )
-                    x = torch.randn(8, 4, generator=generator)
-                    loss = (member.model(x) - x[:, :2]).square().mean()
+                    loss = batch_loss(member.model, member.replica, group.data_step)
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()

@@ -1,0 +1,73 @@
+"""The global state: what rebasing does to the local weights, and that void rounds do nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from diloco.checkpoint import Restored
+from diloco.outer import Layout, OuterOptimizer, digest
+from diloco.reduce import Merged
+from diloco.rendezvous.records import Commit, Identity
+from diloco.rendezvous.rounds import Totals
+from diloco.state import GlobalState, is_finite
+
+
+def commit(round: int, void: str = "") -> Commit:
+    me = Identity(replica=0, incarnation="00001-00000000")
+    return Commit(
+        round=round, fragment=0, committer=me, contributors=(me,), merged_digest="", void=void,
+        tokens_total=10 * round, committed_total=round, wall_s=0.0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def state() -> GlobalState:
+    layout = Layout(nn.Linear(2, 2, bias=False))
+    state = GlobalState(layout, OuterOptimizer(lr=1.0, momentum=0.0, numel=4))
+    state.load(Restored(round=0, weights=torch.zeros(4), totals=Totals()), None)
+    return state
+
+
+GRADIENT = Merged(vector=torch.tensor([1.0, 2.0, 3.0, 4.0]), digest="")
+
+
+def test_loading_puts_the_global_weights_into_the_model(state: GlobalState) -> None:
+    assert state.layout.read().tolist() == [0, 0, 0, 0]
+    assert (state.round, state.base.round) == (1, 0)
+
+
+def test_an_included_replica_takes_the_global_weights(state: GlobalState) -> None:
+    state.layout.write(torch.full((4,), 10.0))
+    state.apply(commit(1), GRADIENT, rebase=False)
+    assert state.layout.read().tolist() == [-1, -2, -3, -4]
+    assert state.base.digest == digest(torch.tensor([-1.0, -2.0, -3.0, -4.0]))
+    assert state.totals == Totals(committed=1, tokens=10)
+
+
+def test_a_late_replica_keeps_its_progress_on_the_new_base(state: GlobalState) -> None:
+    state.layout.write(torch.full((4,), 10.0))
+    before = state.pseudo_gradient()
+    state.apply(commit(1), GRADIENT, rebase=True)
+    assert state.layout.read().tolist() == [9, 8, 7, 6]
+    assert torch.equal(state.pseudo_gradient(), before)
+
+
+def test_a_void_round_changes_nothing_but_the_count(state: GlobalState) -> None:
+    state.layout.write(torch.full((4,), 10.0))
+    base = state.base
+    state.apply(commit(1, void="lost"), None, rebase=True)
+    assert state.layout.read().tolist() == [10] * 4
+    assert (state.base, state.round) == (base, 2)
+
+
+def test_commits_are_applied_in_order(state: GlobalState) -> None:
+    with pytest.raises(AssertionError, match="in order"):
+        state.apply(commit(2), GRADIENT, rebase=False)
+
+
+def test_finite_is_finite() -> None:
+    assert is_finite(torch.zeros(0)) and is_finite(torch.ones(3))
+    assert not is_finite(torch.tensor([1.0, float("nan")]))
+    assert not is_finite(torch.tensor([float("-inf")]))
