@@ -7,8 +7,15 @@ import sys
 
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
+    from django.conf import settings
     from django.core.management import execute_from_command_line
 
+    try:
+        settings.DATABASES  # noqa: B018 -- reads the settings, which make the state folder
+    except OSError as error:
+        sys.exit(
+            f"archipelago: the state folder cannot be used: {error.strerror}: {error.filename}"
+        )
     execute_from_command_line(sys.argv)
 
 

@@ -7,16 +7,21 @@ password are drawn once and kept in the state folder, so that a restarted worker
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+END_S = 10.0
+"""How long a server may take to end."""
 
 
 class BrokerError(Exception):
@@ -102,15 +107,33 @@ def prepare(folder: Path) -> Broker:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     state = folder / "broker.json"
     kept = json.loads(state.read_text()) if state.exists() else {}
-    port = int(kept.get("port", 0))
+    port, password = int(kept.get("port", 0)), str(kept.get("password", ""))
+    if port and not port_is_free(port):
+        _end_leftover(Broker(folder=folder, port=port, password=password))
     broker = Broker(
         folder=folder,
         port=port if port and port_is_free(port) else free_port(),
-        password=str(kept.get("password") or secrets.token_urlsafe(24)),
+        password=password or secrets.token_urlsafe(24),
     )
     _write_private(state, json.dumps({"port": broker.port, "password": broker.password}))
     _write_private(folder / "valkey.conf", _config(broker))
     return broker
+
+
+def _end_leftover(broker: Broker) -> None:
+    """End the server a killed supervisor left: two may not write one append-only file."""
+    try:
+        if not broker.ready():
+            return
+    except BrokerError:  # a stranger's
+        return
+    client = redis.Redis.from_url(broker.url)
+    with contextlib.suppress(redis.exceptions.ConnectionError):
+        client.shutdown()
+    client.close()
+    deadline = time.monotonic() + END_S
+    while not port_is_free(broker.port) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _config(broker: Broker) -> str:

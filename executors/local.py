@@ -156,7 +156,8 @@ class LocalProcessExecutor:
             try:
                 (folder / "cancel").touch()
             except OSError as error:
-                raise RetryLater(f"{folder}: {error.strerror}") from error
+                if not (folder / "handle.json").exists():  # without the mark it could be missed
+                    raise RetryLater(f"{folder}: {error.strerror}") from error
             local_job.ask_to_end(folder)
 
     def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
