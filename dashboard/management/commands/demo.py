@@ -1,0 +1,113 @@
+"""``manage.py demo``: the whole server, a user, and a run that trains before your eyes."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.core.management.base import BaseCommand
+from django.utils import timezone
+
+from dashboard.management.serving import address_options, supervisor
+from dashboard.progress import Progress
+from dashboard.supervisor import Stopped, Supervisor, SupervisorError
+from runs import presets, selectors, services
+from runs.exceptions import InvalidRun
+from runs.models import Run
+from runs.states import RUN_ACTIVE, RunState
+
+USER = "demo"
+
+
+class Command(BaseCommand):
+    help = "Like serve, and submit the demo run and show its progress."
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: Any) -> None:
+        address_options(parser)
+        parser.add_argument(
+            "--exit",
+            action="store_true",
+            help="end when the run has ended: status 0 when it succeeded, 1 when it did not",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        progress = Progress(sys.stdout)
+        try:
+            with supervisor(options, say=progress.say) as running:
+                succeeded = _serve(running, progress, leave=options["exit"])
+        except Stopped:
+            succeeded = False
+        except (SupervisorError, InvalidRun) as error:
+            progress.finish()
+            sys.exit(f"archipelago: {error}")
+        if options["exit"] and not succeeded:
+            sys.exit(1)
+
+
+def _serve(running: Supervisor, progress: Progress, *, leave: bool) -> bool:
+    """Whether the run succeeded; returns at once when it has ended if ``leave``, else on a stop."""
+    running.start()
+    progress.say(f"serving {running.address} (state and logs in {running.var})")
+    user = _demo_user(progress)
+    for run in Run.objects.filter(owner=user, name=presets.local_demo().name, state__in=RUN_ACTIVE):
+        progress.say(f"stopping the demo run of {run.created_at:%Y-%m-%d %H:%M} UTC")
+        services.request_stop(run, actor=user)
+    run = services.create_run(
+        presets.local_demo(), owner=user, submit_key=f"demo-{secrets.token_hex(8)}"
+    )
+    progress.say(f"watch the run at {running.address}runs/{run.pk}/")
+    run = _watch(running, progress, run)
+    succeeded = run.state == RunState.SUCCEEDED
+    if run.ended:
+        _say_result(progress, run, succeeded)
+        if not leave:
+            progress.say(f"still serving {running.address}; Ctrl-C stops it")
+            while not running.stopping:
+                running.wait()
+    if running.stopping:
+        progress.say("stopping")
+    return succeeded
+
+
+def _demo_user(progress: Progress) -> User:
+    """The user of the demo, an administrator. Only a hash of the password is kept."""
+    user = User.objects.filter(username=USER).first()
+    if user is not None:
+        progress.say(
+            f"sign in as {USER} with the password shown when it was made "
+            f"(a new one: .venv/bin/python manage.py changepassword {USER})"
+        )
+        return user
+    password = secrets.token_urlsafe(9)
+    progress.say(f"sign in as {USER} with password {password} (shown only now)")
+    return User.objects.create_superuser(USER, password=password)
+
+
+def _watch(running: Supervisor, progress: Progress, run: Run) -> Run:
+    """Show the run until it has ended or somebody wants to stop."""
+    seen = 0
+    while True:
+        run = selectors.runs_for(run.owner).get(pk=run.pk)
+        # Newest first, and only of late: what was missed is on the page.
+        rows = sorted(selectors.event_rows(run, after_id=seen), key=lambda row: int(row["id"]))
+        progress.events(rows)
+        seen = rows[-1]["id"] if rows else seen
+        progress.show(selectors.run_header(run), now=timezone.now())
+        if run.ended or running.stopping:
+            progress.finish()
+            return run
+        running.wait(0.5)
+
+
+def _say_result(progress: Progress, run: Run, succeeded: bool) -> None:
+    reason = f": {run.state_reason}" if run.state_reason else ""
+    progress.say(f"the run {run.state}{reason}")
+    if succeeded and run.eval_loss is not None:
+        progress.say(
+            f"evaluation loss of the global weights: {run.eval_loss:.3f} nats per byte "
+            "(5.545 would be guessing)"
+        )
+        progress.say(f"text from it: .venv/bin/python -m diloco.generate {run.rendezvous}")

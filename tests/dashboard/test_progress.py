@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from dashboard.progress import Progress, clock, progress_line
+
+NOW = datetime(2026, 1, 1, 12, 1, 23, tzinfo=UTC)
+
+
+def header(**changes: Any) -> dict[str, Any]:
+    return {
+        "state": "running",
+        "committed_rounds": 5,
+        "total_rounds": 16,
+        "train_loss": 2.9123,
+        "eval_loss": None,
+        "tokens_per_s": 12_345.6,
+        "live": 3,
+        "target": 4,
+        "created_at": "2026-01-01T12:00:00+00:00",
+        "ended_at": None,
+        **changes,
+    }
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_says_all_there_is_and_a_dash_for_what_is_unknown() -> None:
+    assert progress_line(header(), now=NOW) == (
+        "running  round 5/16  loss 2.912  eval –  12,346 tokens/s  replicas 3/4  1:23"
+    )
+
+
+def test_an_ended_run_counts_no_longer() -> None:
+    ended = header(ended_at="2026-01-01T12:00:40+00:00", tokens_per_s=None)
+    assert progress_line(ended, now=NOW).endswith("– tokens/s  replicas 3/4  0:40")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.9, "0:59"), (3723, "1:02:03")])
+def test_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+def test_a_log_gets_a_line_per_round_and_state() -> None:
+    out = io.StringIO()
+    progress = Progress(out)
+    for rounds, state in [(5, "running"), (5, "running"), (6, "running"), (6, "succeeded")]:
+        progress.show(header(committed_rounds=rounds, state=state), now=NOW)
+    progress.finish()
+    lines = out.getvalue().splitlines()
+    assert [line.split("  ")[:2] for line in lines] == [
+        ["running", "round 5/16"],
+        ["running", "round 6/16"],
+        ["succeeded", "round 6/16"],
+    ]
+
+
+def test_a_terminal_gets_one_line_kept_up_to_date() -> None:
+    out = Terminal()
+    progress = Progress(out)
+    progress.show(header(), now=NOW)
+    progress.show(header(committed_rounds=6), now=NOW)
+    assert "\n" not in out.getvalue()
+    progress.say("a word in between")
+    assert out.getvalue().endswith("\r\x1b[Ka word in between\n")
+    progress.finish()
+    assert out.getvalue().count("\n") == 1
+
+
+def test_warnings_are_told_and_news_are_not() -> None:
+    out = io.StringIO()
+    Progress(out).events(
+        [
+            {"level": "info", "replica": 1, "message": "quiet"},
+            {"level": "warning", "replica": 2, "message": "lost"},
+            {"level": "error", "replica": None, "message": "out of replicas"},
+        ]
+    )
+    assert out.getvalue() == "warning: replica 2: lost\nerror: out of replicas\n"
