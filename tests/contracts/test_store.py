@@ -127,11 +127,22 @@ def test_no_key_leaves_the_prefix(store: Store, key: str) -> None:
         store.put(key, b"")
 
 
-def test_an_unknown_scheme_and_a_missing_bucket_are_denied(s3: str) -> None:
+def test_an_unknown_scheme_is_denied() -> None:
     with pytest.raises(StoreDenied, match="nosuch"):
         open_store("nosuch://bucket/run")
+
+
+def test_a_wrong_secret_is_denied_and_not_tried_again(
+    s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    store = open_store(f"{s3}/run")
     with pytest.raises(StoreDenied):
-        open_store("s3://there-is-no-such-bucket/run").put("a", b"")
+        store.put("a", b"")
+    with pytest.raises(StoreDenied):
+        store.create("a", b"")
+    with pytest.raises(StoreDenied):
+        store.get("a")
 
 
 def test_a_store_without_an_atomic_create_is_refused(tmp_path: Path) -> None:
