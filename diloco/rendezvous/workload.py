@@ -37,8 +37,8 @@ class GPTSize:
 
 
 GPT_SIZES: dict[str, GPTSize] = {
-    "demo": GPTSize(layers=2, width=128, heads=4, context=128),
-    "micro": GPTSize(layers=3, width=96, heads=3, context=128),
+    "demo": GPTSize(layers=3, width=96, heads=3, context=128),
+    "micro": GPTSize(layers=4, width=160, heads=5, context=256),
     "mini": GPTSize(layers=6, width=256, heads=8, context=256),
     "small": GPTSize(layers=8, width=512, heads=8, context=512),
     "base": GPTSize(layers=12, width=768, heads=12, context=1024),

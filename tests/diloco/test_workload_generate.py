@@ -19,7 +19,7 @@ from diloco.rendezvous.store import LocalStore
 from diloco.rendezvous.workload import ByteGPTWorkload
 from diloco.workloads.byte_gpt import ByteGPT, model_config
 
-WORKLOAD = ByteGPTWorkload(size="micro")
+WORKLOAD = ByteGPTWorkload(size="demo")
 WRITER = Identity(replica=0, incarnation=keys.incarnation(1, "0123abcd"))
 
 
