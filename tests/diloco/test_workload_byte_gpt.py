@@ -199,6 +199,23 @@ def test_evaluation_does_not_depend_on_the_batch_size_and_leaves_the_model(song:
     assert model.training
 
 
+def test_bf16_autocast_reaches_the_attention_and_keeps_the_loss(song: Path) -> None:
+    """What a GPU does, on the CPU: rotary positions are computed in fp32, mixing in bf16."""
+    workload = workload_of(song)
+    model = workload.build_model()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1) if parameter.dim() == 2 else None
+    batch = workload.train_batch(0)
+    exact = workload.loss(model, batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(batch[:, :-1]).dtype == torch.bfloat16
+        rough = workload.loss(model, batch)
+    assert rough.dtype == torch.float32
+    assert rough.item() == pytest.approx(exact.item(), rel=0.02)
+    rough.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
 def test_sampling_is_repeatable_and_goes_beyond_the_context(song: Path) -> None:
     workload = workload_of(song)
     model = workload.build_model()
