@@ -16,11 +16,11 @@ def count(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if abs(value) < 10_000:
-        return f"{value:,.0f}"
+        return f"{math.floor(value + 0.5):,}"
     for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size * 0.9995:
             return f"{_three(value / size)}{suffix}"
-    return f"{value:,.0f}"
+    return f"{math.floor(value + 0.5):,}"
 
 
 def size(value: float | None) -> str:
@@ -30,7 +30,7 @@ def size(value: float | None) -> str:
     for unit, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(value) >= unit * 0.9995:
             return f"{_three(value / unit)} {suffix}"
-    return f"{value:.0f} B"
+    return f"{math.floor(value + 0.5)} B"
 
 
 def loss(value: float | None) -> str:
@@ -38,7 +38,7 @@ def loss(value: float | None) -> str:
         return UNKNOWN
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "∞"
-    return f"{value:.3f}" if abs(value) < 100 else f"{value:.4g}"
+    return f"{value:.3f}" if abs(value) < 100 else count(value)
 
 
 def duration(value: float | None) -> str:
@@ -77,7 +77,7 @@ def age(value: float | None) -> str:
 def percent(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    return f"{value * 100:.1f}%" if abs(value) < 0.0995 else f"{value * 100:.0f}%"
+    return f"{value * 100:.1f}%" if abs(value) < 0.0995 else f"{math.floor(value * 100 + 0.5)}%"
 
 
 def exact(value: object) -> str:
@@ -89,4 +89,4 @@ def _three(value: float) -> str:
     magnitude = abs(value)
     if magnitude < 9.995:
         return f"{value:.2f}"
-    return f"{value:.1f}" if magnitude < 99.95 else f"{value:.0f}"
+    return f"{value:.1f}" if magnitude < 99.95 else str(math.floor(value + 0.5))

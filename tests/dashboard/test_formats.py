@@ -37,7 +37,7 @@ def test_duration(value: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "–"), (2.31249, "2.312"), (math.nan, "NaN"), (math.inf, "∞"), (12_345.6, "1.235e+04")],
+    [(None, "–"), (2.31249, "2.312"), (math.nan, "NaN"), (math.inf, "∞"), (12_345.6, "12.3k")],
 )
 def test_loss(value: float | None, text: str) -> None:
     assert formats.loss(value) == text

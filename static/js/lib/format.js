@@ -33,7 +33,7 @@ export function size(value) {
 export function loss(value) {
   if (value === null || value === undefined) return UNKNOWN;
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : "∞";
-  return Math.abs(value) < 100 ? value.toFixed(3) : String(Number(value.toPrecision(4)));
+  return Math.abs(value) < 100 ? value.toFixed(3) : count(value);
 }
 
 const two = (value) => String(value).padStart(2, "0");

@@ -1,0 +1,198 @@
+"""A browser, and a web server with seeded runs for it to look at.
+
+Every page a test opens is watched: an error in its console, an exception, or anything the content
+security policy refused fails the test. Screenshots go to ``test-artifacts/`` (not committed).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+
+from tests.servers import child, free_ports, wait_until
+
+REPOSITORY = Path(__file__).parents[2]
+ARTIFACTS = REPOSITORY / "test-artifacts"
+PASSWORD = "correct horse battery"
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def browser(chromium_path: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium_path, args=FLAGS)
+        # The driver runs an event loop in this thread, which Django takes for an async caller.
+        os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
+        yield browser
+        del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
+        browser.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A web server of its own, its database seeded by :mod:`tests.browser.seed`."""
+
+    url: str
+    env: dict[str, str]
+    redis_url: str
+
+    def python(self, code: str) -> str:
+        """What ``code`` prints in a process on the same database."""
+        prelude = "import django; django.setup()\nfrom tests.browser import seed\n"
+        done = subprocess.run(
+            [sys.executable, "-c", prelude + code],
+            cwd=REPOSITORY, env=self.env, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def seed(self, arguments: str) -> str:
+        """The id of a new run of olga's: ``seed("name='x', committed=3")``."""
+        return self.python(f"print(seed.run(seed.user('olga', 'operator'), {arguments}).pk)")
+
+    def publish(self, run_id: str, /, **delta: Any) -> None:
+        """A delta on the live stream, as the reconciler sends it."""
+        import json
+
+        import redis
+
+        with contextlib.closing(redis.Redis.from_url(self.redis_url)) as client:
+            client.xadd("archipelago:live", {"run": run_id, "data": json.dumps(delta)})
+
+
+@contextlib.contextmanager
+def serving(var: Path, redis_url: str) -> Iterator[Site]:
+    (port,) = free_ports(1)
+    env = {
+        **os.environ, "ARCHIPELAGO_VAR": str(var), "REDIS_URL": redis_url,
+        "DJANGO_SETTINGS_MODULE": "dashboard.settings", "PYTHONPATH": str(REPOSITORY),
+    }  # fmt: skip
+    site = Site(url=f"http://127.0.0.1:{port}", env=env, redis_url=redis_url)
+    site.python(
+        "from django.core.management import call_command\ncall_command('migrate', verbosity=0)"
+    )
+    command = [
+        sys.executable, "-m", "uvicorn", "dashboard.asgi:application", "--port", str(port),
+        "--timeout-graceful-shutdown", "1", "--log-level", "warning",
+    ]  # fmt: skip
+    log = var / "web.log"
+    with child(command, log=log, env=env, cwd=REPOSITORY) as process:
+        wait_until(lambda: answers(site.url), "no web server", process=process, log=log)
+        yield site
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(OSError):
+        urllib.request.urlopen(f"{url}/static/favicon.svg", timeout=2).close()
+        return True
+    return False
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory, valkey: str) -> Iterator[Site]:
+    """Users admin, olga (operator), oscar (operator) and vera (viewer); no run yet."""
+    with serving(tmp_path_factory.mktemp("site"), valkey) as site:
+        site.python(
+            "seed.user('admin', 'admin'); seed.user('olga', 'operator');"
+            "seed.user('oscar', 'operator'); seed.user('vera', 'viewer')"
+        )
+        yield site
+
+
+@dataclass
+class Window:
+    """Opens pages as somebody, and remembers what went wrong in them."""
+
+    browser: Browser
+    url: str
+    name: str
+    password: str = PASSWORD
+    errors: list[str] = field(default_factory=list)
+    contexts: list[BrowserContext] = field(default_factory=list)
+    signed_in: dict[str, Any] = field(default_factory=dict)
+
+    def open(
+        self,
+        path: str,
+        *,
+        user: str | None = "olga",
+        width: int = 1440,
+        height: int = 900,
+        scheme: Any = "light",
+    ) -> Page:
+        if user is not None and user not in self.signed_in:
+            page = self._page(None, width, height, scheme)
+            page.goto("/login")
+            page.get_by_label("Username").fill(user)
+            page.get_by_label("Password").fill(self.password)
+            page.get_by_role("button", name="Sign in").click()
+            page.wait_for_url(f"{self.url}/")
+            self.signed_in[user] = page.context.storage_state()
+            page.context.close()
+            self.contexts.pop()
+        page = self._page(self.signed_in.get(user or ""), width, height, scheme)
+        page.goto(path)
+        return page
+
+    def _page(self, state: Any, width: int, height: int, scheme: Any) -> Page:
+        context = self.browser.new_context(
+            base_url=self.url, storage_state=state, color_scheme=scheme,
+            viewport={"width": width, "height": height}, reduced_motion="reduce",
+        )  # fmt: skip
+        context.set_default_timeout(15_000)
+        self.contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: self.errors.append(f"exception: {error}"))
+        page.on("console", self._hear)
+        return page
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.errors.append(message.text)
+
+    def shoot(self, page: Page, name: str, *, full: bool = True) -> None:
+        ARTIFACTS.mkdir(exist_ok=True)
+        page.screenshot(path=ARTIFACTS / f"{name}.png", full_page=full)
+
+    def close(self) -> None:
+        failed_name = re.sub(r"\W+", "-", self.name)
+        for number, context in enumerate(self.contexts):
+            for page in context.pages:
+                with contextlib.suppress(Exception):
+                    self.shoot(page, f"last-{failed_name}-{number}", full=False)
+            context.close()
+
+
+@pytest.fixture
+def window(
+    browser: Browser, site: Site, request: pytest.FixtureRequest, sign_ins: dict[str, Any]
+) -> Iterator[Window]:
+    made = Window(browser=browser, url=site.url, name=request.node.name, signed_in=sign_ins)
+    yield made
+    made.close()
+    assert made.errors == []
+
+
+@pytest.fixture(scope="session")
+def sign_ins() -> dict[str, Any]:
+    """Sessions by user, so that each signs in once."""
+    return {}
+
+
+@pytest.fixture
+def wait(request: pytest.FixtureRequest) -> Callable[..., None]:
+    return wait_until

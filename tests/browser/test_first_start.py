@@ -1,0 +1,31 @@
+"""A server nobody has used: the first administrator, then the first page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.browser.conftest import Window, serving
+
+pytestmark = pytest.mark.browser
+
+
+def test_from_nothing_to_the_prefilled_form(browser: Browser, tmp_path: Path, valkey: str) -> None:
+    with serving(tmp_path, valkey) as site:
+        window = Window(browser=browser, url=site.url, name="first-start")
+        page = window.open("/", user=None)
+        expect(page.get_by_role("heading", level=1)).to_have_text("Welcome to Archipelago")
+        window.shoot(page, "first-start")
+        page.get_by_label("Username").fill("ada")
+        page.get_by_label("Password", exact=True).fill("lagoon-and-reef")
+        page.get_by_label("Password again").fill("lagoon-and-reef")
+        page.get_by_role("button", name="Create administrator").click()
+        expect(page.get_by_role("heading", name="No runs yet")).to_be_visible()
+        window.shoot(page, "no-runs")
+        page.get_by_role("link", name="Local demo").click()
+        expect(page.get_by_label("Name")).to_have_value("Local demo")
+        expect(page.get_by_role("button", name="Launch")).to_be_enabled()
+        window.close()
+        assert window.errors == []

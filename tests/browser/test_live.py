@@ -1,0 +1,217 @@
+"""The pages while a run goes on: deltas, the fall-back, charts, and what the address keeps."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Site, Window
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def demo(site: Site) -> str:
+    return site.seed("name='Watched', committed=6")
+
+
+def is_live(page: Page) -> None:
+    expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
+
+
+def replica(**changes: Any) -> dict[str, Any]:
+    row = {
+        "number": 0, "state": "uploading", "state_reason": "", "backend": "local",
+        "backend_state": "running", "beat_at": None, "beat_interval_s": 2.0, "round": 7,
+        "step": 300, "tokens": 300_000, "loss": 1.234, "tokens_per_s": 5000.0,
+        "wait_fraction": 0.05, "restarts": 0, "device": "cpu", "host": "h", "incarnation": "i",
+    }  # fmt: skip
+    return row | changes
+
+
+def test_a_delta_changes_what_it_names_and_leaves_the_rest_in_place(
+    window: Window, site: Site, demo: str
+) -> None:
+    page = window.open(f"/runs/{demo}/")
+    is_live(page)
+    row = page.locator('[data-replicas="short"] tbody tr').first
+    row.evaluate("node => (node.mark = true)")
+    site.publish(
+        demo,
+        run={"committed_rounds": 7, "eval_loss": 1.111, "state": "degraded", "state_reason": "why"},
+        replicas=[replica()],
+        events=[{
+            "id": 10**9, "at": "2026-01-01T00:00:00Z", "level": "warning", "kind": "x",
+            "replica": None, "actor": None, "from_state": "running", "to_state": "degraded",
+            "message": "one is missing",
+        }],
+    )  # fmt: skip
+    expect(page.locator('[data-s="eval_loss"]')).to_have_text("1.111")
+    expect(page.locator('[data-s="rounds"]')).to_have_text("7")
+    expect(page.locator('[data-s="state"]')).to_have_text("degraded")
+    expect(page.locator('[data-s="why"]')).to_have_text("why")
+    expect(row.locator('[data-c="loss"]')).to_have_text("1.234")
+    expect(row.locator('[data-c="state"] .state')).to_have_text("uploading")
+    expect(page.locator(".events li").first).to_contain_text("one is missing")
+    assert row.evaluate("node => node.mark === true"), "the row was made anew"
+
+
+def test_the_curve_grows_by_what_is_appended(window: Window, site: Site, demo: str) -> None:
+    page = window.open(f"/runs/{demo}/?smooth=0")
+    is_live(page)
+    value = page.locator('[data-loss] [data-id="r0"] output')
+    expect(value).not_to_have_text("–")
+    for step in (252, 252, 253):  # one comes twice: the newest word on a step counts
+        site.publish(
+            demo,
+            points=[{
+                "series": "loss", "replica": 0, "step": [step], "round": [7],
+                "tokens": [step * 1024], "wall_s": [time.time()], "value": [step / 1000],
+                "total": step, "nonfinite": [],
+            }],
+        )  # fmt: skip
+    expect(value).to_have_text("0.253")
+    page.get_by_role("button", name="Table").first.click()
+    last = page.locator("[data-loss] [data-chart-table] tbody tr").last
+    expect(last.locator("th")).to_have_text("253")
+
+
+def test_without_a_stream_the_page_polls_and_says_so(window: Window, site: Site, demo: str) -> None:
+    page = window.open("/")
+    page.route("**/stream?*", lambda route: route.abort())
+    page.goto(f"/runs/{demo}/")
+    dot = page.locator("[data-conn]")
+    expect(dot).to_have_attribute("data-state", "polling")
+    expect(dot).to_have_text("Polling every 5 s")
+    site.python(
+        f"from runs.models import Run; Run.objects.filter(pk='{demo}').update(eval_loss=0.5)"
+    )
+    expect(page.locator('[data-s="eval_loss"]')).to_have_text("0.500")
+    page.unroute("**/stream?*")
+    is_live(page)
+    window.errors.clear()  # the aborted requests
+
+
+def test_signed_out_elsewhere_is_said(window: Window, demo: str) -> None:
+    page = window.open("/")
+    page.route("**/stream?*", lambda route: route.abort())
+    page.goto(f"/runs/{demo}/")
+    expect(page.locator("[data-conn]")).to_have_attribute("data-state", "polling")
+    page.context.clear_cookies()
+    expect(page.locator("[data-conn]")).to_contain_text("Signed out: sign in again")
+    window.errors.clear()
+
+
+def test_the_list_updates_rows_and_offers_new_ones(window: Window, site: Site, demo: str) -> None:
+    page = window.open("/")
+    is_live(page)
+    row = page.locator(f'[data-run="{demo}"]')
+    header = {
+        "id": demo, "state": "stalled", "live": 2, "target": 4, "committed_rounds": 9,
+        "total_rounds": 20, "eval_loss": 1.5, "train_loss": 1.4, "tokens": 5, "tokens_per_s": 1.0,
+        "started_at": "2026-01-01T00:00:00Z", "ended_at": None,
+    }  # fmt: skip
+    site.publish(demo, run=header)
+    expect(row.locator(".state")).to_have_text("stalled")
+    expect(row.locator('[data-f="rounds"]')).to_have_text("9/20")
+    expect(row.locator('[data-f="replicas"]')).to_have_text("2/4")
+    before = page.locator("[data-run]").count()
+    new = site.seed("name='Brand new', committed=1")
+    site.publish(new, run=header | {"id": new})
+    pill = page.get_by_role("button", name="1 new")
+    expect(pill).to_be_visible()
+    assert page.locator("[data-run]").count() == before, "rows moved by themselves"
+    pill.click()
+    expect(page.get_by_role("link", name="Brand new")).to_be_visible()
+
+
+def test_the_address_keeps_axis_smoothing_tab_and_round(window: Window, demo: str) -> None:
+    page = window.open(f"/runs/{demo}/")
+    is_live(page)
+    page.get_by_role("button", name="Tokens", exact=True).click()
+    page.get_by_label("Smoothing").fill("0.5")
+    page.locator('[data-loss] [data-id="r1"]').click()
+    assert "x=tokens" in page.url
+    assert "smooth=0.5" in page.url
+    assert "hide=r1" in page.url
+    page.reload()
+    expect(page.get_by_role("button", name="Tokens", exact=True)).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    expect(page.locator('[data-loss] [data-id="r1"]')).to_have_attribute("aria-pressed", "false")
+    expect(page.get_by_label("Smoothing")).to_have_value("0.5")
+    page.get_by_role("link", name="Settings").click()
+    expect(page.get_by_role("region", name="Settings")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("region", name="Overview")).to_be_visible()
+
+
+def test_the_heatmap_by_keyboard(window: Window, demo: str) -> None:
+    page = window.open(f"/runs/{demo}/?tab=rounds")
+    is_live(page)
+    heat = page.locator('[data-heatmap="large"]')
+    heat.locator("canvas").first.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(heat.locator(".heat-say")).to_contain_text("Round 7, replica 0: uploaded")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowDown")
+    expect(heat.locator(".heat-say")).to_contain_text("Round 6, replica 1: included")
+    page.keyboard.press("Enter")
+    detail = page.locator("[data-round-detail]")
+    expect(detail.get_by_role("heading", name="Round 6")).to_be_visible()
+    assert "round=6" in page.url
+    detail.get_by_role("button", name="Round before").click()
+    expect(detail.get_by_role("heading", name="Round 5")).to_be_visible()
+
+
+def test_charts_by_keyboard(window: Window, demo: str) -> None:
+    page = window.open(f"/runs/{demo}/")
+    is_live(page)
+    chart = page.locator("[data-loss] [data-chart]")
+    expect(chart.locator("canvas")).to_be_visible()
+    chart.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("[data-loss] [data-say]")).to_contain_text("Evaluation")
+    page.locator("[data-phases] [data-chart]").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("[data-phases] [data-readout]")).to_contain_text("Round 1 took")
+
+
+def test_stop_says_what_will_follow_and_stops(window: Window, site: Site, demo: str) -> None:
+    page = window.open(f"/runs/{demo}/")
+    is_live(page)
+    page.get_by_role("button", name="Stop", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("6 of 20")
+    window.shoot(page, "stop-dialog", full=False)
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Stop run").click()
+    expect(page.locator('[data-s="state"]')).to_have_text("stopping")
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_be_hidden()
+
+
+@pytest.mark.parametrize("user", ["vera", "oscar"])
+def test_who_may_not_stop_sees_no_button(window: Window, demo: str, user: str) -> None:
+    page = window.open(f"/runs/{demo}/", user=user)
+    is_live(page)
+    assert page.get_by_role("button", name="Stop").count() == 0
+
+
+def test_numbers_are_written_alike_by_server_and_browser(window: Window) -> None:
+    from dashboard import formats
+
+    values = [None, 0, 0.004, 0.5, 1.5, 2.25, 7.349, 9.94, 9.96, 59.4, 61, 999.5, 9_999, 10_000,
+              99_950, 123_456, 999_999, 1_966_080, 59_000_000, 2.5e9, 86_400, 90_061]  # fmt: skip
+    page = window.open("/")
+    script = """async ([name, values]) => {
+        const format = await import("/static/js/lib/format.js");
+        return values.map((value) => format[name](value));
+    }"""
+    for name in ("count", "size", "loss", "duration", "age", "percent"):
+        found = page.evaluate(script, [name, values])
+        assert found == [getattr(formats, name)(value) for value in values], name

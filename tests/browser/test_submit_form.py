@@ -1,0 +1,70 @@
+"""The submit form in a browser: errors as fields are left, the estimate, one run per press."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import Site, Window
+
+pytestmark = pytest.mark.browser
+
+
+def test_errors_come_at_the_field_and_go_again(window: Window) -> None:
+    page = window.open("/runs/new")
+    quorum = page.get_by_label("Minimum quorum")
+    quorum.fill("9")
+    quorum.blur()
+    error = page.locator("#id_min_quorum_error")
+    expect(error).to_contain_text("expected at most the target of 4 replicas, found 9")
+    expect(quorum).to_have_attribute("aria-invalid", "true")
+    assert "id_min_quorum_error" in (quorum.get_attribute("aria-describedby") or "")
+    assert "id_min_quorum_helptext" in (quorum.get_attribute("aria-describedby") or "")
+    quorum.fill("2")
+    quorum.blur()
+    expect(error).to_be_hidden()
+    assert quorum.get_attribute("aria-invalid") is None
+
+
+def test_the_estimate_follows_the_form(window: Window) -> None:
+    page = window.open("/runs/new")
+    tokens = page.locator('[data-e="tokens"]')
+    before = tokens.inner_text()
+    page.get_by_role("radio", name="mini").check()
+    expect(page.locator('[data-e="parameters"]')).to_have_text("4.79M")
+    expect(tokens).not_to_have_text(before)
+    page.get_by_role("spinbutton", name="Replicas").fill("1")
+    expect(page.locator("[data-e-reduction]")).to_be_hidden()
+    page.get_by_text("Effective JSON").click()
+    expect(page.locator("[data-json]")).to_contain_text('"num_replicas": 1')
+
+
+def test_a_refused_form_keeps_its_input_and_takes_the_focus(window: Window) -> None:
+    page = window.open("/runs/new")
+    page.get_by_label("Name").fill("Kept")
+    page.get_by_label("Outer learning rate").fill("-1")
+    page.get_by_role("button", name="Launch").click()
+    summary = page.locator("[data-summary]")
+    expect(summary).to_be_focused()
+    expect(summary).to_contain_text("expected 0 or more, found -1")
+    window.shoot(page, "submit-errors")
+    expect(page.get_by_label("Name")).to_have_value("Kept")
+    summary.get_by_role("link", name="Outer learning rate").click()
+    assert page.url.endswith("#id_outer_lr")
+    window.errors[:] = [e for e in window.errors if "422" not in e]
+
+
+def test_my_own_text_asks_for_its_address(window: Window) -> None:
+    page = window.open("/runs/new")
+    expect(page.get_by_label("Data URI")).to_be_hidden()
+    page.get_by_role("radio", name="My own text").check()
+    expect(page.get_by_label("Data URI")).to_be_visible()
+
+
+def test_a_double_click_makes_one_run(window: Window, site: Site) -> None:
+    page = window.open("/runs/new")
+    page.get_by_label("Name").fill("Pressed twice")
+    page.get_by_role("button", name="Launch").dblclick()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Pressed twice")
+    count = "from runs.models import Run; print(Run.objects.filter(name='Pressed twice').count())"
+    assert site.python(count) == "1"
