@@ -7,6 +7,7 @@ Unknown is an en dash, never 0.
 from __future__ import annotations
 
 import math
+from decimal import ROUND_HALF_UP, Decimal
 
 UNKNOWN = "–"
 
@@ -16,11 +17,11 @@ def count(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if abs(value) < 10_000:
-        return f"{math.floor(value + 0.5):,}"
+        return f"{_fixed(value, 0):,}"
     for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size * 0.9995:
             return f"{_three(value / size)}{suffix}"
-    return f"{math.floor(value + 0.5):,}"
+    return f"{_fixed(value, 0):,}"
 
 
 def size(value: float | None) -> str:
@@ -30,7 +31,7 @@ def size(value: float | None) -> str:
     for unit, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(value) >= unit * 0.9995:
             return f"{_three(value / unit)} {suffix}"
-    return f"{math.floor(value + 0.5)} B"
+    return f"{_fixed(value, 0)} B"
 
 
 def loss(value: float | None) -> str:
@@ -38,7 +39,7 @@ def loss(value: float | None) -> str:
         return UNKNOWN
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "∞"
-    return f"{value:.3f}" if abs(value) < 100 else count(value)
+    return str(_fixed(value, 3)) if abs(value) < 100 else count(value)
 
 
 def duration(value: float | None) -> str:
@@ -48,7 +49,7 @@ def duration(value: float | None) -> str:
     if value < 0:
         value = 0
     if value < 9.95:
-        return f"{value:.2f} s" if value < 0.995 else f"{value:.1f} s"
+        return f"{_fixed(value, 2 if value < 0.995 else 1)} s"
     whole = math.floor(value + 0.5)
     if whole < 60:
         return f"{whole} s"
@@ -77,7 +78,7 @@ def age(value: float | None) -> str:
 def percent(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    return f"{value * 100:.1f}%" if abs(value) < 0.0995 else f"{math.floor(value * 100 + 0.5)}%"
+    return f"{_fixed(value * 100, 1)}%" if abs(value) < 0.0995 else f"{_fixed(value * 100, 0)}%"
 
 
 def exact(value: object) -> str:
@@ -88,5 +89,10 @@ def exact(value: object) -> str:
 def _three(value: float) -> str:
     magnitude = abs(value)
     if magnitude < 9.995:
-        return f"{value:.2f}"
-    return f"{value:.1f}" if magnitude < 99.95 else str(math.floor(value + 0.5))
+        return str(_fixed(value, 2))
+    return str(_fixed(value, 1)) if magnitude < 99.95 else str(_fixed(value, 0))
+
+
+def _fixed(value: float, digits: int) -> Decimal:
+    """Rounded as the browser's ``toFixed`` does: exactly, halves away from zero."""
+    return Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
