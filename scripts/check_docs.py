@@ -1,0 +1,129 @@
+"""Docs that are out of date fail ``make check``.
+
+- a relative link in a Markdown file leads to a file, and to a heading of it if it names one;
+- an environment variable that the code reads is documented, and one that is documented is read;
+- a make target and a management command are documented; a documented target exists.
+
+"Documented" means named in ``README.md``, ``CONTRIBUTING.md`` or ``docs/``. Left out: links to
+other sites, and whether what is said is true.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CODE = ("diloco", "executors", "runs", "dashboard", "scripts", "manage.py")
+NOT_OURS = {".venv", ".git", "var", "node_modules", "static", "test-artifacts", "build"}
+NOT_SETTINGS = {"DJANGO_SETTINGS_MODULE"}
+
+_LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)")
+_CODE_BLOCK = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+_CODE_SPAN = re.compile(r"`[^`\n]*`")
+_HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
+_READ = re.compile(
+    r"""(?:environ(?:\.get\(|\.pop\(|\[)|getenv\(|_flag\(|_list\()\s*["']([A-Z][A-Z0-9_]+)["']"""
+)
+_OURS = re.compile(r"\bARCHIPELAGO_[A-Z][A-Z0-9_]*\b")
+_TARGET = re.compile(r"^([a-z][a-z-]*):.*## ", re.MULTILINE)
+_TARGET_USED = re.compile(
+    r"`(?:[A-Z]+=\S+ )*make ([a-z][a-z-]*)|^make ([a-z][a-z-]*)", re.MULTILINE
+)
+
+
+def check(root: Path) -> list[str]:
+    """What is wrong with the docs of the repository at ``root``; empty when nothing is."""
+    docs = {path: path.read_text() for path in _markdown(root)}
+    told = "\n".join(text for path, text in docs.items() if _is_documentation(path, root))
+    return [
+        *_broken_links(docs, root),
+        *_settings(root, told),
+        *_targets(root, told),
+        *_commands(root, told),
+    ]
+
+
+def _markdown(root: Path) -> Iterator[Path]:
+    for path in sorted(root.rglob("*.md")):
+        if not NOT_OURS & set(path.relative_to(root).parts):
+            yield path
+
+
+def _is_documentation(path: Path, root: Path) -> bool:
+    parts = path.relative_to(root).parts
+    return parts[0] == "docs" or parts in {("README.md",), ("CONTRIBUTING.md",)}
+
+
+def _broken_links(docs: dict[Path, str], root: Path) -> Iterator[str]:
+    for path, text in docs.items():
+        prose = _CODE_SPAN.sub("", _CODE_BLOCK.sub("", text))
+        for target in _LINK.findall(prose):
+            if re.match(r"[a-z][a-z0-9+.-]*:", target):
+                continue
+            name, _, anchor = target.partition("#")
+            found = (path.parent / name).resolve() if name else path
+            where = path.relative_to(root)
+            if not found.exists():
+                yield f"{where}: broken link {target}"
+            elif anchor and found.suffix == ".md" and anchor not in _anchors(found.read_text()):
+                yield f"{where}: no heading for link {target}"
+
+
+def _anchors(text: str) -> set[str]:
+    """The names GitHub gives to headings."""
+    found: set[str] = set()
+    for heading in _HEADING.findall(_CODE_BLOCK.sub("", text)):
+        plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        kept = "".join(c for c in plain if c in " -_" or unicodedata.category(c)[0] in "LN")
+        slug = kept.replace(" ", "-")
+        number = 1
+        unique = slug
+        while unique in found:
+            unique, number = f"{slug}-{number}", number + 1
+        found.add(unique)
+    return found
+
+
+def _settings(root: Path, told: str) -> Iterator[str]:
+    read: dict[str, Path] = {}
+    for path in _code_files(root):
+        text = path.read_text()
+        for name in {*_READ.findall(text), *_OURS.findall(text)} - NOT_SETTINGS:
+            read.setdefault(name, path)
+    for name, path in sorted(read.items()):
+        if not re.search(rf"\b{name}\b", told):
+            yield f"{path.relative_to(root)}: the environment variable {name} is not documented"
+    for name in sorted(set(_OURS.findall(told)) - set(read)):
+        yield f"docs: {name} is documented, but nothing reads it"
+
+
+def _code_files(root: Path) -> Iterator[Path]:
+    for name in CODE:
+        path = root / name
+        yield from sorted(path.rglob("*.py")) if path.is_dir() else [path] * path.exists()
+
+
+def _targets(root: Path, told: str) -> Iterator[str]:
+    there = set(_TARGET.findall((root / "Makefile").read_text()))
+    used = {first or second for first, second in _TARGET_USED.findall(told)}
+    for name in sorted(there - used - {"help"}):
+        yield f"Makefile: the target {name} is not documented"
+    for name in sorted(used - there):
+        yield f"docs: make {name} is documented, but there is no such target"
+
+
+def _commands(root: Path, told: str) -> Iterator[str]:
+    for path in sorted(root.glob("*/management/commands/[a-z]*.py")):
+        if not re.search(rf"manage\.py {path.stem}\b", told):
+            where = path.relative_to(root)
+            yield f"{where}: the command manage.py {path.stem} is not documented"
+
+
+if __name__ == "__main__":
+    problems = check(ROOT)
+    print("\n".join(problems) or "docs: links, settings, targets and commands agree")
+    sys.exit(bool(problems))

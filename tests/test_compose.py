@@ -1,0 +1,94 @@
+"""No engine runs here, so the compose file is checked as text: against the Compose schema, and
+against what the rest of the repository says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dashboard import commands
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPOSE = ROOT / "docker-compose.yml"
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text())["services"]
+    return found
+
+
+def test_it_follows_the_compose_schema() -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "check_jsonschema"),
+            *("--builtin-schema", "vendor.compose-spec", str(COMPOSE)),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("web", commands.web(host="0.0.0.0", port=8000)),
+        ("worker", commands.worker()),
+        ("beat", commands.beat()),
+    ],
+)
+def test_a_service_runs_what_the_supervisor_runs(
+    services: dict[str, dict[str, Any]], name: str, command: list[str]
+) -> None:
+    assert shlex.split(services[name]["command"]) == command
+
+
+def test_the_image_alone_serves_as_the_service_does() -> None:
+    text = (ROOT / "docker" / "web.Dockerfile").read_text().replace("\\\n", "")
+    (given,) = re.findall(r"^CMD \[(.*)\]$", text, re.MULTILINE)
+    assert re.findall(r'"([^"]*)"', given) == commands.web(host="0.0.0.0", port=8000)
+
+
+def test_every_service_is_there_and_waits_for_what_it_needs(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    assert set(services) == {"postgres", "valkey", "store", "migrate", "web", "worker", "beat"}
+    for name, service in services.items():
+        for needed in service.get("depends_on", {}):
+            condition = service["depends_on"][needed]["condition"]
+            expected = "completed_successfully" if needed == "migrate" else "healthy"
+            assert condition == f"service_{expected}", (name, needed)
+            if expected == "healthy":
+                assert "healthcheck" in services[needed], needed
+
+
+def test_no_secret_is_written_down_and_each_is_in_the_example() -> None:
+    text = COMPOSE.read_text()
+    used = set(re.findall(r"\$\{([A-Z_]+)", text))
+    example = (ROOT / "docker" / "env.example").read_text()
+    assert used == set(re.findall(r"^#?([A-Z_]+)=", example, re.MULTILINE))
+    for name in re.findall(r"\$\{([A-Z_]*(?:PASSWORD|SECRET_KEY))([^}]*)", text):
+        assert name[1] == ":?set it in .env", name
+
+
+@pytest.mark.parametrize("dockerfile", ["web", "replica"])
+def test_an_image_copies_what_exists_and_is_let_into_the_build(dockerfile: str) -> None:
+    allowed = (ROOT / ".dockerignore").read_text().split()
+    text = (ROOT / "docker" / f"{dockerfile}.Dockerfile").read_text()
+    for source in re.findall(r"^COPY (\S+) ", text, re.MULTILINE):
+        assert (ROOT / source).exists()
+        assert f"!{source.split('/')[0]}" in allowed
+
+
+def test_the_environment_an_app_gets_is_read_by_it(services: dict[str, dict[str, Any]]) -> None:
+    settings = (ROOT / "dashboard" / "settings.py").read_text()
+    for name in services["web"]["environment"]:
+        assert name.startswith("AWS_") or f'"{name}"' in settings, name
