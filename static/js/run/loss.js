@@ -10,6 +10,7 @@ import { lastKnown, rising, smoothed, xValues } from "./curves.js";
 const AXES = { step: "inner step", round: "round", tokens: "tokens of all replicas", wall: "time since the first step" };
 const DEFAULT_SMOOTH = 0.8;
 const TABLE_ROWS = 200;
+const DENSE = 60; // evaluations
 const RESAMPLE_ABOVE = 6000; // points of one series; the server then thins it again
 
 export function lossChart(context, card) {
@@ -53,7 +54,7 @@ export function lossChart(context, card) {
     }
     const tables = curves.map((c) => (c.number === null ? [c.x, c.y] : [c.x, c.raw, c.y]));
     const data = uPlot.join(tables);
-    const wanted = JSON.stringify([curves.map((c) => c.id), view.axis, view.smooth > 0, darkScheme.matches]);
+    const wanted = JSON.stringify([curves.map((c) => c.id), view.axis, view.smooth > 0, darkScheme.matches, curves.at(-1).x.length > DENSE]);
     if (plot && wanted === shape) {
       const zoomed = plot.zoomed;
       plot.setData(data, !zoomed);
@@ -208,7 +209,9 @@ function options(curves, place, view, read) {
   const series = [{}];
   for (const curve of curves) {
     if (curve.number === null) {
-      series.push({ stroke: ink, width: 2, spanGaps: true, points: { show: true, size: 7, fill: ink, stroke: cssColor("--surface"), width: 1.5 } });
+      // Points while they can be told apart; then the line alone.
+      const few = curve.x.length <= DENSE;
+      series.push({ stroke: ink, width: 2, spanGaps: true, points: { show: few, size: 7, fill: ink, stroke: cssColor("--surface"), width: 1.5 } });
       continue;
     }
     const color = cssColor(replicaHue(curve.number));

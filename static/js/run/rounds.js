@@ -89,8 +89,11 @@ function miniPhases(phases) {
   return canvas;
 }
 
+const NEWEST = 100;
+
 export function roundsTable(context, place) {
   const { store, select } = context;
+  let all = false;
   const body = h("tbody");
   place.append(
     h("table.rounds-table", {},
@@ -98,12 +101,21 @@ export function roundsTable(context, place) {
       h("thead", {}, h("tr", {}, ...["Round", "State", "Contributors", "Train loss", "Eval loss", "Tokens", "Moved", "Committed", "Why"].map((t, i) =>
         h(`th${i > 1 && i < 8 ? ".num" : ""}`, { scope: "col" }, t)))),
       body),
-    h("p.empty-s", {}, "No round has begun yet."));
+    h("p.empty-s", {}, "No round has begun yet."),
+    h("p.table-more", {}, h("button.btn.btn-s", { type: "button", onclick: () => ((all = true), show()) })));
+  const [table, empty, more] = place.children;
   return (changed) => {
     if (!(changed.has("rounds") || (changed.has("tab") && context.page.dataset.tab === "rounds"))) return;
-    const rows = store.roundRows().reverse();
-    place.lastElementChild.hidden = rows.length > 0;
-    place.firstElementChild.hidden = rows.length === 0;
+    show();
+  };
+
+  function show() {
+    const found = store.roundRows().reverse();
+    const rows = all ? found : found.filter((row, i) => i < NEWEST || row.number === context.selected);
+    empty.hidden = rows.length > 0;
+    table.hidden = rows.length === 0;
+    more.hidden = rows.length === found.length;
+    setText(more.firstElementChild, `Show all ${found.length} rounds`);
     if (context.page.dataset.tab !== "rounds") return;
     keyed(body, rows, (row) => row.number, (row) =>
       h("tr", {},
@@ -122,5 +134,5 @@ export function roundsTable(context, place) {
       if (row.number === context.selected) tr.setAttribute("aria-current", "true");
       else tr.removeAttribute("aria-current");
     });
-  };
+  }
 }
