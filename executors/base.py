@@ -123,8 +123,6 @@ class ServerlessExecutor(Protocol):
         """Ask each job to end, then end it. A job that has ended already is no error."""
         ...
 
-    def collect(
-        self, handles: Sequence[ReplicaHandle], timeout: float
-    ) -> list[ReplicaStatus]:
+    def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
         """Wait up to ``timeout`` seconds for all to end; the states then."""
         ...

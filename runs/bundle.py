@@ -1,0 +1,66 @@
+"""The code bundle: the replica library as one zip that replicas run from.
+
+Deterministic bytes: names sorted, dates and modes fixed. So its sha256 names the code, the same
+code is stored once, and ``group.json`` pins what every replica of the run executes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import diloco
+from diloco.rendezvous import keys
+from diloco.rendezvous.store import Store
+from runs.exceptions import LaunchFailed
+
+LIBRARY = Path(diloco.__file__).parent
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The oldest date a zip can hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeBundle:
+    data: bytes
+    sha256: str
+
+
+def make_bundle(library: Path = LIBRARY) -> CodeBundle:
+    """Every Python file of the package, under the package's own name."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for path in sorted(library.rglob("*.py")):
+            name = path.relative_to(library.parent).as_posix()
+            info = zipfile.ZipInfo(name, date_time=_EPOCH)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.external_attr = 0o644 << 16
+            info.create_system = 3
+            archive.writestr(info, path.read_bytes(), compresslevel=6)
+    data = buffer.getvalue()
+    return CodeBundle(data=data, sha256=hashlib.sha256(data).hexdigest())
+
+
+def local_bundle(store: Store, sha256: str, cache_dir: Path) -> Path:
+    """A path on this machine of the bundle **in the rendezvous**, so that local replicas run just
+    what remote ones would. A bucket's is downloaded once, and checked, into ``cache_dir``."""
+    key = keys.code_bundle(sha256)
+    parts = urlsplit(store.uri)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path)) / key
+    path = cache_dir / f"{sha256}.zip"
+    if not path.exists():
+        data = store.get(key)
+        found = hashlib.sha256(data).hexdigest()
+        if found != sha256:
+            raise LaunchFailed(f"{key}: expected sha256 {sha256}, found {found}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = path.with_suffix(f".{os.getpid()}.tmp")
+        made.write_bytes(data)
+        made.replace(path)
+    return path

@@ -1,0 +1,259 @@
+"""From a queued run to jobs on backends.
+
+Record the intent, act, record the result: the group's fingerprint is in the database before
+``group.json`` is in the bucket, an attempt's launch key is in the database before a backend hears
+of it. Whatever dies in between, doing it all again finds what was done: ``group.json`` and the
+bundle are create-once, and a backend knows a job by its launch key.
+
+Here are the steps; :mod:`runs.tasks` delivers them, maybe twice, and :mod:`runs.reconcile` calls
+for the ones that got lost.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from datetime import timedelta
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from diloco.rendezvous import keys
+from diloco.rendezvous.settings import GroupDocument, GroupSettings, ProtocolMismatch, SettingsError
+from diloco.rendezvous.store import MissingKey, Store, StoreDenied, StoreUnavailable
+from executors.base import LaunchRefused, ReplicaHandle, ReplicaSpec, RetryLater, ServerlessExecutor
+from executors.registry import get_executor
+from runs.bundle import local_bundle, make_bundle
+from runs.decide import REFUSED
+from runs.exceptions import LaunchFailed, LaunchLater
+from runs.models import Replica, ReplicaAttempt, Run
+from runs.queue import enqueue
+from runs.states import RUN_ENDED, RUN_LIVE, ReplicaState, RunState
+from runs.stores import store_for
+from runs.transitions import clean_text, record_event, transition, transition_replica
+
+logger = logging.getLogger(__name__)
+
+ENTRYPOINT = "diloco.replica"
+RANK_ENV = "REPLICA_RANK"
+GIVE_UP_AFTER = timedelta(minutes=10)
+"""How long a backend or a bucket that is away is tried before the launch has failed."""
+
+_LAUNCHABLE = RUN_LIVE | {RunState.PROVISIONING}
+
+
+def group_document(run: Run, code_sha256: str) -> GroupDocument:
+    return GroupDocument(
+        run_id=str(run.pk),
+        name=run.name,
+        settings=GroupSettings.from_dict(run.group_settings),
+        workload=run.workload,
+        code=code_sha256,
+    )
+
+
+def launch_run(run_id: str) -> None:
+    """Write group and code into the rendezvous and call for every pending replica.
+
+    Done twice it changes nothing. Raises :class:`LaunchLater` when the bucket is away.
+    """
+    run = Run.objects.get(pk=run_id)
+    if run.state == RunState.QUEUED:
+        try:
+            publish_group(run, store_for(run))
+        except (LaunchFailed, StoreDenied, SettingsError) as error:
+            transition(run, RunState.FAILED, reason=f"could not be launched: {error}")
+            return
+        except StoreUnavailable as error:
+            if timezone.now() - run.state_since > GIVE_UP_AFTER:
+                transition(run, RunState.FAILED, reason=f"could not be launched: {error}")
+                return
+            raise LaunchLater(str(error)) from error
+        transition(run, RunState.PROVISIONING, reason="group and code are in the rendezvous")
+    if run.state == RunState.PROVISIONING:
+        for replica in run.replicas.filter(state=ReplicaState.PENDING):
+            enqueue("launch_replica", replica.pk)
+
+
+def publish_group(run: Run, store: Store) -> None:
+    """``code/<sha>.zip`` and ``group.json``, both create-once.
+
+    Raises :class:`LaunchFailed` when there is a ``group.json`` that is not this run's.
+    """
+    found = _existing_group(store)
+    if found is None:
+        bundle = make_bundle()
+        document = group_document(run, bundle.sha256)
+        Run.objects.filter(pk=run.pk, state=RunState.QUEUED).update(
+            code_sha256=bundle.sha256, group_fingerprint=document.fingerprint
+        )
+        store.create(keys.code_bundle(bundle.sha256), bundle.data)
+        if not store.create(keys.GROUP, document.to_bytes()):
+            found = _existing_group(store)
+    run.refresh_from_db()
+    if found is None:
+        return
+    expected = group_document(run, run.code_sha256)
+    if found != expected.to_bytes():
+        raise LaunchFailed(_difference(store.uri, expected, found))
+
+
+def _existing_group(store: Store) -> bytes | None:
+    try:
+        return store.get(keys.GROUP)
+    except MissingKey:
+        return None
+
+
+def _difference(uri: str, expected: GroupDocument, found: bytes) -> str:
+    try:
+        other = GroupDocument.from_bytes(found)
+    except (SettingsError, ProtocolMismatch) as error:
+        return f"{uri}: expected no {keys.GROUP} or this run's, found one that is not: {error}"
+    if other.run_id != expected.run_id:
+        return (
+            f"{uri}: expected a rendezvous of its own for run {expected.run_id}, "
+            f"found {keys.GROUP} of run {other.run_id} ({other.name!r})"
+        )
+    return (
+        f"{uri}: expected {keys.GROUP} with fingerprint {expected.fingerprint}, "
+        f"found {other.fingerprint}"
+    )
+
+
+def launch_key(run: Run, replica: Replica, attempt: int) -> str:
+    return f"{run.pk.hex[:12]}-{replica.number}-{attempt}"
+
+
+def launch_replica(replica_id: int) -> None:
+    """Start the replica's next attempt, or finish one that was begun. Done twice, one job.
+
+    Raises :class:`LaunchLater` when the backend or the bucket is away.
+    """
+    attempt = _begin_attempt(replica_id)
+    if attempt is None:
+        return
+    replica = attempt.replica
+    run = replica.run
+    executor = get_executor(replica.pool.backend, state_dir=settings.VAR_DIR)
+    try:
+        handle = executor.find(attempt.launch_key) or _start(executor, run, attempt)
+    except (LaunchRefused, LaunchFailed, StoreDenied, MissingKey) as error:
+        refuse_attempt(attempt, str(error))
+        return
+    except (RetryLater, StoreUnavailable) as error:
+        if timezone.now() - attempt.created_at > GIVE_UP_AFTER:
+            refuse_attempt(attempt, str(error))
+            return
+        Replica.objects.filter(pk=replica.pk, state=ReplicaState.PROVISIONING).update(
+            state_reason=clean_text(f"{attempt.launch_key} was not launched yet: {error}")
+        )
+        raise LaunchLater(str(error)) from error
+    save_handle(attempt, handle)
+    run.refresh_from_db()
+    if run.state in RUN_ENDED or ReplicaAttempt.objects.filter(
+        pk=attempt.pk, ended_at__isnull=False
+    ):
+        # It was called off while the backend was starting it.
+        executor.cancel([handle])
+
+
+def _begin_attempt(replica_id: int) -> ReplicaAttempt | None:
+    """The attempt to launch now, its key written down; None when there is nothing to do."""
+    with transaction.atomic():
+        run_id = Replica.objects.values_list("run_id", flat=True).get(pk=replica_id)
+        run = Run.objects.select_for_update().get(pk=run_id)
+        replica = (
+            Replica.objects.select_for_update(of=("self",))
+            .select_related("pool")
+            .get(pk=replica_id)
+        )
+        replica.run = run
+        if run.state not in _LAUNCHABLE:
+            return None
+        last = replica.attempts.order_by("-number").first()
+        if replica.state == ReplicaState.PROVISIONING:
+            if last is None or last.handle is not None or last.ended_at is not None:
+                return None
+            last.replica = replica
+            return last
+        if replica.state == ReplicaState.RESTARTING:
+            if last is not None and last.ended_at is None:
+                return None
+            if replica.relaunch_at is not None and replica.relaunch_at > timezone.now():
+                return None
+        elif replica.state != ReplicaState.PENDING:
+            return None
+        number = last.number + 1 if last else 1
+        attempt = ReplicaAttempt.objects.create(
+            replica=replica,
+            number=number,
+            launch_key=launch_key(run, replica, number),
+            created_at=timezone.now(),
+        )
+        moved = transition_replica(
+            replica,
+            ReplicaState.PROVISIONING,
+            reason=f"launching {attempt.launch_key} on {replica.pool.backend}",
+            backend_state="",
+            relaunch_at=None,
+        )
+        assert moved, "the replica's row is locked"
+        return attempt
+
+
+def _start(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> ReplicaHandle:
+    replica = attempt.replica
+    [handle] = executor.launch_replicas(
+        1,
+        ENTRYPOINT,
+        {"args": [run.rendezvous], "rank_env": RANK_ENV},
+        specs=[ReplicaSpec(launch_key=attempt.launch_key, replica=replica.number)],
+        env=replica_env(run),
+    )
+    return handle
+
+
+def replica_env(run: Run) -> dict[str, str]:
+    """Where the code is, and a fair share of this machine's cores. Nothing about the group."""
+    bundle = local_bundle(store_for(run), run.code_sha256, settings.VAR_DIR / "code")
+    if not bundle.exists():
+        raise LaunchFailed(f"expected the code bundle at {bundle}, found nothing")
+    threads = max(1, (os.cpu_count() or 1) // int(run.group_settings["num_replicas"]))
+    return {
+        "PYTHONPATH": str(bundle),
+        # Else the working directory would come before the bundle.
+        "PYTHONSAFEPATH": "1",
+        "OMP_NUM_THREADS": str(threads),
+    }
+
+
+def save_handle(attempt: ReplicaAttempt, handle: ReplicaHandle) -> bool:
+    """Record the job. False if it was recorded before."""
+    now = timezone.now()
+    saved = ReplicaAttempt.objects.filter(pk=attempt.pk, handle__isnull=True).update(
+        handle=json.loads(handle.to_json()), launched_at=now
+    )
+    if saved:
+        record_event(
+            attempt.replica.run, "job", f"{attempt.launch_key} launched", replica=attempt.replica
+        )
+    return bool(saved)
+
+
+def refuse_attempt(attempt: ReplicaAttempt, message: str) -> None:
+    """The backend will not have it: the attempt is over before it began."""
+    with transaction.atomic():
+        now = timezone.now()
+        ended = ReplicaAttempt.objects.filter(pk=attempt.pk, ended_at=None).update(
+            ended_at=now, cause=REFUSED, message=clean_text(message)
+        )
+        replica = Replica.objects.select_related("run").get(pk=attempt.replica_id)
+        if ended and replica.state == ReplicaState.PROVISIONING:
+            transition_replica(
+                replica,
+                ReplicaState.FAILED,
+                reason=f"{attempt.launch_key} could not be launched: {message}",
+            )
