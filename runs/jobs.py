@@ -1,0 +1,112 @@
+"""What backends say of a run's jobs, and asking them to end some."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from django.conf import settings
+
+from executors.base import (
+    ExecutorError,
+    JobState,
+    ReplicaHandle,
+    ReplicaStatus,
+    ServerlessExecutor,
+)
+from executors.registry import get_executor
+from runs.decide import Job
+from runs.launch import save_handle
+from runs.models import Replica, ReplicaAttempt, Run
+from runs.transitions import clean_text
+
+logger = logging.getLogger(__name__)
+
+
+def executor_for(backend: str) -> ServerlessExecutor:
+    return get_executor(backend, state_dir=settings.VAR_DIR)
+
+
+def open_attempts(run: Run) -> list[ReplicaAttempt]:
+    """Attempts that may still have a job, oldest first."""
+    return list(
+        ReplicaAttempt.objects.filter(replica__run=run, ended_at=None)
+        .select_related("replica__pool", "replica__run")
+        .order_by("replica__number", "number")
+    )
+
+
+def poll_jobs(attempts: Sequence[ReplicaAttempt], *, now: datetime) -> dict[int, Job]:
+    """Replica id -> what its backend says; one question per backend for all its jobs.
+
+    An attempt that has ended is closed, once. One without a handle is looked for by its launch
+    key: the worker that launched it may have died before it could say so.
+    """
+    jobs: dict[int, Job] = {}
+    by_backend: dict[str, list[ReplicaAttempt]] = defaultdict(list)
+    for attempt in attempts:
+        by_backend[attempt.replica.pool.backend].append(attempt)
+    for backend, group in by_backend.items():
+        executor = executor_for(backend)
+        try:
+            known = [(a, h) for a in group if (h := _handle(executor, a)) is not None]
+            statuses = executor.poll([handle for _, handle in known]) if known else []
+        except ExecutorError as error:
+            logger.warning("%s could not be asked: %s", backend, error)
+            unknown = Job(state=JobState.UNKNOWN, message=str(error))
+            jobs |= {attempt.replica_id: unknown for attempt in group}
+            continue
+        for (attempt, _), status in zip(known, statuses, strict=True):
+            jobs[attempt.replica_id] = _record(attempt, status, now)
+    return jobs
+
+
+def _handle(executor: ServerlessExecutor, attempt: ReplicaAttempt) -> ReplicaHandle | None:
+    if attempt.handle is not None:
+        return ReplicaHandle(**attempt.handle)
+    handle = executor.find(attempt.launch_key)
+    if handle is not None:
+        save_handle(attempt, handle)
+        attempt.handle = json.loads(handle.to_json())
+    return handle
+
+
+def _record(attempt: ReplicaAttempt, status: ReplicaStatus, now: datetime) -> Job:
+    message = clean_text(status.message)
+    Replica.objects.filter(pk=attempt.replica_id).exclude(backend_state=status.state).update(
+        backend_state=status.state
+    )
+    if status.state == JobState.ENDED:
+        ended_at = now
+        if status.ended_wall_s is not None:
+            ended_at = datetime.fromtimestamp(status.ended_wall_s, tz=UTC)
+        ReplicaAttempt.objects.filter(pk=attempt.pk, ended_at=None).update(
+            ended_at=ended_at,
+            cause=status.cause or "",
+            exit_code=status.exit_code,
+            message=message,
+        )
+        attempt.ended_at = ended_at
+        attempt.cause = str(status.cause or "")
+    return Job(
+        state=status.state,
+        cause=str(status.cause or ""),
+        exit_code=status.exit_code,
+        message=message,
+    )
+
+
+def cancel(attempts: Iterable[ReplicaAttempt]) -> None:
+    """Ask the backends to end these jobs; asked again at every tick until they have."""
+    by_backend: dict[str, list[ReplicaHandle]] = defaultdict(list)
+    for attempt in attempts:
+        if attempt.ended_at is None and attempt.handle is not None:
+            by_backend[attempt.replica.pool.backend].append(ReplicaHandle(**attempt.handle))
+    for backend, handles in by_backend.items():
+        try:
+            executor_for(backend).cancel(handles)
+        except ExecutorError as error:
+            logger.warning("%s could not be asked to end jobs: %s", backend, error)

@@ -1,0 +1,32 @@
+"""What a tick changed, as one delta for everybody who watches the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runs import charts, live, selectors
+from runs.models import Run
+from runs.reading import Changes
+
+
+def publish_changes(run: Run, changes: Changes) -> None:
+    """One message, of the same rows that a snapshot has. New events are found by their id, so
+    that those of other processes (a person's stop) are told as well."""
+    events = selectors.event_rows(run, after_id=run.published_event_id)
+    if not changes and not events:
+        return
+    run = selectors.with_header(Run.objects.filter(pk=run.pk)).get()
+    delta: dict[str, Any] = {"run": selectors.run_header(run)}
+    if changes.replicas or events:
+        delta["replicas"] = selectors.replica_rows(run)
+    if changes.rounds:
+        delta["rounds"] = selectors.round_rows(run, numbers=changes.rounds)
+    if changes.points:
+        delta["points"] = [
+            charts.columns(points, series=series, replica=replica)
+            for series, replica, points in changes.points
+        ]
+    if events:
+        delta["events"] = events
+        Run.objects.filter(pk=run.pk).update(published_event_id=events[0]["id"])
+    live.publish(str(run.pk), delta)

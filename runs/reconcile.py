@@ -1,0 +1,310 @@
+"""One tick of one run: look at its backends and its bucket, and bring the tables up to date.
+
+Called by beat every second for each active run, and at once after a person asked for something.
+Every write is conditional, so a tick that is repeated, doubled or killed half-way does no harm;
+what it did not get to, the next one does. The decisions are :mod:`runs.decide`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+
+from diloco.rendezvous import keys
+from diloco.rendezvous.records import BadRecord, Command, FinalManifest
+from diloco.rendezvous.store import Store, StoreError
+from runs import decide, jobs
+from runs.beats import read_leases, store_leases
+from runs.decide import BeatView, Job, ReplicaView, RunView
+from runs.history import ingest_checkpoints, ingest_rounds, read_final, store_final
+from runs.ingest import ingest_telemetry
+from runs.models import Event, Replica, ReplicaAttempt, Run
+from runs.publish import publish_changes
+from runs.queue import enqueue
+from runs.reading import Changes, refuse
+from runs.states import (
+    REPLICA_ENDED,
+    REPLICA_TRANSITIONS,
+    RUN_ENDED,
+    RUN_LIVE,
+    RUN_TRANSITIONS,
+    ReplicaState,
+    RunState,
+)
+from runs.stores import store_for
+from runs.transitions import record_event, transition, transition_replica
+
+logger = logging.getLogger(__name__)
+
+LOST_TASK_AFTER = timedelta(seconds=5)
+"""A launch that nobody has worked on for so long was lost with its message or its worker."""
+STORE_EVENT_EVERY = timedelta(minutes=5)
+
+
+@dataclass
+class _Tick:
+    """What one tick has seen so far."""
+
+    run: Run
+    now: datetime
+    replicas: list[Replica]
+    attempts: list[ReplicaAttempt]
+    jobs: dict[int, Job] = field(default_factory=dict)
+    beats: dict[int, BeatView] = field(default_factory=dict)
+    final: FinalManifest | None = None
+    changes: Changes = field(default_factory=Changes)
+
+    @property
+    def over(self) -> bool:
+        return (
+            self.final is not None
+            or self.run.state in RUN_ENDED
+            or self.run.state == RunState.STOPPING
+        )
+
+
+def reconcile_run(run_id: str) -> None:
+    """Bring one run up to date. Does not raise when its bucket or a backend is away."""
+    run = Run.objects.select_related("owner").get(pk=run_id)
+    now = timezone.now()
+    if run.state == RunState.QUEUED:
+        if now - run.state_since > LOST_TASK_AFTER:
+            enqueue("launch_run", str(run.pk), expires=LOST_TASK_AFTER.total_seconds())
+        return
+    tick = _Tick(
+        run=run,
+        now=now,
+        replicas=list(run.replicas.select_related("pool", "run").order_by("number")),
+        attempts=jobs.open_attempts(run),
+    )
+    tick.jobs = jobs.poll_jobs(tick.attempts, now=now)
+    try:
+        _read_bucket(tick, store_for(run))
+    except StoreError as error:
+        _store_is_away(run, error, now)
+    _judge_replicas(tick)
+    _relaunch(tick)
+    _cancel_what_must_end(tick)
+    _judge_run(tick)
+    publish_changes(run, tick.changes)
+
+
+def _read_bucket(tick: _Tick, store: Store) -> None:
+    run = tick.run
+    if run.stop_requested_at is not None and run.stop_sent_at is None:
+        _send_stop(run, store, tick.now)
+    leases = read_leases(store)
+    tick.beats = store_leases(run, tick.replicas, leases, now=tick.now)
+    tick.changes.replicas |= any(beat.changed for beat in tick.beats.values())
+    open_ids = {attempt.replica_id for attempt in tick.attempts if attempt.ended_at is None}
+    ingest_telemetry(
+        run,
+        store,
+        tick.replicas,
+        leases.incarnations,
+        ended=frozenset(r.number for r in tick.replicas if r.pk not in open_ids),
+        now=tick.now,
+        changes=tick.changes,
+    )
+    run.refresh_from_db()
+    ingest_rounds(run, store, now=tick.now, changes=tick.changes)
+    if tick.changes.rounds or run.state in RUN_ENDED:
+        ingest_checkpoints(run, store, now=tick.now)
+    try:
+        tick.final = read_final(store)
+    except BadRecord as error:
+        refuse(run, keys.FINAL_MANIFEST, error)
+    if tick.final is not None:
+        store_final(run, tick.final, now=tick.now)
+    _sum_up(tick)
+
+
+def _sum_up(tick: _Tick) -> None:
+    """Header figures that are made of the replicas' own."""
+    live = [r for r in tick.replicas if r.state not in REPLICA_ENDED]
+    losses = [r.loss for r in live if r.loss is not None]
+    rates = [r.tokens_per_s for r in live if r.tokens_per_s is not None]
+    if not tick.changes.replicas or not (losses or rates):
+        return
+    fields = {
+        "train_loss": sum(losses) / len(losses) if losses else tick.run.train_loss,
+        "tokens_per_s": sum(rates) if rates else None,
+    }
+    Run.objects.filter(pk=tick.run.pk).update(**fields)
+    for name, value in fields.items():
+        setattr(tick.run, name, value)
+    tick.changes.run = True
+
+
+def _send_stop(run: Run, store: Store, now: datetime) -> None:
+    """Write the command under the next free number; another writer's command takes the next."""
+    command = Command(n=run.next_command, command="stop", wall_s=now.timestamp())
+    while not store.create(keys.control(command.n), command.to_bytes()):
+        theirs = Command.from_bytes(store.get(keys.control(command.n)))
+        if theirs.command == "stop" and theirs.replica is None:
+            break
+        command = Command(n=command.n + 1, command="stop", wall_s=now.timestamp())
+    Run.objects.filter(pk=run.pk, stop_sent_at=None).update(
+        stop_sent_at=now, next_command=command.n + 1
+    )
+    run.stop_sent_at = now
+
+
+def _store_is_away(run: Run, error: StoreError, now: datetime) -> None:
+    logger.warning("run %s: the rendezvous could not be read: %s", run.pk, error)
+    told = Event.objects.filter(run=run, kind="store", at__gt=now - STORE_EVENT_EVERY)
+    if not told.exists():
+        record_event(
+            run, "store", f"the rendezvous could not be read: {error}", level=Event.Level.WARNING
+        )
+
+
+# Replicas.
+
+
+def _judge_replicas(tick: _Tick) -> None:
+    timeout_s = float(tick.run.group_settings["heartbeat_timeout_s"])
+    for replica in tick.replicas:
+        view = ReplicaView(
+            state=ReplicaState(replica.state),
+            job=tick.jobs.get(replica.pk),
+            beat=tick.beats.get(replica.number),
+            heartbeat_timeout_s=timeout_s,
+            run_is_over=tick.over,
+        )
+        verdict = decide.judge_replica(view)
+        if verdict is not None and verdict.to in REPLICA_TRANSITIONS[view.state]:
+            tick.changes.replicas |= transition_replica(replica, verdict.to, reason=verdict.reason)
+
+
+def _relaunch(tick: _Tick) -> None:
+    """Schedule relaunches by policy, and call for every launch that is due."""
+    if tick.over or tick.run.state not in RUN_LIVE | {RunState.PROVISIONING}:
+        return
+    open_by_replica = {a.replica_id: a for a in tick.attempts if a.ended_at is None}
+    for replica in tick.replicas:
+        delay_s = _relaunch_delay_s(replica)
+        if delay_s is not None:
+            tick.changes.replicas |= transition_replica(
+                replica,
+                ReplicaState.RESTARTING,
+                reason=f"restart {replica.restarts + 1} of {decide.MAX_RESTARTS} "
+                f"in {delay_s:g} s, after: {replica.state_reason}",
+                restarts=replica.restarts + 1,
+                relaunch_at=tick.now + timedelta(seconds=delay_s),
+            )
+        attempt = open_by_replica.get(replica.pk)
+        if _launch_is_due(replica, attempt, tick.now):
+            enqueue("launch_replica", replica.pk, expires=LOST_TASK_AFTER.total_seconds())
+
+
+def _relaunch_delay_s(replica: Replica) -> float | None:
+    last = replica.attempts.order_by("-number").first() if replica.ended else None
+    return decide.relaunch_delay_s(
+        ReplicaState(replica.state),
+        restarts=replica.restarts,
+        cause=last.cause if last else "",
+    )
+
+
+def _launch_is_due(replica: Replica, attempt: ReplicaAttempt | None, now: datetime) -> bool:
+    waited = now - replica.state_since > LOST_TASK_AFTER
+    if replica.state == ReplicaState.RESTARTING:
+        return attempt is None and (replica.relaunch_at is None or replica.relaunch_at <= now)
+    if replica.state == ReplicaState.PROVISIONING:
+        return waited and attempt is not None and attempt.handle is None
+    return waited and replica.state == ReplicaState.PENDING
+
+
+def _cancel_what_must_end(tick: _Tick) -> None:
+    """Jobs of replicas that were told to leave, and of a run that had time enough to end."""
+    run = tick.run
+    told_at = run.ended_at or run.stop_requested_at
+    grace = timedelta(seconds=decide.STOP_GRACE_S)
+    time_is_up = told_at is not None and tick.now - told_at > grace
+    leaving = {
+        r.pk
+        for r in tick.replicas
+        if r.state in (ReplicaState.DRAINING, ReplicaState.RESTARTING, ReplicaState.EVICTED)
+    }
+    jobs.cancel(a for a in tick.attempts if time_is_up or a.replica_id in leaving)
+
+
+# The run.
+
+
+def _judge_run(tick: _Tick) -> None:
+    run = tick.run
+    if run.state in RUN_ENDED:
+        _let_go(tick)
+        return
+    if run.state == RunState.PROVISIONING:
+        _say_if_slow(run, tick.now)
+    verdict = decide.judge_run(_run_view(tick))
+    if verdict is None:
+        return
+    if verdict.to == run.state:
+        if verdict.reason != run.state_reason:
+            Run.objects.filter(pk=run.pk, state=run.state).update(state_reason=verdict.reason)
+            run.state_reason = verdict.reason
+            tick.changes.run = True
+        return
+    if verdict.to in RUN_TRANSITIONS[RunState(run.state)]:
+        tick.changes.run |= transition(run, verdict.to, reason=verdict.reason)
+    if run.state == RunState.STOPPING:
+        enqueue("reconcile_run", str(run.pk))
+
+
+def _run_view(tick: _Tick) -> RunView:
+    run, now = tick.run, tick.now
+    settings = run.group_settings
+    began = run.started_at or run.created_at
+    committed = run.committed_at or run.first_step_at or now
+    failed = next((r for r in tick.replicas if r.state == ReplicaState.FAILED), None)
+    waiting = (ReplicaState.PENDING, ReplicaState.RESTARTING)
+    return RunView(
+        state=RunState(run.state),
+        quorum=int(settings["min_quorum"]),
+        target=int(settings["num_replicas"]),
+        replicas=tuple(ReplicaState(r.state) for r in tick.replicas),
+        training=run.first_step_at is not None,
+        final_reason=tick.final.reason if tick.final else "",
+        final_round=tick.final.round if tick.final else 0,
+        jobs_open=sum(attempt.ended_at is None for attempt in tick.attempts),
+        relaunchable=sum(
+            r.state in waiting or _relaunch_delay_s(r) is not None for r in tick.replicas
+        ),
+        first_error=f"{failed}: {failed.state_reason}" if failed else "",
+        stop_reason=run.state_reason if run.state == RunState.STOPPING else "",
+        age_s=(now - began).total_seconds(),
+        time_limit_s=run.time_limit_s,
+        since_commit_s=(now - committed).total_seconds(),
+        round_s=run.round_s,
+    )
+
+
+def _let_go(tick: _Tick) -> None:
+    """A replica that never got a job, or lost it, has nothing to wait for when the run is over."""
+    busy = {a.replica_id for a in tick.attempts if a.ended_at is None}
+    for replica in tick.replicas:
+        if not replica.ended and replica.pk not in busy and replica.pk not in tick.jobs:
+            tick.changes.replicas |= transition_replica(
+                replica, ReplicaState.EVICTED, reason="the run is over"
+            )
+
+
+def _say_if_slow(run: Run, now: datetime) -> None:
+    waited_s = (now - run.state_since).total_seconds()
+    if waited_s < decide.SLOW_START_S:
+        return
+    if not Event.objects.filter(run=run, kind="slow_start").exists():
+        record_event(
+            run,
+            "slow_start",
+            f"expected a first step within {decide.SLOW_START_S:g} s of the launch, "
+            f"found none after {waited_s:.0f} s",
+            level=Event.Level.WARNING,
+        )
