@@ -38,10 +38,19 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["DO_NOT_TRACK"] = "1"
 
 
+_SLOW = ("browser", "processes")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     from django.conf import settings
 
     settings.DATABASES  # noqa: B018 -- reads the settings, so that pytest-django sets Django up
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Quick ones first, and the browser's last: Playwright keeps an event loop running in this
+    # thread for the rest of the session, in which nothing else can call asyncio.run.
+    items.sort(key=lambda item: [item.get_closest_marker(m) is not None for m in _SLOW])
 
 
 def _unavailable(reason: str) -> None:
