@@ -32,7 +32,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeS
         prefix = f"memory://{uuid.uuid4().hex}/run"
         yield lambda: open_store(prefix)
     else:
-        prefix = f"{request.getfixturevalue('s3')}/{uuid.uuid4().hex}"
+        prefix = f"{request.getfixturevalue('s3_uri')}/{uuid.uuid4().hex}"
         yield lambda: open_store(prefix)
 
 
@@ -133,10 +133,10 @@ def test_an_unknown_scheme_is_denied() -> None:
 
 
 def test_a_wrong_secret_is_denied_and_not_tried_again(
-    s3: str, monkeypatch: pytest.MonkeyPatch
+    s3_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    store = open_store(f"{s3}/run")
+    store = open_store(s3_uri)
     with pytest.raises(StoreDenied):
         store.put("a", b"")
     with pytest.raises(StoreDenied):
