@@ -94,6 +94,7 @@ async function begin() {
     setTimeout(begin, 3000);
     return;
   }
+  redraw(new Set(["tab"])); // parts that wait until their tab is shown
   if (!live.over) live.start();
 }
 for (const place of $$("[data-chart]")) place.dataset.empty = "Loading";

@@ -49,7 +49,7 @@ function tick() {
   for (const cell of $$('[data-f="ran"]')) {
     const { from, to } = cell.dataset;
     const end = to ? Date.parse(to) : Date.now();
-    setText(cell, from ? format.duration(Math.max(0, Math.floor((end - Date.parse(from)) / 1000))) : format.UNKNOWN);
+    setText(cell, from ? format.elapsed((end - Date.parse(from)) / 1000) : format.UNKNOWN);
   }
 }
 

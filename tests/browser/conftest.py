@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,12 +168,12 @@ class Window:
         ARTIFACTS.mkdir(exist_ok=True)
         page.screenshot(path=ARTIFACTS / f"{name}.png", full_page=full)
 
-    def close(self) -> None:
-        failed_name = re.sub(r"\W+", "-", self.name)
+    def close(self, *, shoot: bool = False) -> None:
+        name = re.sub(r"\W+", "-", self.name).strip("-")
         for number, context in enumerate(self.contexts):
-            for page in context.pages:
+            for page in context.pages if shoot else ():
                 with contextlib.suppress(Exception):
-                    self.shoot(page, f"last-{failed_name}-{number}", full=False)
+                    self.shoot(page, f"failed-{name}-{number}", full=False)
             context.close()
 
 
@@ -183,16 +183,23 @@ def window(
 ) -> Iterator[Window]:
     made = Window(browser=browser, url=site.url, name=request.node.name, signed_in=sign_ins)
     yield made
-    made.close()
+    made.close(shoot=request.node.stash.get(FAILED, False))
     assert made.errors == []
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Remember whether the test itself failed, so that its pages are kept as pictures."""
+    report = yield
+    if report.when == "call":
+        item.stash[FAILED] = report.failed
+    return report
 
 
 @pytest.fixture(scope="session")
 def sign_ins() -> dict[str, Any]:
     """Sessions by user, so that each signs in once."""
     return {}
-
-
-@pytest.fixture
-def wait(request: pytest.FixtureRequest) -> Callable[..., None]:
-    return wait_until

@@ -167,6 +167,15 @@ def test_the_heatmap_by_keyboard(window: Window, demo: str) -> None:
     expect(detail.get_by_role("heading", name="Round 5")).to_be_visible()
 
 
+def test_log_lines_of_all_and_of_one(window: Window, demo: str) -> None:
+    page = window.open(f"/runs/{demo}/?tab=logs")
+    lines = page.locator("[data-lines] p")
+    expect(lines).to_have_count(12)
+    page.locator("[data-logs-card]").get_by_label("Replica").select_option(label="Replica 1")
+    expect(lines).to_have_count(3)
+    expect(lines.first).to_contain_text("replica 1")
+
+
 def test_charts_by_keyboard(window: Window, demo: str) -> None:
     page = window.open(f"/runs/{demo}/")
     is_live(page)

@@ -48,12 +48,13 @@ PAGES = {
     "failed": "/runs/{failed}/",
     "not-found": "/nowhere",
 }
-SIZES = [(1440, "light"), (1440, "dark"), (360, "light"), (360, "dark"), (800, "light")]
+SIZES = [(1440, "light"), (1440, "dark"), (360, "light")]
+MORE = {"list": [(800, "light"), (360, "dark")], "demo": [(800, "light"), (2560, "light")]}
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page(window: Window, runs: dict[str, str], name: str) -> None:
-    for width, scheme in SIZES:
+    for width, scheme in SIZES + MORE.get(name, []):
         page = window.open(PAGES[name].format(**runs), width=width, scheme=scheme)
         page.wait_for_load_state("load")
         if "/runs/{" in PAGES[name]:

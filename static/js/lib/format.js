@@ -51,6 +51,13 @@ export function duration(value) {
   return `${Math.floor(hours / 24)}d ${two(hours % 24)}h`;
 }
 
+/** Whole seconds that tick: `duration` without fractions. */
+export function elapsed(value) {
+  if (!known(value)) return UNKNOWN;
+  const whole = Math.max(0, Math.floor(value));
+  return whole < 60 ? `${whole} s` : duration(whole);
+}
+
 export function age(value) {
   if (!known(value)) return UNKNOWN;
   if (value < 2) return "now";

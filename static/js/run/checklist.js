@@ -33,7 +33,7 @@ function draw(store, card, list) {
     { name: "First round", note: "all exchange, one commits", done: false },
   ];
   const busy = steps.findIndex((step) => !step.done);
-  const elapsed = format.duration(Math.floor((Date.now() - begun) / 1000));
+  const elapsed = format.elapsed((Date.now() - begun) / 1000);
   const rows = steps.map((step, i) => {
     const state = step.done ? "done" : i === busy ? "busy" : "todo";
     const symbol = { done: "succeeded", busy: "busy", todo: "todo" }[state];

@@ -47,12 +47,12 @@ function progress(run) {
 function tick(run, at) {
   const begun = run.started_at ?? run.created_at;
   const end = run.ended_at ? Date.parse(run.ended_at) : Date.now();
-  setText(at.elapsed, format.duration(Math.max(0, Math.floor((end - Date.parse(begun)) / 1000))));
+  setText(at.elapsed, format.elapsed((end - Date.parse(begun)) / 1000));
   setText(at.elapsed_note, run.ended_at ? `ended ${format.clock(run.ended_at)}` : `since ${format.clock(begun)}`);
   const seen = format.secondsSince(run.last_seen_at);
   setText(at.updated, run.last_seen_at && !RUN_ENDED.has(run.state) ? updated(seen) : "");
   // The estimate was made when the last round was committed; until then it counts down.
-  setText(at.eta, RUN_ENDED.has(run.state) || run.eta_s === null ? "" : `about ${format.duration(Math.round(run.eta_s))} left`);
+  setText(at.eta, RUN_ENDED.has(run.state) || run.eta_s === null ? "" : `about ${format.elapsed(run.eta_s)} left`);
 }
 
 const updated = (seconds) => (seconds < 2 ? "updated now" : `updated ${format.age(seconds)} ago`);

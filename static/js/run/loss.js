@@ -42,7 +42,7 @@ export function lossChart(context, card) {
   }
 
   function draw() {
-    if (!store.run || !at.chart.offsetParent) return;
+    if (!store.run || !card.offsetParent) return; // not on a tab that is shown
     curves = collect();
     at.chart.toggleAttribute("data-empty", !curves.length);
     if (!curves.length) {
@@ -222,8 +222,9 @@ function options(curves, place, view, read) {
   }
   let zoomed = false;
   return {
-    width: place.clientWidth,
-    height: place.clientHeight,
+    // Behind the table the frame has no size; it is resized when it is shown.
+    width: place.clientWidth || 600,
+    height: place.clientHeight || 300,
     padding: [8, 10, 0, 0],
     legend: { show: false },
     focus: { alpha: 1 },

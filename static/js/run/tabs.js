@@ -15,10 +15,19 @@ export function tabs({ page }, onShow) {
       if (link.dataset.tabLink === name) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
+    reveal();
     url.set({ tab: name === "overview" ? null : name }, { push });
     onShow(name);
   }
 
+  /** On a narrow screen the row of tabs scrolls; the current one must be seen. */
+  function reveal() {
+    const row = page.querySelector(".tabs");
+    const current = row.querySelector("[aria-current]");
+    row.scrollLeft = current.offsetLeft - row.offsetLeft - (row.clientWidth - current.offsetWidth) / 2;
+  }
+
+  reveal();
   for (const link of links) {
     link.addEventListener("click", (event) => {
       if (event.metaKey || event.ctrlKey || event.shiftKey) return;

@@ -1,0 +1,88 @@
+"""The whole thing as a person uses it: sign in, submit the form, watch the curve grow, stop.
+
+A real server with broker, worker and beat, and real replica processes that train.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.browser.conftest import Window
+
+if TYPE_CHECKING:
+    from tests.stack import LiveStack
+
+pytestmark = [pytest.mark.browser, pytest.mark.processes]
+
+MINUTE_MS = 60_000
+
+
+@pytest.fixture
+def window(browser: Browser, live_stack: LiveStack) -> Iterator[Window]:
+    from tests.stack import PASSWORD
+
+    made = Window(
+        browser=browser, url=live_stack.url.rstrip("/"), name="end-to-end", password=PASSWORD
+    )
+    yield made
+    made.close()
+    assert made.errors == []
+
+
+def test_submit_watch_stop(window: Window, live_stack: LiveStack) -> None:
+    page = window.open("/", user="operator")
+    page.get_by_role("link", name="Local demo").click()
+    page.get_by_label("Name").fill("From the form")
+    page.get_by_role("radio", name="demo").check()
+    page.get_by_role("spinbutton", name="Replicas").fill("2")
+    page.get_by_label("Local steps per round (H)").fill("10")
+    page.get_by_label("Rounds", exact=True).fill("500")
+    page.get_by_label("Batch size").fill("2")
+    page.get_by_label("Warm-up").fill("10")
+    page.get_by_role("button", name="Launch").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("From the form")
+    expect(page.get_by_text("On the way to the first round")).to_be_visible()
+    expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
+    window.shoot(page, "end-to-end-launched")
+
+    # Everything below happens on this page, without a reload.
+    state = page.locator('[data-s="state"]')
+    expect(state).to_have_text("running", timeout=2 * MINUTE_MS)
+    committed = page.locator('[data-s="rounds"]')
+    expect(committed).to_have_text(re.compile(r"^[3-9]$|^\d\d+$"), timeout=2 * MINUTE_MS)
+    expect(page.locator('[data-s="eval_loss"]')).to_have_text(re.compile(r"^\d\.\d{3}$"))
+    expect(page.locator("[data-loss] .u-wrap canvas")).to_be_visible()
+    expect(page.locator("[data-checklist]")).to_be_hidden()
+    page.locator("[data-loss] [data-table]").click()
+    newest = page.locator("[data-loss] [data-chart-table] tbody tr").last.locator("th")
+    seen = int(newest.inner_text().replace(",", ""))
+    assert seen > 0
+    expect(newest).not_to_have_text(f"{seen:,}", timeout=MINUTE_MS)  # the curve grows
+    assert int(newest.inner_text().replace(",", "")) > seen
+    page.locator("[data-loss] [data-table]").click()
+    assert page.locator('[data-replicas="short"] tbody tr').count() == 2
+    window.shoot(page, "end-to-end-running")
+
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Stop run").click()
+    expect(state).to_have_text("cancelled", timeout=MINUTE_MS)
+    expect(page.get_by_text("Result", exact=True)).to_be_visible()
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_be_hidden()
+    ended = page.locator('[data-replicas="short"] tbody .state').filter(has_text="done")
+    expect(ended).to_have_count(2, timeout=MINUTE_MS)
+    window.shoot(page, "end-to-end-stopped")
+
+    # The group's settings are those of the form, from now on as values.
+    page.get_by_role("link", name="Settings").click()
+    panel = page.get_by_role("region", name="Settings")
+    expect(
+        panel.get_by_role("definition").filter(has_text=re.compile(r"^500 rounds$"))
+    ).to_be_visible()
+    assert panel.locator("input, select, textarea").count() == 0
+    page.goto("/")
+    expect(page.get_by_role("link", name="From the form")).to_be_visible()
