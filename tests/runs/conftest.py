@@ -1,0 +1,132 @@
+"""What the tests of :mod:`runs` share: a clock, a backend, what was enqueued, a run with all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import world as w
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> w.Clock:
+    made = w.Clock()
+    monkeypatch.setattr("django.utils.timezone.now", made)
+    return made
+
+
+@pytest.fixture
+def executor(monkeypatch: pytest.MonkeyPatch) -> w.FakeExecutor:
+    made = w.FakeExecutor()
+    for module in ("launch", "jobs"):
+        monkeypatch.setattr(f"runs.{module}.get_executor", lambda backend, **_: made)
+    return made
+
+
+@pytest.fixture
+def outbox(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """(task, *args) of everything that was enqueued. That this waits for the commit is
+    ``test_queue``'s to prove."""
+    sent: list[tuple[Any, ...]] = []
+    for module in ("services", "launch", "reconcile", "tasks"):
+        monkeypatch.setattr(
+            f"runs.{module}.enqueue", lambda task, *args, expires=None: sent.append((task, *args))
+        )
+    return sent
+
+
+@pytest.fixture
+def make_run(db: None, tmp_path: Path, outbox: Any, settings: Any) -> Callable[..., Any]:
+    """A queued run as the form makes one; group settings by keyword."""
+    settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri()
+
+    def make(**changes: Any) -> Any:
+        import uuid
+
+        from runs.services import create_run
+
+        owner = changes.pop("owner", None) or w.person("olga", "operator")
+        return create_run(w.draft(**changes), owner=owner, submit_key=uuid.uuid4().hex)
+
+    return make
+
+
+@pytest.fixture
+def make_world(
+    make_run: Callable[..., Any],
+    clock: w.Clock,
+    executor: w.FakeExecutor,
+    outbox: list[tuple[Any, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., World]:
+    def make(**changes: Any) -> World:
+        deltas: list[dict[str, Any]] = []
+        monkeypatch.setattr("runs.live.publish", lambda run_id, delta: deltas.append(delta))
+        return World(make_run(**changes), clock, executor, outbox, deltas)
+
+    return make
+
+
+class World:
+    """One launched run; :meth:`tick` is the reconciler's."""
+
+    def __init__(
+        self,
+        run: Any,
+        clock: w.Clock,
+        executor: w.FakeExecutor,
+        outbox: list[tuple[Any, ...]],
+        deltas: list[dict[str, Any]],
+    ) -> None:
+        from runs.launch import launch_run
+        from runs.stores import store_for
+
+        self.run, self.clock, self.executor = run, clock, executor
+        self.outbox, self.deltas = outbox, deltas
+        self.bucket = w.Bucket(store_for(run), wall_s=clock().timestamp())
+        self.beats = 0
+        launch_run(str(run.pk))
+        self.work()
+
+    def work(self) -> None:
+        """What a worker does: the launches that were enqueued."""
+        from runs.launch import launch_replica
+
+        due = dict.fromkeys(self.outbox)
+        self.outbox.clear()
+        for task, *args in due:
+            if task == "launch_replica":
+                launch_replica(*args)
+
+    def tick(self, after_s: float = 1.0) -> Any:
+        from runs.reconcile import reconcile_run
+
+        self.clock.pass_s(after_s)
+        reconcile_run(str(self.run.pk))
+        self.run.refresh_from_db()
+        return self.run
+
+    def beat_all(self, state: str = "computing", *, but: tuple[int, ...] = (), **more: Any) -> None:
+        self.beats += 1
+        for replica in self.run.replicas.all():
+            if replica.number not in but:
+                self.bucket.beat(replica.number, self.beats, state, **more)
+
+    def start(self) -> None:
+        """Every replica has beaten once."""
+        self.beat_all()
+        self.tick()
+
+    def replica(self, number: int = 0) -> Any:
+        return self.run.replicas.get(number=number)
+
+    def key(self, number: int = 0, attempt: int = 1) -> str:
+        return self.replica(number).attempts.get(number=attempt).launch_key
+
+    def events(self, kind: str) -> list[str]:
+        """Messages of that kind, oldest first."""
+        found = self.run.events.filter(kind=kind).order_by("id")
+        return [event.message for event in found]

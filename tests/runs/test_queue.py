@@ -1,0 +1,98 @@
+"""Work is handed over when the database has it, and a request survives a broker that is away."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from django.db import transaction
+from kombu.exceptions import OperationalError
+
+from runs import queue, tasks
+from runs.lease import lease
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = []
+
+    def send_task(name: str, *, args: Any, expires: Any, **_: Any) -> None:
+        found.append((name, args, expires))
+
+    monkeypatch.setattr(queue.current_app, "send_task", send_task)
+    return found
+
+
+@pytest.mark.django_db(transaction=True)
+def test_sent_after_the_commit(sent: list[Any]) -> None:
+    with transaction.atomic():
+        queue.enqueue("launch_run", "id", expires=5)
+        assert sent == []
+    assert sent == [("runs.tasks.launch_run", ("id",), 5)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_never_sent_for_what_was_rolled_back(sent: list[Any]) -> None:
+    with pytest.raises(RuntimeError), transaction.atomic():
+        queue.enqueue("launch_run", "id")
+        raise RuntimeError
+    assert sent == []
+
+
+@pytest.mark.django_db
+def test_a_broker_that_is_away_is_logged_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+    django_capture_on_commit_callbacks: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def away(*args: Any, **kwargs: Any) -> None:
+        raise OperationalError("connection refused")
+
+    monkeypatch.setattr(queue.current_app, "send_task", away)
+    with (
+        caplog.at_level(logging.WARNING, logger="runs.queue"),
+        django_capture_on_commit_callbacks(execute=True),
+    ):
+        queue.enqueue("launch_run", "id")
+    assert "launch_run('id',) was not sent" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["launch_run", "launch_replica", "reconcile_run"])
+def test_every_name_that_is_sent_is_a_task(name: str) -> None:
+    assert getattr(tasks, name).name == f"runs.tasks.{name}"
+
+
+def test_beat_asks_for_every_run_that_needs_it(make_run: Any, outbox: list[Any]) -> None:
+    from runs.models import Run
+
+    active, over = make_run(), make_run()
+    Run.objects.filter(pk=over.pk).update(state="succeeded")
+    outbox.clear()
+    tasks.reconcile_active()
+    assert outbox == [("reconcile_run", str(active.pk))]
+
+
+def test_one_tick_per_run_at_a_time(
+    valkey: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.REDIS_URL = valkey
+    ticks: list[str] = []
+    monkeypatch.setattr("runs.reconcile.reconcile_run", ticks.append)
+    with lease("reconcile:a") as held:
+        assert held
+        tasks.reconcile_run("a")
+        tasks.reconcile_run("b")
+    assert ticks == ["b"]
+    tasks.reconcile_run("a")
+    assert ticks == ["b", "a"]
+
+
+def test_a_lease_that_ran_out_is_not_taken_from_its_next_holder(valkey: str, settings: Any) -> None:
+    from runs import live
+
+    settings.REDIS_URL = valkey
+    with lease("slow") as held:
+        assert held
+        live.client().set("archipelago:lease:slow", "another's")  # ours ran out, theirs is on
+    assert live.client().get("archipelago:lease:slow") == b"another's"

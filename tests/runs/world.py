@@ -1,0 +1,284 @@
+"""A run with a bucket, a backend and a clock, all in the test's hands.
+
+:class:`Bucket` writes what replicas would write, with the records of the protocol;
+:class:`FakeExecutor` is a backend whose jobs end when the test says so; :class:`Clock` is what
+``timezone.now`` tells. Nothing here sleeps or starts a process.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from diloco.rendezvous import keys
+from diloco.rendezvous.records import (
+    Beat,
+    CheckpointManifest,
+    Commit,
+    ContributionRecord,
+    FinalManifest,
+    Identity,
+    Plan,
+    PlannedContribution,
+    Refusal,
+    StoredObject,
+)
+from diloco.rendezvous.settings import GroupSettings
+from diloco.rendezvous.store import Store
+from diloco.rendezvous.telemetry import Evaluation, LogLine, RoundReport, Segment, StepColumns
+from diloco.rendezvous.workload import ByteGPTWorkload
+from executors.base import (
+    Cause,
+    JobState,
+    LaunchRefused,
+    ReplicaHandle,
+    ReplicaSpec,
+    ReplicaStatus,
+    RetryLater,
+)
+from runs.presets import PoolDraft, RunDraft
+
+DIGEST = "d" * 64
+
+
+def person(name: str, role: str = "", *, superuser: bool = False) -> Any:
+    """A user with one of the roles; signs in by force, so there is no password to hash."""
+    from django.contrib.auth.models import Group, User
+
+    user, _ = User.objects.get_or_create(
+        username=name, defaults={"is_staff": role == "admin", "is_superuser": superuser}
+    )
+    user.groups.set([Group.objects.get_or_create(name=role)[0]] if role else [])
+    return user
+
+
+def draft(*, replicas: int = 2, rendezvous: str = "", **changes: Any) -> RunDraft:
+    """``changes`` are group settings, or fields of the draft."""
+    own = {k: changes.pop(k) for k in ("name", "pools", "time_limit_s") if k in changes}
+    settings = {
+        "num_replicas": replicas, "max_replicas": 32, "min_quorum": 1, "sync_every": 10,
+        "total_rounds": 4, "warmup_steps": 5, "heartbeat_timeout_s": 15.0,
+    }  # fmt: skip
+    return RunDraft(
+        **{
+            "name": "Test run",
+            "settings": GroupSettings(**(settings | changes)),
+            "workload": ByteGPTWorkload(),
+            "pools": (PoolDraft(count=replicas),),
+            "rendezvous": rendezvous,
+            **own,
+        }
+    )
+
+
+class Clock:
+    """What ``timezone.now`` tells."""
+
+    def __init__(self) -> None:
+        self.at = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
+
+    def __call__(self) -> datetime.datetime:
+        return self.at
+
+    def pass_s(self, seconds: float) -> None:
+        self.at += datetime.timedelta(seconds=seconds)
+
+
+class FakeExecutor:
+    """Jobs by launch key, each a status the test may change."""
+
+    backend = "local"
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, ReplicaStatus] = {}
+        self.env: dict[str, Mapping[str, str]] = {}
+        self.args: dict[str, Any] = {}
+        self.cancelled: list[str] = []
+        self.launches = 0
+        self.away = ""
+        self.refuses = ""
+
+    def launch_replicas(
+        self,
+        n_replicas: int,
+        entrypoint: str,
+        entrypoint_args: Mapping[str, Any] | None = None,
+        *,
+        specs: Sequence[ReplicaSpec] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[ReplicaHandle]:
+        self._answer()
+        if self.refuses:
+            raise LaunchRefused(self.refuses)
+        assert specs is not None
+        assert n_replicas == len(specs)
+        for spec in specs:
+            self.launches += 1
+            assert spec.launch_key not in self.jobs, f"{spec.launch_key} launched twice"
+            self.jobs[spec.launch_key] = ReplicaStatus(state=JobState.RUNNING)
+            self.env[spec.launch_key] = dict(env or {})
+            self.args[spec.launch_key] = (entrypoint, dict(entrypoint_args or {}))
+        return [self._handle(spec.launch_key) for spec in specs]
+
+    def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
+        self._answer()
+        return [self.jobs[h.launch_key] for h in handles]
+
+    def find(self, launch_key: str) -> ReplicaHandle | None:
+        self._answer()
+        return self._handle(launch_key) if launch_key in self.jobs else None
+
+    def logs(self, handle: ReplicaHandle, *, follow: bool = False) -> Iterator[str]:
+        return iter(())
+
+    def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
+        self._answer()
+        self.cancelled += [h.launch_key for h in handles]
+
+    def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
+        return self.poll(handles)
+
+    def end(
+        self, launch_key: str, cause: Cause, *, code: int | None = None, said: str = ""
+    ) -> None:
+        self.jobs[launch_key] = ReplicaStatus(
+            state=JobState.ENDED, cause=cause, exit_code=code, message=said
+        )
+
+    def _handle(self, launch_key: str) -> ReplicaHandle:
+        return ReplicaHandle(backend="local", launch_key=launch_key, data={"pid": 1})
+
+    def _answer(self) -> None:
+        if self.away:
+            raise RetryLater(self.away)
+
+
+def incarnation(replica: int, seq: int = 1) -> str:
+    return keys.incarnation(seq, f"{replica:08x}")
+
+
+def identity(replica: int, seq: int = 1) -> Identity:
+    return Identity(replica=replica, incarnation=incarnation(replica, seq))
+
+
+class Bucket:
+    """Writes what replicas write. ``wall_s`` is the writers' own idea of the time."""
+
+    def __init__(self, store: Store, wall_s: float = 1_893_500_000.0) -> None:
+        self.store = store
+        self.wall_s = wall_s
+
+    def beat(self, replica: int, count: int, state: str = "computing", **more: Any) -> None:
+        seq = more.pop("seq", 1)
+        values = {
+            "replica": replica, "incarnation": incarnation(replica, seq), "count": count,
+            "interval_s": 2.0, "state": state, "round": 1, "step": 0, "tokens": 0,
+            "started_wall_s": self.wall_s, "wall_s": self.wall_s, "host": "islet", "pid": 7,
+            "device": "cpu",
+        }  # fmt: skip
+        beat = Beat(**(values | more))
+        self.store.put(keys.beat(replica, incarnation(replica, seq)), beat.to_bytes())
+
+    def segment(self, replica: int, n: int, **more: Any) -> bytes:
+        """Segment ``n`` with ``losses`` of the steps from ``first`` on; its bytes."""
+        seq = more.pop("seq", 1)
+        losses, first = more.pop("losses", ()), more.pop("first", 1)
+        steps = range(first, first + len(losses))
+        columns = StepColumns(
+            step=tuple(steps),
+            round=tuple((s - 1) // 10 + 1 for s in steps),
+            wall_s=tuple(self.wall_s + s for s in steps),
+            tokens=tuple(1000 * s for s in steps),
+            loss=tuple(losses),
+            lr=tuple(1e-3 for _ in steps),
+        )
+        segment = Segment(
+            **{
+                "replica": replica,
+                "incarnation": incarnation(replica, seq),
+                "n": n,
+                "wall_s": self.wall_s,
+                "state": "computing",
+                "round": 1,
+                "steps": columns,
+                **more,
+            }
+        )
+        data = segment.to_bytes()
+        self.store.put(keys.telemetry(replica, incarnation(replica, seq), n), data)
+        return data
+
+    def report(self, round: int, **more: Any) -> RoundReport:
+        values = {
+            "round": round, "outcome": "included", "started_wall_s": self.wall_s,
+            "committed_wall_s": self.wall_s + 8, "phases": {"compute": 6.0, "wait": 2.0},
+            "bytes_up": 100, "bytes_down": 300, "requests": 9, "norm": 1.5, "update_norm": 0.5,
+            "contributors": 2, "weights_digest": DIGEST,
+        }  # fmt: skip
+        return RoundReport(**(values | more))
+
+    def evaluation(self, round: int, loss: float) -> Evaluation:
+        return Evaluation(round=round, loss=loss, tokens=0, wall_s=self.wall_s + round)
+
+    def log(self, message: str) -> LogLine:
+        return LogLine(wall_s=self.wall_s, level="info", message=message)
+
+    def contribution(self, round: int, replica: int, **more: Any) -> None:
+        seq = more.pop("seq", 1)
+        values = {
+            "round": round, "fragment": 0, "base_round": round - 1, "base_digest": DIGEST,
+            "replica": replica, "incarnation": incarnation(replica, seq), "model_hash": "m",
+            "codec": "fp32", "numel": 10, "tokens": 1000, "steps": 10, "loss": 3.0, "norm": 1.25,
+            "size_bytes": 40, "digest": DIGEST, "compute_s": 6.0, "encode_s": 0.1,
+            "wall_s": self.wall_s,
+        }  # fmt: skip
+        record = ContributionRecord(**(values | more))
+        key = keys.contribution_record(round, replica, incarnation(replica, seq))
+        self.store.put(key, record.to_bytes())
+
+    def plan(self, round: int, replicas: Sequence[int], refused: Mapping[int, str] = {}) -> None:
+        plan = Plan(
+            round=round,
+            fragment=0,
+            mode="gather",
+            planner=identity(0),
+            contributions=tuple(
+                PlannedContribution(
+                    **vars(identity(r)), weight=1.0, tokens=1000, steps=10, loss=3.0 + r,
+                    size_bytes=40, digest=DIGEST,
+                )
+                for r in replicas
+            ),
+            refused=tuple(Refusal(**vars(identity(r)), reason=why) for r, why in refused.items()),
+            wall_s=self.wall_s,
+        )  # fmt: skip
+        self.store.put(keys.plan(round), plan.to_bytes())
+
+    def commit(self, round: int, replicas: Sequence[int], **more: Any) -> None:
+        values = {
+            "round": round, "fragment": 0, "committer": identity(0),
+            "contributors": tuple(identity(r) for r in replicas), "merged_digest": DIGEST,
+            "void": "", "tokens_total": round * 2000, "committed_total": round,
+            "wall_s": self.wall_s + 8 * round,
+        }  # fmt: skip
+        self.store.put(keys.commit(round), Commit(**(values | more)).to_bytes())
+
+    def checkpoint(self, round: int) -> None:
+        manifest = CheckpointManifest(
+            round=round, writer=identity(0), model_hash="m", weights_digest=DIGEST,
+            weights=stored("weights"), outer=None, tokens_total=1, wall_s=self.wall_s,
+        )  # fmt: skip
+        self.store.put(keys.checkpoint_manifest(round), manifest.to_bytes())
+
+    def final(self, round: int, reason: str = "completed") -> None:
+        manifest = FinalManifest(
+            round=round, reason=reason, writer=identity(0), weights_digest=DIGEST,
+            weights=stored("weights"), config=stored("config"), summary=stored("summary"),
+            wall_s=self.wall_s,
+        )  # fmt: skip
+        self.store.put(keys.FINAL_MANIFEST, manifest.to_bytes())
+
+
+def stored(name: str) -> StoredObject:
+    return StoredObject(key=f"final/{name}", size_bytes=4096, sha256=DIGEST)
