@@ -43,11 +43,13 @@ def loss(value: float | None) -> str:
 
 
 def duration(value: float | None) -> str:
-    """Seconds as ``0.25 s``, ``45 s``, ``3m 20s``, ``2h 05m``, ``3d 04h``."""
+    """Seconds as ``31 ms``, ``0.25 s``, ``45 s``, ``3m 20s``, ``2h 05m``, ``3d 04h``."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value < 0:
         value = 0
+    if value < 0.0995:
+        return f"{_fixed(value * 1000, 0)} ms"
     if value < 9.95:
         return f"{_fixed(value, 2 if value < 0.995 else 1)} s"
     whole = math.floor(value + 0.5)

@@ -79,6 +79,26 @@ def test_the_curve_grows_by_what_is_appended(window: Window, site: Site, demo: s
     expect(last.locator("th")).to_have_text("253")
 
 
+def test_a_snapshot_s_few_points_become_all_of_them(window: Window, site: Site) -> None:
+    run = site.seed("name='Longer', committed=20, replicas=2")  # 811 steps; a snapshot has 500
+    page = window.open(f"/runs/{run}/?smooth=0")
+    is_live(page)
+    script = """async (address) => {
+        const { RunStore } = await import("/static/js/lib/store.js");
+        const store = new RunStore();
+        store.load(await (await fetch(address + "snapshot.json")).json());
+        const few = store.series.get("loss/0").value.length;
+        const full = await (await fetch(address + "points.json?series=loss&replica=0&max_points=4000")).json();
+        store.apply({ points: [{ ...full, step: [900], round: [23], tokens: [1], wall_s: [1], value: [9] }] });
+        store.replace(full);
+        return [few, store.series.get("loss/0").value.length, store.series.get("loss/0").value.at(-1)];
+    }"""  # noqa: E501
+    few, full, newest = page.evaluate(script, f"/runs/{run}/")
+    assert few <= 500
+    assert full == 812
+    assert newest == 9, "what came while the answer was under way is kept"
+
+
 def test_without_a_stream_the_page_polls_and_says_so(window: Window, site: Site, demo: str) -> None:
     page = window.open("/")
     page.route("**/stream?*", lambda route: route.abort())

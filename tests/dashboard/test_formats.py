@@ -28,8 +28,9 @@ def test_size(value: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "–"), (0.031, "0.03 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.6, "1m 00s"),
-     (200, "3m 20s"), (3_599.6, "1h 00m"), (7_500, "2h 05m"), (90_000, "1d 01h"), (-3, "0.00 s")],
+    [(None, "–"), (0.031, "31 ms"), (0.25, "0.25 s"), (9.94, "9.9 s"), (9.96, "10 s"),
+     (59.6, "1m 00s"),
+     (200, "3m 20s"), (3_599.6, "1h 00m"), (7_500, "2h 05m"), (90_000, "1d 01h"), (-3, "0 ms")],
 )  # fmt: skip
 def test_duration(value: float | None, text: str) -> None:
     assert formats.duration(value) == text

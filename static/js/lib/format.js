@@ -41,6 +41,7 @@ const two = (value) => String(value).padStart(2, "0");
 export function duration(value) {
   if (!known(value)) return UNKNOWN;
   value = Math.max(value, 0);
+  if (value < 0.0995) return `${(value * 1000).toFixed(0)} ms`;
   if (value < 9.95) return `${value.toFixed(value < 0.995 ? 2 : 1)} s`;
   const whole = Math.floor(value + 0.5);
   if (whole < 60) return `${whole} s`;

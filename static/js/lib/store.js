@@ -28,7 +28,12 @@ export class RunStore {
     this.replicas = new Map(snapshot.replicas.map((row) => [row.number, row]));
     this.rounds = new Map(snapshot.rounds.map((row) => [row.number, row]));
     this.events = new Map(snapshot.events.map((row) => [row.id, row]));
-    this.series = new Map(snapshot.points.map((columns) => [seriesKey(columns.series, columns.replica), columns]));
+    for (const columns of snapshot.points) {
+      const mine = this.series.get(seriesKey(columns.series, columns.replica));
+      // A snapshot is thinned; a series that was asked for in full only needs what is new.
+      if (mine?.full) this.#merge(tail(columns, mine[keyOf(mine)].at(-1)));
+      else this.series.set(seriesKey(columns.series, columns.replica), columns);
+    }
     this.#tell(new Set(["run", "replicas", "rounds", "events", "points"]));
   }
 
@@ -51,11 +56,16 @@ export class RunStore {
       this.#merge(columns);
       changed.add("points");
     }
-    for (const columns of delta.replace ?? []) {
-      this.series.set(seriesKey(columns.series, columns.replica), columns);
-      changed.add("points");
-    }
     if (changed.size) this.#tell(changed);
+  }
+
+  /** A series the server was asked for by itself. What came meanwhile is kept. */
+  replace(columns) {
+    const name = seriesKey(columns.series, columns.replica);
+    const before = this.series.get(name);
+    this.series.set(name, { ...columns, full: true });
+    if (before && columns.value.length) this.#merge(tail(before, columns[keyOf(columns)].at(-1)));
+    this.#tell(new Set(["points"]));
   }
 
   #merge(columns) {
@@ -65,7 +75,7 @@ export class RunStore {
       this.series.set(name, { ...columns, ...Object.fromEntries(COLUMNS.map((c) => [c, [...columns[c]]])) });
       return;
     }
-    const by = mine.replica === null ? "round" : "step";
+    const by = keyOf(mine);
     for (let i = 0; i < columns.value.length; i++) {
       const place = search(mine[by], columns[by][i]);
       const replace = mine[by][place] === columns[by][i] ? 1 : 0;
@@ -90,6 +100,14 @@ export class RunStore {
   eventRows() {
     return [...this.events.values()].sort((a, b) => b.id - a.id);
   }
+}
+
+const keyOf = (columns) => (columns.replica === null ? "round" : "step");
+
+/** The points after `key`. */
+function tail(columns, key) {
+  const from = search(columns[keyOf(columns)], key + 1);
+  return { ...columns, ...Object.fromEntries(COLUMNS.map((c) => [c, columns[c].slice(from)])) };
 }
 
 /** Where `value` is or belongs in a sorted list; the end is tried first, as data is appended. */

@@ -3,6 +3,7 @@
 import uPlot from "../../vendor/uplot-1.6.32/uPlot.esm.js";
 import * as format from "../lib/format.js";
 import { $, $$, cssColor, darkScheme, h, setText, url } from "../lib/dom.js";
+import { getJSON } from "../lib/live.js";
 import { evalSwatch, replicaDash, replicaHue, replicaSwatch } from "../lib/palette.js";
 import { seriesKey } from "../lib/store.js";
 import { lastKnown, rising, smoothed, xValues } from "./curves.js";
@@ -11,7 +12,11 @@ const AXES = { step: "inner step", round: "round", tokens: "tokens of all replic
 const DEFAULT_SMOOTH = 0.8;
 const TABLE_ROWS = 200;
 const DENSE = 60; // evaluations
-const RESAMPLE_ABOVE = 6000; // points of one series; the server then thins it again
+const SERIES = ["loss", "eval_loss"];
+const FULL_FOR = 16; // replicas; with more, what the snapshot has is enough for a screen
+const FULL_POINTS = 4000;
+const THIN_POINTS = 2000;
+const RESAMPLE_ABOVE = 6000; // points of one series
 
 export function lossChart(context, card) {
   const { store, page } = context;
@@ -173,21 +178,27 @@ export function lossChart(context, card) {
   controls();
 
   return (changed) => {
-    if (changed.has("points")) resample(store, page);
+    if (changed.has("points")) refine(store, page);
     if (changed.has("points") || changed.has("run") || changed.has("tab")) draw();
   };
 }
 
-/** Long runs: let the server thin a series that has grown too long to draw at every update. */
-function resample(store, page) {
-  for (const columns of store.series.values()) {
-    if (columns.value.length <= RESAMPLE_ABOVE || columns.thinning) continue;
-    columns.thinning = true;
-    const replica = columns.replica ?? "";
-    fetch(`${page.dataset.points}?series=${columns.series}&replica=${replica}`)
-      .then((response) => (response.ok ? response.json() : Promise.reject(new Error(String(response.status)))))
-      .then((points) => store.apply({ replace: [points] }))
-      .catch(() => (columns.thinning = false));
+/** A snapshot carries few points of each series: ask for more of them, once. And when a series has
+ * grown too long to draw at every update, let the server thin it. */
+async function refine(store, page) {
+  for (const columns of [...store.series.values()]) {
+    const { series, replica, value, total, full, asked } = columns;
+    const few = !full && total > value.length && store.replicas.size <= FULL_FOR;
+    const many = value.length > RESAMPLE_ABOVE;
+    if (asked || !(few || many) || !SERIES.includes(series)) continue;
+    columns.asked = true;
+    const points = few ? FULL_POINTS : THIN_POINTS;
+    try {
+      store.replace(await getJSON(`${page.dataset.points}?series=${series}&replica=${replica ?? ""}&max_points=${points}`));
+    } catch {
+      columns.asked = false; // the connection's dot says how it is; the next update tries again
+      return;
+    }
   }
 }
 
