@@ -1,0 +1,31 @@
+"""What the tests of launching share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.runs import world as w
+
+MakeRun = Callable[..., Any]
+
+
+class Killed(Exception):
+    """The worker died here."""
+
+
+def launched(run: Any) -> Any:
+    from runs.launch import launch_run
+
+    launch_run(str(run.pk))
+    run.refresh_from_db()
+    return run
+
+
+def one_job_each(run: Any, executor: w.FakeExecutor) -> None:
+    for replica in run.replicas.all():
+        [attempt] = replica.attempts.all()
+        assert attempt.handle["launch_key"] == attempt.launch_key
+        assert replica.state == "provisioning"
+    assert sorted(executor.jobs) == sorted(f"{run.pk.hex[:12]}-{n}-1" for n in (0, 1))
+    assert executor.launches == 2
