@@ -292,6 +292,8 @@ class Group:
             log.error("%s: %s", type(error).__name__, error, exc_info=None)
         state = "failed" if error else "left" if self.reason == "left" else "done"
         self._reporter.phase(state=state, round=self.round)
+        if state == "done":
+            self._lease.update(round=self._loop.state.base.round)
         for close in (self._reporter.end, lambda: self._lease.end(state, str(error or ""))):
             try:
                 close()

@@ -1,8 +1,8 @@
 """``python -m diloco.replica URI``: one replica process, from group.json to the final weights.
 
 It starts with nothing but the rendezvous URI and its number in ``REPLICA_RANK``. Exit status: 0 the
-run is over (or this replica was told to leave), 1 an error that a restart will not mend, 75 an
-error that it may (EX_TEMPFAIL), 143 it left because of SIGTERM.
+run is over, 1 a crash, 75 the store was away for too long (EX_TEMPFAIL), 78 something is wrong that
+a restart will not mend (EX_CONFIG), 143 it left because of SIGTERM.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import torch
 from diloco.errors import FencedOut, ReplicaError
 from diloco.group import Group, join, read_document
 from diloco.rendezvous.settings import ProtocolMismatch, SettingsError
-from diloco.rendezvous.store import StoreDenied, StoreError, StoreUnavailable, open_store
+from diloco.rendezvous.store import StoreDenied, StoreUnavailable, open_store
 from diloco.workloads import load_workload
 from diloco.workloads.base import Workload
 
 log = logging.getLogger("diloco.replica")
 
 EX_TEMPFAIL = 75
+EX_CONFIG = 78
 EX_TERMINATED = 143
 
 
@@ -79,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     rank = os.environ.get("REPLICA_RANK", "")
     if not rank.isdigit():
         print(f"error: REPLICA_RANK: expected a replica number, found {rank!r}", file=sys.stderr)
-        return 1
+        return EX_CONFIG
     try:
         return run(arguments.uri, int(rank))
     except StoreUnavailable as error:
@@ -88,10 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ReplicaError, ProtocolMismatch, SettingsError, StoreDenied, ValueError) as error:
         kind = "fenced out" if isinstance(error, FencedOut) else "error"
         print(f"{kind}: {error}", file=sys.stderr)
-        return 1
-    except StoreError as error:
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return EX_CONFIG
     except Exception:
         traceback.print_exc()
         return 1

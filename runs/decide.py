@@ -38,6 +38,9 @@ REFUSED = "refused"
 TRY_LATER = 75
 """Exit code (EX_TEMPFAIL) of a replica that gave up for now."""
 
+WILL_NOT_MEND = 78
+"""Exit code (EX_CONFIG) of a replica that found something wrong which a restart does not change."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -145,11 +148,13 @@ def _by_silence(view: ReplicaView, beat: BeatView) -> Verdict | None:
     )
 
 
-def relaunch_delay_s(state: ReplicaState, *, restarts: int, cause: str) -> float | None:
+def relaunch_delay_s(
+    state: ReplicaState, *, restarts: int, cause: str, exit_code: int | None = None
+) -> float | None:
     """Seconds to wait before a failed or lost replica is launched again, None for never."""
     if state not in (ReplicaState.FAILED, ReplicaState.LOST):
         return None
-    if restarts >= MAX_RESTARTS or cause == REFUSED:
+    if restarts >= MAX_RESTARTS or cause == REFUSED or exit_code == WILL_NOT_MEND:
         return None
     return float(min(BACKOFF_S * 2**restarts, BACKOFF_CAP_S))
 

@@ -207,6 +207,7 @@ def _relaunch_delay_s(replica: Replica) -> float | None:
         ReplicaState(replica.state),
         restarts=replica.restarts,
         cause=last.cause if last else "",
+        exit_code=last.exit_code if last else None,
     )
 
 
