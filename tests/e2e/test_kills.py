@@ -5,78 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
-from typing import Any
 
 import psutil
 import pytest
 
+from tests.e2e.lives import create, wait_for
 from tests.servers import wait_until
 from tests.stack import LiveStack
 
 pytestmark = pytest.mark.processes
-
-_CREATE = """
-import secrets
-from django.contrib.auth.models import User
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.workload import ByteGPTWorkload
-from runs.presets import PoolDraft, RunDraft
-from runs.services import create_run
-settings = GroupSettings(**{settings!r})
-draft = RunDraft(
-    name={name!r}, settings=settings, workload=ByteGPTWorkload(size="demo", eval_bytes=4096),
-    pools=(PoolDraft(count=settings.num_replicas),),
-)
-owner = User.objects.get(username="operator")
-print(create_run(draft, owner=owner, submit_key=secrets.token_hex()).pk)
-"""
-
-_LOOK = """
-import json
-from runs.models import ReplicaAttempt, Run
-run = Run.objects.get(pk={run!r})
-print(json.dumps({{
-    "state": run.state,
-    "reason": run.state_reason,
-    "rounds": run.committed_rounds,
-    "attempts": list(
-        ReplicaAttempt.objects.filter(replica__run=run).order_by("launch_key")
-        .values("launch_key", "replica__number", "cause", "exit_code", "handle")
-    ),
-    "contributions": [
-        [r.number, r.state, r.contributions.filter(state="included").count()]
-        for r in run.rounds.order_by("number")
-    ],
-    "points": sum(b.count for b in run.metric_blocks.filter(series="loss")),
-    "restarts": [r.restarts for r in run.replicas.order_by("number")],
-}}))
-"""
-
-
-def create(stack: LiveStack, name: str, **settings: Any) -> str:
-    chosen = {
-        "num_replicas": 2, "sync_every": 5, "total_rounds": 4, "warmup_steps": 0, "batch_size": 2,
-        "heartbeat_timeout_s": 6.0, "round_timeout_s": 120.0, "start_wait_s": 60.0, **settings,
-    }  # fmt: skip
-    return stack.python(_CREATE.format(name=name, settings=chosen))
-
-
-def look(stack: LiveStack, run: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(stack.python(_LOOK.format(run=run)))
-    return found
-
-
-def wait_for(stack: LiveStack, run: str, ready: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    seen: dict[str, Any] = {}
-
-    def check() -> bool:
-        seen.update(look(stack, run))
-        assert seen["state"] not in ("failed", "cancelled"), seen["reason"]
-        return ready(seen)
-
-    wait_until(check, f"run {run}", timeout_s=120)
-    return seen
 
 
 def workers(stack: LiveStack) -> list[psutil.Process]:
