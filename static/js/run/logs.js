@@ -33,7 +33,7 @@ export function logLines({ store, page }, card) {
     if (lines.length) box.querySelector(".empty-s")?.remove();
     for (const line of lines) {
       after = Math.max(after, line.id);
-      box.append(h("p", { dataset: { level: line.level } },
+      box.append(h("p", { dataset: { level: line.level.toLowerCase() } },
         h("time", { datetime: line.at, title: format.when(line.at) }, format.clock(line.at)),
         h("span", {}, `replica ${line.replica}`), h("span", {}, line.level), h("span", {}, line.message)));
     }
