@@ -82,7 +82,9 @@ def reconcile_run(run_id: str) -> None:
     )
     tick.jobs = jobs.poll_jobs(tick.attempts, now=now)
     try:
-        _read_bucket(tick, store_for(run))
+        # Without an attempt nothing in there is this run's, and all of it may be another's.
+        if ReplicaAttempt.objects.filter(replica__run=run).exists():
+            _read_bucket(tick, store_for(run))
     except StoreError as error:
         _store_is_away(run, error, now)
     _judge_replicas(tick)

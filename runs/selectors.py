@@ -19,7 +19,7 @@ from django.utils import timezone
 from runs import charts, live
 from runs.models import Contribution, Event, MetricBlock, Replica, ReplicaAttempt, Round, Run
 from runs.models import TelemetryCursor as Cursor
-from runs.states import REPLICA_LIVE, RUN_ACTIVE, RUN_LIVE
+from runs.states import REPLICA_ENDED, REPLICA_LIVE, RUN_ACTIVE, RUN_LIVE
 
 MAX_POINTS = charts.MAX_POINTS
 SNAPSHOT_POINTS = 500
@@ -68,12 +68,14 @@ def with_header(runs: QuerySet[Run]) -> QuerySet[Run]:
 
 
 def runs_to_look_after() -> QuerySet[Run]:
-    """Active runs, and ended ones with a job that may still run or telemetry still to read."""
+    """Active runs, and ended ones with a job that may still run, a replica that waits for one, or
+    telemetry still to read."""
     jobs = ReplicaAttempt.objects.filter(replica__run=OuterRef("pk"), ended_at=None)
     unread = Cursor.objects.filter(replica__run=OuterRef("pk"), ended=False)
+    waiting = Replica.objects.filter(run=OuterRef("pk")).exclude(state__in=REPLICA_ENDED)
     recent = Q(ended_at__gte=timezone.now() - DRAIN_FOR)
     return Run.objects.filter(
-        Q(state__in=RUN_ACTIVE) | Q(recent & Exists(unread)) | Q(Exists(jobs))
+        Q(state__in=RUN_ACTIVE) | Q(recent & Exists(unread)) | Q(Exists(jobs)) | Q(Exists(waiting))
     ).order_by("created_at")
 
 

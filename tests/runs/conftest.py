@@ -90,6 +90,7 @@ class World:
         self.beats = 0
         launch_run(str(run.pk))
         self.work()
+        run.refresh_from_db()
 
     def work(self) -> None:
         """What a worker does: the launches that were enqueued."""

@@ -11,6 +11,7 @@ from runs.decide import (
     BACKOFF_CAP_S,
     MAX_RESTARTS,
     REFUSED,
+    WILL_NOT_MEND,
     BeatView,
     Job,
     ReplicaView,
@@ -163,6 +164,14 @@ def test_relaunches_back_off_and_end(
     state: ReplicaState, restarts: int, cause: str, delay_s: float | None
 ) -> None:
     assert relaunch_delay_s(state, restarts=restarts, cause=cause) == delay_s
+
+
+def test_what_a_restart_will_not_mend_is_not_restarted() -> None:
+    delays = [
+        relaunch_delay_s(R.FAILED, restarts=0, cause="error", exit_code=code)
+        for code in (1, 75, WILL_NOT_MEND)
+    ]
+    assert delays == [2.0, 2.0, None]
 
 
 def test_the_backoff_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:

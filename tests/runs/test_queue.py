@@ -68,6 +68,7 @@ def test_beat_asks_for_every_run_that_needs_it(make_run: Any, outbox: list[Any])
 
     active, over = make_run(), make_run()
     Run.objects.filter(pk=over.pk).update(state="succeeded")
+    over.replicas.update(state="done")
     outbox.clear()
     tasks.reconcile_active()
     assert outbox == [("reconcile_run", str(active.pk))]
