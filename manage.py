@@ -16,7 +16,10 @@ def main() -> None:
         sys.exit(
             f"archipelago: the state folder cannot be used: {error.strerror}: {error.filename}"
         )
-    execute_from_command_line(sys.argv)
+    try:
+        execute_from_command_line(sys.argv)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":
