@@ -1,8 +1,5 @@
-"""What a draft will move and train, before it is launched. The one place with these formulas:
-the form asks for them as JSON and only shows them.
-
-They cover the *gather* plan, the one that replicas speak today: everybody uploads one payload and
-reads those of all others. Headers and records (a few kilobytes) are left out.
+"""What a draft will move and train, before it is launched: the form asks for it as JSON and only
+shows it. The bytes are :mod:`diloco.rendezvous.cost`'s, for the *gather* plan.
 """
 
 from __future__ import annotations
@@ -10,9 +7,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from diloco.rendezvous import cost
 from runs.presets import RunDraft
-
-BYTES_PER_VALUE = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +33,7 @@ def estimate(draft: RunDraft) -> Estimate:
     settings, shape = draft.settings, draft.workload.shape
     replicas = settings.num_replicas
     parameters = shape.parameters
-    payload = parameters * BYTES_PER_VALUE[settings.codec]
-    down = (replicas - 1) * payload
+    moved = cost.gather(numel=parameters, codec=settings.codec, replicas=replicas)
 
     tokens_per_round = settings.sync_every * settings.batch_size * shape.context * replicas
     rounds = settings.total_rounds
@@ -46,19 +41,18 @@ def estimate(draft: RunDraft) -> Estimate:
         # The run ends with the round in which the limit is reached.
         rounds = min(rounds, -(-settings.max_tokens // tokens_per_round))
 
-    # A ring all-reduce moves 2 (n - 1) / n of the gradient up and as much down, every step.
-    ring = 2 * (replicas - 1) / replicas * parameters * 4 * 2 * settings.sync_every
+    ring = cost.ring_all_reduce(numel=parameters, replicas=replicas) * settings.sync_every
     return Estimate(
         parameters=parameters,
-        payload_bytes=payload,
-        up_bytes_per_round=payload,
-        down_bytes_per_round=down,
-        total_bytes=rounds * replicas * (payload + down),
+        payload_bytes=moved.up,
+        up_bytes_per_round=moved.up,
+        down_bytes_per_round=moved.down,
+        total_bytes=rounds * replicas * (moved.up + moved.down),
         rounds=rounds,
         steps=rounds * settings.sync_every,
         tokens=rounds * tokens_per_round,
         tokens_per_round=tokens_per_round,
-        reduction=ring / (payload + down) if replicas > 1 else None,
+        reduction=ring / (moved.up + moved.down) if replicas > 1 else None,
         effective_json=json.dumps(
             {
                 "name": draft.name,

@@ -1,4 +1,4 @@
-"""Rounds, contributions, checkpoints and the end of a run, read from the bucket's own log.
+"""Rounds and contributions, read from the bucket's own log.
 
 Commits are read by cursor: GET the next round's commit until there is none. A round's row and the
 cursor move in one transaction under ``WHERE next_round = r``, so a commit is counted once however
@@ -17,18 +17,16 @@ from django.db.models import F, Q
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import (
     BadRecord,
-    CheckpointManifest,
     Commit,
     ContributionRecord,
-    FinalManifest,
     Plan,
     Record,
 )
 from diloco.rendezvous.store import MissingKey, Store
-from runs.models import Checkpoint, Contribution, Replica, Round, Run
-from runs.reading import SMALL_LIMIT, Changes, count, finite, refuse, wall
+from runs.models import Contribution, Event, Replica, Round, Run
+from runs.reading import Changes, check_record, finite, refuse, wall
 from runs.states import ContributionState, RoundState
-from runs.transitions import clean_text
+from runs.transitions import clean_text, record_event
 
 R = TypeVar("R", bound=Record)
 
@@ -46,16 +44,6 @@ class RoundRecords:
     contributions: tuple[ContributionRecord, ...] = ()
     bad: tuple[tuple[str, BadRecord], ...] = ()
     commit_refused: str = ""
-
-
-def read_final(store: Store) -> FinalManifest | None:
-    """Raises :class:`BadRecord` for one that cannot be read."""
-    try:
-        manifest = FinalManifest.from_bytes(store.get(keys.FINAL_MANIFEST))
-    except MissingKey:
-        return None
-    _check(manifest)
-    return manifest
 
 
 def ingest_rounds(run: Run, store: Store, *, now: datetime, changes: Changes) -> None:
@@ -78,36 +66,13 @@ def ingest_rounds(run: Run, store: Store, *, now: datetime, changes: Changes) ->
 def _get(store: Store, key: str, kind: type[R], bad: list[tuple[str, BadRecord]]) -> R | None:
     try:
         record = kind.from_bytes(store.get(key))
-        _check(record)
+        check_record(record)
         return record
     except MissingKey:
         return None
     except BadRecord as error:
         bad.append((key, error))
         return None
-
-
-def _check(record: Record) -> None:
-    """Numbers that a table cannot hold are refused before anything is stored."""
-    match record:
-        case Commit():
-            count(record.fragment, "fragment", limit=SMALL_LIMIT)
-            count(record.tokens_total, "tokens_total")
-        case Plan():
-            for line in record.contributions:
-                count(line.tokens, "tokens")
-                count(line.steps, "steps", limit=SMALL_LIMIT)
-                count(line.size_bytes, "size_bytes")
-        case ContributionRecord():
-            count(record.base_round, "base_round", limit=SMALL_LIMIT)
-            count(record.tokens, "tokens")
-            count(record.steps, "steps", limit=SMALL_LIMIT)
-            count(record.size_bytes, "size_bytes")
-        case CheckpointManifest() | FinalManifest():
-            count(record.round, "round", limit=SMALL_LIMIT)
-            count(record.weights.size_bytes, "size_bytes")
-        case _:
-            pass
 
 
 def _read_round(store: Store, number: int, known: set[tuple[int, str]]) -> RoundRecords:
@@ -253,10 +218,35 @@ def _store_closed_round(
             _store_record(row, record, replicas, now)
         _store_outcomes(row, commit, plan, replicas)
         _refuse_all(run, row, found.bad, replicas)
+        _tell(run, row, commit, plan, replicas)
     run.refresh_from_db()
     changes.run = True
     changes.rounds.add(found.number)
     return True
+
+
+def _tell(
+    run: Run, row: Round, commit: Commit | None, plan: Plan | None, replicas: dict[int, Replica]
+) -> None:
+    """Events of what went wrong in a round: it is void, or contributions were refused."""
+    if row.state == RoundState.VOID:
+        culprit = commit.void_replica if commit else None
+        record_event(
+            run,
+            "round_void",
+            f"round {row.number} is void: {row.reason}",
+            level=Event.Level.WARNING,
+            replica=replicas.get(culprit) if culprit is not None else None,
+        )
+    for refusal in plan.refused if plan else ():
+        record_event(
+            run,
+            "contribution_refused",
+            f"round {row.number}: contribution of replica {refusal.replica} refused: "
+            f"{refusal.reason}",
+            level=Event.Level.WARNING,
+            replica=replicas.get(refusal.replica),
+        )
 
 
 def _round_loss(commit: Commit, plan: Plan | None) -> float | None:
@@ -336,46 +326,4 @@ def _store_outcomes(
             )
     Contribution.objects.filter(round=row, state=ContributionState.UPLOADED).update(
         state=ContributionState.LATE, reason="came after the plan"
-    )
-
-
-def ingest_checkpoints(run: Run, store: Store, *, now: datetime) -> None:
-    """Manifests that are not in the table yet. One listing."""
-    known = set(Checkpoint.objects.filter(run=run, final=False).values_list("round", flat=True))
-    for info in store.list(keys.CHECKPOINTS):
-        number = keys.parse_checkpoint_manifest(info.key)
-        if number is None or number in known:
-            continue
-        try:
-            manifest = CheckpointManifest.from_bytes(store.get(info.key))
-            _check(manifest)
-        except MissingKey:
-            continue
-        except BadRecord as error:
-            refuse(run, info.key, error)
-            continue
-        Checkpoint.objects.get_or_create(
-            run=run,
-            round=number,
-            final=False,
-            defaults={
-                "key": manifest.weights.key[:200],
-                "size_bytes": manifest.weights.size_bytes,
-                "digest": manifest.weights.sha256[:64],
-                "created_at": wall(manifest.wall_s, now),
-            },
-        )
-
-
-def store_final(run: Run, manifest: FinalManifest, *, now: datetime) -> None:
-    Checkpoint.objects.get_or_create(
-        run=run,
-        round=manifest.round,
-        final=True,
-        defaults={
-            "key": manifest.weights.key[:200],
-            "size_bytes": manifest.weights.size_bytes,
-            "digest": manifest.weights.sha256[:64],
-            "created_at": wall(manifest.wall_s, now),
-        },
     )

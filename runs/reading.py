@@ -13,7 +13,15 @@ from datetime import UTC, datetime
 
 from django.db.models import F
 
-from diloco.rendezvous.records import BadRecord
+from diloco.rendezvous.records import (
+    BadRecord,
+    CheckpointManifest,
+    Commit,
+    ContributionRecord,
+    FinalManifest,
+    Plan,
+    Record,
+)
 from diloco.rendezvous.telemetry import PHASES
 from runs.blocks import Points
 from runs.models import Event, Replica, Run
@@ -80,3 +88,26 @@ def seconds(phases: Mapping[str, float]) -> dict[str, float]:
         for name, value in phases.items()
         if name in PHASE_NAMES and math.isfinite(value) and value >= 0
     }
+
+
+def check_record(record: Record) -> None:
+    """Numbers that a table cannot hold are refused before anything is stored."""
+    match record:
+        case Commit():
+            count(record.fragment, "fragment", limit=SMALL_LIMIT)
+            count(record.tokens_total, "tokens_total")
+        case Plan():
+            for line in record.contributions:
+                count(line.tokens, "tokens")
+                count(line.steps, "steps", limit=SMALL_LIMIT)
+                count(line.size_bytes, "size_bytes")
+        case ContributionRecord():
+            count(record.base_round, "base_round", limit=SMALL_LIMIT)
+            count(record.tokens, "tokens")
+            count(record.steps, "steps", limit=SMALL_LIMIT)
+            count(record.size_bytes, "size_bytes")
+        case CheckpointManifest() | FinalManifest():
+            count(record.round, "round", limit=SMALL_LIMIT)
+            count(record.weights.size_bytes, "size_bytes")
+        case _:
+            pass

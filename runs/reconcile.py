@@ -19,12 +19,13 @@ from diloco.rendezvous.store import Store, StoreError
 from runs import decide, jobs
 from runs.beats import read_leases, store_leases
 from runs.decide import BeatView, Job, ReplicaView, RunView
-from runs.history import ingest_checkpoints, ingest_rounds, read_final, store_final
+from runs.history import ingest_rounds
 from runs.ingest import ingest_telemetry
 from runs.models import Event, Replica, ReplicaAttempt, Run
 from runs.publish import publish_changes
 from runs.queue import enqueue
 from runs.reading import Changes, refuse
+from runs.results import ingest_checkpoints, read_final, store_final
 from runs.states import (
     REPLICA_ENDED,
     REPLICA_TRANSITIONS,
