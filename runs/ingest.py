@@ -10,6 +10,7 @@ Reading (in threads, no database) is apart from storing (one transaction per cur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from runs.segments import store_segments
 
 SEGMENTS_PER_TICK = 40
 """Per incarnation: a backlog is worked off over several ticks, not in one that lasts for ever."""
+SEGMENT_LIMIT = 16 * 1024 * 1024
+"""Bytes; a replica's are a few hundred thousand at most. A larger one is not read to its end."""
 READERS = 8
 STALE_AFTER = timedelta(seconds=60)
 """A superseded incarnation that wrote nothing for so long is not asked any more."""
@@ -113,7 +116,8 @@ def read_batch(store: Store, cursor: TelemetryCursor) -> Batch:
     number = cursor.replica.number
     for n in range(cursor.next_n, cursor.next_n + SEGMENTS_PER_TICK):
         try:
-            data = store.get(keys.telemetry(number, cursor.incarnation, n))
+            key = keys.telemetry(number, cursor.incarnation, n)
+            data = store.get_range(key, 0, SEGMENT_LIMIT + 1)
         except MissingKey:
             return Batch(cursor=cursor, segments=tuple(found), drained=True)
         try:
@@ -125,6 +129,8 @@ def read_batch(store: Store, cursor: TelemetryCursor) -> Batch:
 
 def parse_segment(data: bytes, replica: int, incarnation: str, n: int) -> Segment:
     """A segment that is what its key says and fits the tables; :class:`BadRecord` otherwise."""
+    if len(data) > SEGMENT_LIMIT:
+        raise BadRecord(f"expected at most {SEGMENT_LIMIT} bytes, found more")
     segment = Segment.from_bytes(data)
     found = (segment.replica, segment.incarnation, segment.n)
     if found != (replica, incarnation, n):
@@ -137,6 +143,9 @@ def parse_segment(data: bytes, replica: int, incarnation: str, n: int) -> Segmen
     for name in ("loss", "lr", "grad_norm", "step_s"):
         if len(getattr(steps, name)) not in (0, length):
             raise BadRecord(f"expected {length} of {name}, found {len(getattr(steps, name))}")
+    times = (*steps.wall_s, *(evaluation.wall_s for evaluation in segment.evaluations))
+    if not all(map(math.isfinite, times)):
+        raise BadRecord("wall_s: expected finite times, found one that is not")
     for name, limit in (("step", None), ("tokens", None), ("round", SMALL_LIMIT)):
         values = getattr(steps, name)
         if values:

@@ -46,7 +46,8 @@ def store_segments(
     if points:
         _store_newest(locked, replica, cursor, points, changes)
         if locked.first_step_at is None:
-            sums["first_step_at"] = wall(float(points["loss"].wall_s[0]), now)
+            first = next(iter(points.values()))
+            sums["first_step_at"] = wall(float(first.wall_s[0]), now)
     reports = [r for s in segments for r in s.rounds]
     if reports:
         sums |= _store_reports(locked, replica, cursor, reports, now, changes)
@@ -59,7 +60,7 @@ def store_segments(
                 replica=replica,
                 incarnation=cursor.incarnation,
                 at=wall(line.wall_s, now),
-                level=line.level[:8],
+                level=clean_text(line.level, 8),
                 message=clean_text(line.message),
             )
             for segment in segments
@@ -232,13 +233,13 @@ def _store_report(
     contribution.phases = phases
     contribution.started_at = wall(report.started_wall_s, now)
     contribution.committed_at = wall(report.committed_wall_s, now)
-    contribution.weights_digest = report.weights_digest[:64]
+    contribution.weights_digest = clean_text(report.weights_digest, 64)
     contribution.save()
 
 
 def _compare_digest(run: Run, row: Round, replica: Replica, digest: str) -> None:
     """All replicas must hold the same global weights after a round (invariant I3)."""
-    digest = digest[:64]
+    digest = clean_text(digest, 64)
     if not digest:
         return
     rows = Round.objects.filter(pk=row.pk)

@@ -69,8 +69,9 @@ def record_event(
 
 
 def clean_text(text: str, limit: int = _REASON_LIMIT) -> str:
-    """Text from outside as any database takes it: no NUL, not endless."""
-    text = text.replace("\x00", "�")
+    """Text from outside as any database takes it: no NUL, no half of a surrogate pair (JSON may
+    hold one, UTF-8 cannot), not endless."""
+    text = text.replace("\x00", "�").encode(errors="replace").decode()
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -35,7 +35,7 @@ class Record:
     def from_bytes(cls, data: bytes) -> Self:
         try:
             body = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadRecord(f"{cls.__name__}: expected JSON, found {error}") from None
         if not isinstance(body, dict) or body.pop("v", None) != PROTOCOL:
             raise BadRecord(f"{cls.__name__}: expected version {PROTOCOL}")

@@ -59,7 +59,9 @@ class Store(Protocol):
 
     def get(self, key: str) -> bytes: ...
 
-    def get_range(self, key: str, start: int, length: int) -> bytes: ...
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Up to ``length`` bytes from ``start``; fewer, or none, where the object ends before."""
+        ...
 
     def list(self, prefix: str) -> list[ObjectInfo]:
         """Objects whose key starts with ``prefix`` (which ends in a slash), sorted by key."""

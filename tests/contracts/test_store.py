@@ -54,6 +54,14 @@ def test_a_range_is_a_slice(store: Store) -> None:
     assert store.get_range("r", 10, 5) == bytes(range(10, 15))
 
 
+def test_a_range_ends_where_the_object_does(store: Store) -> None:
+    store.put("r", bytes(range(100)))
+    store.put("empty", b"")
+    assert store.get_range("r", 98, 5) == bytes([98, 99])
+    assert store.get_range("r", 100, 5) == b""
+    assert store.get_range("empty", 0, 5) == b""
+
+
 def test_a_missing_key_is_said_to_be_missing(store: Store) -> None:
     with pytest.raises(MissingKey):
         store.get("no/such")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.runs import world as w
+from tests.runs.desk import Desk
 
 
 @pytest.fixture
@@ -68,6 +69,11 @@ def make_world(
         return World(make_run(**changes), clock, executor, outbox, deltas)
 
     return make
+
+
+@pytest.fixture
+def desk(make_run: Callable[..., Any], clock: w.Clock) -> Desk:
+    return Desk(make_run(), clock)
 
 
 class World:

@@ -1,0 +1,54 @@
+"""The part of a tick that reads telemetry, alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.runs.world import Bucket, Clock, incarnation
+
+if TYPE_CHECKING:
+    from runs.models import TelemetryCursor
+    from runs.reading import Changes
+
+
+class Desk:
+    """Ingest of one run, telemetry alone."""
+
+    def __init__(self, run: Any, clock: Clock) -> None:
+        from runs.stores import store_for
+
+        self.run, self.clock = run, clock
+        self.bucket = Bucket(store_for(run), wall_s=clock().timestamp())
+        self.seen: list[tuple[int, str]] = [(0, incarnation(0)), (1, incarnation(1))]
+        self.ended: frozenset[int] = frozenset()
+
+    def ingest(self) -> Changes:
+        from runs.ingest import ingest_telemetry
+        from runs.reading import Changes
+
+        self.run.refresh_from_db()
+        changes = Changes()
+        ingest_telemetry(
+            self.run,
+            self.bucket.store,
+            list(self.run.replicas.all()),
+            self.seen,
+            ended=self.ended,
+            now=self.clock(),
+            changes=changes,
+        )
+        self.run.refresh_from_db()
+        return changes
+
+    def cursor(self, replica: int = 0, seq: int = 1) -> TelemetryCursor:
+        from runs.models import TelemetryCursor
+
+        return TelemetryCursor.objects.get(
+            replica__run=self.run, incarnation=incarnation(replica, seq)
+        )
+
+    def loss(self, replica: int = 0) -> list[float]:
+        from runs import charts
+
+        points = charts.read_points(self.run, "loss", replica=replica, after_step=-1)
+        return list(points.value)
