@@ -6,6 +6,7 @@ per change of state. Warnings and errors of the run's event list are printed in 
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -27,12 +28,11 @@ class Progress:
         line = progress_line(header, now=now)
         if self._live:
             width = shutil.get_terminal_size().columns - 1
-            self.out.write(_CLEAR + line[:width])
+            self._write(_CLEAR + line[:width])
             self._pending = True
         elif self._shown != (header["state"], header["committed_rounds"]):
             self._shown = (header["state"], header["committed_rounds"])
-            self.out.write(line + "\n")
-        self.out.flush()
+            self._write(line + "\n")
 
     def events(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Print what somebody should know of; ``rows`` are oldest first."""
@@ -43,33 +43,36 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line of its own, above the line that is kept up to date."""
-        self.out.write(f"{_CLEAR if self._pending else ''}{text}\n")
+        self._write(f"{_CLEAR if self._pending else ''}{text}\n")
         self._pending = False
-        self.out.flush()
 
     def finish(self) -> None:
         """Leave the last progress line standing."""
         if self._pending:
-            self.out.write("\n")
+            self._write("\n")
             self._pending = False
+
+    def _write(self, text: str) -> None:
+        # A terminal that was closed must not keep the server from stopping in order.
+        with contextlib.suppress(OSError):
+            self.out.write(text)
             self.out.flush()
 
 
 def progress_line(header: Mapping[str, Any], *, now: datetime) -> str:
-    """``running  round 5/16  loss 2.91  eval 2.80  12,300 tokens/s  replicas 4/4  1:23``."""
+    """``running 1:23  round 5/16  loss 2.912  eval 2.800  12,300 tokens/s  replicas 4/4``."""
     until = header["ended_at"]
     since = datetime.fromisoformat(header["created_at"])
     elapsed = (datetime.fromisoformat(until) if until else now) - since
     speed = header["tokens_per_s"]
     return "  ".join(
         [
-            header["state"],
+            f"{header['state']} {clock(elapsed.total_seconds())}",
             f"round {header['committed_rounds']}/{header['total_rounds']}",
             f"loss {_loss(header['train_loss'])}",
             f"eval {_loss(header['eval_loss'])}",
             f"{'–' if speed is None else format(round(speed), ',')} tokens/s",
             f"replicas {header['live']}/{header['target']}",
-            clock(elapsed.total_seconds()),
         ]
     )
 

@@ -34,13 +34,14 @@ class Terminal(io.StringIO):
 
 def test_a_line_says_all_there_is_and_a_dash_for_what_is_unknown() -> None:
     assert progress_line(header(), now=NOW) == (
-        "running  round 5/16  loss 2.912  eval –  12,346 tokens/s  replicas 3/4  1:23"
+        "running 1:23  round 5/16  loss 2.912  eval –  12,346 tokens/s  replicas 3/4"
     )
 
 
 def test_an_ended_run_counts_no_longer() -> None:
     ended = header(ended_at="2026-01-01T12:00:40+00:00", tokens_per_s=None)
-    assert progress_line(ended, now=NOW).endswith("– tokens/s  replicas 3/4  0:40")
+    line = progress_line(ended, now=NOW)
+    assert line.startswith("running 0:40  ") and "– tokens/s" in line
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.9, "0:59"), (3723, "1:02:03")])
@@ -56,9 +57,9 @@ def test_a_log_gets_a_line_per_round_and_state() -> None:
     progress.finish()
     lines = out.getvalue().splitlines()
     assert [line.split("  ")[:2] for line in lines] == [
-        ["running", "round 5/16"],
-        ["running", "round 6/16"],
-        ["succeeded", "round 6/16"],
+        ["running 1:23", "round 5/16"],
+        ["running 1:23", "round 6/16"],
+        ["succeeded 1:23", "round 6/16"],
     ]
 
 
@@ -84,3 +85,14 @@ def test_warnings_are_told_and_news_are_not() -> None:
         ]
     )
     assert out.getvalue() == "warning: replica 2: lost\nerror: out of replicas\n"
+
+
+def test_a_terminal_that_was_closed_stops_nobody() -> None:
+    class Closed(Terminal):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    progress = Progress(Closed())
+    progress.show(header(), now=NOW)
+    progress.say("unheard")
+    progress.finish()

@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from dashboard.management.serving import address_options, supervisor
+from dashboard.progress import Progress
 from dashboard.supervisor import Stopped, SupervisorError
 
 
@@ -19,18 +20,15 @@ class Command(BaseCommand):
         address_options(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
+        say = Progress(sys.stdout).say
         try:
-            with supervisor(options, say=self.say) as running:
+            with supervisor(options, say=say) as running:
                 running.start()
-                self.say(f"serving {running.address} (state and logs in {running.var})")
+                say(f"serving {running.address} (state and logs in {running.var})")
                 while not running.stopping:
                     running.wait()
-                self.say("stopping")
+                say("stopping")
         except Stopped:
             pass
         except SupervisorError as error:
             sys.exit(f"archipelago: {error}")
-
-    def say(self, text: str) -> None:
-        self.stdout.write(text)
-        self.stdout.flush()
