@@ -6,6 +6,10 @@ from django.urls import path
 
 from dashboard.views import auth, live, run, runs, submit
 
+admin.site.site_header = "Archipelago administration"
+admin.site.site_title = "Archipelago"
+admin.site.index_title = "Runs, replicas and people"
+
 urlpatterns = [
     path("", runs.runs, name="runs"),
     path("runs.json", runs.runs_json, name="runs-json"),

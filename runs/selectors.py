@@ -17,7 +17,16 @@ from django.db.models import Count, Exists, OuterRef, Prefetch, Q, QuerySet
 from django.utils import timezone
 
 from runs import charts, live
-from runs.models import Contribution, Event, MetricBlock, Replica, ReplicaAttempt, Round, Run
+from runs.models import (
+    Contribution,
+    Event,
+    LogLine,
+    MetricBlock,
+    Replica,
+    ReplicaAttempt,
+    Round,
+    Run,
+)
 from runs.models import TelemetryCursor as Cursor
 from runs.states import REPLICA_ENDED, REPLICA_LIVE, RUN_ACTIVE, RUN_LIVE
 
@@ -42,6 +51,11 @@ def has_role(user: AbstractBaseUser | AnonymousUser, *roles: str) -> bool:
     return user.is_superuser or user.groups.filter(name__in=roles).exists()
 
 
+def may_look(user: AbstractBaseUser | AnonymousUser) -> bool:
+    """Everybody with a role sees all runs, somebody without one none."""
+    return has_role(user, "viewer", "operator", "admin")
+
+
 def may_submit(user: AbstractBaseUser | AnonymousUser) -> bool:
     return has_role(user, "operator", "admin")
 
@@ -54,9 +68,8 @@ def may_operate(user: AbstractBaseUser | AnonymousUser, run: Run) -> bool:
 
 
 def runs_for(user: AbstractBaseUser | AnonymousUser) -> QuerySet[Run]:
-    """The runs a user may see, newest first, ready for :func:`run_header` without more queries.
-    Everybody with a role sees all of them."""
-    if not isinstance(user, User) or not user.is_active:
+    """The runs a user may see, newest first, ready for :func:`run_header` without more queries."""
+    if not may_look(user):
         return Run.objects.none()
     return with_header(Run.objects.all())
 
@@ -227,6 +240,25 @@ def event_rows(run: Run, after_id: int = 0, limit: int = 100) -> list[dict[str, 
             "message": e.message,
         }
         for e in events.order_by("-id")[:limit]
+    ]
+
+
+def log_rows(
+    run: Run, *, replica: int | None = None, after_id: int = 0, limit: int = 500
+) -> list[dict[str, Any]]:
+    """The newest ``limit`` log lines after ``after_id``, oldest first."""
+    lines = LogLine.objects.filter(replica__run=run, id__gt=after_id).select_related("replica")
+    if replica is not None:
+        lines = lines.filter(replica__number=replica)
+    return [
+        {
+            "id": line.pk,
+            "at": _iso(line.at),
+            "replica": line.replica.number,
+            "level": line.level,
+            "message": line.message,
+        }
+        for line in reversed(lines.order_by("-id")[:limit])
     ]
 
 

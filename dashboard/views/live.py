@@ -49,6 +49,8 @@ def _check(request: HttpRequest, run_id: str | None) -> HttpResponse | None:
     try:
         if not request.user.is_authenticated:
             return HttpResponse("sign in first", status=401, content_type="text/plain")
+        if not selectors.may_look(request.user):
+            return HttpResponse("no role yet", status=403, content_type="text/plain")
         visible = selectors.runs_for(request.user)
         if run_id is not None and not visible.filter(pk=run_id).exists():
             return HttpResponse("no such run", status=404, content_type="text/plain")

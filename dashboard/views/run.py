@@ -16,7 +16,7 @@ from django.views.decorators.http import require_POST, require_safe
 from diloco.rendezvous.settings import SECTIONS, setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
 from runs import selectors, services
-from runs.models import LogLine, Run
+from runs.models import Run
 
 TABS = ("overview", "rounds", "replicas", "logs", "settings", "events")
 MAX_POINTS = 4000
@@ -112,21 +112,5 @@ def logs(request: HttpRequest, run_id: Any) -> HttpResponse:
         after = int(request.GET.get("after", "0"))
     except ValueError as error:
         return HttpResponseBadRequest(f"expected whole numbers, found {error}")
-    lines = LogLine.objects.filter(replica__run=run, id__gt=after).select_related("replica")
-    if replica is not None:
-        lines = lines.filter(replica__number=replica)
-    newest = lines.order_by("-id")[:MAX_LOG_LINES]
-    return JsonResponse(
-        {
-            "lines": [
-                {
-                    "id": line.pk,
-                    "at": line.at.isoformat(),
-                    "replica": line.replica.number,
-                    "level": line.level,
-                    "message": line.message,
-                }
-                for line in reversed(newest)
-            ]
-        }
-    )
+    rows = selectors.log_rows(run, replica=replica, after_id=after, limit=MAX_LOG_LINES)
+    return JsonResponse({"lines": rows})

@@ -1,0 +1,32 @@
+"""Somebody who can sign in but was given no role yet sees no run, by any way."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import reverse
+
+from tests.browser import seed
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def client() -> Client:
+    client = Client()
+    client.force_login(User.objects.create_user("nobody", password="nothing-to-see"))
+    return client
+
+
+@pytest.mark.parametrize("name", ["run", "run-snapshot", "run-logs", "run-stream"])
+def test_a_run_is_not_shown(client: Client, name: str) -> None:
+    run = seed.run(seed.user("owner", "operator"), committed=1, replicas=1)
+    answer = client.get(reverse(name, args=[run.pk]))
+    assert answer.status_code in (403, 404)
+
+
+def test_the_list_is_empty_and_does_not_stream(client: Client) -> None:
+    seed.run(seed.user("owner", "operator"), committed=1, replicas=1, name="secret run")
+    assert b"secret run" not in client.get(reverse("runs")).content
+    assert client.get(reverse("runs-stream")).status_code == 403
