@@ -84,13 +84,14 @@ def _read_round(store: Store, number: int, known: set[tuple[int, str]]) -> Round
         refused = f"expected round {number}, found {commit.round}"
         bad.append((keys.commit(number), BadRecord(refused)))
         commit = None
-    listed = [
-        (parsed[1], parsed[2], info.key)
+    # Sorted, so that of a replica that was relaunched in the round the newest process stays.
+    listed = {
+        parsed[1]: (parsed[2], info.key)
         for info in store.list(keys.contributions(number))
         if (parsed := keys.parse_contribution_record(info.key))
-    ]
+    }
     records: list[ContributionRecord] = []
-    for replica, incarnation, key in listed:
+    for replica, (incarnation, key) in listed.items():
         if (replica, incarnation) in known:
             continue
         record = _get(store, key, ContributionRecord, bad)
