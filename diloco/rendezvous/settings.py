@@ -13,10 +13,31 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
+
+from diloco.rendezvous.schema import (
+    SettingsError,
+    SettingSpec,
+    choice_setting,
+    float_setting,
+    int_setting,
+    plain,
+)
+
+__all__ = [
+    "GROUP_FORMAT",
+    "PROTOCOL",
+    "SECTIONS",
+    "GroupDocument",
+    "GroupSettings",
+    "ProtocolMismatch",
+    "SettingSpec",
+    "SettingsError",
+    "canonical_json",
+    "setting_fields",
+]
 
 PROTOCOL = 1
 """Version of the object layout and of the record formats. Both sides must speak the same."""
@@ -24,125 +45,8 @@ PROTOCOL = 1
 GROUP_FORMAT = "archipelago.group"
 
 
-class SettingsError(ValueError):
-    """A setting is missing, unknown or out of range. ``field`` is its name, or ''."""
-
-    def __init__(self, field_name: str, message: str) -> None:
-        super().__init__(f"{field_name}: {message}" if field_name else message)
-        self.field = field_name
-        self.message = message
-
-
 class ProtocolMismatch(ValueError):
     """``group.json`` was written for another protocol version."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SettingSpec:
-    """What a person has to know about one setting."""
-
-    name: str
-    label: str
-    help: str
-    section: str
-    kind: Literal["int", "float", "choice"]
-    default: Any
-    unit: str = ""
-    minimum: float | None = None
-    maximum: float | None = None
-    choices: tuple[str, ...] = ()
-
-    def check(self, value: Any) -> Any:
-        """The value in its own type, or :class:`SettingsError`."""
-        if self.kind == "choice":
-            if value not in self.choices:
-                raise SettingsError(
-                    self.name, f"expected one of {', '.join(self.choices)}, found {value!r}"
-                )
-            return value
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if self.kind == "int":
-            if not number or value != int(value):
-                raise SettingsError(self.name, f"expected a whole number, found {value!r}")
-            value = int(value)
-        else:
-            if not number or not math.isfinite(value):
-                raise SettingsError(self.name, f"expected a finite number, found {value!r}")
-            value = float(value)
-        if self.minimum is not None and value < self.minimum:
-            raise SettingsError(
-                self.name, f"expected {_plain(self.minimum)} or more, found {_plain(value)}"
-            )
-        if self.maximum is not None and value > self.maximum:
-            raise SettingsError(
-                self.name, f"expected {_plain(self.maximum)} or less, found {_plain(value)}"
-            )
-        return value
-
-
-def _plain(value: float) -> str:
-    return f"{value:,.10g}"
-
-
-def _int(
-    default: int,
-    label: str,
-    help: str,
-    section: str,
-    *,
-    minimum: int,
-    maximum: int | None = None,
-    unit: str = "",
-) -> Any:
-    return field(
-        default=default,
-        metadata={
-            "kind": "int",
-            "label": label,
-            "help": help,
-            "section": section,
-            "minimum": minimum,
-            "maximum": maximum,
-            "unit": unit,
-        },
-    )
-
-
-def _float(
-    default: float,
-    label: str,
-    help: str,
-    section: str,
-    *,
-    minimum: float,
-    maximum: float | None = None,
-    unit: str = "",
-) -> Any:
-    return field(
-        default=default,
-        metadata={
-            "kind": "float",
-            "label": label,
-            "help": help,
-            "section": section,
-            "minimum": minimum,
-            "maximum": maximum,
-            "unit": unit,
-        },
-    )
-
-
-def _choice(default: str, label: str, help: str, section: str, *, choices: tuple[str, ...]) -> Any:
-    return field(
-        default=default,
-        metadata={
-            "kind": "choice",
-            "label": label,
-            "help": help,
-            "section": section,
-            "choices": choices,
-        },
-    )
 
 
 SECTIONS = {
@@ -159,7 +63,7 @@ class GroupSettings:
     """Every group setting. Constructing one validates it; defaults follow the DiLoCo paper
     (arXiv:2311.08105) where a small run allows."""
 
-    sync_every: int = _int(
+    sync_every: int = int_setting(
         50,
         "Local steps per round (H)",
         "Inner optimizer steps each replica takes between two exchanges.",
@@ -168,7 +72,7 @@ class GroupSettings:
         maximum=100_000,
         unit="steps",
     )
-    total_rounds: int = _int(
+    total_rounds: int = int_setting(
         20,
         "Rounds",
         "The run has succeeded when this many rounds have been committed.",
@@ -177,7 +81,7 @@ class GroupSettings:
         maximum=1_000_000,
         unit="rounds",
     )
-    max_tokens: int = _int(
+    max_tokens: int = int_setting(
         0,
         "Token limit",
         "Stop after the round in which this many tokens were trained on. 0 means no limit.",
@@ -185,22 +89,22 @@ class GroupSettings:
         minimum=0,
         unit="tokens",
     )
-    codec: str = _choice(
+    codec: str = choice_setting(
         "fp32",
         "Payload codec",
         "How pseudo-gradients are encoded on their way through the store.",
         "rounds",
         choices=("fp32", "bf16"),
     )
-    outer_lr: float = _float(
+    outer_lr: float = float_setting(
         0.7, "Outer learning rate", "Step size of Nesterov SGD on the averaged pseudo-gradient.",
         "outer", minimum=0.0, maximum=10.0,
     )  # fmt: skip
-    outer_momentum: float = _float(
+    outer_momentum: float = float_setting(
         0.9, "Outer momentum", "Nesterov momentum of the outer optimizer.",
         "outer", minimum=0.0, maximum=0.9999,
     )  # fmt: skip
-    weighting: str = _choice(
+    weighting: str = choice_setting(
         "uniform",
         "Contribution weights",
         "uniform: every contributor counts the same. tokens: weight = tokens x tokens / steps "
@@ -208,39 +112,39 @@ class GroupSettings:
         "outer",
         choices=("uniform", "tokens"),
     )
-    inner_lr: float = _float(
+    inner_lr: float = float_setting(
         4e-4, "Inner learning rate", "Peak learning rate of AdamW.",
         "inner", minimum=0.0, maximum=10.0,
     )  # fmt: skip
-    warmup_steps: int = _int(
+    warmup_steps: int = int_setting(
         100, "Warm-up", "Inner steps until the peak learning rate, then cosine decay.",
         "inner", minimum=0, unit="steps",
     )  # fmt: skip
-    min_lr_ratio: float = _float(
+    min_lr_ratio: float = float_setting(
         0.1, "Final learning rate", "Where the cosine ends, as a fraction of the peak.",
         "inner", minimum=0.0, maximum=1.0,
     )  # fmt: skip
-    weight_decay: float = _float(
+    weight_decay: float = float_setting(
         0.1, "Weight decay", "Decoupled weight decay of AdamW, on matrices only.",
         "inner", minimum=0.0, maximum=10.0,
     )  # fmt: skip
-    grad_clip: float = _float(
+    grad_clip: float = float_setting(
         1.0, "Gradient clip", "Global norm the inner gradient is clipped to. 0 means no clipping.",
         "inner", minimum=0.0,
     )  # fmt: skip
-    batch_size: int = _int(
+    batch_size: int = int_setting(
         8, "Batch size", "Sequences per inner step and replica.",
         "inner", minimum=1, maximum=65_536, unit="sequences",
     )  # fmt: skip
-    seed: int = _int(
+    seed: int = int_setting(
         0, "Seed", "Of the initial weights and of the order of the data.",
         "inner", minimum=0, maximum=2**31 - 1,
     )  # fmt: skip
-    num_replicas: int = _int(
+    num_replicas: int = int_setting(
         4, "Target replicas", "How many replicas the run wants. Pools must add up to it.",
         "membership", minimum=1, maximum=1024, unit="replicas",
     )  # fmt: skip
-    max_replicas: int = _int(
+    max_replicas: int = int_setting(
         16,
         "Data shards",
         "The training data is cut into this many shards, one per replica number. Fixed for the "
@@ -250,7 +154,7 @@ class GroupSettings:
         maximum=99_999,
         unit="shards",
     )
-    min_quorum: int = _int(
+    min_quorum: int = int_setting(
         1,
         "Minimum quorum",
         "A round is not closed with fewer contributors than this; below it the run waits.",
@@ -259,7 +163,7 @@ class GroupSettings:
         maximum=1024,
         unit="replicas",
     )
-    start_wait_s: float = _float(
+    start_wait_s: float = float_setting(
         120.0,
         "Wait at the start",
         "Before round 1, wait at most this long for all target replicas.",
@@ -268,7 +172,7 @@ class GroupSettings:
         maximum=86_400.0,
         unit="s",
     )
-    grace_s: float = _float(
+    grace_s: float = float_setting(
         60.0,
         "Grace window",
         "Once the quorum has contributed, wait at most this long for live replicas that have not.",
@@ -277,7 +181,7 @@ class GroupSettings:
         maximum=86_400.0,
         unit="s",
     )
-    heartbeat_timeout_s: float = _float(
+    heartbeat_timeout_s: float = float_setting(
         15.0,
         "Heartbeat timeout",
         "A replica whose lease has not changed for this long counts as dead.",
@@ -286,7 +190,7 @@ class GroupSettings:
         maximum=3600.0,
         unit="s",
     )
-    round_timeout_s: float = _float(
+    round_timeout_s: float = float_setting(
         900.0,
         "Round timeout",
         "A replica that waits longer than this for one exchange gives up with an error.",
@@ -295,11 +199,11 @@ class GroupSettings:
         maximum=86_400.0,
         unit="s",
     )
-    eval_every: int = _int(
+    eval_every: int = int_setting(
         1, "Evaluate every", "Rounds between evaluations of the global weights. 0 means never.",
         "saving", minimum=0, unit="rounds",
     )  # fmt: skip
-    checkpoint_every: int = _int(
+    checkpoint_every: int = int_setting(
         5, "Checkpoint every", "Rounds between checkpoints of the global weights.",
         "saving", minimum=1, unit="rounds",
     )  # fmt: skip
@@ -328,8 +232,8 @@ class GroupSettings:
         if self.round_timeout_s <= self.heartbeat_timeout_s:
             raise SettingsError(
                 "round_timeout_s",
-                f"expected more than the heartbeat timeout of {_plain(self.heartbeat_timeout_s)} "
-                f"s, found {_plain(self.round_timeout_s)}",
+                f"expected more than the heartbeat timeout of {plain(self.heartbeat_timeout_s)} "
+                f"s, found {plain(self.round_timeout_s)}",
             )
 
     @property
