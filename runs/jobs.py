@@ -76,9 +76,9 @@ def _handle(executor: ServerlessExecutor, attempt: ReplicaAttempt) -> ReplicaHan
 
 def _record(attempt: ReplicaAttempt, status: ReplicaStatus, now: datetime) -> Job:
     message = clean_text(status.message)
-    Replica.objects.filter(pk=attempt.replica_id).exclude(backend_state=status.state).update(
-        backend_state=status.state
-    )
+    if attempt.replica.backend_state != status.state:
+        Replica.objects.filter(pk=attempt.replica_id).update(backend_state=status.state)
+        attempt.replica.backend_state = status.state
     if status.state == JobState.ENDED:
         ended_at = now
         if status.ended_wall_s is not None:

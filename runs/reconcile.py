@@ -81,7 +81,11 @@ def reconcile_run(run_id: str) -> None:
         replicas=list(run.replicas.select_related("pool", "run").order_by("number")),
         attempts=jobs.open_attempts(run),
     )
+    said = {replica.pk: replica.backend_state for replica in tick.replicas}
     tick.jobs = jobs.poll_jobs(tick.attempts, now=now)
+    tick.changes.replicas = any(
+        attempt.replica.backend_state != said[attempt.replica_id] for attempt in tick.attempts
+    )
     try:
         # Without an attempt nothing in there is this run's, and all of it may be another's.
         if ReplicaAttempt.objects.filter(replica__run=run).exists():

@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
-from django.db.models import Count, Exists, OuterRef, Prefetch, Q, QuerySet
+from django.db.models import Count, Exists, OuterRef, Prefetch, Q, QuerySet, Subquery
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from runs import charts, live
@@ -75,9 +76,11 @@ def runs_for(user: AbstractBaseUser | AnonymousUser) -> QuerySet[Run]:
 
 
 def with_header(runs: QuerySet[Run]) -> QuerySet[Run]:
-    return runs.select_related("owner").annotate(
-        live_count=Count("replicas", filter=Q(replicas__state__in=REPLICA_LIVE))
-    )
+    # A subquery, because an aggregate over a join would group by every column and, for that, drop
+    # the model's ordering.
+    live = Replica.objects.filter(run=OuterRef("pk"), state__in=REPLICA_LIVE).order_by()
+    count = Subquery(live.values("run").annotate(count=Count("pk")).values("count"))
+    return runs.select_related("owner").annotate(live_count=Coalesce(count, 0))
 
 
 def runs_to_look_after() -> QuerySet[Run]:

@@ -101,6 +101,7 @@ class FsspecStore:
             (
                 ObjectInfo(str(path)[start:], int(info.get("size") or 0))
                 for path, info in found.items()
+                if len(str(path)) > start  # some stores list the prefix itself
             ),
             key=lambda info: info.key,
         )

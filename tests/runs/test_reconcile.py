@@ -9,7 +9,7 @@ import pytest
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.store import LocalStore, StoreUnavailable
-from executors.base import Cause
+from executors.base import Cause, JobState, ReplicaStatus
 from runs.decide import BACKOFF_S, MAX_RESTARTS, SLOW_START_S
 from runs.models import Event
 from runs.reconcile import LOST_TASK_AFTER, reconcile_run
@@ -68,6 +68,18 @@ def test_a_change_is_published_once_with_what_changed(make_world: MakeWorld) -> 
     world.tick()
     assert [e["message"] for e in world.deltas[-1]["events"]] == ["from elsewhere"]
     assert len(world.deltas) == 2
+
+
+def test_what_the_backend_says_is_published(make_world: MakeWorld) -> None:
+    world = make_world(replicas=1)
+    world.executor.jobs[world.key()] = ReplicaStatus(state=JobState.PENDING)
+    world.tick()
+    world.deltas.clear()
+    world.tick()
+    world.executor.jobs[world.key()] = ReplicaStatus(state=JobState.RUNNING)
+    world.tick()
+    [delta] = world.deltas
+    assert [r["backend_state"] for r in delta["replicas"]] == ["running"]
 
 
 def test_silence_makes_suspect_and_a_beat_takes_it_back(make_world: MakeWorld) -> None:

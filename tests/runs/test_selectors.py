@@ -1,0 +1,222 @@
+"""Who may what, and rows whose cost does not grow with the run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import AnonymousUser, Group, User
+
+from runs import selectors
+from runs.models import Replica, Round, Run
+from tests.browser import seed
+from tests.runs import world as w
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def olga() -> Any:
+    return w.person("olga", "operator")
+
+
+def run_of(owner: Any, **options: Any) -> Any:
+    made = seed.run(owner, **options)
+    return selectors.runs_for(owner).get(pk=made.pk)
+
+
+# Roles.
+
+
+def test_the_migrations_made_the_roles() -> None:
+    for role in ("viewer", "operator", "admin"):
+        codenames = Group.objects.get(name=role).permissions.values_list("codename", flat=True)
+        assert "view_run" in codenames
+        assert all(name.startswith("view_") for name in codenames)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sees", "submits", "operates"),
+    [
+        ("anonymous", False, False, False),
+        ("nobody", False, False, False),
+        ("viewer", True, False, False),
+        ("stranger", True, True, False),
+        ("owner", True, True, True),
+        ("admin", True, True, True),
+        ("superuser", True, True, True),
+        ("owner without a role", False, False, False),
+        ("inactive owner", False, False, False),
+    ],
+)
+def test_who_may_what(olga: Any, kind: str, sees: bool, submits: bool, operates: bool) -> None:
+    run = seed.run(olga, committed=0)
+    user: Any = {
+        "anonymous": AnonymousUser,
+        "nobody": lambda: w.person("nobody"),
+        "viewer": lambda: w.person("vera", "viewer"),
+        "stranger": lambda: w.person("oscar", "operator"),
+        "owner": lambda: olga,
+        "admin": lambda: w.person("ada", "admin"),
+        "superuser": lambda: w.person("root", superuser=True),
+        "owner without a role": lambda: (olga.groups.clear(), olga)[1],
+        "inactive owner": lambda: (User.objects.update(is_active=False), User.objects.get())[1],
+    }[kind]()
+    assert selectors.runs_for(user).filter(pk=run.pk).exists() == sees
+    assert selectors.may_submit(user) == submits
+    assert selectors.may_operate(user, run) == operates
+
+
+def test_runs_come_newest_first(olga: Any) -> None:
+    made = [seed.run(olga, age_s=100 * (i % 5), committed=0) for i in range(10)]
+    newest_first = sorted(made, key=lambda run: run.created_at, reverse=True)
+    assert list(selectors.runs_for(olga)) == newest_first
+
+
+# Cost.
+
+
+@pytest.mark.parametrize("size", [1, 20])
+def test_the_cost_of_a_page_does_not_grow(
+    olga: Any, size: int, django_assert_num_queries: Any
+) -> None:
+    run = run_of(olga, replicas=size, committed=size, sync_every=5)
+    with django_assert_num_queries(0):
+        selectors.run_header(run)
+    for query, cost in (
+        (selectors.replica_rows, 1),
+        (selectors.round_rows, 2),
+        (selectors.event_rows, 1),
+        (selectors.series_of, 1),
+        (selectors.all_points, 1),
+        (selectors.snapshot, 5),
+    ):
+        with django_assert_num_queries(cost):
+            assert query(run)
+    with django_assert_num_queries(1):
+        selectors.points(run, "loss", replica=0)
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_the_cost_of_the_list_does_not_grow(
+    olga: Any, count: int, django_assert_num_queries: Any
+) -> None:
+    for _ in range(count):
+        seed.run(olga, committed=0, replicas=2)
+    olga = User.objects.get(pk=olga.pk)
+    with django_assert_num_queries(2):  # the role, the runs
+        rows = [selectors.run_header(run) for run in selectors.runs_for(olga)]
+    assert len(rows) == count
+
+
+TICK_QUERIES = 12
+
+
+@pytest.mark.parametrize("replicas", [2, 20])
+def test_the_cost_of_a_tick_without_news_does_not_grow(
+    make_world: Any, replicas: int, django_assert_num_queries: Any
+) -> None:
+    world = make_world(replicas=replicas)
+    world.start()
+    world.tick()
+    with django_assert_num_queries(TICK_QUERIES):
+        world.tick()
+
+
+# Rows.
+
+
+def test_a_snapshot_is_json(olga: Any) -> None:
+    run = run_of(olga)
+    found = selectors.snapshot(run)
+    assert set(found) == {"run", "replicas", "rounds", "events", "points", "cursor"}
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["run"]["created_at"].endswith("Z")
+    assert len(found["replicas"]) == 4
+
+
+def test_what_is_not_finite_is_null(olga: Any) -> None:
+    run = seed.run(olga)
+    Replica.objects.filter(run=run).update(loss=None)
+    Run.objects.filter(pk=run.pk).update(train_loss=float("inf"))
+    Round.objects.filter(run=run).update(loss=float("-inf"))
+    found = selectors.snapshot(Run.objects.get(pk=run.pk))
+    json.dumps(found, allow_nan=False)
+    assert found["run"]["train_loss"] is None
+    assert found["rounds"][0]["loss"] is None
+
+
+def test_the_header_counts_who_is_live(olga: Any) -> None:
+    run = seed.run(olga, replicas=4)
+    Replica.objects.filter(run=run, number=1).update(state="suspect")
+    Replica.objects.filter(run=run, number=2).update(state="draining")
+    header = selectors.run_header(selectors.runs_for(olga).get())
+    assert (header["live"], header["target"], header["quorum"]) == (3, 4, 1)
+    assert selectors.run_header(Run.objects.get())["live"] == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "eta_s"),
+    [
+        ({}, 80.0),
+        ({"round_s": None}, None),
+        ({"committed_rounds": 99}, 0.0),
+        ({"max_tokens": 13_000}, 30.0),  # 1,000 a round: three more, sooner than eight
+        ({"max_tokens": 5_000}, 0.0),
+        ({"max_tokens": 10**9}, 80.0),
+        ({"state": "succeeded"}, None),
+        ({"state": "stopping"}, None),
+    ],
+)
+def test_how_long_it_will_take(olga: Any, change: dict[str, Any], eta_s: float | None) -> None:
+    run = seed.run(olga, total_rounds=20, committed=12)
+    fields = {"round_s": 10.0, "committed_rounds": 12, "tokens": 12_000, **change}
+    limit = fields.pop("max_tokens", 0)
+    if limit:
+        fields["tokens"], fields["committed_rounds"] = 10_000, 10
+        fields["round_s"] = 10.0 if limit < 10**9 else 8.0
+    run.group_settings["max_tokens"] = limit
+    Run.objects.filter(pk=run.pk).update(group_settings=run.group_settings, **fields)
+    assert selectors.run_header(Run.objects.get())["eta_s"] == eta_s
+
+
+def test_goodput() -> None:
+    assert selectors.goodput({}) is None
+    assert selectors.goodput({"compute": 3.0, "wait": 1.0}) == 0.75
+    assert selectors.goodput({"wait": 1.0}) == 0.0
+
+
+def test_rounds_since_and_by_number(olga: Any) -> None:
+    run = run_of(olga, committed=6)
+    assert [r["number"] for r in selectors.round_rows(run, since=4)] == [5, 6, 7]
+    assert [r["number"] for r in selectors.round_rows(run, numbers=[2, 6])] == [2, 6]
+
+
+def test_many_rounds_are_the_newest(olga: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selectors, "ROUNDS_LIMIT", 3)
+    run = run_of(olga, committed=6)
+    assert [r["number"] for r in selectors.round_rows(run)] == [5, 6, 7]
+
+
+def test_events_come_newest_first_and_after_an_id(olga: Any) -> None:
+    run = run_of(olga)
+    rows = selectors.event_rows(run)
+    assert [e["id"] for e in rows] == sorted((e["id"] for e in rows), reverse=True)
+    assert rows[-1]["actor"] == "olga"
+    assert selectors.event_rows(run, after_id=rows[2]["id"]) == rows[:2]
+    assert selectors.event_rows(run, limit=1) == rows[:1]
+
+
+def test_points_after_a_step_and_thinned(olga: Any) -> None:
+    run = run_of(olga, committed=12, sync_every=100)
+    whole = selectors.points(run, "loss", replica=1)
+    assert whole["total"] == len(whole["step"]) == 1211
+    later = selectors.points(run, "loss", replica=1, after_step=1200)
+    assert later["step"] == whole["step"][1200:]
+    few = selectors.points(run, "loss", replica=1, max_points=50)
+    assert len(few["step"]) <= 50
+    assert few["total"] == 1211
+    assert selectors.points(run, "loss")["total"] == 0  # not a series of the run
+    assert selectors.points(run, "eval_loss")["round"] == list(range(13))
+    assert selectors.series_of(run)[0] == ("eval_loss", None)
