@@ -35,8 +35,7 @@ def window(browser: Browser, live_stack: LiveStack) -> Iterator[Window]:
 
 
 def test_submit_watch_stop(window: Window, live_stack: LiveStack) -> None:
-    page = window.open("/", user="operator")
-    page.get_by_role("link", name="Local demo").click()
+    page = window.open("/runs/new", user="operator")
     page.get_by_label("Name").fill("From the form")
     page.get_by_role("radio", name="demo").check()
     page.get_by_role("spinbutton", name="Replicas").fill("2")
