@@ -53,7 +53,7 @@ def broken(desk: Desk, name: str) -> bytes:
         case "endless nesting":
             return b'{"v":' + b"[" * 100_000
         case "endless":
-            return b" " * (SEGMENT_LIMIT + 1)
+            return json.dumps(good).encode().ljust(SEGMENT_LIMIT + 1)
         case "unknown field":
             good["colour"] = "red"
     return json.dumps(good).encode()
