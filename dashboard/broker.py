@@ -46,9 +46,7 @@ class Broker:
 
     def ready(self) -> bool:
         """Whether it answers (to our password, so it is ours)."""
-        client = redis.Redis.from_url(
-            self.url, socket_timeout=1, socket_connect_timeout=1, retry=Retry(NoBackoff(), 0)
-        )
+        client = _client(self.url)
         try:
             return bool(client.ping())
         except redis.exceptions.AuthenticationError as error:  # a kind of ConnectionError
@@ -60,6 +58,26 @@ class Broker:
             return False
         finally:
             client.close()
+
+
+def check(url: str) -> None:
+    """:class:`BrokerError` unless a server answers at ``url``, whose password is not repeated."""
+    try:
+        client = _client(url)
+        try:
+            client.ping()
+        finally:
+            client.close()
+    except (ValueError, redis.exceptions.RedisError) as error:
+        where = url.rpartition("@")[2]
+        raise BrokerError(f"no broker answers at {where} (REDIS_URL): {error}") from error
+
+
+def _client(url: str) -> redis.Redis:
+    """One that says at once that nobody answers, instead of trying for seconds."""
+    return redis.Redis.from_url(
+        url, socket_timeout=2, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0)
+    )
 
 
 def server_binary() -> Path:

@@ -91,8 +91,13 @@ class Supervisor:
             raise SupervisorError(
                 f"port {self.port} on {self.host} is in use; set ARCHIPELAGO_PORT to another"
             )
-        if not os.environ.get("REDIS_URL"):
-            self._start_broker()
+        try:
+            if os.environ.get("REDIS_URL"):
+                broker.check(settings.REDIS_URL)
+            else:
+                self._start_broker()
+        except broker.BrokerError as error:
+            raise SupervisorError(str(error)) from error
         try:
             call_command("migrate", verbosity=0, interactive=False)
         except DatabaseError as error:
@@ -169,13 +174,10 @@ class Supervisor:
         self._lock = file
 
     def _start_broker(self) -> None:
-        try:
-            server = broker.prepare(self.var / "broker")
-            use_broker(server.url)
-            self._start("broker", server.command)
-            self._wait_until(server.ready, "the broker to answer")
-        except broker.BrokerError as error:
-            raise SupervisorError(str(error)) from error
+        server = broker.prepare(self.var / "broker")
+        use_broker(server.url)
+        self._start("broker", server.command)
+        self._wait_until(server.ready, "the broker to answer")
 
     def _start(self, name: str, command: list[str]) -> None:
         child = Child(

@@ -45,3 +45,12 @@ def test_the_password_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     broker.prepare(tmp_path)
     for name in ("broker.json", "valkey.conf"):
         assert (tmp_path / name).stat().st_mode & 0o077 == 0
+
+
+def test_a_broker_of_ones_own_is_checked_without_telling_its_password(valkey: str) -> None:
+    broker.check(valkey)
+    port = redis.Redis.from_url(valkey).connection_pool.connection_kwargs["port"]
+    for url in (f"redis://:wrong@127.0.0.1:{port}/0", "redis://:wrong@127.0.0.1:1/0", "smoke://x"):
+        with pytest.raises(broker.BrokerError, match="REDIS_URL") as refused:
+            broker.check(url)
+        assert ":wrong" not in str(refused.value)
