@@ -5,6 +5,7 @@ A beat is judged by when *we* saw it change, never by what it says the time is (
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ def _read(store: Store, replica: int, incarnation: str) -> Beat | BadRecord | No
         beat = Beat.from_bytes(store.get(keys.beat(replica, incarnation)))
         if (beat.replica, beat.incarnation) != (replica, incarnation):
             raise BadRecord("expected the lease of its own key, found another's")
+        if not math.isfinite(beat.interval_s):
+            raise BadRecord(f"interval_s: expected a finite number, found {beat.interval_s}")
         for name in ("round", "pid"):
             count(getattr(beat, name), name, limit=SMALL_LIMIT)
         for name in ("count", "step", "tokens"):

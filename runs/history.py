@@ -126,7 +126,7 @@ def _store_open_round(
             changed = True
             Round.objects.filter(pk=row.pk, state=RoundState.COLLECTING).update(
                 state=RoundState.PLANNED,
-                mode=found.plan.mode[:16],
+                mode=clean_text(found.plan.mode, 16),
                 contributors=len(found.plan.contributions),
                 planned_at=wall(found.plan.wall_s, now),
             )
@@ -210,7 +210,7 @@ def _store_closed_round(
                 fields["committed_rounds"] = F("committed_rounds") + 1
                 fields["round_s"] = _round_duration(run, found.number, at)
         if plan is not None:
-            row_fields |= {"mode": plan.mode[:16], "planned_at": wall(plan.wall_s, now)}
+            row_fields |= {"mode": clean_text(plan.mode, 16), "planned_at": wall(plan.wall_s, now)}
         if not Run.objects.filter(pk=run.pk, next_round=found.number).update(**fields):
             run.refresh_from_db()
             return False
@@ -286,7 +286,7 @@ def _store_outcomes(
         if replica is None:
             continue
         outcome: dict[str, Any] = {
-            "incarnation": planned.incarnation[:16],
+            "incarnation": clean_text(planned.incarnation, 16),
             "weight": finite(planned.weight) or 0.0,
             "tokens": planned.tokens,
             "steps": planned.steps,
@@ -309,7 +309,7 @@ def _store_outcomes(
                 round=row,
                 replica=replica,
                 defaults={
-                    "incarnation": identity.incarnation[:16],
+                    "incarnation": clean_text(identity.incarnation, 16),
                     "state": ContributionState.INCLUDED,
                 },
             )
@@ -320,7 +320,7 @@ def _store_outcomes(
                 round=row,
                 replica=replica,
                 defaults={
-                    "incarnation": refusal.incarnation[:16],
+                    "incarnation": clean_text(refusal.incarnation, 16),
                     "state": ContributionState.REFUSED,
                     "reason": clean_text(refusal.reason),
                 },

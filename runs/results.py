@@ -9,6 +9,7 @@ from diloco.rendezvous.records import BadRecord, CheckpointManifest, FinalManife
 from diloco.rendezvous.store import MissingKey, Store
 from runs.models import Checkpoint, Run
 from runs.reading import check_record, refuse, wall
+from runs.transitions import clean_text
 
 
 def read_final(store: Store) -> FinalManifest | None:
@@ -41,9 +42,9 @@ def ingest_checkpoints(run: Run, store: Store, *, now: datetime) -> None:
             round=number,
             final=False,
             defaults={
-                "key": manifest.weights.key[:200],
+                "key": clean_text(manifest.weights.key, 200),
                 "size_bytes": manifest.weights.size_bytes,
-                "digest": manifest.weights.sha256[:64],
+                "digest": clean_text(manifest.weights.sha256, 64),
                 "created_at": wall(manifest.wall_s, now),
             },
         )
@@ -55,9 +56,9 @@ def store_final(run: Run, manifest: FinalManifest, *, now: datetime) -> None:
         round=manifest.round,
         final=True,
         defaults={
-            "key": manifest.weights.key[:200],
+            "key": clean_text(manifest.weights.key, 200),
             "size_bytes": manifest.weights.size_bytes,
-            "digest": manifest.weights.sha256[:64],
+            "digest": clean_text(manifest.weights.sha256, 64),
             "created_at": wall(manifest.wall_s, now),
         },
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from diloco.rendezvous import keys
+from diloco.rendezvous.records import Identity
 from runs import history
 from runs.history import ingest_rounds
 from runs.models import Event
@@ -240,3 +241,13 @@ def test_odd_numbers_do_not_stop_a_round(archive: Archive) -> None:
     row = archive.round(1)
     assert (row.state, row.loss, row.committed_at) == ("committed", None, archive.clock())
     assert row.contributions.get().norm is None
+
+
+def test_odd_text_does_not_stop_a_round(archive: Archive) -> None:
+    odd = "\ud800\x00" * 50
+    archive.bucket.plan(1, [0], refused={1: odd}, mode=odd)
+    archive.ingest()
+    stranger = Identity(replica=2, incarnation=odd)
+    archive.bucket.commit(1, [0], contributors=(identity(0), stranger))
+    archive.ingest()
+    assert archive.states(1) == [(0, "included"), (1, "refused"), (2, "included")]

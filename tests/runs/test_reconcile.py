@@ -261,6 +261,16 @@ def test_a_beat_that_is_not_one_is_named_once(make_world: MakeWorld) -> None:
     assert states(world) == ["provisioning"] * 2
 
 
+@pytest.mark.parametrize("odd", [{"interval_s": float("nan")}, {"interval_s": float("inf")}])
+def test_a_beat_no_table_can_hold_is_refused(make_world: MakeWorld, odd: dict[str, Any]) -> None:
+    world = make_world()
+    world.bucket.beat(0, 1, **odd)
+    world.bucket.beat(1, 1, host="\ud800" * 500)
+    world.tick()
+    assert states(world) == ["provisioning", "computing"]
+    assert len(world.events("refused")) == 1
+
+
 def test_a_slow_start_is_said_once(make_world: MakeWorld) -> None:
     world = make_world()
     world.tick(SLOW_START_S - 5)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from diloco.rendezvous import keys
+from diloco.rendezvous.records import StoredObject
 from runs.models import Checkpoint
 from runs.results import ingest_checkpoints
 from tests.runs.world import DIGEST
@@ -73,3 +74,10 @@ def test_the_last_checkpoint_of_a_run_that_is_over_is_still_read(world: Any) -> 
     world.tick()
     rows = Checkpoint.objects.values_list("round", "final")
     assert sorted(rows) == [(2, False), (2, True)]
+
+
+def test_odd_text_in_a_manifest_does_not_stop_the_end(world: Any) -> None:
+    odd = StoredObject(key="final/\ud800\x00", size_bytes=1, sha256="\ud800" * 99)
+    world.bucket.final(1, weights=odd)
+    assert world.tick().state == "succeeded"
+    assert Checkpoint.objects.get().key == "final/?\ufffd"

@@ -237,11 +237,18 @@ class Bucket:
         key = keys.contribution_record(round, replica, incarnation(replica, seq))
         self.store.put(key, record.to_bytes())
 
-    def plan(self, round: int, replicas: Sequence[int], refused: Mapping[int, str] = {}) -> None:
+    def plan(
+        self,
+        round: int,
+        replicas: Sequence[int],
+        refused: Mapping[int, str] = {},
+        *,
+        mode: str = "gather",
+    ) -> None:
         plan = Plan(
             round=round,
             fragment=0,
-            mode="gather",
+            mode=mode,
             planner=identity(0),
             contributions=tuple(
                 PlannedContribution(
@@ -271,11 +278,13 @@ class Bucket:
         )  # fmt: skip
         self.store.put(keys.checkpoint_manifest(round), manifest.to_bytes())
 
-    def final(self, round: int, reason: str = "completed") -> None:
+    def final(
+        self, round: int, reason: str = "completed", *, weights: StoredObject | None = None
+    ) -> None:
         manifest = FinalManifest(
             round=round, reason=reason, writer=identity(0), weights_digest=DIGEST,
-            weights=stored("weights"), config=stored("config"), summary=stored("summary"),
-            wall_s=self.wall_s,
+            weights=weights or stored("weights"), config=stored("config"),
+            summary=stored("summary"), wall_s=self.wall_s,
         )  # fmt: skip
         self.store.put(keys.FINAL_MANIFEST, manifest.to_bytes())
 
