@@ -1,0 +1,27 @@
+"""The examples run as they are written, and do what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def test_own_loop_ends_with_the_same_weights_on_both_replicas() -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/own_loop.py"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    weights = re.findall(r"replica \d: completed, weights \[(.*)\]", done.stdout)
+    assert len(weights) == 2 and weights[0] == weights[1]
+    found = [float(value) for value in weights[0].split(", ")]
+    assert all(abs(a - b) < 0.2 for a, b in zip(found, [2.0, -1.0, 0.5, 3.0], strict=True))
