@@ -23,6 +23,7 @@ TRUE_WEIGHTS = torch.tensor([[2.0, -1.0, 0.5, 3.0]])
 
 def train(uri: str, replica: int) -> None:
     torch.set_num_threads(1)
+    torch.manual_seed(replica)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.0)
     data = torch.Generator().manual_seed(replica)
@@ -42,7 +43,7 @@ def main() -> int:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as uri:
         settings = diloco.GroupSettings(
-            num_replicas=2, sync_every=20, total_rounds=10, warmup_steps=0, eval_every=0
+            num_replicas=2, sync_every=20, total_rounds=40, warmup_steps=0, eval_every=0
         )
         diloco.create_group(uri, settings)
         replicas = [context.Process(target=train, args=(uri, number)) for number in range(2)]
