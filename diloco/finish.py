@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 TURN_S = 15.0
 """Pause between the turns of two replicas to publish; the first may have to evaluate before."""
+STOPPED_TURN_S = 3.0
+"""The same after a stop: nobody evaluates, and whoever stopped the run waits."""
 POLL_S = 0.1
 
 
@@ -58,7 +60,8 @@ class Result:
 
 def finish(store: Store, identity: Identity, result: Result, clock: Clock) -> None:
     """Return when the final manifest is there, having written it if nobody else did in time."""
-    my_turn_s = clock.monotonic() + TURN_S * _turn(identity, result)
+    pause_s = STOPPED_TURN_S if result.reason == "stopped" else TURN_S
+    my_turn_s = clock.monotonic() + pause_s * _turn(identity, result)
     while read_final(store) is None:
         if clock.monotonic() < my_turn_s:
             clock.sleep(POLL_S)
