@@ -116,7 +116,7 @@ def test_a_layout_reads_and_writes_every_kind_of_parameter() -> None:
     vector = layout.read().clone()
     assert vector.numel() == layout.numel == sum(slot.numel for slot in layout.slots)
     layout.write(vector + 1)
-    assert float(model.scalar) == 3.0
+    assert model.scalar.item() == 3.0
     assert torch.equal(model.strided, torch.arange(6.0).view(2, 3).t() + 1)
     assert model.halved.dtype is torch.bfloat16 and model.doubled.dtype is torch.float64
     assert torch.equal(layout.join(layout.split(vector)), vector)
