@@ -71,6 +71,8 @@ class ReplicaView:
     heartbeat_timeout_s: float = 15.0
     run_is_over: bool = False
     """A final manifest is there, or the run was asked to stop, or has ended."""
+    bucket_was_read: bool = True
+    """Without the bucket nobody can tell whether a clean exit came after the run's end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +98,14 @@ def judge_replica(view: ReplicaView) -> Verdict | None:
     return _by_silence(view, view.beat)
 
 
-def _after_the_end(view: ReplicaView, job: Job) -> Verdict:
+def _after_the_end(view: ReplicaView, job: Job) -> Verdict | None:
     said = view.beat.message if view.beat else ""
     detail = job.message or said
     if view.state == ReplicaState.DRAINING:
         return Verdict(to=ReplicaState.EVICTED, reason=f"stopped{_tail(detail)}")
     if job.cause == Cause.DONE:
+        if not (view.run_is_over or view.bucket_was_read):
+            return None
         if view.run_is_over or (view.beat is not None and view.beat.state == "done"):
             return Verdict(to=ReplicaState.DONE, reason="finished")
         return Verdict(to=ReplicaState.LOST, reason=f"left before the run was over{_tail(detail)}")

@@ -25,6 +25,7 @@ from diloco.rendezvous.records import (
 from diloco.rendezvous.store import MissingKey, Store
 from runs.models import Contribution, Event, Replica, Round, Run
 from runs.reading import Changes, check_record, finite, refuse, wall
+from runs.segments import date_evaluation
 from runs.states import ContributionState, RoundState
 from runs.transitions import clean_text, record_event
 
@@ -220,6 +221,8 @@ def _store_closed_round(
         _store_outcomes(row, commit, plan, replicas)
         _refuse_all(run, row, found.bad, replicas)
         _tell(run, row, commit, plan, replicas)
+        if commit is not None:
+            date_evaluation(run, found.number, commit.tokens_total)
     run.refresh_from_db()
     changes.run = True
     changes.rounds.add(found.number)

@@ -178,7 +178,7 @@ def store_batch(run: Run, batch: Batch, *, now: datetime, changes: Changes) -> b
             return False
         for n, error in bad:
             key = keys.telemetry(cursor.replica.number, cursor.incarnation, n)
-            refuse(run, key, error, replica=cursor.replica)
+            refuse(run, key, error, replica=cursor.replica, passed=True)
         if good:
             store_segments(run, cursor, good, now=now, changes=changes)
     return True

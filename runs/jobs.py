@@ -6,11 +6,13 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
+from django.db.models import Q
 
 from executors.base import (
+    Cause,
     ExecutorError,
     JobState,
     ReplicaHandle,
@@ -21,22 +23,48 @@ from executors.registry import get_executor
 from runs.decide import Job
 from runs.launch import save_handle
 from runs.models import Replica, ReplicaAttempt, Run
+from runs.states import REPLICA_ENDED, ReplicaState
 from runs.transitions import clean_text
 
 logger = logging.getLogger(__name__)
+
+UNLAUNCHED_AFTER = timedelta(seconds=30)
+"""An unwanted launch that left no job by then is taken to have died; one that still comes through
+is cancelled by :func:`runs.launch.launch_replica`."""
+
+_SETTLED = REPLICA_ENDED | {ReplicaState.PENDING, ReplicaState.RESTARTING}
 
 
 def executor_for(backend: str) -> ServerlessExecutor:
     return get_executor(backend, state_dir=settings.VAR_DIR)
 
 
-def open_attempts(run: Run) -> list[ReplicaAttempt]:
-    """Attempts that may still have a job, oldest first."""
+def attempts_to_look_at(run: Run) -> list[ReplicaAttempt]:
+    """Attempts that may still have a job, and all of replicas that wait for nothing; oldest
+    first."""
     return list(
-        ReplicaAttempt.objects.filter(replica__run=run, ended_at=None)
+        ReplicaAttempt.objects.filter(
+            Q(ended_at=None) | ~Q(replica__state__in=_SETTLED), replica__run=run
+        )
         .select_related("replica__pool", "replica__run")
         .order_by("replica__number", "number")
     )
+
+
+def unjudged_jobs(attempts: Iterable[ReplicaAttempt]) -> dict[int, Job]:
+    """Replica id -> the end of its newest attempt, of replicas that do not reflect it yet: the
+    tick that closed the attempt was killed before it could judge, or could not judge then."""
+    newest = {attempt.replica_id: attempt for attempt in attempts}
+    return {
+        replica_id: Job(
+            state=JobState.ENDED,
+            cause=attempt.cause,
+            exit_code=attempt.exit_code,
+            message=attempt.message,
+        )
+        for replica_id, attempt in newest.items()
+        if attempt.ended_at is not None
+    }
 
 
 def poll_jobs(attempts: Sequence[ReplicaAttempt], *, now: datetime) -> dict[int, Job]:
@@ -97,6 +125,29 @@ def _record(attempt: ReplicaAttempt, status: ReplicaStatus, now: datetime) -> Jo
         exit_code=status.exit_code,
         message=message,
     )
+
+
+def close_unlaunched(attempts: Iterable[ReplicaAttempt], *, now: datetime) -> dict[int, Job]:
+    """Close launches that nobody wants any more and that the backend knows no job of.
+
+    Without this a worker that died between writing the launch key down and calling the backend
+    would keep a stopping run or replica waiting for ever.
+    """
+    message = "called off before it was launched"
+    jobs: dict[int, Job] = {}
+    for attempt in attempts:
+        if attempt.handle is not None or attempt.ended_at is not None:
+            continue
+        if now - attempt.created_at <= UNLAUNCHED_AFTER:
+            continue
+        if ReplicaAttempt.objects.filter(pk=attempt.pk, handle__isnull=True, ended_at=None).update(
+            ended_at=now, cause=Cause.CANCELLED, message=message
+        ):
+            attempt.ended_at = now
+            jobs[attempt.replica_id] = Job(
+                state=JobState.ENDED, cause=Cause.CANCELLED, message=message
+            )
+    return jobs
 
 
 def cancel(attempts: Iterable[ReplicaAttempt]) -> None:

@@ -32,7 +32,7 @@ INT_LIMIT = 2**53
 SMALL_LIMIT = 2**31 - 1
 
 REFUSAL_EVENTS = 20
-"""Events per run about unreadable records; beyond that they are only counted."""
+"""Events per run about unreadable records; beyond that they are at most counted."""
 
 PHASE_NAMES = frozenset({*PHASES, "other"})
 
@@ -50,13 +50,26 @@ class Changes:
         return bool(self.run or self.replicas or self.rounds or self.points)
 
 
-def refuse(run: Run, what: str, error: BaseException, *, replica: Replica | None = None) -> None:
-    """Count an unreadable record and name it, once per ``what`` (its key)."""
+def refuse(
+    run: Run,
+    what: str,
+    error: BaseException,
+    *,
+    replica: Replica | None = None,
+    passed: bool = False,
+) -> None:
+    """Count an unreadable record and name it, once per ``what`` (its key).
+
+    ``passed``: a cursor leaves it behind. Others are met again at every tick, and past
+    :data:`REFUSAL_EVENTS`, when nothing tells them from new ones, they are not counted.
+    """
     known = Event.objects.filter(run=run, kind="refused", message__startswith=f"{what} refused")
     if known.exists():
         return
-    Run.objects.filter(pk=run.pk).update(refused_records=F("refused_records") + 1)
-    if Event.objects.filter(run=run, kind="refused").count() < REFUSAL_EVENTS:
+    named = Event.objects.filter(run=run, kind="refused").count() < REFUSAL_EVENTS
+    if named or passed:
+        Run.objects.filter(pk=run.pk).update(refused_records=F("refused_records") + 1)
+    if named:
         record_event(
             run, "refused", f"{what} refused: {error}", level=Event.Level.WARNING, replica=replica
         )

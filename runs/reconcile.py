@@ -14,10 +14,11 @@ from datetime import datetime, timedelta
 from django.utils import timezone
 
 from diloco.rendezvous import keys
-from diloco.rendezvous.records import BadRecord, Command, FinalManifest
-from diloco.rendezvous.store import Store, StoreError
+from diloco.rendezvous.records import BadRecord, FinalManifest
+from diloco.rendezvous.store import Store, StoreError, StoreUnavailable
 from runs import decide, jobs
 from runs.beats import read_leases, store_leases
+from runs.commands import send_stop
 from runs.decide import BeatView, Job, ReplicaView, RunView
 from runs.history import ingest_rounds
 from runs.ingest import ingest_telemetry
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 LOST_TASK_AFTER = timedelta(seconds=5)
 """A launch that nobody has worked on for so long was lost with its message or its worker."""
 STORE_EVENT_EVERY = timedelta(minutes=5)
+STORE_AWAY_FOR = timedelta(minutes=10)
+"""How long a run that was asked to stop waits for a bucket that does not answer."""
 
 
 @dataclass
@@ -56,6 +59,7 @@ class _Tick:
     jobs: dict[int, Job] = field(default_factory=dict)
     beats: dict[int, BeatView] = field(default_factory=dict)
     final: FinalManifest | None = None
+    bucket_was_read: bool = True
     changes: Changes = field(default_factory=Changes)
 
     @property
@@ -75,14 +79,16 @@ def reconcile_run(run_id: str) -> None:
         if now - run.state_since > LOST_TASK_AFTER:
             enqueue("launch_run", str(run.pk), expires=LOST_TASK_AFTER.total_seconds())
         return
+    attempts = jobs.attempts_to_look_at(run)
     tick = _Tick(
         run=run,
         now=now,
         replicas=list(run.replicas.select_related("pool", "run").order_by("number")),
-        attempts=jobs.open_attempts(run),
+        attempts=[attempt for attempt in attempts if attempt.ended_at is None],
+        jobs=jobs.unjudged_jobs(attempts),
     )
     said = {replica.pk: replica.backend_state for replica in tick.replicas}
-    tick.jobs = jobs.poll_jobs(tick.attempts, now=now)
+    tick.jobs |= jobs.poll_jobs(tick.attempts, now=now)
     tick.changes.replicas = any(
         attempt.replica.backend_state != said[attempt.replica_id] for attempt in tick.attempts
     )
@@ -91,7 +97,10 @@ def reconcile_run(run_id: str) -> None:
         if ReplicaAttempt.objects.filter(replica__run=run).exists():
             _read_bucket(tick, store_for(run))
     except StoreError as error:
+        # Where trying again cannot help, what is not there now will not come.
+        tick.bucket_was_read = not isinstance(error, StoreUnavailable)
         _store_is_away(run, error, now)
+    _call_off_launches(tick)
     _judge_replicas(tick)
     _relaunch(tick)
     _cancel_what_must_end(tick)
@@ -102,10 +111,12 @@ def reconcile_run(run_id: str) -> None:
 def _read_bucket(tick: _Tick, store: Store) -> None:
     run = tick.run
     if run.stop_requested_at is not None and run.stop_sent_at is None:
-        _send_stop(run, store, tick.now)
+        send_stop(run, store, tick.now)
     leases = read_leases(store)
     tick.beats = store_leases(run, tick.replicas, leases, now=tick.now)
     tick.changes.replicas |= any(beat.changed for beat in tick.beats.values())
+    # First: an evaluation is dated by the tokens of its round.
+    ingest_rounds(run, store, now=tick.now, changes=tick.changes)
     open_ids = {attempt.replica_id for attempt in tick.attempts if attempt.ended_at is None}
     ingest_telemetry(
         run,
@@ -117,7 +128,6 @@ def _read_bucket(tick: _Tick, store: Store) -> None:
         changes=tick.changes,
     )
     run.refresh_from_db()
-    ingest_rounds(run, store, now=tick.now, changes=tick.changes)
     if tick.changes.rounds or run.state in RUN_ENDED:
         ingest_checkpoints(run, store, now=tick.now)
     try:
@@ -146,20 +156,6 @@ def _sum_up(tick: _Tick) -> None:
     tick.changes.run = True
 
 
-def _send_stop(run: Run, store: Store, now: datetime) -> None:
-    """Write the command under the next free number; another writer's command takes the next."""
-    command = Command(n=run.next_command, command="stop", wall_s=now.timestamp())
-    while not store.create(keys.control(command.n), command.to_bytes()):
-        theirs = Command.from_bytes(store.get(keys.control(command.n)))
-        if theirs.command == "stop" and theirs.replica is None:
-            break
-        command = Command(n=command.n + 1, command="stop", wall_s=now.timestamp())
-    Run.objects.filter(pk=run.pk, stop_sent_at=None).update(
-        stop_sent_at=now, next_command=command.n + 1
-    )
-    run.stop_sent_at = now
-
-
 def _store_is_away(run: Run, error: StoreError, now: datetime) -> None:
     logger.warning("run %s: the rendezvous could not be read: %s", run.pk, error)
     told = Event.objects.filter(run=run, kind="store", at__gt=now - STORE_EVENT_EVERY)
@@ -181,6 +177,7 @@ def _judge_replicas(tick: _Tick) -> None:
             beat=tick.beats.get(replica.number),
             heartbeat_timeout_s=timeout_s,
             run_is_over=tick.over,
+            bucket_was_read=tick.bucket_was_read,
         )
         verdict = decide.judge_replica(view)
         if verdict is not None and verdict.to in REPLICA_TRANSITIONS[view.state]:
@@ -227,17 +224,33 @@ def _launch_is_due(replica: Replica, attempt: ReplicaAttempt | None, now: dateti
     return waited and replica.state == ReplicaState.PENDING
 
 
+def _leaving(tick: _Tick) -> set[int]:
+    """Ids of replicas whose current job, if they have one, is to end."""
+    states = (ReplicaState.DRAINING, ReplicaState.RESTARTING, ReplicaState.EVICTED)
+    return {replica.pk for replica in tick.replicas if replica.state in states}
+
+
+def _call_off_launches(tick: _Tick) -> None:
+    """Launches that were begun, have no job, and are not wanted any more."""
+    leaving = _leaving(tick)
+    tick.jobs |= jobs.close_unlaunched(
+        (
+            attempt
+            for attempt in tick.attempts
+            # In jobs: there is a job, or the backend could not be asked.
+            if attempt.replica_id not in tick.jobs and (tick.over or attempt.replica_id in leaving)
+        ),
+        now=tick.now,
+    )
+
+
 def _cancel_what_must_end(tick: _Tick) -> None:
     """Jobs of replicas that were told to leave, and of a run that had time enough to end."""
     run = tick.run
     told_at = run.ended_at or run.stop_requested_at
     grace = timedelta(seconds=decide.STOP_GRACE_S)
     time_is_up = told_at is not None and tick.now - told_at > grace
-    leaving = {
-        r.pk
-        for r in tick.replicas
-        if r.state in (ReplicaState.DRAINING, ReplicaState.RESTARTING, ReplicaState.EVICTED)
-    }
+    leaving = _leaving(tick)
     jobs.cancel(a for a in tick.attempts if time_is_up or a.replica_id in leaving)
 
 
@@ -251,6 +264,8 @@ def _judge_run(tick: _Tick) -> None:
         return
     if run.state == RunState.PROVISIONING:
         _say_if_slow(run, tick.now)
+    if not tick.bucket_was_read and not _waited_for_the_bucket(run, tick.now):
+        return  # it may hold the result
     verdict = decide.judge_run(_run_view(tick))
     if verdict is None:
         return
@@ -264,6 +279,10 @@ def _judge_run(tick: _Tick) -> None:
         tick.changes.run |= transition(run, verdict.to, reason=verdict.reason)
     if run.state == RunState.STOPPING:
         enqueue("reconcile_run", str(run.pk))
+
+
+def _waited_for_the_bucket(run: Run, now: datetime) -> bool:
+    return run.stop_requested_at is not None and now - run.stop_requested_at > STORE_AWAY_FOR
 
 
 def _run_view(tick: _Tick) -> RunView:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+import numpy as np
 from django.db.models import F, Q
 
 from diloco.rendezvous.telemetry import Evaluation, RoundReport, Segment
-from runs.blocks import Key, Points, concatenate, merge, split
+from runs.blocks import BLOCK_STEPS, Key, Points, concatenate, merge, split
 from runs.models import Contribution, Event, LogLine, MetricBlock, Replica, Round, Run
 from runs.models import TelemetryCursor as Cursor
 from runs.reading import Changes, finite, seconds, wall
@@ -275,13 +277,29 @@ def _store_evaluations(
     )
     add_points(run, None, {"eval_loss": points}, key="round")
     changes.points.append(("eval_loss", None, points))
-    for _, group in itertools.groupby(ordered, key=lambda e: e.round):
-        evaluation = list(group)[-1]
-        Round.objects.filter(run=run, number=evaluation.round).update(
-            eval_loss=finite(evaluation.loss)
+    for number, group in itertools.groupby(ordered, key=lambda e: e.round):
+        if number < 1:
+            continue  # of the weights before the first round, which has no row
+        Round.objects.update_or_create(
+            run=run, number=number, defaults={"eval_loss": finite(list(group)[-1].loss)}
         )
-        changes.rounds.add(evaluation.round)
+        changes.rounds.add(number)
     newest = ordered[-1]
     if newest.round < run.eval_round or not math.isfinite(newest.loss):
         return {}
     return {"eval_loss": newest.loss, "eval_round": newest.round}
+
+
+def date_evaluation(run: Run, number: int, tokens: int) -> None:
+    """The tokens of a round whose evaluation was read before its commit."""
+    row = MetricBlock.objects.filter(
+        run=run, replica=None, series="eval_loss", level=0, index=number // BLOCK_STEPS
+    ).first()
+    if row is None:
+        return
+    points = Points.unpack(bytes(row.data))
+    point = points.take(points.round == number)
+    if len(point) and int(point.tokens[0]) != tokens:
+        point = replace(point, tokens=np.full_like(point.tokens, tokens))
+        row.data = merge(points, point, "round").pack()
+        row.save(update_fields=["data"])
