@@ -31,10 +31,11 @@ def test_the_page_polls_until_the_broker_is_back(browser: Browser, tmp_path: Pat
         expect(loss).to_have_text("0.500")
         with running_valkey(broker):
             expect(dot).to_have_attribute("data-state", "live")
-            # As the worker does: first the table, then the stream. The page may take either: being
-            # live again it reads a new snapshot, which would rightly undo a delta of its own making.
+            # As the worker does: first the table, then the stream. Being live again the page
+            # reads a new snapshot, which would rightly undo a delta that is in no table.
             site.python(
-                f"from runs.models import Run; Run.objects.filter(pk='{run}').update(eval_loss=0.25)"
+                "from runs.models import Run; "
+                f"Run.objects.filter(pk='{run}').update(eval_loss=0.25)"
             )
             site.publish(run, run={"eval_loss": 0.25})
             expect(loss).to_have_text("0.250")
