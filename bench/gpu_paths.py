@@ -24,8 +24,10 @@ import torch
 from diloco.checkpoint import read_final
 from diloco.codec import get_codec
 from diloco.init import create_group
-from diloco.outer import Layout, OuterOptimizer, digest, l2_norm, merge
-from diloco.rendezvous.settings import GroupDocument, GroupSettings
+from diloco.layout import Layout
+from diloco.outer import OuterOptimizer, digest, l2_norm, merge
+from diloco.rendezvous.document import GroupDocument
+from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import LocalStore
 from diloco.rendezvous.telemetry import Segment
 from diloco.rendezvous.workload import ByteGPTWorkload

@@ -20,7 +20,8 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from diloco.errors import ModelMismatch, ReplicaError
-from diloco.outer import Layout, OuterOptimizer, digest
+from diloco.layout import Layout
+from diloco.outer import OuterOptimizer, digest
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import CheckpointManifest, FinalManifest, Identity, StoredObject
 from diloco.rendezvous.rounds import Totals

@@ -32,12 +32,13 @@ from torch import nn
 
 from diloco.errors import Leaving, ReplicaError
 from diloco.finish import Result, finish
+from diloco.layout import Layout
 from diloco.loop import Evaluate, RoundLoop
 from diloco.membership import Lease, claim_incarnation
-from diloco.outer import Layout
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock, SystemClock
-from diloco.rendezvous.settings import GroupDocument, GroupSettings
+from diloco.rendezvous.document import GroupDocument
+from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import (
     MeteredStore,
     MissingKey,
@@ -79,7 +80,7 @@ def join(
     ``config`` goes beside the final weights. On return the model holds the group's global weights.
 
     Raises :class:`~diloco.errors.ReplicaError` (no such group, another model),
-    :class:`~diloco.rendezvous.settings.ProtocolMismatch`,
+    :class:`~diloco.rendezvous.document.ProtocolMismatch`,
     :class:`~diloco.rendezvous.settings.SettingsError` or
     :class:`~diloco.rendezvous.store.StoreError`.
     """

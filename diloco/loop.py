@@ -16,8 +16,9 @@ import torch
 from diloco.checkpoint import read_final, save_checkpoint, sweep
 from diloco.exchange import Exchange, Timings
 from diloco.finish import checkpointer, evaluator
+from diloco.layout import Layout
 from diloco.membership import Lease, Observer
-from diloco.outer import Layout, OuterOptimizer
+from diloco.outer import OuterOptimizer
 from diloco.reduce import CannotReduce, Merged
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock

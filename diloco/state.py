@@ -12,7 +12,8 @@ from torch import Tensor
 
 from diloco.checkpoint import Restored
 from diloco.exchange import Base
-from diloco.outer import Layout, OuterOptimizer, digest
+from diloco.layout import Layout
+from diloco.outer import OuterOptimizer, digest
 from diloco.reduce import Merged
 from diloco.rendezvous.records import Commit
 from diloco.rendezvous.rounds import Totals

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from diloco.checkpoint import Restored, load_checkpoint, newest_manifest, save_checkpoint
 from diloco.errors import ReplicaError
-from diloco.outer import Layout, OuterOptimizer
+from diloco.layout import Layout
+from diloco.outer import OuterOptimizer
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.records import Identity

@@ -15,7 +15,8 @@ from torch import nn
 from diloco.checkpoint import load_checkpoint, read_final
 from diloco.errors import FencedOut, ModelMismatch, ReplicaError
 from diloco.group import join
-from diloco.outer import Layout, OuterOptimizer
+from diloco.layout import Layout
+from diloco.outer import OuterOptimizer
 from diloco.reduce import gather
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import Beat, CheckpointManifest, Command

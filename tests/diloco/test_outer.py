@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.outer import Layout, OuterOptimizer, digest, l2_norm, merge
+from diloco.layout import Layout
+from diloco.outer import OuterOptimizer, digest, l2_norm, merge
 
 # Random numbers are NumPy's: torch's own differ with the CPU's capability.
 PROGRAM = """

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from diloco.checkpoint import Restored
-from diloco.outer import Layout, OuterOptimizer, digest
+from diloco.layout import Layout
+from diloco.outer import OuterOptimizer, digest
 from diloco.reduce import Merged
 from diloco.rendezvous.records import Commit, Identity
 from diloco.rendezvous.rounds import Totals
