@@ -8,8 +8,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BYTES_PER_VALUE = {"fp32": 4, "bf16": 2}
-"""Encoded size of one element, by codec."""
+
+@dataclass(frozen=True, kw_only=True)
+class CodecShape:
+    """How a codec lays out its body: chunks of ``chunk`` values, each with its own scale or none."""
+
+    chunk: int
+    bits: int
+    """Of one value that is kept, its index included."""
+    scale_bytes: int = 0
+
+
+CODEC_SHAPES = {
+    "fp32": CodecShape(chunk=1, bits=32),
+    "bf16": CodecShape(chunk=1, bits=16),
+    "int8": CodecShape(chunk=256, bits=8, scale_bytes=4),
+    "e3m0": CodecShape(chunk=256, bits=4, scale_bytes=4),
+    "topk": CodecShape(chunk=4096, bits=24, scale_bytes=4),
+}
+DEFAULT_TOPK = 64
+"""Values that ``topk`` keeps of a chunk (arXiv:2508.15706)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +38,12 @@ class RoundBytes:
     down: int
 
 
-def payload_bytes(numel: int, codec: str) -> int:
-    """Body of one payload, Sc."""
-    return numel * BYTES_PER_VALUE[codec]
+def payload_bytes(numel: int, codec: str, *, topk: int = DEFAULT_TOPK) -> int:
+    """Body of one payload, Sc. A short last chunk keeps ``min(topk, its length)`` values."""
+    shape = CODEC_SHAPES[codec]
+    whole, tail = divmod(numel, shape.chunk)
+    kept = whole * min(topk, shape.chunk) + min(topk, tail) if codec == "topk" else numel
+    return (kept * shape.bits + 7) // 8 + (whole + (tail > 0)) * shape.scale_bytes
 
 
 def gather(*, numel: int, codec: str, replicas: int) -> RoundBytes:
