@@ -10,21 +10,31 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from diloco.allreduce import ObjectStoreAllReduce
     from diloco.group import Group, join
     from diloco.init import create_group
-    from diloco.rendezvous.settings import GroupDocument, GroupSettings
+    from diloco.rendezvous.document import GroupDocument
+    from diloco.rendezvous.settings import GroupSettings
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Group": "diloco.group",
+    "ObjectStoreAllReduce": "diloco.allreduce",
     "join": "diloco.group",
     "create_group": "diloco.init",
-    "GroupDocument": "diloco.rendezvous.settings",
+    "GroupDocument": "diloco.rendezvous.document",
     "GroupSettings": "diloco.rendezvous.settings",
 }
 
-__all__ = ["Group", "GroupDocument", "GroupSettings", "create_group", "join"]
+__all__ = [
+    "Group",
+    "GroupDocument",
+    "GroupSettings",
+    "ObjectStoreAllReduce",
+    "create_group",
+    "join",
+]
 
 
 def __getattr__(name: str) -> Any:

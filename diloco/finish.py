@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from diloco.checkpoint import publish_final, read_final
 from diloco.exchange import Base
 from diloco.rendezvous.clock import Clock
+from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.records import Commit, Identity
 from diloco.rendezvous.rounds import Totals
-from diloco.rendezvous.settings import GroupDocument
 from diloco.rendezvous.store import Store
 from diloco.rendezvous.telemetry import Evaluation
 

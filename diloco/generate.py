@@ -23,7 +23,7 @@ from torch import Tensor
 from diloco.checkpoint import get_object, load_tensors, newest_manifest, read_final
 from diloco.errors import ReplicaError
 from diloco.rendezvous import keys
-from diloco.rendezvous.settings import GroupDocument
+from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.store import MissingKey, Store, StoreError, open_store
 from diloco.rendezvous.workload import ByteGPTWorkload
 from diloco.workloads.byte_gpt import ByteGPT, model_config, model_from_config, sample_bytes

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from diloco.rendezvous import keys
-from diloco.rendezvous.settings import GroupDocument, GroupSettings, SettingsError, setting_fields
+from diloco.rendezvous.document import GroupDocument
+from diloco.rendezvous.settings import GroupSettings, SettingsError, setting_fields
 from diloco.rendezvous.store import StoreError, open_store
 from diloco.rendezvous.workload import ByteGPTWorkload
 

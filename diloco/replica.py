@@ -18,7 +18,8 @@ import torch
 
 from diloco.errors import FencedOut, ReplicaError
 from diloco.group import Group, join, read_document
-from diloco.rendezvous.settings import ProtocolMismatch, SettingsError
+from diloco.rendezvous.document import ProtocolMismatch
+from diloco.rendezvous.settings import SettingsError
 from diloco.rendezvous.store import StoreDenied, StoreUnavailable, open_store
 from diloco.workloads import load_workload
 from diloco.workloads.base import Workload

@@ -21,7 +21,8 @@ from django.db import transaction
 from django.utils import timezone
 
 from diloco.rendezvous import keys
-from diloco.rendezvous.settings import GroupDocument, GroupSettings, ProtocolMismatch, SettingsError
+from diloco.rendezvous.document import GroupDocument, ProtocolMismatch
+from diloco.rendezvous.settings import GroupSettings, SettingsError
 from diloco.rendezvous.store import MissingKey, Store, StoreDenied, StoreUnavailable
 from executors.base import LaunchRefused, ReplicaHandle, ReplicaSpec, RetryLater, ServerlessExecutor
 from executors.registry import get_executor

@@ -81,6 +81,20 @@ def commit(round: int) -> str:
     return f"{round_dir(round)}commit.json"
 
 
+def reduced(round: int) -> str:
+    return f"{round_dir(round)}reduced/"
+
+
+def reduced_shard(round: int, shard: int, digest: str) -> str:
+    return f"{reduced(round)}{shard:05d}.{digest}"
+
+
+def parse_reduced_shard(key: str) -> tuple[int, int, str] | None:
+    """(round, shard, digest) of a reduced object's key, None for any other key."""
+    match = re.fullmatch(r"rounds/(\d{8})/reduced/(\d{5})\.([0-9a-f]{64})", key)
+    return (int(match[1]), int(match[2]), match[3]) if match else None
+
+
 def checkpoint_dir(round: int, replica: int, incarnation: str) -> str:
     return f"{CHECKPOINTS}{round:08d}/{replica:05d}.{incarnation}/"
 
@@ -92,6 +106,24 @@ def checkpoint_manifest(round: int) -> str:
 def parse_checkpoint_manifest(key: str) -> int | None:
     match = re.fullmatch(r"checkpoints/(\d{8})/manifest\.json", key)
     return int(match[1]) if match else None
+
+
+def replica_state(replica: int) -> str:
+    return f"state/{replica:05d}/"
+
+
+def replica_state_dir(replica: int, incarnation: str, round: int) -> str:
+    return f"{replica_state(replica)}{incarnation}.{round:08d}/"
+
+
+def replica_state_manifest(replica: int, incarnation: str, round: int) -> str:
+    return f"{replica_state_dir(replica, incarnation, round)}manifest.json"
+
+
+def parse_replica_state(key: str) -> tuple[int, str, int] | None:
+    """(replica, incarnation, round) of a state manifest's key, None for any other key."""
+    match = re.fullmatch(r"state/(\d{5})/(\d{5}-[0-9a-f]{8})\.(\d{8})/manifest\.json", key)
+    return (int(match[1]), match[2], int(match[3])) if match else None
 
 
 def telemetry(replica: int, incarnation: str, n: int) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Self, Union
 
-from diloco.rendezvous.settings import PROTOCOL
+from diloco.rendezvous.document import PROTOCOL
 
 
 class BadRecord(ValueError):
@@ -101,14 +101,16 @@ class Identity:
 class Beat(Record):
     """The lease, overwritten by its one writer. Observers watch whether ``count`` changes.
 
-    ``state`` is a :data:`REPLICA_STATES` name; ``left`` says the process ended on purpose.
-    ``round`` is the round the replica is working towards, ``step`` its inner step in the run.
+    ``role`` is replica, or syncer for a process that only reduces. ``state`` is a
+    :data:`REPLICA_STATES` name; ``left`` says the process ended on purpose. ``round`` is the round
+    the replica is working towards, ``step`` its inner step in the run.
     """
 
     replica: int
     incarnation: str
     count: int
     interval_s: float
+    role: str = "replica"
     state: str
     round: int
     step: int
@@ -140,9 +142,11 @@ class ContributionRecord(Record):
     """Names one payload that is already durable (invariant I2).
 
     ``base_round`` is the committed round whose global weights the pseudo-gradient was taken from
-    (0: checkpoint 0), ``base_digest`` the digest of those weights. ``norm`` is the L2 norm of the
-    *decoded* pseudo-gradient. ``digest`` is the sha256 of the payload's header, which lists the
-    crc32 of every block of the body, so it pins the whole payload.
+    (0: checkpoint 0), ``base_digest`` the digest of those weights, both of this fragment.
+    ``norms`` are the L2 norms of the *decoded* pseudo-gradient, one per tensor of the fragment,
+    ``norm`` of the whole. ``checksums`` is the hex crc of each block, eight digits a block;
+    ``digest`` pins header and checksums, and so the whole payload (:mod:`diloco.wire`).
+    ``rounds_here`` counts the rounds this incarnation has followed since it joined.
     """
 
     round: int
@@ -158,45 +162,64 @@ class ContributionRecord(Record):
     steps: int
     loss: float
     norm: float
+    norms: tuple[float, ...] = ()
     size_bytes: int
     digest: str
+    checksums: str
     compute_s: float
     encode_s: float
+    rounds_here: int = 0
     wall_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedContribution:
-    """One line of a plan: whose payload, how heavy, how big."""
+    """One line of a plan: whose payload, how heavy, how big, and how to check any part of it.
+
+    ``norms`` are there where the merge needs them (RDA).
+    """
 
     replica: int
     incarnation: str
     weight: float
     tokens: int
     steps: int
+    compute_s: float
     loss: float
     size_bytes: int
     digest: str
+    checksums: str
+    norms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """A contribution that was not let in, and why."""
+    """A contribution that was not let in, and why.
+
+    ``kind``: *refused* (something is wrong with it), *spare* (the world is full) or *quarantine*
+    (its writer is too fresh).
+    """
 
     replica: int
     incarnation: str
     reason: str
+    kind: str = "refused"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Record):
-    """Create-once: who is in round ``round``, sorted by replica. ``mode`` is the reduce plan."""
+    """Create-once: who is in round ``round``, sorted by replica.
+
+    ``mode`` is the reduce plan: gather, sharded or syncer. ``owners`` are the replica numbers that
+    reduce shard 0, 1, ...; empty for gather, where everyone reduces all.
+    """
 
     round: int
     fragment: int
     mode: str
     planner: Identity
     contributions: tuple[PlannedContribution, ...]
+    owners: tuple[int, ...] = ()
     refused: tuple[Refusal, ...] = ()
     wall_s: float
 
@@ -205,8 +228,9 @@ class Plan(Record):
 class Commit(Record):
     """Create-once, THE linearisation point of a round.
 
-    With ``void`` empty, the merged mean of the plan's contributions, whose digest is
-    ``merged_digest``, is applied by everyone. Otherwise ``void`` says which planned payload could
+    With ``void`` empty, the merged mean of the plan's contributions is applied by everyone:
+    ``merged_digest`` is its digest in a gathered round; otherwise ``shards`` are the digests of
+    the reduced objects, in order. Else ``void`` says which planned payload could
     not be read or verified, and the round changes nothing. ``tokens_total`` counts every token of
     every committed contribution, ``committed_total`` every committed round, up to and with this
     one. ``last`` ends the run.
@@ -216,7 +240,8 @@ class Commit(Record):
     fragment: int
     committer: Identity
     contributors: tuple[Identity, ...]
-    merged_digest: str
+    merged_digest: str = ""
+    shards: tuple[str, ...] = ()
     void: str
     void_replica: int | None = None
     tokens_total: int
@@ -267,8 +292,8 @@ class FinalManifest(Record):
 class Command(Record):
     """Create-once, numbered from 1: what the control plane asks of replicas.
 
-    ``stop`` ends the run at the newest committed round; the other commands of the protocol are
-    added beside it. ``replica`` None means all.
+    ``stop`` ends the run at the newest committed round; ``committer`` names the one replica that
+    may create, on a store without an atomic create. ``replica`` None means all.
     """
 
     n: int

@@ -1,110 +1,34 @@
 """The decision core of a round: what to do next, from records and the observer's clock alone.
 
 Pure functions, no I/O. A replica feeds :func:`decide` with what it has seen so far and does what
-it says: wait, create the plan, reduce, create the commit. Every survivor runs the same code, so any
-of them can finish a round that another began (invariant I4); creates are atomic, so it does not
-matter when two of them act at once.
-
-Times are seconds on the observer's own monotonic clock (invariant I5).
+it says: wait, create the plan, reduce, look around, create the commit. Every survivor runs the same
+code, so any of them can finish a round that another began (invariant I4); creates are atomic, so it
+does not matter when two of them act at once.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from diloco.rendezvous.records import (
-    Commit,
-    ContributionRecord,
-    Identity,
-    Plan,
-    PlannedContribution,
-    Refusal,
+from diloco.rendezvous.planning import grace_window_s, make_plan, screen
+from diloco.rendezvous.records import Commit, Identity, Plan
+from diloco.rendezvous.view import (
+    FAR,
+    GATHER,
+    WHOLE,
+    Action,
+    Look,
+    MakeCommit,
+    MakePlan,
+    Memory,
+    Merge,
+    Reduce,
+    RoundView,
+    Totals,
+    Wait,
+    names,
+    turn,
 )
-from diloco.rendezvous.settings import GroupSettings
-
-GATHER = "gather"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Totals:
-    """Cumulative counts up to the newest commit the observer has applied."""
-
-    committed: int = 0
-    tokens: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Merge:
-    """How the observer's own reduction of the plan went: a digest, or why it failed."""
-
-    digest: str = ""
-    failure: str = ""
-    failed_replica: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundView:
-    """What one observer has seen of round ``round``.
-
-    ``contributions`` holds the highest incarnation's record of each replica. ``expected`` are the
-    replicas believed alive and working towards this round. ``base_round``, ``base_digest`` and
-    ``model_hash`` are what the observer itself stands on.
-    """
-
-    round: int
-    fragment: int
-    me: Identity
-    settings: GroupSettings
-    model_hash: str
-    numel: int
-    base_round: int
-    base_digest: str
-    totals: Totals
-    contributions: Mapping[int, ContributionRecord]
-    expected: frozenset[int]
-    plan: Plan | None = None
-    merge: Merge | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """When the observer first saw each stage. Starts empty in every round."""
-
-    quorum_s: float | None = None
-    ready_s: float | None = None
-    plan_s: float | None = None
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Nothing to do before ``until_s`` unless something new is seen; ``why`` is for people."""
-
-    until_s: float
-    why: str
-
-
-@dataclass(frozen=True)
-class MakePlan:
-    plan: Plan
-
-
-@dataclass(frozen=True)
-class Reduce:
-    """Read and verify every payload of the plan, then decide again with ``merge`` set."""
-
-    plan: Plan
-
-
-@dataclass(frozen=True)
-class MakeCommit:
-    commit: Commit
-
-
-Action = Wait | MakePlan | Reduce | MakeCommit
-
-FAR = float("inf")
 
 
 def decide(
@@ -120,107 +44,35 @@ def decide(
     return _decide_plan(view, memory, now_s, wall_s, stagger_s)
 
 
-def screen(view: RoundView) -> tuple[list[ContributionRecord], list[Refusal]]:
-    """Sort contributions into those that may be averaged, by replica, and those that may not.
-
-    A contribution without tokens is neither: it counts for nothing.
-    """
-    digests = Counter(
-        c.base_digest for c in view.contributions.values() if c.base_round == view.base_round
-    )
-    # The majority's weights are right; in a draw the observer trusts its own.
-    agreed = max(digests, key=lambda d: (digests[d], d == view.base_digest), default="")
-    accepted: list[ContributionRecord] = []
-    refused: list[Refusal] = []
-    for replica in sorted(view.contributions):
-        record = view.contributions[replica]
-        reason = _refusal(view, record, agreed)
-        if reason:
-            refused.append(Refusal(replica=replica, incarnation=record.incarnation, reason=reason))
-        elif record.tokens > 0 and record.steps > 0:
-            accepted.append(record)
-    return accepted, refused
-
-
-def _refusal(view: RoundView, record: ContributionRecord, agreed_digest: str) -> str:
-    for what, expected, found in (
-        ("model", view.model_hash, record.model_hash),
-        ("round", view.round, record.round),
-        ("fragment", view.fragment, record.fragment),
-        ("codec", view.settings.codec, record.codec),
-        ("number of elements", view.numel, record.numel),
-        ("base round", view.base_round, record.base_round),
-        ("digest of the base weights", agreed_digest, record.base_digest),
-    ):
-        if expected != found:
-            return f"expected {what} {expected}, found {found}"
-    if not _finite(record.norm) or not _finite(record.loss):
-        return f"expected a finite pseudo-gradient, found norm {record.norm} and loss {record.loss}"
-    return ""
-
-
-def _finite(value: float) -> bool:
-    return value == value and abs(value) != float("inf")
-
-
-def weight_of(record: ContributionRecord, weighting: str) -> float:
-    """The weight of a contribution, before they are normalised to sum to one.
-
-    ``tokens``: tokens * tokens / steps (Decoupled DiLoCo, arXiv:2604.21428).
-    """
-    if weighting == "tokens":
-        return record.tokens * record.tokens / record.steps
-    return 1.0
-
-
 def _decide_plan(
     view: RoundView, memory: Memory, now_s: float, wall_s: float, stagger_s: float
 ) -> tuple[Action, Memory]:
     accepted, refused = screen(view)
     arrived = {record.replica for record in accepted}
-    quorum = view.settings.min_quorum
-    if len(accepted) < quorum:
+    settings = view.settings
+    if len(accepted) < settings.min_quorum:
         missing = sorted(view.expected - arrived)
-        why = f"quorum {len(accepted)}/{quorum}"
+        why = f"quorum {len(accepted)}/{settings.min_quorum}"
         if missing:
-            why += f", waiting for {_names(missing)}"
+            why += f", waiting for {names(missing)}"
         return Wait(FAR, why), replace(memory, quorum_s=None, ready_s=None)
     if memory.quorum_s is None:
-        memory = replace(memory, quorum_s=now_s)
+        memory = replace(memory, quorum_s=now_s, grace_s=grace_window_s(view, accepted))
     assert memory.quorum_s is not None
     waited_for = sorted(view.expected - set(view.contributions))
-    closes_s = memory.quorum_s + view.settings.grace_s
+    closes_s = memory.quorum_s + memory.grace_s
     if waited_for and now_s < closes_s:
-        return Wait(closes_s, f"waiting for {_names(waited_for)}"), replace(memory, ready_s=None)
+        return Wait(closes_s, f"waiting for {names(waited_for)}"), replace(memory, ready_s=None)
     if memory.ready_s is None:
         memory = replace(memory, ready_s=now_s)
     assert memory.ready_s is not None
-    turn_s = memory.ready_s + stagger_s * _turn(view.me, [record.replica for record in accepted])
+    place = _place(view, [record.replica for record in accepted])
+    if place is None:
+        return Wait(FAR, f"replica {view.committer} is to plan"), memory
+    turn_s = memory.ready_s + stagger_s * place
     if now_s < turn_s:
         return Wait(turn_s, "another replica's turn to plan"), memory
-    weights = [weight_of(record, view.settings.weighting) for record in accepted]
-    plan = Plan(
-        round=view.round,
-        fragment=view.fragment,
-        mode=GATHER,
-        planner=view.me,
-        contributions=tuple(
-            PlannedContribution(
-                replica=record.replica,
-                incarnation=record.incarnation,
-                weight=weight / sum(weights),
-                tokens=record.tokens,
-                steps=record.steps,
-                loss=record.loss,
-                size_bytes=record.size_bytes,
-                digest=record.digest,
-            )
-            for record, weight in zip(accepted, weights, strict=True)
-        ),
-        refused=tuple(refused),
-        wall_s=wall_s,
-    )
-    return MakePlan(plan), memory
+    return MakePlan(make_plan(view, accepted, refused, wall_s=wall_s)), memory
 
 
 def _decide_commit(
@@ -229,20 +81,66 @@ def _decide_commit(
     if memory.plan_s is None:
         memory = replace(memory, plan_s=now_s)
     assert memory.plan_s is not None
-    if view.merge is None:
-        return Reduce(plan), memory
-    turn_s = memory.plan_s + stagger_s * _turn(view.me, [c.replica for c in plan.contributions])
+    mine = [WHOLE] if plan.mode == GATHER else _shards_of(plan, view.me.replica)
+    undone = [shard for shard in mine if shard not in view.merges]
+    if undone:
+        return Reduce(plan, undone[0]), memory
+    place = _place(view, list(plan.owners) or [c.replica for c in plan.contributions])
+    if place is None:
+        return Wait(FAR, f"replica {view.committer} is to commit"), memory
+    turn_s = memory.plan_s + stagger_s * place
     if now_s < turn_s:
         return Wait(turn_s, "another replica's turn to commit"), memory
-    return MakeCommit(make_commit(view, plan, view.merge, wall_s=wall_s)), memory
+    failed = next((merge for merge in view.merges.values() if merge.failure), None)
+    digests: tuple[str, ...] = ()
+    if failed is None and plan.mode != GATHER:
+        found = _shard_digests(view, plan, memory.plan_s, now_s)
+        if not isinstance(found, tuple):
+            return found, memory
+        digests = found
+    if view.totals is None:
+        return Wait(FAR, f"the commit of round {view.round - 1}"), memory
+    merge = failed or (view.merges[WHOLE] if plan.mode == GATHER else Merge())
+    return MakeCommit(make_commit(view, plan, merge, digests, view.totals, wall_s)), memory
 
 
-def make_commit(view: RoundView, plan: Plan, merge: Merge, *, wall_s: float) -> Commit:
+def _shard_digests(
+    view: RoundView, plan: Plan, plan_s: float, now_s: float
+) -> tuple[str, ...] | Action:
+    """The digests of all shards, or what to do to get them.
+
+    A shard whose owner is dead, or has not delivered within the heartbeat timeout, is reduced by
+    the observer; so is one of which two versions lie there, and then its own word counts.
+    """
+    if view.reduced is None:
+        return Look(plan)
+    digests: list[str] = []
+    overdue_s = plan_s + view.settings.heartbeat_timeout_s
+    for shard, owner in enumerate(plan.owners):
+        found = view.reduced.get(shard, ())
+        if shard in view.merges:
+            digests.append(view.merges[shard].digest)
+        elif len(found) == 1:
+            digests.append(found[0])
+        elif found or owner not in view.live or now_s >= overdue_s:
+            return Reduce(plan, shard)
+        else:
+            return Wait(overdue_s, f"waiting for shard {shard} of {names([owner])}")
+    return tuple(digests)
+
+
+def make_commit(
+    view: RoundView,
+    plan: Plan,
+    merge: Merge,
+    shards: tuple[str, ...],
+    totals: Totals,
+    wall_s: float,
+) -> Commit:
     """The commit, or the void, that follows from a plan and how its reduction went."""
     void = bool(merge.failure)
-    tokens = 0 if void else sum(c.tokens for c in plan.contributions)
-    committed_total = view.totals.committed + (0 if void else 1)
-    tokens_total = view.totals.tokens + tokens
+    tokens_total = totals.tokens + (0 if void else sum(c.tokens for c in plan.contributions))
+    committed_total = totals.committed + (0 if void else 1)
     settings = view.settings
     return Commit(
         round=view.round,
@@ -252,6 +150,7 @@ def make_commit(view: RoundView, plan: Plan, merge: Merge, *, wall_s: float) -> 
             Identity(replica=c.replica, incarnation=c.incarnation) for c in plan.contributions
         ),
         merged_digest="" if void else merge.digest,
+        shards=() if void else shards,
         void=merge.failure,
         void_replica=merge.failed_replica,
         tokens_total=tokens_total,
@@ -262,9 +161,12 @@ def make_commit(view: RoundView, plan: Plan, merge: Merge, *, wall_s: float) -> 
     )
 
 
-def _turn(me: Identity, candidates: list[int]) -> int:
-    return candidates.index(me.replica) if me.replica in candidates else len(candidates)
+def _shards_of(plan: Plan, replica: int) -> list[int]:
+    return [shard for shard, owner in enumerate(plan.owners) if owner == replica]
 
 
-def _names(replicas: list[int]) -> str:
-    return ("replica " if len(replicas) == 1 else "replicas ") + ", ".join(map(str, replicas))
+def _place(view: RoundView, candidates: list[int]) -> int | None:
+    """The observer's turn; None if it may not create at all."""
+    if view.committer is None:
+        return turn(view.me, candidates)
+    return 0 if view.committer == view.me.replica else None

@@ -1,18 +1,15 @@
-"""Group settings: one frozen schema, and ``group.json``, the only place a replica reads it from.
+"""Group settings: one frozen schema that everybody reads and nobody overrides.
 
-The submit form, the settings tab and ``group.json`` are all made from :class:`GroupSettings`;
-:func:`setting_fields` gives label, help, unit and bounds of each field to whoever renders it.
-There is no flag and no environment variable that overrides a setting.
+The submit form, the settings tab and ``group.json`` (:mod:`diloco.rendezvous.document`) are all
+made from :class:`GroupSettings`; :func:`setting_fields` gives label, help, unit and bounds of each
+field to whoever renders it.
 
 Errors: :class:`SettingsError` names the field, what was expected and what was found.
-:class:`ProtocolMismatch` says that ``group.json`` speaks another protocol than this library.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,32 +23,12 @@ from diloco.rendezvous.schema import (
     plain,
 )
 
-__all__ = [
-    "GROUP_FORMAT",
-    "PROTOCOL",
-    "SECTIONS",
-    "GroupDocument",
-    "GroupSettings",
-    "ProtocolMismatch",
-    "SettingSpec",
-    "SettingsError",
-    "canonical_json",
-    "setting_fields",
-]
-
-PROTOCOL = 1
-"""Version of the object layout and of the record formats. Both sides must speak the same."""
-
-GROUP_FORMAT = "archipelago.group"
-
-
-class ProtocolMismatch(ValueError):
-    """``group.json`` was written for another protocol version."""
-
+__all__ = ["SECTIONS", "GroupSettings", "SettingSpec", "SettingsError", "setting_fields"]
 
 SECTIONS = {
     "rounds": "Rounds and synchronisation",
-    "outer": "Outer optimizer",
+    "exchange": "Exchange through the store",
+    "outer": "Merge and outer optimizer",
     "inner": "Inner optimizer",
     "membership": "Membership and liveness",
     "saving": "Evaluation and checkpoints",
@@ -65,8 +42,8 @@ class GroupSettings:
 
     sync_every: int = int_setting(
         50,
-        "Local steps per round (H)",
-        "Inner optimizer steps each replica takes between two exchanges.",
+        "Local steps (H)",
+        "Inner optimizer steps each replica takes between two exchanges of the same weights.",
         "rounds",
         minimum=1,
         maximum=100_000,
@@ -89,13 +66,56 @@ class GroupSettings:
         minimum=0,
         unit="tokens",
     )
+    dylu: str = choice_setting(
+        "off", "Dynamic local updates",
+        "on: a replica of speed v takes max(1, floor(v / max v x H)) steps, so that fast and slow "
+        "ones arrive together (arXiv:2401.09135).",
+        "rounds", choices=("off", "on"),
+    )  # fmt: skip
+    num_fragments: int = int_setting(
+        1, "Fragments (P)",
+        "The weights are cut into this many pieces that are exchanged in turn, one every H / P "
+        "steps, so that the bandwidth needed at once is P times smaller (arXiv:2501.18512).",
+        "rounds", minimum=1, maximum=1024, unit="fragments",
+    )  # fmt: skip
+    fragment_pattern: str = choice_setting(
+        "strided", "Fragment pattern",
+        "strided: every P-th layer; sequential: neighbouring layers; size: neighbouring tensors "
+        "of about equal bytes.",
+        "rounds", choices=("strided", "sequential", "size"),
+    )  # fmt: skip
+    overlap_steps: int = int_setting(
+        0, "Overlap (tau)",
+        "The exchange runs in the background of this many inner steps. 0: replicas wait for it.",
+        "rounds", minimum=0, maximum=100_000, unit="steps",
+    )  # fmt: skip
+    mixing_alpha: float = float_setting(
+        0.5, "Mixing (alpha)",
+        "With overlap: how much of the steps made during the exchange is kept, on top of the new "
+        "global weights. 0: none, 1: all.",
+        "rounds", minimum=0.0, maximum=1.0,
+    )  # fmt: skip
     codec: str = choice_setting(
-        "fp32",
-        "Payload codec",
-        "How pseudo-gradients are encoded on their way through the store.",
-        "rounds",
-        choices=("fp32", "bf16"),
-    )
+        "fp32", "Payload codec",
+        "How pseudo-gradients are encoded on their way through the store; sums are always fp32.",
+        "exchange", choices=("fp32", "bf16", "int8", "e3m0", "topk"),
+    )  # fmt: skip
+    topk: int = int_setting(
+        64, "Top-k",
+        "Values kept of each 4,096, for the top-k codec (SparseLoCo, arXiv:2508.15706).",
+        "exchange", minimum=1, maximum=4096, unit="values",
+    )  # fmt: skip
+    error_feedback: float = float_setting(
+        0.95, "Error feedback",
+        "Decay of what top-k left out when it is added to the next contribution. 0: dropped.",
+        "exchange", minimum=0.0, maximum=1.0,
+    )  # fmt: skip
+    reduce_plan: str = choice_setting(
+        "auto", "Reduce plan",
+        "gather: everyone reads everyone. sharded: each contributor reduces a slice for all. "
+        "syncer: a process in the bucket's region reduces everything. auto: the fastest of them.",
+        "exchange", choices=("auto", "gather", "sharded", "syncer"),
+    )  # fmt: skip
     outer_lr: float = float_setting(
         0.7, "Outer learning rate", "Step size of Nesterov SGD on the averaged pseudo-gradient.",
         "outer", minimum=0.0, maximum=10.0,
@@ -112,6 +132,24 @@ class GroupSettings:
         "outer",
         choices=("uniform", "tokens"),
     )
+    merge: str = choice_setting(
+        "mean", "Merge",
+        "mean: weighted mean. rda: direction and length averaged apart, per tensor; embeddings "
+        "by mean (Decoupled DiLoCo, arXiv:2604.21428).",
+        "outer", choices=("mean", "rda"),
+    )  # fmt: skip
+    late_policy: str = choice_setting(
+        "rebase", "Late work",
+        "rebase: a replica that missed a round keeps its progress on top of the new weights. "
+        "overwrite: it takes the new weights and drops its progress.",
+        "outer", choices=("rebase", "overwrite"),
+    )  # fmt: skip
+    outlier_z: float = float_setting(
+        0.0, "Outlier limit",
+        "Refuse a contribution whose norm lies this many robust standard deviations above the "
+        "round's median (with four or more contributions). 0: never.",
+        "outer", minimum=0.0, maximum=1000.0,
+    )  # fmt: skip
     inner_lr: float = float_setting(
         4e-4, "Inner learning rate", "Peak learning rate of AdamW.",
         "inner", minimum=0.0, maximum=10.0,
@@ -154,6 +192,12 @@ class GroupSettings:
         maximum=99_999,
         unit="shards",
     )
+    world_size_mode: str = choice_setting(
+        "dynamic", "World size",
+        "dynamic: the mean is over whoever contributed. fixed_with_spares: every round is made of "
+        "exactly the target number of replicas; more of them are spares that follow.",
+        "membership", choices=("dynamic", "fixed_with_spares"),
+    )  # fmt: skip
     min_quorum: int = int_setting(
         1,
         "Minimum quorum",
@@ -181,6 +225,23 @@ class GroupSettings:
         maximum=86_400.0,
         unit="s",
     )
+    grace_gamma: float = float_setting(
+        0.0, "Adaptive grace",
+        "Above 0, the window is this share of the time that overlap leaves: gamma x (tau x step - "
+        "time to quorum - time to sync), at most the grace window. 0: always the whole window.",
+        "membership", minimum=0.0, maximum=10.0,
+    )  # fmt: skip
+    grace_floor_s: float = float_setting(
+        1.0, "Shortest grace",
+        "The adaptive window is never shorter, so that slow replicas are not starved.",
+        "membership", minimum=0.0, maximum=86_400.0, unit="s",
+    )  # fmt: skip
+    quarantine_rounds: int = int_setting(
+        0, "Quarantine",
+        "A replica's first rounds in a running group do not count while seasoned replicas are "
+        "there: its inner optimizer is still cold.",
+        "membership", minimum=0, maximum=10_000, unit="rounds",
+    )  # fmt: skip
     heartbeat_timeout_s: float = float_setting(
         15.0,
         "Heartbeat timeout",
@@ -208,9 +269,46 @@ class GroupSettings:
         "saving", minimum=1, unit="rounds",
     )  # fmt: skip
 
+    state_every: int = int_setting(
+        5, "Save replica state every",
+        "Rounds between saves of each replica's inner optimizer, residual and data position, for "
+        "a relaunch under the same number. 0 means only when it leaves.",
+        "saving", minimum=0, unit="rounds",
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
         for spec in setting_fields():
             object.__setattr__(self, spec.name, spec.check(getattr(self, spec.name)))
+        self._check_rounds()
+        self._check_membership()
+
+    def _check_rounds(self) -> None:
+        if self.sync_every % self.num_fragments:
+            raise SettingsError(
+                "num_fragments",
+                f"expected a divisor of the {self.sync_every} local steps, so that every round "
+                f"is as long, found {self.num_fragments}",
+            )
+        if self.overlap_steps >= self.sync_every:
+            raise SettingsError(
+                "overlap_steps",
+                f"expected less than the {self.sync_every} local steps: a fragment's exchange "
+                f"must end before its next one begins, found {self.overlap_steps}",
+            )
+        if self.warmup_steps > self.total_steps:
+            raise SettingsError(
+                "warmup_steps",
+                f"expected at most the {self.total_steps} inner steps of the whole run "
+                f"(rounds x H / P), found {self.warmup_steps}",
+            )
+        if self.dylu == "on" and self.overlap_steps >= self.round_steps:
+            raise SettingsError(
+                "overlap_steps",
+                f"expected less than the {self.round_steps} steps of a round, because dynamic "
+                f"local updates shorten rounds, found {self.overlap_steps}",
+            )
+
+    def _check_membership(self) -> None:
         if self.min_quorum > self.num_replicas:
             raise SettingsError(
                 "min_quorum",
@@ -223,11 +321,17 @@ class GroupSettings:
                 f"expected at least the target of {self.num_replicas} replicas, "
                 f"found {self.max_replicas}",
             )
-        if self.warmup_steps > self.total_steps:
+        if self.world_size_mode == "fixed_with_spares" and self.min_quorum != self.num_replicas:
             raise SettingsError(
-                "warmup_steps",
-                f"expected at most the {self.total_steps} inner steps of the whole run "
-                f"(rounds x H), found {self.warmup_steps}",
+                "min_quorum",
+                f"expected the target of {self.num_replicas} replicas, because the world size "
+                f"is fixed, found {self.min_quorum}",
+            )
+        if self.grace_floor_s > self.grace_s and self.grace_gamma > 0:
+            raise SettingsError(
+                "grace_floor_s",
+                f"expected at most the grace window of {plain(self.grace_s)} s, "
+                f"found {plain(self.grace_floor_s)}",
             )
         if self.round_timeout_s <= self.heartbeat_timeout_s:
             raise SettingsError(
@@ -237,9 +341,14 @@ class GroupSettings:
             )
 
     @property
+    def round_steps(self) -> int:
+        """Inner steps of one round: H / P, because a round exchanges one fragment of P."""
+        return self.sync_every // self.num_fragments
+
+    @property
     def total_steps(self) -> int:
         """Inner steps of one replica that takes part in every round."""
-        return self.sync_every * self.total_rounds
+        return self.round_steps * self.total_rounds
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -251,9 +360,9 @@ class GroupSettings:
         Raises :class:`SettingsError` for a missing, unknown or invalid field.
         """
         known = {spec.name for spec in setting_fields()}
-        for name in known - set(values):
+        for name in sorted(known - set(values)):
             raise SettingsError(name, "expected a value in the group's settings, found none")
-        for name in set(values) - known:
+        for name in sorted(set(values) - known):
             raise SettingsError(name, "is not a group setting this version knows")
         return cls(**values)
 
@@ -270,82 +379,3 @@ def setting_fields() -> tuple[SettingSpec, ...]:
             for f in dataclasses.fields(GroupSettings)
         )
     return _SPECS
-
-
-def canonical_json(value: Any) -> bytes:
-    """One spelling per value, so that equal documents have equal digests."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupDocument:
-    """``group.json``: what a replica has to know, and all it is told.
-
-    ``workload`` is a JSON object whose ``kind`` names the workload; ``code`` is the sha256 of the
-    bundle under ``code/``, or '' when the replica library is installed where replicas run.
-    """
-
-    run_id: str
-    name: str
-    settings: GroupSettings
-    workload: Mapping[str, Any]
-    code: str = ""
-
-    @property
-    def fingerprint(self) -> str:
-        """sha256 of everything in the document but the fingerprint itself."""
-        return hashlib.sha256(canonical_json(self._body())).hexdigest()
-
-    def _body(self) -> dict[str, Any]:
-        return {
-            "format": GROUP_FORMAT,
-            "protocol": PROTOCOL,
-            "run_id": self.run_id,
-            "name": self.name,
-            "settings": self.settings.to_dict(),
-            "workload": dict(self.workload),
-            "code": self.code,
-        }
-
-    def to_bytes(self) -> bytes:
-        body = self._body() | {"fingerprint": self.fingerprint}
-        return json.dumps(body, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n"
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> GroupDocument:
-        """Parse and verify ``group.json``.
-
-        Raises :class:`ProtocolMismatch` for another protocol, :class:`SettingsError` for anything
-        else that is not as it should be.
-        """
-        try:
-            body = json.loads(data)
-        except ValueError as error:
-            raise SettingsError("", f"group.json: expected JSON, found {error}") from None
-        found = body.get("format") if isinstance(body, dict) else type(body).__name__
-        if found != GROUP_FORMAT:
-            raise SettingsError(
-                "", f"group.json: expected format {GROUP_FORMAT!r}, found {found!r}"
-            )
-        if body.get("protocol") != PROTOCOL:
-            raise ProtocolMismatch(
-                f"group.json: this library speaks protocol {PROTOCOL}, "
-                f"found protocol {body.get('protocol')!r}"
-            )
-        try:
-            document = cls(
-                run_id=body["run_id"],
-                name=body["name"],
-                settings=GroupSettings.from_dict(body["settings"]),
-                workload=body["workload"],
-                code=body["code"],
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise SettingsError("", f"group.json: malformed ({error!r})") from None
-        if body.get("fingerprint") != document.fingerprint:
-            raise SettingsError(
-                "",
-                f"group.json: expected fingerprint {document.fingerprint}, "
-                f"found {body.get('fingerprint')}",
-            )
-        return document

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from diloco.rendezvous.settings import GroupDocument, SettingsError
+from diloco.rendezvous.document import GroupDocument
+from diloco.rendezvous.settings import SettingsError
 from diloco.rendezvous.workload import ByteGPTWorkload
 from diloco.workloads.base import HeldOutLoss, Workload
 from diloco.workloads.byte_gpt import ByteGPTTraining

@@ -6,9 +6,13 @@ import dataclasses
 
 import pytest
 
+from diloco.rendezvous.planning import grace_window_s, screen
 from diloco.rendezvous.records import ContributionRecord, Identity, Plan
-from diloco.rendezvous.rounds import (
+from diloco.rendezvous.rounds import decide
+from diloco.rendezvous.settings import GroupSettings
+from diloco.rendezvous.view import (
     Action,
+    Look,
     MakeCommit,
     MakePlan,
     Memory,
@@ -17,10 +21,7 @@ from diloco.rendezvous.rounds import (
     RoundView,
     Totals,
     Wait,
-    decide,
-    screen,
 )
-from diloco.rendezvous.settings import GroupSettings
 
 SETTINGS = GroupSettings(num_replicas=3, min_quorum=2, grace_s=60.0, total_rounds=10)
 
@@ -29,8 +30,8 @@ def contribution(replica: int, **changes: object) -> ContributionRecord:
     record = ContributionRecord(
         round=5, fragment=0, base_round=4, base_digest="base", replica=replica,
         incarnation="00001-00000000", model_hash="model", codec="fp32", numel=10, tokens=100,
-        steps=10, loss=2.0, norm=1.0, size_bytes=40, digest=f"digest{replica}", compute_s=1.0,
-        encode_s=0.0, wall_s=0.0,
+        steps=10, loss=2.0, norm=1.0, size_bytes=296, digest=f"digest{replica}",
+        checksums="00000000", compute_s=1.0, encode_s=0.0, rounds_here=4, wall_s=0.0,
     )  # fmt: skip
     return dataclasses.replace(record, **changes)  # type: ignore[arg-type]
 
@@ -43,7 +44,7 @@ def view(
         settings=SETTINGS, model_hash="model", numel=10, base_round=4, base_digest="base",
         totals=Totals(committed=4, tokens=4000),
         contributions={record.replica: record for record in records},
-        expected=frozenset(map(int, expected)),
+        expected=frozenset(map(int, expected)), live=frozenset(map(int, expected)),
     )  # fmt: skip
     return dataclasses.replace(seen, **changes)  # type: ignore[arg-type]
 
@@ -110,12 +111,12 @@ def test_a_straggler_that_arrives_restarts_nobodys_turn_from_zero_quorum() -> No
 
 def test_with_a_plan_the_payloads_are_reduced_first() -> None:
     plan = planned(view(0, contribution(0), contribution(1), expected="01"))
-    assert Watch().at(0, view(1, plan=plan)) == Reduce(plan)
+    assert Watch().at(0, view(1, plan=plan)) == Reduce(plan, 0)
 
 
 def test_the_commit_follows_the_merge_in_turns() -> None:
     plan = planned(view(0, contribution(0), contribution(1), expected="01"))
-    done = view(0, plan=plan, merge=Merge(digest="mean"))
+    done = view(0, plan=plan, merges={0: Merge(digest="mean")})
     first = Watch().at(0, done)
     assert isinstance(first, MakeCommit)
     assert first.commit.merged_digest == "mean"
@@ -124,14 +125,14 @@ def test_the_commit_follows_the_merge_in_turns() -> None:
     assert first.commit.loss == pytest.approx(2.0)
     assert not first.commit.last
     watch = Watch()
-    second = view(1, plan=plan, merge=Merge(digest="mean"))
+    second = view(1, plan=plan, merges={0: Merge(digest="mean")})
     assert watch.at(0, second) == Wait(1, "another replica's turn to commit")
     assert isinstance(watch.at(1, second), MakeCommit)
 
 
 def test_a_payload_that_cannot_be_read_makes_the_round_void() -> None:
     plan = planned(view(0, contribution(0), contribution(1), expected="01"))
-    action = Watch().at(0, view(0, plan=plan, merge=Merge(failure="crc", failed_replica=1)))
+    action = Watch().at(0, view(0, plan=plan, merges={0: Merge(failure="crc", failed_replica=1)}))
     assert isinstance(action, MakeCommit)
     commit = action.commit
     assert (commit.void, commit.void_replica, commit.merged_digest) == ("crc", 1, "")
@@ -148,7 +149,7 @@ def test_the_last_commit_is_the_one_that_reaches_a_limit(
 ) -> None:
     limits = dataclasses.replace(SETTINGS, **settings)
     plan = planned(view(0, contribution(0), contribution(1), expected="01"))
-    seen = view(0, plan=plan, merge=Merge(digest="mean"), settings=limits)
+    seen = view(0, plan=plan, merges={0: Merge(digest="mean")}, settings=limits)
     action = Watch().at(0, seen)
     assert isinstance(action, MakeCommit)
     assert action.commit.last is last
@@ -194,3 +195,184 @@ def test_token_weights_follow_tokens_squared_over_steps() -> None:
         view(0, contribution(0), contribution(1, tokens=200), expected="01", settings=settings)
     )
     assert [c.weight for c in plan.contributions] == [pytest.approx(0.2), pytest.approx(0.8)]
+
+
+# -- sharded and syncer --------------------------------------------------------------------------
+
+
+def sharded(**changes: object) -> tuple[Plan, dict[str, object]]:
+    settings = dataclasses.replace(SETTINGS, reduce_plan="sharded")
+    seen = view(0, contribution(0), contribution(1), contribution(2), settings=settings)
+    return planned(dataclasses.replace(seen, **changes)), {"settings": settings}  # type: ignore[arg-type]
+
+
+def test_in_a_sharded_round_each_contributor_owns_a_shard() -> None:
+    plan, _ = sharded()
+    assert (plan.mode, plan.owners) == ("sharded", (0, 1, 2))
+
+
+def test_a_lone_contributor_gathers_whatever_was_asked() -> None:
+    settings = dataclasses.replace(SETTINGS, reduce_plan="sharded", min_quorum=1)
+    plan = planned(view(0, contribution(0), expected="0", settings=settings))
+    assert (plan.mode, plan.owners) == ("gather", ())
+
+
+def test_an_owner_reduces_its_shard_and_then_looks_for_the_others() -> None:
+    plan, same = sharded()
+    watch = Watch()
+    assert watch.at(0, view(0, plan=plan, **same)) == Reduce(plan, 0)
+    mine = {0: Merge(digest="a")}
+    assert watch.at(0, view(0, plan=plan, merges=mine, **same)) == Look(plan)
+    action = watch.at(0, view(0, plan=plan, merges=mine, reduced={0: ("a",), 1: ("b",)}, **same))
+    assert action == Wait(15.0, "waiting for shard 2 of replica 2")
+    full = {0: ("a",), 1: ("b",), 2: ("c",)}
+    commit = watch.at(1, view(0, plan=plan, merges=mine, reduced=full, **same))
+    assert isinstance(commit, MakeCommit)
+    assert (commit.commit.shards, commit.commit.merged_digest) == (("a", "b", "c"), "")
+
+
+def test_a_dead_owners_shard_is_reduced_by_another() -> None:
+    plan, same = sharded()
+    mine = {0: Merge(digest="a")}
+    seen = view(0, plan=plan, expected="01", merges=mine, reduced={1: ("b",)}, **same)
+    assert Watch().at(0, seen) == Reduce(plan, 2)
+    done = view(0, plan=plan, expected="01", merges={**mine, 2: Merge(digest="c")},
+                reduced={1: ("b",)}, **same)  # fmt: skip
+    action = Watch().at(0, done)
+    assert isinstance(action, MakeCommit)
+    assert action.commit.shards == ("a", "b", "c")
+
+
+def test_an_owner_that_lives_but_does_not_deliver_is_replaced_in_the_end() -> None:
+    plan, same = sharded()
+    watch = Watch()
+    seen = view(0, plan=plan, merges={0: Merge(digest="a")}, reduced={1: ("b",)}, **same)
+    assert isinstance(watch.at(0, seen), Wait)
+    assert watch.at(15, seen) == Reduce(plan, 2)
+
+
+def test_of_two_versions_of_a_shard_the_committers_own_reduction_decides() -> None:
+    plan, same = sharded()
+    lies = {0: ("a",), 1: ("b", "x"), 2: ("c",)}
+    watch = Watch()
+    seen = view(0, plan=plan, merges={0: Merge(digest="a")}, reduced=lies, **same)
+    assert watch.at(0, seen) == Reduce(plan, 1)
+    own = {0: Merge(digest="a"), 1: Merge(digest="b")}
+    action = watch.at(0, dataclasses.replace(seen, merges=own))
+    assert isinstance(action, MakeCommit)
+    assert action.commit.shards == ("a", "b", "c")
+
+
+def test_who_owns_nothing_waits_for_its_turn_and_reduces_nothing() -> None:
+    plan, same = sharded()
+    late = view(7, plan=plan, **same)
+    assert Watch().at(0, late) == Wait(3, "another replica's turn to commit")
+
+
+def test_a_slice_that_cannot_be_read_voids_a_sharded_round() -> None:
+    plan, same = sharded()
+    bad = {0: Merge(failure="crc", failed_replica=2)}
+    action = Watch().at(0, view(0, plan=plan, merges=bad, **same))
+    assert isinstance(action, MakeCommit)
+    assert (action.commit.void, action.commit.void_replica, action.commit.shards) == ("crc", 2, ())
+
+
+def test_a_live_syncer_reduces_everything() -> None:
+    settings = dataclasses.replace(SETTINGS, reduce_plan="syncer")
+    seen = view(0, contribution(0), contribution(1), expected="01", settings=settings)
+    plan = planned(dataclasses.replace(seen, syncers=frozenset({9})))
+    assert (plan.mode, plan.owners) == ("syncer", (9,))
+    alone = view(9, plan=plan, expected="019", settings=settings)
+    assert Watch().at(0, alone) == Reduce(plan, 0)
+    follower = view(0, plan=plan, expected="019", settings=settings)
+    assert Watch().at(0, follower) == Wait(1, "another replica's turn to commit")
+
+
+def test_without_a_syncer_the_replicas_do_it_themselves() -> None:
+    settings = dataclasses.replace(SETTINGS, reduce_plan="syncer")
+    plan = planned(view(0, contribution(0), contribution(1), expected="01", settings=settings))
+    assert plan.mode == "gather"
+
+
+def test_auto_gathers_what_is_small_and_shards_what_is_large() -> None:
+    small = planned(view(0, *map(contribution, range(3))))
+    many = [contribution(n, numel=10**9) for n in range(8)]
+    large = planned(view(0, *many, expected="01234567", numel=10**9))
+    assert (small.mode, large.mode) == ("gather", "sharded")
+
+
+# -- overlap: the commit before, the grace window ------------------------------------------------
+
+
+def test_no_commit_overtakes_the_one_before() -> None:
+    plan = planned(view(0, contribution(0), contribution(1), expected="01"))
+    seen = view(0, plan=plan, merges={0: Merge(digest="mean")}, totals=None)
+    assert Watch().at(9, seen) == Wait(float("inf"), "the commit of round 4")
+
+
+def test_the_adaptive_window_is_what_overlap_leaves() -> None:
+    settings = dataclasses.replace(
+        SETTINGS, sync_every=100, overlap_steps=90, grace_gamma=0.5, grace_floor_s=2.0, grace_s=8.0,
+        warmup_steps=0,
+    )  # fmt: skip
+    accepted = [contribution(0), contribution(1)]  # 0.1 s a step: 9 s of overlap
+
+    def window_s(waited_s: float, sync_s: float) -> float:
+        seen = view(0, settings=settings, waited_s=waited_s, sync_s=sync_s)
+        return grace_window_s(seen, accepted)
+
+    assert window_s(1.0, 2.0) == pytest.approx(3.0)
+    assert window_s(5.0, 9.0) == 2.0  # the floor: nobody is starved
+    settings = dataclasses.replace(settings, grace_gamma=10.0)
+    assert window_s(1.0, 2.0) == 8.0  # the cap
+
+
+# -- guards --------------------------------------------------------------------------------------
+
+
+def test_an_outlier_is_refused_only_where_there_are_enough_to_tell() -> None:
+    settings = dataclasses.replace(SETTINGS, outlier_z=4.0)
+    records = [contribution(n, norm=1.0 + n / 100) for n in range(3)]
+    wild = contribution(3, norm=9.0)
+    four = view(0, *records, wild, expected="0123", settings=settings)
+    accepted, refused = screen(four)
+    assert [c.replica for c in accepted] == [0, 1, 2]
+    assert "robust deviations above the median" in refused[0].reason
+    accepted, refused = screen(view(0, *records[:2], wild, expected="013", settings=settings))
+    assert (len(accepted), refused) == (3, [])
+    accepted, refused = screen(view(0, *records, wild, expected="0123"))
+    assert (len(accepted), refused) == (4, [])  # off by default
+
+
+def test_a_fresh_replica_is_quarantined_unless_all_are_fresh() -> None:
+    settings = dataclasses.replace(SETTINGS, quarantine_rounds=2, min_quorum=1)
+    fresh = contribution(2, rounds_here=1)
+    accepted, refused = screen(view(0, contribution(0), fresh, settings=settings))
+    assert [c.replica for c in accepted] == [0]
+    assert (refused[0].kind, refused[0].reason) == ("quarantine", "round 2 of 2 after joining")
+    accepted, refused = screen(view(2, fresh, expected="2", settings=settings))
+    assert [c.replica for c in accepted] == [2], "everybody else is dead: it goes on alone"
+    assert screen(view(2, fresh, expected="02", settings=settings))[0] == []
+
+
+def test_a_fixed_world_takes_its_number_and_the_rest_are_spares() -> None:
+    settings = dataclasses.replace(
+        SETTINGS, world_size_mode="fixed_with_spares", num_replicas=2, min_quorum=2
+    )
+    plan = planned(view(0, *map(contribution, range(3)), settings=settings))
+    assert [c.replica for c in plan.contributions] == [0, 1]
+    assert [(r.replica, r.kind) for r in plan.refused] == [(2, "spare")]
+
+
+# -- a store without an atomic create ------------------------------------------------------------
+
+
+def test_only_the_named_committer_creates() -> None:
+    records = [contribution(0), contribution(1)]
+    other = view(0, *records, expected="01", committer=1)
+    assert Watch().at(99, other) == Wait(float("inf"), "replica 1 is to plan")
+    plan = planned(view(1, *records, expected="01", committer=1))
+    done = view(0, plan=plan, merges={0: Merge(digest="mean")}, committer=1)
+    assert Watch().at(99, done) == Wait(float("inf"), "replica 1 is to commit")
+    action = Watch().at(0, dataclasses.replace(done, me=dataclasses.replace(done.me, replica=1)))
+    assert isinstance(action, MakeCommit)

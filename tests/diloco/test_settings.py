@@ -6,13 +6,8 @@ import json
 
 import pytest
 
-from diloco.rendezvous.settings import (
-    GroupDocument,
-    GroupSettings,
-    ProtocolMismatch,
-    SettingsError,
-    setting_fields,
-)
+from diloco.rendezvous.document import GroupDocument, ProtocolMismatch
+from diloco.rendezvous.settings import GroupSettings, SettingsError, setting_fields
 
 
 @pytest.mark.parametrize(
@@ -23,7 +18,7 @@ from diloco.rendezvous.settings import (
         ({"sync_every": True}, "sync_every", "whole number"),
         ({"inner_lr": "fast"}, "inner_lr", "finite number"),
         ({"inner_lr": float("nan")}, "inner_lr", "finite number"),
-        ({"codec": "zip"}, "codec", "expected one of fp32, bf16, found 'zip'"),
+        ({"codec": "zip"}, "codec", "expected one of fp32, bf16, int8, e3m0, topk, found 'zip'"),
         ({"min_quorum": 5, "num_replicas": 4}, "min_quorum", "at most the target of 4"),
         ({"max_replicas": 2, "num_replicas": 4}, "max_replicas", "at least the target of 4"),
         (
@@ -31,6 +26,24 @@ from diloco.rendezvous.settings import (
             "warmup_steps",
             "at most the 20",
         ),
+        (
+            {"warmup_steps": 11, "sync_every": 10, "total_rounds": 2, "num_fragments": 2},
+            "warmup_steps",
+            "at most the 10",
+        ),
+        ({"num_fragments": 3, "sync_every": 10}, "num_fragments", "a divisor of the 10 local"),
+        ({"overlap_steps": 10, "sync_every": 10}, "overlap_steps", "less than the 10 local"),
+        (
+            {"overlap_steps": 5, "sync_every": 10, "num_fragments": 2, "dylu": "on"},
+            "overlap_steps",
+            "less than the 5 steps of a round",
+        ),
+        (
+            {"world_size_mode": "fixed_with_spares", "min_quorum": 1, "num_replicas": 2},
+            "min_quorum",
+            "the world size is fixed",
+        ),
+        ({"grace_gamma": 1, "grace_s": 1, "grace_floor_s": 2}, "grace_floor_s", "at most"),
         ({"round_timeout_s": 5, "heartbeat_timeout_s": 10}, "round_timeout_s", "more than"),
     ],
 )
@@ -52,6 +65,9 @@ def test_settings_from_a_document_must_be_complete_and_known() -> None:
     values = GroupSettings().to_dict()
     assert GroupSettings.from_dict(values) == GroupSettings()
     del values["sync_every"]
+    with pytest.raises(SettingsError, match="sync_every: expected a value"):
+        GroupSettings.from_dict(values)
+    del values["weighting"]  # the one that is named first is the same every time
     with pytest.raises(SettingsError, match="sync_every: expected a value"):
         GroupSettings.from_dict(values)
     with pytest.raises(SettingsError, match="turbo: is not a group setting"):
@@ -80,7 +96,7 @@ def test_a_document_changed_by_hand_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"protocol": 0}, ProtocolMismatch, "speaks protocol 1, found protocol 0"),
+        ({"protocol": 1}, ProtocolMismatch, "speaks protocol 2, found protocol 1"),
         ({"format": "other"}, SettingsError, "expected format 'archipelago.group', found 'other'"),
         ({"settings": {}}, SettingsError, "expected a value"),
         ({"settings": None}, SettingsError, "malformed"),

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.rendezvous.settings import GroupDocument, GroupSettings, SettingsError
+from diloco.rendezvous.document import GroupDocument
+from diloco.rendezvous.settings import GroupSettings, SettingsError
 from diloco.rendezvous.workload import GPT_SIZES, ByteGPTWorkload, GPTSize
 from diloco.workloads import load_workload
 from diloco.workloads.base import Workload, adamw, warmup_cosine

@@ -13,8 +13,9 @@ from safetensors.torch import save as save_safetensors
 from diloco.checkpoint import publish_final, put_object
 from diloco.generate import main
 from diloco.rendezvous import keys
+from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.records import CheckpointManifest, FinalManifest, Identity
-from diloco.rendezvous.settings import GroupDocument, GroupSettings
+from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import LocalStore
 from diloco.rendezvous.workload import ByteGPTWorkload
 from diloco.workloads.byte_gpt import ByteGPT, model_config

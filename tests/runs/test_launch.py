@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diloco.rendezvous import keys
-from diloco.rendezvous.settings import GroupDocument
+from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.store import LocalStore, StoreUnavailable
 from runs import launch
 from runs.exceptions import LaunchLater

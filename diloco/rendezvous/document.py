@@ -1,0 +1,106 @@
+"""``group.json``: the only place a replica reads its group's settings from.
+
+Written once by whoever makes the group; there is no flag and no environment variable that
+overrides anything in it.
+
+Errors: :class:`ProtocolMismatch` says that it speaks another protocol than this library;
+:class:`~diloco.rendezvous.settings.SettingsError` names what else is wrong with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from diloco.rendezvous.settings import GroupSettings, SettingsError
+
+PROTOCOL = 2
+"""Version of the object layout and of the record formats. Both sides must speak the same."""
+
+GROUP_FORMAT = "archipelago.group"
+
+
+class ProtocolMismatch(ValueError):
+    """``group.json`` was written for another protocol version."""
+
+
+def canonical_json(value: Any) -> bytes:
+    """One spelling per value, so that equal documents have equal digests."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupDocument:
+    """``group.json``: what a replica has to know, and all it is told.
+
+    ``workload`` is a JSON object whose ``kind`` names the workload; ``code`` is the sha256 of the
+    bundle under ``code/``, or '' when the replica library is installed where replicas run.
+    """
+
+    run_id: str
+    name: str
+    settings: GroupSettings
+    workload: Mapping[str, Any]
+    code: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of everything in the document but the fingerprint itself."""
+        return hashlib.sha256(canonical_json(self._body())).hexdigest()
+
+    def _body(self) -> dict[str, Any]:
+        return {
+            "format": GROUP_FORMAT,
+            "protocol": PROTOCOL,
+            "run_id": self.run_id,
+            "name": self.name,
+            "settings": self.settings.to_dict(),
+            "workload": dict(self.workload),
+            "code": self.code,
+        }
+
+    def to_bytes(self) -> bytes:
+        body = self._body() | {"fingerprint": self.fingerprint}
+        return json.dumps(body, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> GroupDocument:
+        """Parse and verify ``group.json``.
+
+        Raises :class:`ProtocolMismatch` for another protocol, :class:`SettingsError` for anything
+        else that is not as it should be.
+        """
+        try:
+            body = json.loads(data)
+        except ValueError as error:
+            raise SettingsError("", f"group.json: expected JSON, found {error}") from None
+        found = body.get("format") if isinstance(body, dict) else type(body).__name__
+        if found != GROUP_FORMAT:
+            raise SettingsError(
+                "", f"group.json: expected format {GROUP_FORMAT!r}, found {found!r}"
+            )
+        if body.get("protocol") != PROTOCOL:
+            raise ProtocolMismatch(
+                f"group.json: this library speaks protocol {PROTOCOL}, "
+                f"found protocol {body.get('protocol')!r}"
+            )
+        try:
+            document = cls(
+                run_id=body["run_id"],
+                name=body["name"],
+                settings=GroupSettings.from_dict(body["settings"]),
+                workload=body["workload"],
+                code=body["code"],
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise SettingsError("", f"group.json: malformed ({error!r})") from None
+        if body.get("fingerprint") != document.fingerprint:
+            raise SettingsError(
+                "",
+                f"group.json: expected fingerprint {document.fingerprint}, "
+                f"found {body.get('fingerprint')}",
+            )
+        return document

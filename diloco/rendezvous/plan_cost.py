@@ -1,0 +1,156 @@
+"""What each reduce plan costs one replica in a round: bytes, requests, seconds.
+
+With payload bytes Sc, reduced bytes Sr and N contributors, every contributor uploads Sc; then
+
+- *gather*: down (N-1) Sc.
+- *sharded*: up Sr/N more; down (N-1)(Sc + Sr)/N: its slice of the others' payloads, the others'
+  shards. For a store that cannot add, this is the least there is, but for the 1/N of one's own
+  slice that is uploaded in vain.
+- *syncer*: down Sr; the syncer itself N Sc down and Sr up.
+
+Here the same is counted to the byte: slices are whole blocks, an object has a header. Requests of
+an object are its bytes over :data:`~diloco.rendezvous.geometry.PART_BYTES`, rounded up; a multipart
+upload costs two more, and the record that names a payload is one. Polling, leases and telemetry
+are not part of it. ``bench/plan_traffic.py`` holds it against what a real store sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diloco.rendezvous.cost import DEFAULT_TOPK, payload_bytes
+from diloco.rendezvous.geometry import (
+    HEADER_BYTES,
+    Span,
+    block_elements,
+    part_spans,
+    shard_spans,
+)
+from diloco.rendezvous.view import GATHER, SHARDED, SYNCER
+
+BANDWIDTH = 100e6
+"""Bytes per second of one replica's connection to the bucket, where nothing better is known."""
+LATENCY_S = 0.1
+"""Of a request's first byte, seconds; half of what object stores are known for."""
+IN_FLIGHT = 4
+"""Requests at a time."""
+
+_REDUCED = {"int8": "fp32", "e3m0": "fp32", "topk": "fp32"}
+
+
+def reduced_codec(codec: str) -> str:
+    """What the merged mean is encoded with: fp32 for the codecs that are too coarse for a mean."""
+    return _REDUCED.get(codec, codec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundCost:
+    """What one process moves in one round. ``stages`` is how often it must wait for others."""
+
+    up: int = 0
+    down: int = 0
+    puts: int = 0
+    gets: int = 0
+    stages: int = 1
+
+    def seconds(self, *, bandwidth: float = BANDWIDTH, latency_s: float = LATENCY_S) -> float:
+        """Time of the transfers themselves, with ``bandwidth`` in bytes per second."""
+        rounds_trips = -(-(self.puts + self.gets) // IN_FLIGHT) + 2 * self.stages
+        return (self.up + self.down) / bandwidth + rounds_trips * latency_s
+
+
+@dataclass(frozen=True)
+class _Body:
+    """Sizes of a fragment's encoded body."""
+
+    numel: int
+    codec: str
+    topk: int
+
+    def bytes(self, span: Span) -> int:
+        return payload_bytes(span.numel, self.codec, topk=self.topk)
+
+    def parts(self, span: Span) -> int:
+        block = block_elements(self.numel)
+        block_bytes = payload_bytes(block, self.codec, topk=self.topk)
+        return len(part_spans(span, block=block, block_bytes=block_bytes))
+
+
+def round_cost(
+    *,
+    numel: int,
+    codec: str,
+    replicas: int,
+    mode: str,
+    rank: int = 0,
+    topk: int = DEFAULT_TOPK,
+) -> RoundCost:
+    """The cost to the contributor of that rank; ``numel`` is of the round's fragment."""
+    whole = Span(0, numel)
+    payload = _Body(numel, codec, topk)
+    reduced = _Body(numel, reduced_codec(codec), topk)
+    up = HEADER_BYTES + payload.bytes(whole)
+    puts = _uploads(payload.parts(whole)) + 1
+    others = replicas - 1
+    if mode == GATHER:
+        down, gets = others * payload.bytes(whole), others * payload.parts(whole)
+        return RoundCost(up=up, down=down, puts=puts, gets=gets)
+    if mode == SYNCER:
+        down, gets = reduced.bytes(whole), reduced.parts(whole)
+        return RoundCost(up=up, down=down, puts=puts, gets=gets, stages=2)
+    assert mode == SHARDED, mode
+    spans = shard_spans(numel, replicas)
+    mine = spans[rank]
+    theirs = [span for span in spans if span is not mine]
+    return RoundCost(
+        up=up + reduced.bytes(mine),
+        down=others * payload.bytes(mine) + sum(reduced.bytes(span) for span in theirs),
+        puts=puts + _uploads(reduced.parts(mine)),
+        gets=others * payload.parts(mine) + sum(reduced.parts(span) for span in theirs),
+        stages=2,
+    )
+
+
+def syncer_cost(*, numel: int, codec: str, replicas: int, topk: int = DEFAULT_TOPK) -> RoundCost:
+    """The cost to the syncer itself, which uploads no payload."""
+    whole = Span(0, numel)
+    payload = _Body(numel, codec, topk)
+    reduced = _Body(numel, reduced_codec(codec), topk)
+    return RoundCost(
+        up=reduced.bytes(whole),
+        down=replicas * payload.bytes(whole),
+        puts=_uploads(reduced.parts(whole)),
+        gets=replicas * payload.parts(whole),
+    )
+
+
+def cheapest_plan(
+    *,
+    numel: int,
+    codec: str,
+    replicas: int,
+    syncer: bool,
+    topk: int = DEFAULT_TOPK,
+    bandwidth: float = BANDWIDTH,
+    latency_s: float = LATENCY_S,
+) -> str:
+    """The plan whose transfers take a replica the least time; in a draw the simpler one.
+
+    The syncer stands in the bucket's region: its own transfers count at ten times the bandwidth.
+    """
+
+    def seconds(mode: str) -> float:
+        cost = round_cost(numel=numel, codec=codec, replicas=replicas, mode=mode, topk=topk)
+        spent = cost.seconds(bandwidth=bandwidth, latency_s=latency_s)
+        if mode == SYNCER:
+            there = syncer_cost(numel=numel, codec=codec, replicas=replicas, topk=topk)
+            spent += there.seconds(bandwidth=10 * bandwidth, latency_s=latency_s / 10)
+        return spent
+
+    modes = [GATHER, SHARDED, *([SYNCER] if syncer else [])]
+    return min(modes, key=seconds)
+
+
+def _uploads(parts: int) -> int:
+    """Requests to upload an object of so many parts."""
+    return parts if parts <= 1 else parts + 2
