@@ -1,0 +1,178 @@
+"""What is compared: one :class:`Arm` for each row of the table, as plain data.
+
+Every arm but ``single_quarter`` trains on the same number of tokens, :data:`TOKENS`. DiLoCo's are
+``REPLICAS x ROUNDS x H x batch x context``; the single worker takes four times the steps, data
+parallel four times the batch, and the arms whose membership changes take more rounds with fewer
+replicas. Whatever an arm does not say is as in ``diloco``: it inherits the learning rates.
+
+Left out: training (:mod:`bench.experiments.training`) and keeping results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+REPLICAS = 4
+ROUNDS = 20
+H = 64
+BATCH = 8
+CONTEXT = 64
+TOKENS = REPLICAS * ROUNDS * H * BATCH * CONTEXT
+EVALUATIONS = 4
+"""Held-out evaluations of a run, evenly spread; the last is the result."""
+
+INNER_LR = 4e-3
+DATA_PARALLEL_LR = 4e-3
+OUTER_LR = 0.7
+OUTER_MOMENTUM = 0.9
+
+PLAIN, GROUP = "plain", "group"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One row. ``kind`` plain is an ordinary loop in one process, group is the library's round loop
+    with one thread per replica.
+
+    ``members`` is the number of replicas in each round, in order. ``drop`` is the probability that
+    a replica's contribution to a round is lost. ``settings`` go into :class:`GroupSettings`.
+    """
+
+    name: str
+    title: str
+    kind: str = GROUP
+    members: tuple[int, ...] = (REPLICAS,) * ROUNDS
+    steps_per_round: int = H
+    drop: float = 0.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def batch_size(self) -> int:
+        return int(self.settings.get("batch_size", BATCH))
+
+    @property
+    def total_steps(self) -> int:
+        """Inner steps of the longest-lived replica: the length of the learning-rate schedule."""
+        return len(self.members) * self.steps_per_round
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.members) * self.steps_per_round * self.batch_size * CONTEXT
+
+    def group_settings(self, seed: int) -> dict[str, Any]:
+        """Values for :class:`GroupSettings`, complete but for its defaults.
+
+        No clock may decide anything here: quorum is everybody, or, where that cannot be, the grace
+        window is endless.
+        """
+        everybody = min(self.members) == max(self.members) and not self.drop
+        rounds = len(self.members)
+        return {
+            "sync_every": self.steps_per_round,
+            "total_rounds": rounds,
+            "outer_lr": OUTER_LR,
+            "outer_momentum": OUTER_MOMENTUM,
+            "inner_lr": INNER_LR,
+            "warmup_steps": self.total_steps // 20,
+            "batch_size": BATCH,
+            "seed": seed,
+            "num_replicas": self.members[0],
+            "max_replicas": max(self.members),
+            "min_quorum": self.members[0] if everybody else 1,
+            "grace_s": 80_000.0,
+            "heartbeat_timeout_s": 3600.0,
+            "start_wait_s": 80_000.0,
+            "round_timeout_s": 80_000.0,
+            "eval_every": rounds // EVALUATIONS,
+            "checkpoint_every": 5,
+            **self.settings,
+        }
+
+    def definition(self, seed: int) -> dict[str, Any]:
+        """All that decides the result: a stored result counts only while this is unchanged."""
+        body = dataclasses.asdict(self) | {"settings": self.group_settings(seed)}
+        body.pop("title")
+        return body | {"members": list(self.members), "seed": seed}
+
+
+def _steps(steps: int, **settings: Any) -> dict[str, Any]:
+    """An ordinary loop of ``steps``, cut into rounds only for evaluation."""
+    return {"kind": PLAIN, "members": (1,) * (steps // H), "settings": settings}
+
+
+def _ramp(*counts: int) -> tuple[int, ...]:
+    """As many rounds with each number of replicas as take the same tokens in all."""
+    rounds, rest = divmod(REPLICAS * ROUNDS, sum(counts))
+    assert rest == 0, counts
+    return tuple(count for count in counts for _ in range(rounds))
+
+
+_T = ROUNDS * H
+
+CORE: tuple[Arm, ...] = (
+    Arm(name="single", title="single worker, 4 x steps", **_steps(4 * _T)),
+    Arm(
+        name="data_parallel",
+        title="data parallel, 4 x batch",
+        **_steps(_T, batch_size=4 * BATCH, inner_lr=DATA_PARALLEL_LR),
+    ),
+    Arm(name="diloco", title="DiLoCo, k = 4"),
+)
+
+VARIANTS: tuple[Arm, ...] = (
+    Arm(name="dropped_30", title="30 % of contributions dropped", drop=0.3),
+    Arm(name="dropped_50", title="50 % of contributions dropped", drop=0.5),
+    Arm(name="ramp_up", title="1 -> 4 replicas", members=_ramp(1, 2, 3, 4)),
+    Arm(name="ramp_down", title="4 -> 1 replicas", members=_ramp(4, 3, 2, 1)),
+    Arm(name="single_quarter", title="single worker, same steps, 1/4 of the tokens", **_steps(_T)),
+)
+
+
+def tuning() -> tuple[Arm, ...]:
+    """Learning rates, on one seed: first the inner one, then the outer pair on top of it."""
+    arms = [
+        Arm(name=f"tune single lr={lr:g}", title="", **_steps(4 * _T, inner_lr=lr))
+        for lr in (2e-3, 4e-3, 8e-3, 16e-3)
+    ]
+    arms += [
+        Arm(
+            name=f"tune data_parallel lr={lr:g}",
+            title="",
+            **_steps(_T, batch_size=4 * BATCH, inner_lr=lr),
+        )
+        for lr in (4e-3, 8e-3, 16e-3)
+    ]
+    pairs = [(0.7, 0.9), (0.4, 0.9), (0.7, 0.7), (1.0, 0.5), (1.0, 0.0)]
+    arms += [
+        Arm(
+            name=f"tune diloco lr={lr:g} momentum={momentum:g}",
+            title="",
+            settings={"outer_lr": lr, "outer_momentum": momentum},
+        )
+        for lr, momentum in pairs
+    ]
+    arms += [
+        Arm(name=f"tune diloco inner={lr:g}", title="", settings={"inner_lr": lr})
+        for lr in (2e-3, 8e-3)
+    ]
+    return tuple(arms)
+
+
+def all_arms() -> tuple[Arm, ...]:
+    return CORE + VARIANTS
+
+
+def dropped(probability: float, *, replicas: int, round: int, seed: int) -> frozenset[int]:
+    """Whose contribution to ``round`` is lost: each with ``probability``, on its own.
+
+    A draw that loses all of them is repeated, because a round without contributions is no round.
+    """
+    rng = random.Random(f"dropped {seed} {round}")
+    while True:
+        lost = frozenset(r for r in range(replicas) if rng.random() < probability)
+        if len(lost) < replicas:
+            return lost
