@@ -1,0 +1,316 @@
+"""The plain average of a tensor over a fixed world, through an object store and nothing else.
+
+For people who want just that; a group that may lose and gain members is :func:`diloco.join`.
+
+::
+
+    allreduce/<round id>/sessions/<rank>.json        who is here, and whom it has seen
+    allreduce/<round id>/<group>/<call>/<rank>.bin   one rank's tensor in one call
+
+A rank that starts over must not average what a former run left, so each instance draws a random
+*session* and the first call is a handshake: a rank goes on only when every other rank's session
+object echoes this very session, which only a process that has seen this one can have written. The
+agreed sessions name the *group*; a payload lies under its group's name and repeats it inside, so
+what a former run left is never looked at. A lone restarted rank waits and times out.
+
+A rank reads the others' payloads in rank order, one at a time, and sums as it goes: memory is the
+tensor, one payload and one fp32 (for float64: float64) sum, whatever the world's size; every rank
+computes the same bits. A payload is deleted by its writer once everybody has answered the next
+call, so at most two per rank lie in the store.
+
+Errors: :class:`ValueError` where two ranks' calls differ or the arguments are wrong,
+:class:`TimeoutError` naming the ranks that are missing, :class:`~diloco.wire.BadPayload` for a
+damaged object, :class:`~diloco.rendezvous.store.StoreError`. After any of them the ranks are out of
+step: make new instances on all. What it leaves out: members that come and go, compression, and
+sums or maxima.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import random
+import re
+import secrets
+import struct
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diloco.rendezvous.clock import Clock, SystemClock
+from diloco.rendezvous.store import MissingKey, Store, open_store
+from diloco.retry import RetryingStore
+from diloco.wire import BadPayload
+
+log = logging.getLogger(__name__)
+
+FIRST_POLL_S = 0.02
+"""The first pause of a wait; it doubles up to ``poll_interval_s``."""
+RETRY_S = 60.0
+"""How long a store that does not answer is tried again."""
+MAGIC = b"ARCHIAR1"
+_PREFIX = struct.Struct("<8sI")
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+_DTYPES = {str(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What every rank must agree on in a call."""
+
+    group: str
+    call: int
+    name: str | None
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class ObjectStoreAllReduce:
+    """The average over ``world_size`` ranks, of which this process is number ``rank``.
+
+    ``uri`` is anything :func:`~diloco.rendezvous.store.open_store` opens. Instances in use at the
+    same time over one URI need different ``round_id``. ``timeout_s`` bounds each call;
+    ``poll_interval_s`` is the longest pause between two looks at the store.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        rank: int,
+        world_size: int,
+        *,
+        round_id: str | int | None = None,
+        timeout_s: float = 1800.0,
+        poll_interval_s: float = 1.0,
+        store: Store | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if world_size < 1:
+            raise ValueError(f"world_size: expected at least 1, found {world_size}")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank: expected 0 to {world_size - 1}, found {rank}")
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s: expected more than 0, found {timeout_s}")
+        if not poll_interval_s > 0:
+            raise ValueError(f"poll_interval_s: expected more than 0, found {poll_interval_s}")
+        self.rank = rank
+        self.world_size = world_size
+        self.timeout_s = timeout_s
+        self.poll_interval_s = poll_interval_s
+        self.session = secrets.token_hex(16)
+        self._folder = f"allreduce/{_checked('round_id', str(round_id or 0))}/"
+        self._clock: Clock = clock or SystemClock()
+        rng = random.Random(secrets.randbits(64))
+        self._store = RetryingStore(
+            store or open_store(uri), clock=self._clock, rng=rng, deadline_s=min(RETRY_S, timeout_s)
+        )
+        self._group = ""
+        self._calls = 0
+        self._failed = False
+
+    @torch.no_grad()
+    def allreduce(self, tensor: Tensor, name: str | None = None) -> Tensor:
+        """Replace ``tensor`` by its average over all ranks, in place, and return it.
+
+        Any shape, device and strides; float16, bfloat16, float32 or float64 (the average of
+        integers is none, so they are refused). Every rank makes the same calls in the same order;
+        ``name`` is for people and is checked to be everybody's.
+        """
+        if str(tensor.dtype) not in _DTYPES:
+            raise ValueError(f"dtype: expected one of {sorted(_DTYPES)}, found {tensor.dtype}")
+        if name is not None:
+            _checked("name", name)
+        if self._failed:
+            raise RuntimeError(
+                "an earlier call failed, so the ranks are out of step: make a new "
+                "ObjectStoreAllReduce on every rank"
+            )
+        if self.world_size > 1:
+            self._failed = True
+            self._average(tensor, name)
+            self._failed = False
+        return tensor
+
+    def _average(self, tensor: Tensor, name: str | None) -> None:
+        wait = _Wait(self._clock, self.timeout_s, self.poll_interval_s)
+        if not self._group:
+            self._group = self._handshake(wait)
+            self._delete_leftovers()
+        self._calls += 1
+        call = Call(
+            group=self._group,
+            call=self._calls,
+            name=name,
+            dtype=str(tensor.dtype),
+            shape=tuple(tensor.shape),
+        )
+        own = tensor.detach().cpu().contiguous()
+        self._store.put(self._key(call.call, self.rank), _pack(call, self.rank, own))
+        wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        total = torch.zeros(own.shape, dtype=wide)
+        for rank in range(self.world_size):
+            theirs = own if rank == self.rank else self._payload(call, rank, wait)
+            total.add_(theirs.to(wide))
+        total.div_(self.world_size)
+        tensor.detach().copy_(total)
+        if call.call > 1:  # Everybody has answered this call, so nobody reads the one before.
+            self._store.delete([self._key(call.call - 1, self.rank)])
+
+    # -- payloads --------------------------------------------------------------------------------
+
+    def _key(self, call: int, rank: int) -> str:
+        return f"{self._folder}{self._group}/{call:08d}/{rank:05d}.bin"
+
+    def _payload(self, call: Call, rank: int, wait: _Wait) -> Tensor:
+        key = self._key(call.call, rank)
+        wait.begin()
+        while True:
+            try:
+                return _unpack(self._store.get(key), call, rank)
+            except MissingKey:
+                pass
+            if not wait.pause():
+                here = {info.key for info in self._store.list(key.rpartition("/")[0] + "/")}
+                missing = [r for r in range(self.world_size) if self._key(call.call, r) not in here]
+                if not missing:
+                    continue  # it has come just now
+                raise TimeoutError(
+                    f"call {call.call}{f' ({call.name})' if call.name else ''}: expected the "
+                    f"tensors of {self.world_size} ranks within {self.timeout_s:g} s, found none "
+                    f"of ranks {missing}"
+                )
+
+    def _delete_leftovers(self) -> None:
+        """Delete this rank's payloads of former groups: all ranks have left those behind."""
+        mine = re.compile(
+            rf"{re.escape(self._folder)}([0-9a-f]{{32}})/\d{{8}}/{self.rank:05d}\.bin"
+        )
+        found = (mine.fullmatch(info.key) for info in self._store.list(self._folder))
+        self._store.delete([match[0] for match in found if match and match[1] != self._group])
+
+    # -- the handshake ---------------------------------------------------------------------------
+
+    def _session_key(self, rank: int) -> str:
+        return f"{self._folder}sessions/{rank:05d}.json"
+
+    def _handshake(self, wait: _Wait) -> str:
+        """Return when all other ranks have seen this session and this rank theirs; the group."""
+        seen: dict[int, str] = {self.rank: self.session}
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        self._publish(seen)
+        wait.begin()
+        while True:
+            waiting = {}
+            sizes = {}
+            before = dict(seen)
+            for rank in others:
+                found = self._read_session(rank)
+                if found is None:
+                    waiting[rank] = "not there"
+                    continue
+                seen[rank] = found["session"]
+                if found["seen"].get(str(self.rank)) != self.session:
+                    waiting[rank] = "left by a former run, or not yet aware of this rank"
+                elif found["world_size"] != self.world_size:
+                    sizes[rank] = found["world_size"]
+            if seen != before:
+                self._publish(seen)  # before any error, so that the others can see it too
+            if sizes:
+                raise ValueError(
+                    f"world_size: expected {self.world_size} on every rank, "
+                    f"found {', '.join(f'{size} on rank {rank}' for rank, size in sizes.items())}"
+                )
+            if not waiting:
+                ordered = [seen[rank] for rank in range(self.world_size)]
+                return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()[:32]
+            if not wait.pause():
+                who = "; ".join(f"rank {rank} is {why}" for rank, why in waiting.items())
+                raise TimeoutError(
+                    f"expected {self.world_size} ranks to meet within {self.timeout_s:g} s under "
+                    f"{self._store.uri}/{self._folder}, found that {who}"
+                )
+
+    def _publish(self, seen: dict[int, str]) -> None:
+        text = json.dumps({"session": self.session, "world_size": self.world_size, "seen": seen})
+        self._store.put(self._session_key(self.rank), text.encode())
+
+    def _read_session(self, rank: int) -> dict[str, Any] | None:
+        key = self._session_key(rank)
+        try:
+            found = json.loads(self._store.get(key))
+            session, size, seen = found["session"], found["world_size"], found["seen"]
+        except MissingKey:
+            return None
+        except (ValueError, KeyError, TypeError):
+            raise BadPayload(f"{key}: expected a session, found something else") from None
+        if not isinstance(session, str) or not isinstance(seen, dict):
+            raise BadPayload(f"{key}: expected a session, found something else")
+        return {"session": session, "world_size": size, "seen": seen}
+
+
+class _Wait:
+    """The deadline of one call, and pauses that grow."""
+
+    def __init__(self, clock: Clock, timeout_s: float, longest_s: float) -> None:
+        self._clock = clock
+        self._give_up_s = clock.monotonic() + timeout_s
+        self._longest_s = longest_s
+        self.begin()
+
+    def begin(self) -> None:
+        self._pause_s = min(FIRST_POLL_S, self._longest_s)
+
+    def pause(self) -> bool:
+        """Sleep a little; False, without sleeping, when the deadline has passed."""
+        left_s = self._give_up_s - self._clock.monotonic()
+        if left_s <= 0:
+            return False
+        self._clock.sleep(min(self._pause_s, left_s))
+        self._pause_s = min(self._longest_s, 2 * self._pause_s)
+        return True
+
+
+def _checked(what: str, text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(
+            f"{what}: expected letters, digits, dot, dash or underscore, found {text!r}"
+        )
+    return text
+
+
+def _pack(call: Call, rank: int, tensor: Tensor) -> bytes:
+    """Magic, length, JSON header, then the raw bytes of ``tensor`` (on the CPU, contiguous)."""
+    raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    header = json.dumps(
+        {**asdict(call), "rank": rank, "sha256": hashlib.sha256(raw).hexdigest()}
+    ).encode()
+    return _PREFIX.pack(MAGIC, len(header)) + header + raw
+
+
+def _unpack(data: bytes, expected: Call, rank: int) -> Tensor:
+    """The tensor in ``data``; :class:`ValueError` if it is of another call than ``expected``."""
+    try:
+        magic, length = _PREFIX.unpack_from(data)
+        header = json.loads(data[_PREFIX.size : _PREFIX.size + length])
+        shape = tuple(int(n) for n in header["shape"])
+    except (struct.error, ValueError, KeyError, TypeError):
+        raise BadPayload(f"rank {rank}: expected a payload, found {data[:16]!r}...") from None
+    if magic != MAGIC or header.get("rank") != rank:
+        raise BadPayload(f"rank {rank}: expected its payload, found {data[:16]!r}...")
+    for what, mine in asdict(expected).items():
+        theirs = shape if what == "shape" else header.get(what)
+        if theirs != mine:
+            raise ValueError(
+                f"call {expected.call}: expected {what} {mine} as on this rank, "
+                f"found {theirs} on rank {rank}"
+            )
+    raw = bytearray(data[_PREFIX.size + length :])
+    if hashlib.sha256(raw).hexdigest() != header.get("sha256"):
+        raise BadPayload(f"rank {rank}: expected the sha256 of its header, found another")
+    dtype = _DTYPES[expected.dtype]
+    if not raw:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(raw, dtype=dtype).view(shape)
