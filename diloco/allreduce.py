@@ -185,11 +185,9 @@ class ObjectStoreAllReduce:
 
     def _delete_leftovers(self) -> None:
         """Delete this rank's payloads of former groups: all ranks have left those behind."""
-        mine = re.compile(
-            rf"{re.escape(self._folder)}([0-9a-f]{{32}})/\d{{8}}/{self.rank:05d}\.bin"
-        )
-        found = (mine.fullmatch(info.key) for info in self._store.list(self._folder))
-        self._store.delete([match[0] for match in found if match and match[1] != self._group])
+        mine = re.compile(rf"{re.escape(self._folder)}[0-9a-f]{{32}}/\d{{8}}/{self.rank:05d}\.bin")
+        found = [info.key for info in self._store.list(self._folder)]
+        self._store.delete([key for key in found if mine.fullmatch(key)])
 
     # -- the handshake ---------------------------------------------------------------------------
 

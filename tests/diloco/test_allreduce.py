@@ -172,8 +172,23 @@ def test_calls_that_differ_are_an_error_on_every_rank(
 
 
 def test_world_sizes_that_differ_are_an_error_on_every_rank(tmp_path: Path) -> None:
+    alone = threading.Event()
+
+    class UntilSeen(FastClock):
+        """Rank 0 looks once in vain, and again only when rank 1 has seen it."""
+
+        def sleep(self, seconds: float) -> None:
+            alone.set()
+            theirs = tmp_path / "allreduce/0/sessions/00001.json"
+            while not theirs.exists() or '"0": ' not in theirs.read_text():
+                time.sleep(0.001)
+
     def work(rank: int) -> None:
-        make(tmp_path, rank, 2 + rank).allreduce(torch.zeros(1))
+        clock = FastClock() if rank else UntilSeen()
+        assert rank == 0 or alone.wait(60)
+        ObjectStoreAllReduce(str(tmp_path), rank, 2 + rank, timeout_s=100.0, clock=clock).allreduce(
+            torch.zeros(1)
+        )
 
     found = together(2, work)
     assert "world_size: expected 2 on every rank, found 3 on rank 1" in str(found[0])
