@@ -1,2 +1,1 @@
-"""The training-quality experiments of ``bench/quality.py``: what is compared, how it is trained,
-and where results are kept."""
+"""What ``bench/quality.py`` and ``bench/chaos.py`` are made of."""

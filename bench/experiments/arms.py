@@ -17,16 +17,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 REPLICAS = 4
-ROUNDS = 20
-H = 64
+ROUNDS = 40
+H = 32
 BATCH = 8
 CONTEXT = 64
 TOKENS = REPLICAS * ROUNDS * H * BATCH * CONTEXT
+PLAIN_CHUNK = 64
+"""Steps that a plain loop counts as a round; nothing depends on it."""
 EVALUATIONS = 4
 """Held-out evaluations of a run, evenly spread; the last is the result."""
 
 INNER_LR = 4e-3
-DATA_PARALLEL_LR = 4e-3
+DATA_PARALLEL_LR = 8e-3
 OUTER_LR = 0.7
 OUTER_MOMENTUM = 0.9
 
@@ -47,6 +49,7 @@ class Arm:
     kind: str = GROUP
     members: tuple[int, ...] = (REPLICAS,) * ROUNDS
     steps_per_round: int = H
+    fragments: int = 1
     drop: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -72,7 +75,7 @@ class Arm:
         everybody = min(self.members) == max(self.members) and not self.drop
         rounds = len(self.members)
         return {
-            "sync_every": self.steps_per_round,
+            "sync_every": self.steps_per_round * self.fragments,
             "total_rounds": rounds,
             "outer_lr": OUTER_LR,
             "outer_momentum": OUTER_MOMENTUM,
@@ -88,7 +91,8 @@ class Arm:
             "start_wait_s": 80_000.0,
             "round_timeout_s": 80_000.0,
             "eval_every": rounds // EVALUATIONS,
-            "checkpoint_every": 5,
+            "checkpoint_every": 5 * self.fragments,
+            **({"num_fragments": self.fragments} if self.fragments > 1 else {}),
             **self.settings,
         }
 
@@ -96,12 +100,27 @@ class Arm:
         """All that decides the result: a stored result counts only while this is unchanged."""
         body = dataclasses.asdict(self) | {"settings": self.group_settings(seed)}
         body.pop("title")
+        if self.fragments == 1:
+            body.pop("fragments")
         return body | {"members": list(self.members), "seed": seed}
 
 
 def _steps(steps: int, **settings: Any) -> dict[str, Any]:
-    """An ordinary loop of ``steps``, cut into rounds only for evaluation."""
-    return {"kind": PLAIN, "members": (1,) * (steps // H), "settings": settings}
+    """An ordinary loop of ``steps``."""
+    rounds = (1,) * (steps // PLAIN_CHUNK)
+    return {
+        "kind": PLAIN, "members": rounds, "steps_per_round": PLAIN_CHUNK, "settings": settings,
+    }  # fmt: skip
+
+
+def _fragments(count: int, **settings: Any) -> dict[str, Any]:
+    """``count`` times as many rounds, each of one fragment and that much shorter."""
+    return {
+        "fragments": count,
+        "members": (REPLICAS,) * (ROUNDS * count),
+        "steps_per_round": H // count,
+        "settings": settings,
+    }
 
 
 def _ramp(*counts: int) -> tuple[int, ...]:
@@ -128,6 +147,19 @@ VARIANTS: tuple[Arm, ...] = (
     Arm(name="dropped_50", title="50 % of contributions dropped", drop=0.5),
     Arm(name="ramp_up", title="1 -> 4 replicas", members=_ramp(1, 2, 3, 4)),
     Arm(name="ramp_down", title="4 -> 1 replicas", members=_ramp(4, 3, 2, 1)),
+    Arm(name="int8", title="int8", settings={"codec": "int8"}),
+    Arm(name="e3m0", title="E3M0, 4 bits", settings={"codec": "e3m0"}),
+    Arm(
+        name="topk",
+        title="top-k 64 of 4,096, error feedback 0.95",
+        settings={"codec": "topk", "topk": 64, "error_feedback": 0.95},
+    ),
+    Arm(name="fragments", title="2 fragments, no overlap", **_fragments(2)),
+    Arm(
+        name="streaming",
+        title="streaming: 2 fragments, overlap 4 steps, alpha 0.5",
+        **_fragments(2, overlap_steps=4, mixing_alpha=0.5),
+    ),
     Arm(name="single_quarter", title="single worker, same steps, 1/4 of the tokens", **_steps(_T)),
 )
 
