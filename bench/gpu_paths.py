@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from diloco.checkpoint import read_final
-from diloco.codec import get_codec
+from diloco.codecs import get_codec
 from diloco.init import create_group
 from diloco.layout import Layout
 from diloco.outer import OuterOptimizer, digest, l2_norm, merge

@@ -1,28 +1,44 @@
 """The I/O of one round: contribute, settle, replay.
 
 Contribute uploads the payload, then the record that names it (I2). Settle polls: a follower GETs
-the one key it waits for; only the replica whose turn it is lists contributions and leases. What to
-do next is always asked of :func:`diloco.rendezvous.rounds.decide`.
+the one key it waits for; only the replica whose turn it is lists contributions, leases and reduced
+shards. What to do next is always asked of :func:`diloco.rendezvous.rounds.decide`.
+
+Several rounds may be settled at once, each in a thread of its own (overlap).
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from diloco.codec import get_codec
-from diloco.errors import RoundTimeout
+from diloco.codecs import get_codec
+from diloco.errors import RoundTimeout, RunOver
+from diloco.fragments import Slot, Table
 from diloco.membership import Observer
-from diloco.outer import l2_norm
-from diloco.reduce import CannotReduce, Merged, gather
+from diloco.reduce import CannotReduce, Merged, Own, Reducer
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock
-from diloco.rendezvous.records import BadRecord, Commit, ContributionRecord, Identity, Plan
-from diloco.rendezvous.rounds import (
+from diloco.rendezvous.records import (
+    BadRecord,
+    Commit,
+    ContributionRecord,
+    Identity,
+    Plan,
+    Refusal,
+)
+from diloco.rendezvous.rounds import decide
+from diloco.rendezvous.settings import GroupSettings
+from diloco.rendezvous.store import MissingKey, Store
+from diloco.rendezvous.view import (
     GATHER,
+    MODES,
+    WHOLE,
+    Look,
     MakeCommit,
     MakePlan,
     Memory,
@@ -31,11 +47,8 @@ from diloco.rendezvous.rounds import (
     RoundView,
     Totals,
     Wait,
-    decide,
 )
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import MissingKey, Store
-from diloco.wire import PayloadInfo, pack
+from diloco.wire import Packing, PayloadInfo
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +56,16 @@ STAGGER_S = 1.0
 """Pause between the turns of two candidates for a plan or a commit."""
 FIRST_POLL_S = 0.03
 LONGEST_POLL_S = 1.0
+POLLS_PER_WAIT = 8
+"""How often a follower looks while it waits as long as it usually does."""
+MEMORY = 0.7
+"""Weight of the past in the running mean of how long exchanges take."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """What a pseudo-gradient was taken from: the newest committed round and its weights' digest."""
+    """What a pseudo-gradient was taken from: the newest committed round of the fragment and the
+    digest of its weights."""
 
     round: int
     digest: str
@@ -55,9 +73,11 @@ class Base:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalWork:
-    """What a replica did since its base; ``loss`` is the mean over its steps."""
+    """What a replica did since its base; ``loss`` is the mean over its steps. ``new_tokens`` are
+    those that no earlier contribution of its has counted."""
 
     tokens: int
+    new_tokens: int
     steps: int
     loss: float
     compute_s: float
@@ -83,10 +103,11 @@ class Timings:
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """A contribution that is durable, with its payload kept for this replica's own reduction."""
+    """A contribution that is durable, with the vector that was encoded, for this replica's own
+    part of the reduction."""
 
     record: ContributionRecord
-    payload: bytearray
+    own: Own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,15 +116,28 @@ class Settled:
     not let this replica's contribution in, if it said so."""
 
     commit: Commit
+    plan: Plan
     merged: Merged | None
-    refusal: str = ""
+    refusal: Refusal | None = None
+
+
+@dataclass
+class _Course:
+    """Where one settling stands."""
+
+    memory: Memory = field(default_factory=Memory)
+    plan: Plan | None = None
+    merges: dict[int, Merge] = field(default_factory=dict)
+    merged: Merged | None = None
+    reduced: dict[int, tuple[str, ...]] | None = None
 
 
 class Exchange:
-    """One replica's side of every round.
+    """One process's side of every round.
 
     ``check`` is called while waiting and raises to leave (stop, fence). ``on_wait`` is told, for
-    people, what is being waited for.
+    people, what is being waited for. ``committer`` names the only replica that may create, where
+    the store has no atomic create.
     """
 
     def __init__(
@@ -115,9 +149,10 @@ class Exchange:
         clock: Clock,
         observer: Observer,
         model_hash: str,
-        numel: int,
+        table: Table,
         check: Callable[[], None],
         on_wait: Callable[[str], None] = lambda why: None,
+        committer: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._store = store
         self._identity = identity
@@ -125,132 +160,90 @@ class Exchange:
         self._clock = clock
         self._observer = observer
         self._model_hash = model_hash
-        self._numel = numel
+        self._table = table
         self._check = check
         self._on_wait = on_wait
-        self._codec = get_codec(settings.codec)
+        self._committer = committer
+        self._codec = get_codec(settings.codec, topk=settings.topk)
+        self._reducer = Reducer(store, settings, clock)
         self._records: dict[str, ContributionRecord] = {}
         self._refused_keys: set[str] = set()
+        self._usual_s = 0.0
+        self._commits: dict[int, Commit] = {}
+        self._lock = threading.Lock()
+
+    def slots(self, round: int) -> tuple[Slot, ...]:
+        return self._table.slots_of(self.fragment(round))
+
+    def fragment(self, round: int) -> int:
+        return (round - 1) % self._table.fragments
 
     # -- contribute ------------------------------------------------------------------------------
 
     def contribute(
-        self, round: int, *, base: Base, gradient: Tensor, work: LocalWork, timings: Timings
+        self,
+        round: int,
+        *,
+        base: Base,
+        vector: Tensor,
+        work: LocalWork,
+        rounds_here: int,
+        timings: Timings,
     ) -> Sent:
-        """Encode and upload ``gradient`` (numel,) fp32, then its record."""
-        started_s = self._clock.monotonic()
-        body = self._codec.encode(gradient)
-        info = PayloadInfo(
-            round=round,
-            fragment=0,
-            replica=self._identity.replica,
-            incarnation=self._identity.incarnation,
-            codec=self._codec.name,
-            numel=self._numel,
+        """Encode and upload ``vector`` (n,) fp32, the fragment's pseudo-gradient, then its record.
+
+        Encoding and uploading go on side by side; the time of the former is not told apart.
+        """
+        who = {"replica": self._identity.replica, "incarnation": self._identity.incarnation}
+        where = {"round": round, "fragment": self.fragment(round)}
+        form = {"codec": self._codec.name, "numel": vector.numel()}
+        packing = Packing(
+            PayloadInfo(**where, **who, **form),  # type: ignore[arg-type]
+            vector,
+            self._codec,
+            self.slots(round),
         )
-        payload = pack(info, body)
-        norm = l2_norm(self._codec.decode(body))
-        encode_s = self._clock.monotonic() - started_s
-        timings.add("encode", encode_s)
-        record = ContributionRecord(
-            round=round,
-            fragment=0,
-            base_round=base.round,
-            base_digest=base.digest,
-            replica=self._identity.replica,
-            incarnation=self._identity.incarnation,
-            model_hash=self._model_hash,
-            codec=self._codec.name,
-            numel=self._numel,
-            tokens=work.tokens,
-            steps=work.steps,
-            loss=work.loss,
-            norm=norm,
-            size_bytes=len(payload.data),
-            digest=payload.digest,
-            compute_s=work.compute_s,
-            encode_s=encode_s,
-            wall_s=self._clock.wall(),
-        )
-        where = (round, self._identity.replica, self._identity.incarnation)
+        key = (round, self._identity.replica, self._identity.incarnation)
 
         def upload() -> None:
-            self._store.put(keys.contribution_payload(*where), payload.data)
-            self._store.put(keys.contribution_record(*where), record.to_bytes())
+            self._store.put_stream(keys.contribution_payload(*key), packing.parts)
 
         timings.time("upload", upload)
-        return Sent(record=record, payload=payload.data)
+        record = ContributionRecord(
+            **where,  # type: ignore[arg-type]
+            **who,  # type: ignore[arg-type]
+            **form,  # type: ignore[arg-type]
+            base_round=base.round,
+            base_digest=base.digest,
+            model_hash=self._model_hash,
+            tokens=work.tokens,
+            new_tokens=work.new_tokens,
+            steps=work.steps,
+            loss=work.loss,
+            norm=packing.norm,
+            norms=packing.norms,
+            size_bytes=packing.size_bytes,
+            digest=packing.digest,
+            checksums=packing.checksums,
+            compute_s=work.compute_s,
+            encode_s=packing.encode_s(self._clock),
+            rounds_here=rounds_here,
+            wall_s=self._clock.wall(),
+        )
+        data = record.to_bytes()
+        timings.time("upload", lambda: self._store.put(keys.contribution_record(*key), data))
+        return Sent(record=record, own=Own(digest=packing.digest, vector=vector))
 
-    # -- settle ----------------------------------------------------------------------------------
+    # -- the log ---------------------------------------------------------------------------------
 
     def commit_of(self, round: int) -> Commit | None:
         """The commit of a round, None if there is none yet."""
-        try:
-            return Commit.from_bytes(self._store.get(keys.commit(round)))
-        except MissingKey:
-            return None
-
-    def settle(
-        self, round: int, *, base: Base, totals: Totals, sent: Sent, timings: Timings
-    ) -> Settled:
-        """Wait for the round's commit, doing whatever it needs when nobody else does.
-
-        Raises :class:`RoundTimeout` after ``round_timeout_s``, and whatever ``check`` raises.
-        """
-        started_s = self._clock.monotonic()
-        deadline_s = started_s + self._settings.round_timeout_s
-        memory = Memory()
-        plan: Plan | None = None
-        merged: Merged | None = None
-        merge: Merge | None = None
-        poll_s = FIRST_POLL_S
-        # Followers list only when the replica whose turn it is does not seem to act.
-        list_from_s = started_s + self._patience_s()
-        while True:
-            self._check()
-            commit = self.commit_of(round) if plan is not None else None
-            if commit is None and plan is None:
-                plan = self._plan_of(round)
-            if commit is not None:
-                return self._settled(commit, plan, merged, sent, timings)
-            action: object = Wait(0.0, "the plan")
-            if plan is not None or self._clock.monotonic() >= list_from_s:
-                view = self._view(round, base, totals, plan, merge)
-                action, memory = decide(
-                    view,
-                    memory,
-                    now_s=self._clock.monotonic(),
-                    wall_s=self._clock.wall(),
-                    stagger_s=STAGGER_S,
-                )
-            if isinstance(action, MakePlan):
-                self._store.create(keys.plan(round), action.plan.to_bytes())
-                for refused in action.plan.refused:
-                    log.warning(
-                        "round %d: replica %d is refused: %s",
-                        round,
-                        refused.replica,
-                        refused.reason,
-                    )
-                continue
-            if isinstance(action, Reduce):
-                assert plan is not None
-                merged, merge = self._reduce(plan, sent, timings)
-                poll_s = FIRST_POLL_S
-                continue
-            if isinstance(action, MakeCommit):
-                self._store.create(keys.commit(round), action.commit.to_bytes())
-                continue
-            assert isinstance(action, Wait)
-            self._on_wait(action.why)
-            now_s = self._clock.monotonic()
-            if now_s > deadline_s:
-                raise RoundTimeout(
-                    f"round {round}: expected a commit within "
-                    f"{self._settings.round_timeout_s:g} s, found none ({action.why})"
-                )
-            timings.time("wait", lambda: self._clock.sleep(poll_s))  # noqa: B023
-            poll_s = min(LONGEST_POLL_S, poll_s * 1.4)
+        if round not in self._commits:
+            try:
+                self._commits[round] = Commit.from_bytes(self._store.get(keys.commit(round)))
+            except MissingKey:
+                return None
+        return self._commits[round]
 
     def replay(self, commit: Commit) -> Merged | None:
         """The merged mean of a round that was committed without this replica; None if void.
@@ -260,47 +253,185 @@ class Exchange:
         if commit.void:
             return None
         plan = Plan.from_bytes(self._store.get(keys.plan(commit.round)))
-        merged = self._gather(plan, None, Timings(self._clock))
+        slots = self.slots(commit.round)
+        merged = self._reducer.committed(plan, commit, slots, None, self._reducer.meter())
         self._compare(commit, merged)
         return merged
 
-    def _patience_s(self) -> float:
-        """How long to wait before doing the planner's work: none for the lowest live replica."""
-        live = sorted(self._observer.live() | {self._identity.replica})
-        return STAGGER_S * 2 * live.index(self._identity.replica)
+    def forget_before(self, round: int) -> None:
+        """Drop records and commits of earlier rounds from memory."""
+        self._records = {k: r for k, r in self._records.items() if r.round >= round}
+        self._commits = {r: c for r, c in self._commits.items() if r >= round - 1}
+
+    def _totals_before(self, round: int, totals: Totals) -> Totals | None:
+        """Counts up to the commit before; None while it is not there. ``totals`` are those of the
+        caller's own position, which may lie further back. Raises :class:`RunOver`."""
+        before = self.commit_of(round - 1) if round > 1 else None
+        if round > 1 and before is None:
+            return None
+        if before is None:
+            return totals
+        if before.last:
+            raise RunOver(f"round {before.round} was the last")
+        return Totals(committed=before.committed_total, tokens=before.tokens_total)
+
+    # -- settle ----------------------------------------------------------------------------------
+
+    def settle(
+        self, round: int, *, base: Base, sent: Sent | None, timings: Timings
+    ) -> Settled:
+        """Wait for the round's commit, doing whatever it needs when nobody else does.
+
+        Raises :class:`RoundTimeout` after ``round_timeout_s``, :class:`RunOver` when an earlier
+        round turns out to be the last, :class:`CannotReduce` where a committed round cannot be
+        read here, and whatever ``check`` raises.
+        """
+        started_s = self._clock.monotonic()
+        deadline_s = started_s + self._settings.round_timeout_s
+        # Followers list only when the replica whose turn it is does not seem to act.
+        list_from_s = started_s + self._patience_s()
+        course = _Course()
+        poll_s = FIRST_POLL_S
+        while True:
+            self._check()
+            commit = self.commit_of(round) if course.plan is not None else None
+            if commit is None and course.plan is None:
+                course.plan = self._plan_of(round)
+            if commit is not None:
+                self._remember(self._clock.monotonic() - started_s)
+                return self._settled(commit, course, sent, timings)
+            action: object = Wait(0.0, "the plan")
+            now_s = self._clock.monotonic()
+            if course.plan is not None or now_s >= list_from_s:
+                view = self._view(round, base, course, waited_s=now_s - started_s)
+                action, course.memory = decide(
+                    view,
+                    course.memory,
+                    now_s=now_s,
+                    wall_s=self._clock.wall(),
+                    stagger_s=STAGGER_S,
+                )
+            if not isinstance(action, Wait):
+                self._act(action, course, sent, timings)
+                poll_s = FIRST_POLL_S
+                continue
+            self._on_wait(action.why)
+            if now_s > deadline_s:
+                raise RoundTimeout(
+                    f"round {round}: expected a commit within "
+                    f"{self._settings.round_timeout_s:g} s, found none ({action.why})"
+                )
+            course.reduced = None
+            timings.time("wait", lambda: self._clock.sleep(poll_s))  # noqa: B023
+            poll_s = min(self._longest_poll_s(), poll_s * 1.4)
+
+    def _act(self, action: object, course: _Course, sent: Sent | None, timings: Timings) -> None:
+        match action:
+            case MakePlan(plan):
+                self._store.create(keys.plan(plan.round), plan.to_bytes())
+                for out in plan.refused:
+                    log.warning(
+                        "round %d: replica %d is not in it (%s): %s",
+                        plan.round, out.replica, out.kind, out.reason,
+                    )  # fmt: skip
+            case Reduce(plan, shard):
+                self._reduce(plan, shard, course, sent, timings)
+            case Look(plan):
+                course.reduced = self._reduced_shards(plan.round)
+                self._observer.look()
+            case MakeCommit(commit):
+                self._store.create(keys.commit(commit.round), commit.to_bytes())
+
+    def _reduce(
+        self, plan: Plan, shard: int, course: _Course, sent: Sent | None, timings: Timings
+    ) -> None:
+        slots, own, meter = self.slots(plan.round), sent and sent.own, self._reducer.meter()
+        try:
+            if plan.mode == GATHER:
+                course.merged = self._reducer.gather(plan, slots, own, meter)
+                course.merges[WHOLE] = Merge(digest=course.merged.digest)
+            else:
+                found = self._reducer.store_shard(plan, shard, slots, own, meter)
+                course.merges[shard] = Merge(digest=found)
+        except CannotReduce as error:
+            log.error("round %d cannot be reduced: %s", plan.round, error)
+            course.merges[shard] = Merge(failure=str(error), failed_replica=error.replica)
+        timings.add("download", meter.download_s)
+        timings.add("reduce", meter.total_s - meter.download_s)
+
+    def _settled(
+        self, commit: Commit, course: _Course, sent: Sent | None, timings: Timings
+    ) -> Settled:
+        plan = course.plan
+        assert plan is not None, "a commit follows a plan"
+        refusal = next((r for r in plan.refused if r.replica == self._identity.replica), None)
+        if commit.void or sent is None:
+            return Settled(commit=commit, plan=plan, merged=None, refusal=refusal)
+        merged = course.merged
+        if merged is None:
+            meter = self._reducer.meter()
+            slots = self.slots(commit.round)
+            merged = self._reducer.committed(plan, commit, slots, sent.own, meter)
+            timings.add("download", meter.download_s)
+            timings.add("reduce", meter.total_s - meter.download_s)
+        self._compare(commit, merged)
+        return Settled(commit=commit, plan=plan, merged=merged, refusal=refusal)
+
+    def _compare(self, commit: Commit, merged: Merged) -> None:
+        if merged.digest != commit.merged_digest:
+            log.error(
+                "round %d: expected merged digest %s as committed by replica %d, found %s",
+                commit.round, commit.merged_digest, commit.committer.replica, merged.digest,
+            )  # fmt: skip
+
+    # -- what this process sees ------------------------------------------------------------------
 
     def _plan_of(self, round: int) -> Plan | None:
         try:
             plan = Plan.from_bytes(self._store.get(keys.plan(round)))
         except MissingKey:
             return None
-        if plan.mode != GATHER:
-            raise BadRecord(f"round {round}: expected plan mode {GATHER!r}, found {plan.mode!r}")
+        if plan.mode not in MODES:
+            raise BadRecord(
+                f"round {round}: expected a plan mode of {', '.join(MODES)}, found {plan.mode!r}"
+            )
         return plan
 
-    def _view(
-        self, round: int, base: Base, totals: Totals, plan: Plan | None, merge: Merge | None
-    ) -> RoundView:
-        contributions = {} if plan else self._contributions(round)
-        expected: frozenset[int] = frozenset()
-        if plan is None:
-            self._observer.look(skip=frozenset(contributions))
-            expected = self._observer.working_towards(round)
-        return RoundView(
+    def _view(self, round: int, base: Base, course: _Course, *, waited_s: float) -> RoundView:
+        slots = self.slots(round)
+        view = RoundView(
             round=round,
-            fragment=0,
+            fragment=self.fragment(round),
             me=self._identity,
             settings=self._settings,
             model_hash=self._model_hash,
-            numel=self._numel,
+            numel=slots[-1].stop - slots[0].offset,
+            tensors=len(slots),
             base_round=base.round,
             base_digest=base.digest,
-            totals=totals,
-            contributions=contributions,
-            expected=expected,
-            plan=plan,
-            merge=merge,
+            totals=None,
+            waited_s=waited_s,
+            sync_s=self._usual_s,
+            plan=course.plan,
+            merges=course.merges,
+            reduced=course.reduced,
+            committer=self._committer(),
         )
+        if course.plan is not None:
+            totals = self._totals_before(round, Totals())
+            return replace(view, totals=totals, live=self._live())
+        contributions = self._contributions(round)
+        self._observer.look(skip=frozenset(contributions))
+        return replace(
+            view,
+            contributions=contributions,
+            expected=self._observer.working_towards(round),
+            live=self._live(),
+            syncers=self._observer.syncers(),
+        )
+
+    def _live(self) -> frozenset[int]:
+        return self._observer.live() | self._observer.syncers()
 
     def _contributions(self, round: int) -> dict[int, ContributionRecord]:
         """The highest incarnation's record of each replica; each record is read once."""
@@ -322,61 +453,24 @@ class Exchange:
             newest[parsed[1]] = info.key  # sorted by incarnation: the last one is the highest
         return {replica: self._records[key] for replica, key in newest.items()}
 
-    def forget_before(self, round: int) -> None:
-        """Drop records of earlier rounds from memory."""
-        self._records = {k: r for k, r in self._records.items() if r.round >= round}
+    def _reduced_shards(self, round: int) -> dict[int, tuple[str, ...]]:
+        found: dict[int, tuple[str, ...]] = {}
+        for info in self._store.list(keys.reduced(round)):
+            parsed = keys.parse_reduced_shard(info.key)
+            if parsed is not None:
+                found[parsed[1]] = (*found.get(parsed[1], ()), parsed[2])
+        return found
 
-    def _reduce(self, plan: Plan, sent: Sent, timings: Timings) -> tuple[Merged | None, Merge]:
-        try:
-            merged = self._gather(plan, sent, timings)
-        except CannotReduce as error:
-            log.error("round %d cannot be reduced: %s", plan.round, error)
-            return None, Merge(failure=str(error), failed_replica=error.replica)
-        return merged, Merge(digest=merged.digest)
+    # -- pace ------------------------------------------------------------------------------------
 
-    def _gather(self, plan: Plan, sent: Sent | None, timings: Timings) -> Merged:
-        downloading_s = 0.0
+    def _patience_s(self) -> float:
+        """How long to wait before doing the planner's work: none for the lowest live replica."""
+        live = sorted(self._observer.live() | {self._identity.replica})
+        return STAGGER_S * 2 * live.index(self._identity.replica)
 
-        def timed(get: Callable[[], bytes]) -> bytes:
-            nonlocal downloading_s
-            start = self._clock.monotonic()
-            data = get()
-            downloading_s += self._clock.monotonic() - start
-            return data
+    def _longest_poll_s(self) -> float:
+        """Steered by how long exchanges take: a wait of minutes is not asked ten times a second."""
+        return min(LONGEST_POLL_S, max(2 * FIRST_POLL_S, self._usual_s / POLLS_PER_WAIT))
 
-        start = self._clock.monotonic()
-        merged = gather(
-            self._store,
-            plan,
-            codec_name=self._codec.name,
-            numel=self._numel,
-            own=(sent.record.digest, sent.payload) if sent else None,
-            on_download=timed,
-        )
-        timings.add("download", downloading_s)
-        timings.add("reduce", self._clock.monotonic() - start - downloading_s)
-        return merged
-
-    def _settled(
-        self,
-        commit: Commit,
-        plan: Plan | None,
-        merged: Merged | None,
-        sent: Sent,
-        timings: Timings,
-    ) -> Settled:
-        assert plan is not None, "a commit follows a plan"
-        refusal = next((r.reason for r in plan.refused if r.replica == self._identity.replica), "")
-        if commit.void:
-            return Settled(commit=commit, merged=None, refusal=refusal)
-        if merged is None:
-            merged = self._gather(plan, sent, timings)
-        self._compare(commit, merged)
-        return Settled(commit=commit, merged=merged, refusal=refusal)
-
-    def _compare(self, commit: Commit, merged: Merged) -> None:
-        if merged.digest != commit.merged_digest:
-            log.error(
-                "round %d: expected merged digest %s as committed by replica %d, found %s",
-                commit.round, commit.merged_digest, commit.committer.replica, merged.digest,
-            )  # fmt: skip
+    def _remember(self, seconds: float) -> None:
+        self._usual_s = MEMORY * self._usual_s + (1 - MEMORY) * seconds if self._usual_s else seconds

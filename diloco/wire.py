@@ -1,14 +1,17 @@
-"""Payload format: a small JSON header, then raw tensor bytes. Nothing is ever unpickled (I7).
+"""Payload format: a fixed header, then raw tensor bytes. Nothing is ever unpickled (I7).
 
 ::
 
-    8 bytes   magic "ARCHIPL1"
-    4 bytes   length of the header, little-endian
-    header    JSON, padded with spaces so that the body starts on a 64-byte boundary
-    body      codec output, cut into blocks of BLOCK_BYTES; the header lists a crc32 of each
+    8 bytes    magic "ARCHIPL2"
+    248 bytes  JSON of a PayloadInfo, padded with spaces
+    body       codec output, block after block
 
-The sha256 of everything before the body is the payload's *digest*: through the block checksums it
-pins every byte, and costs nothing for large payloads. Blocks let a reader verify a byte range.
+The header follows from what a plan says of a contribution, so a reader computes it instead of
+reading it, and any byte range of the body can be asked for at once. Each block of the body has a
+checksum (the low 32 bits of xxh3_64, which is against damage, not malice). The checksums travel in
+the contribution's record and in the plan, so that a payload can be encoded, checked and uploaded
+in one pass, and a slice of it verified without reading the rest. A payload's *digest*, the sha256
+of header and checksums, pins every byte.
 
 Errors: :class:`BadPayload` says what was expected and found.
 """
@@ -17,19 +20,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
-import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
+import xxhash
 from torch import Tensor
 
-from diloco.codec import get_codec
+from diloco.codecs import Codec
+from diloco.fragments import Slot
+from diloco.outer import sum_of_squares
+from diloco.rendezvous.geometry import HEADER_BYTES, Span, block_elements
+from diloco.rendezvous.store import PART_BYTES
 
-MAGIC = b"ARCHIPL1"
-BLOCK_BYTES = 4 * 2**20
-_ALIGN = 64
-_PREFIX = len(MAGIC) + 4
+MAGIC = b"ARCHIPL2"
+CHECKSUM_DIGITS = 8
 
 
 class BadPayload(ValueError):
@@ -38,7 +43,7 @@ class BadPayload(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class PayloadInfo:
-    """Who made a payload and what it holds."""
+    """Who made a payload and what it holds; ``numel`` is of the fragment."""
 
     round: int
     fragment: int
@@ -48,58 +53,135 @@ class PayloadInfo:
     numel: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Payload:
-    """A packed payload. ``data`` is the whole object."""
-
-    data: bytearray
-    digest: str
-
-
-def pack(info: PayloadInfo, body: Tensor) -> Payload:
-    """Pack ``body`` (1-d uint8, any device) into one object."""
-    raw = body.cpu().numpy().data.cast("B")
-    crcs = [
-        zlib.crc32(raw[start : start + BLOCK_BYTES]) for start in range(0, len(raw), BLOCK_BYTES)
-    ]
-    header = json.dumps({**asdict(info), "body_bytes": len(raw), "crc32": crcs}).encode()
-    header += b" " * (-(_PREFIX + len(header)) % _ALIGN)
-    head = MAGIC + struct.pack("<I", len(header)) + header
-    data = bytearray(len(head) + len(raw))
-    data[: len(head)] = head
-    data[len(head) :] = raw
-    return Payload(data=data, digest=hashlib.sha256(head).hexdigest())
+def header(info: PayloadInfo) -> bytes:
+    """The :data:`HEADER_BYTES` that stand before the body."""
+    text = json.dumps(asdict(info), separators=(",", ":")).encode()
+    assert len(MAGIC) + len(text) <= HEADER_BYTES, text
+    return (MAGIC + text).ljust(HEADER_BYTES)
 
 
-def unpack(data: bytes | bytearray, expected: PayloadInfo, *, digest: str) -> Tensor:
-    """The body of a payload as a 1-d uint8 tensor, verified against what the plan says of it.
+def digest_of(info: PayloadInfo, checksums: str) -> str:
+    """sha256, hex, of header and checksums."""
+    return hashlib.sha256(header(info) + checksums.encode()).hexdigest()
 
-    The tensor shares memory with a copy of ``data``. Raises :class:`BadPayload`.
+
+def checksum(data: bytes | bytearray | memoryview) -> str:
+    return f"{xxhash.xxh3_64_intdigest(data) & 0xFFFFFFFF:08x}"
+
+
+def raw(body: Tensor) -> memoryview:
+    """The bytes of a 1-d uint8 CPU tensor, without a copy."""
+    return memoryview(body.contiguous().numpy()).cast("B")  # type: ignore[arg-type]
+
+
+class Packing:
+    """One contribution on its way out: encodes ``vector`` block by block into parts of an upload.
+
+    ``vector`` (numel,) fp32 on the CPU is left unchanged; ``slots`` are the fragment's tensors.
+    When :meth:`parts` has been exhausted, ``checksums``, ``norms`` (of the decoded tensors) and
+    ``norm`` (of all of them) are known. It may be called again for another try.
     """
-    if len(data) < _PREFIX or data[: len(MAGIC)] != MAGIC:
+
+    def __init__(
+        self, info: PayloadInfo, vector: Tensor, codec: Codec, slots: Sequence[Slot]
+    ) -> None:
+        assert vector.numel() == info.numel
+        self.info = info
+        self.size_bytes = HEADER_BYTES + codec.encoded_bytes(info.numel)
+        self.checksums = ""
+        self.norms: tuple[float, ...] = ()
+        self._vector = vector
+        self._codec = codec
+        self._slots = slots
+
+    @property
+    def norm(self) -> float:
+        return float(sum(norm * norm for norm in self.norms) ** 0.5)
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.info, self.checksums)
+
+    def parts(self) -> Iterator[memoryview]:
+        """The object, in pieces of :data:`PART_BYTES`, each in memory of its own."""
+        part, filled, left = _new_part(self.size_bytes), 0, self.size_bytes
+        for piece in self._pieces():
+            taken = 0
+            while taken < len(piece):
+                count = min(len(piece) - taken, len(part) - filled)
+                part[filled : filled + count] = piece[taken : taken + count]
+                taken, filled = taken + count, filled + count
+                if filled == len(part):
+                    yield part
+                    left -= filled
+                    part, filled = _new_part(left), 0
+        assert left == 0, "the codec said how many bytes it would make"
+
+    def _pieces(self) -> Iterator[bytes | memoryview]:
+        squares = [0.0] * len(self._slots)
+        checksums: list[str] = []
+        block = block_elements(self.info.numel)
+        first = self._slots[0].offset
+        yield header(self.info)
+        for start in range(0, self.info.numel, block):
+            vector = self._vector[start : start + block]
+            body = self._codec.encode(vector)
+            piece = raw(body)
+            checksums.append(checksum(piece))
+            decoded = self._codec.decode(body, vector.numel())
+            for index, span in overlaps(self._slots, first, start, vector.numel()):
+                squares[index] += sum_of_squares(decoded[span.start - start : span.stop - start])
+            yield piece
+        self.checksums = "".join(checksums)
+        self.norms = tuple(square**0.5 for square in squares)
+
+
+def overlaps(
+    slots: Sequence[Slot], first: int, start: int, numel: int
+) -> Iterator[tuple[int, Span]]:
+    """(index, elements) of every tensor that reaches into ``start`` to ``start + numel``, which
+    count from ``first``, the fragment's place in the whole vector."""
+    for index, slot in enumerate(slots):
+        low, high = max(slot.offset - first, start), min(slot.stop - first, start + numel)
+        if low < high:
+            yield index, Span(low, high)
+
+
+def decode_part(
+    data: bytes | bytearray, span: Span, codec: Codec, *, numel: int, checksums: str
+) -> Tensor:
+    """The elements of ``span`` (whole blocks of a fragment of ``numel``), fp32, from the bytes of
+    their part of the body. Raises :class:`BadPayload`."""
+    size_bytes = codec.encoded_bytes(span.numel)
+    if len(data) != size_bytes:
         raise BadPayload(
-            f"expected a payload that starts with {MAGIC!r}, found {bytes(data[:8])!r}"
+            f"expected {size_bytes} bytes of elements {span.start} to {span.stop}, "
+            f"found {len(data)}"
         )
-    (length,) = struct.unpack_from("<I", data, len(MAGIC))
-    start = _PREFIX + length
-    if len(data) < start:
-        raise BadPayload(f"expected a header of {length} bytes, found {len(data) - _PREFIX}")
-    found_digest = hashlib.sha256(data[:start]).hexdigest()
-    if found_digest != digest:
-        raise BadPayload(f"expected digest {digest}, found {found_digest}")
-    header = json.loads(bytes(data[_PREFIX:start]))
-    for name, value in asdict(expected).items():
-        if header.get(name) != value:
-            raise BadPayload(f"expected {name} {value!r}, found {header.get(name)!r}")
-    size = get_codec(expected.codec).encoded_bytes(expected.numel)
-    body = memoryview(bytearray(data) if isinstance(data, bytes) else data)[start:]
-    if header.get("body_bytes") != size or len(body) != size:
-        raise BadPayload(
-            f"expected a body of {size} bytes, found {len(body)} "
-            f"(the header says {header.get('body_bytes')})"
-        )
-    for index, crc in enumerate(header["crc32"]):
-        block = body[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
-        if zlib.crc32(block) != crc:
-            raise BadPayload(f"expected crc32 {crc:#010x} in block {index}, found another")
-    return torch.frombuffer(body, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
+    block = block_elements(numel)
+    view = memoryview(data)
+    offset = 0
+    for start in range(span.start, span.stop, block):
+        size = codec.encoded_bytes(min(block, span.stop - start))
+        index = start // block
+        expected = checksums[index * CHECKSUM_DIGITS : (index + 1) * CHECKSUM_DIGITS]
+        found = checksum(view[offset : offset + size])
+        if found != expected:
+            raise BadPayload(f"expected checksum {expected} of block {index}, found {found}")
+        offset += size
+    return decode_body(data, span.numel, codec)
+
+
+def decode_body(data: bytes | bytearray, numel: int, codec: Codec) -> Tensor:
+    """An encoded body as (numel,) fp32. Raises :class:`BadPayload`."""
+    if not data:
+        return torch.empty(0, dtype=torch.float32)
+    writable = bytearray(data) if isinstance(data, bytes) else data
+    try:
+        return codec.decode(torch.frombuffer(writable, dtype=torch.uint8), numel)
+    except ValueError as error:
+        raise BadPayload(str(error)) from None
+
+
+def _new_part(left: int) -> memoryview:
+    return memoryview(bytearray(min(left, PART_BYTES)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class CodecShape:
-    """How a codec lays out its body: chunks of ``chunk`` values, each with its own scale or none."""
+    """How a codec lays out its body: chunks of ``chunk`` values, each perhaps with its own scale."""
 
     chunk: int
     bits: int
