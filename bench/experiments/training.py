@@ -33,7 +33,7 @@ from bench.experiments.arms import BATCH, CONTEXT, EVALUATIONS, GROUP, Arm, drop
 from diloco.group import Group, join
 from diloco.init import create_group
 from diloco.rendezvous import keys
-from diloco.rendezvous.records import Commit, ContributionRecord
+from diloco.rendezvous.records import Commit, ContributionRecord, Plan
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import Data, LocalStore, MissingKey, Store
 from diloco.rendezvous.telemetry import Segment
@@ -41,6 +41,7 @@ from diloco.rendezvous.workload import STDLIB, ByteGPTWorkload, GPTSize
 from diloco.workloads.byte_gpt import ByteGPTTraining
 from diloco.workloads.text import Corpus, load_corpus
 
+TEXT = STDLIB
 EVAL_BYTES = 131_072
 
 
@@ -60,12 +61,12 @@ class SmallGPT(ByteGPTWorkload):
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """``curve``: (tokens so far, held-out loss in nats per byte). ``lost`` of ``contributions``
-    were dropped. ``bytes_up`` is what all replicas put, telemetry left out."""
+    were dropped. ``payload_bytes`` is the size of all payloads that were averaged."""
 
     curve: tuple[tuple[int, float], ...]
     contributions: int = 0
     lost: int = 0
-    bytes_up: int = 0
+    payload_bytes: int = 0
 
     @property
     def loss(self) -> float:
@@ -123,7 +124,7 @@ def expected_contributors(arm: Arm, seed: int, round: int) -> frozenset[int]:
 
 @cache
 def _corpus(shard: int, shards: int) -> Corpus:
-    return load_corpus(STDLIB, shard=shard, shards=shards, context=CONTEXT, eval_bytes=EVAL_BYTES)
+    return load_corpus(TEXT, shard=shard, shards=shards, context=CONTEXT, eval_bytes=EVAL_BYTES)
 
 
 def _training(settings: GroupSettings, replica: int) -> ByteGPTTraining:
@@ -288,17 +289,17 @@ class _Members:
                     f"found {sorted(found)} {commit.void}"
                 )
             lost += self._arm.members[commit.round - 1] - len(found)
-        segments = list(self._segments())
+        plans = [Plan.from_bytes(self._store.get(keys.plan(c.round))) for c in commits]
         trained = [
             sum(self._arm.members[:n]) * self._arm.steps_per_round * BATCH * CONTEXT
             for n in range(len(commits) + 1)
         ]
-        curve = sorted((trained[e.round], e.loss) for s in segments for e in s.evaluations)
+        curve = sorted((trained[e.round], e.loss) for s in self._segments() for e in s.evaluations)
         return Outcome(
             curve=tuple(curve),
             contributions=sum(self._arm.members),
             lost=lost,
-            bytes_up=sum(report.bytes_up for s in segments for report in s.rounds),
+            payload_bytes=sum(c.size_bytes for plan in plans for c in plan.contributions),
         )
 
     def _commits(self) -> list[Commit]:
