@@ -76,7 +76,7 @@ def _contiguous(log: Log) -> Iterable[str]:
             return
         if not commit.void and n in log.plans:
             committed += 1
-            tokens += sum(c.tokens for c in log.plans[n].contributions)
+            tokens += sum(c.new_tokens for c in log.plans[n].contributions)
         if (commit.committed_total, commit.tokens_total) != (committed, tokens):
             yield (
                 f"round {n}: expected totals of {committed} rounds and {tokens} tokens, found "

@@ -30,7 +30,8 @@ def record(round: int, life: Identity) -> ContributionRecord:
     return ContributionRecord(
         round=round, fragment=0, base_round=round - 1, base_digest=f"w{round - 1}",
         replica=life.replica, incarnation=life.incarnation, model_hash="m", codec="fp32", numel=1,
-        tokens=TOKENS, steps=STEPS, loss=1.0, norm=1.0, size_bytes=4, digest="d", checksums="",
+        tokens=TOKENS, new_tokens=TOKENS, steps=STEPS, loss=1.0, norm=1.0, size_bytes=4,
+        digest="d", checksums="",
         compute_s=1.0, encode_s=0.0, wall_s=float(round),
     )  # fmt: skip
 
@@ -39,6 +40,7 @@ def plan(round: int) -> Plan:
     contributions = tuple(
         PlannedContribution(
             replica=life.replica, incarnation=life.incarnation, weight=0.5, tokens=TOKENS,
+            new_tokens=TOKENS,
             steps=STEPS, compute_s=1.0, loss=1.0, size_bytes=4, digest="d", checksums="",
         )
         for life in LIVES
