@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from diloco.rendezvous.clock import Clock
-from diloco.rendezvous.store import Data, MissingKey, ObjectInfo, Store, StoreUnavailable
+from diloco.rendezvous.store import Data, MakeParts, MissingKey, ObjectInfo, Store, StoreUnavailable
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -29,6 +29,7 @@ class RetryingStore:
     ) -> None:
         self.inner = inner
         self.uri = inner.uri
+        self.atomic_create = inner.atomic_create
         self._clock = clock
         self._rng = rng
         self._deadline_s = deadline_s
@@ -49,6 +50,10 @@ class RetryingStore:
 
     def put(self, key: str, data: Data) -> None:
         self._try(f"put {key}", lambda: self.inner.put(key, data))
+
+    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+        """Each try asks for the parts anew; ``make_parts`` must give the same ones again."""
+        self._try(f"put {key}", lambda: self.inner.put_stream(key, make_parts))
 
     def create(self, key: str, data: Data) -> bool:
         """As the store's own; a create that met its own object, because the answer to the first

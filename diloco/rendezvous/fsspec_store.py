@@ -19,15 +19,20 @@ from typing import Any
 from fsspec.core import url_to_fs
 
 from diloco.rendezvous.store import (
+    PART_BYTES,
     Data,
+    MakeParts,
     MissingKey,
     ObjectInfo,
     StoreDenied,
     StoreUnavailable,
+    StreamedParts,
     check_key,
 )
 
 _ATOMIC_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
+_STREAMS = _ATOMIC_CREATE - {"memory"}
+"""Where an open file is invisible until it is closed, and can be discarded."""
 _DENIED_CODES = frozenset(
     {"AccessDenied", "NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403"}
 )
@@ -47,6 +52,7 @@ class FsspecStore:
         self._root = str(path).rstrip("/")
         protocol = self._fs.protocol
         self._protocols = {protocol} if isinstance(protocol, str) else set(protocol)
+        self.atomic_create = bool(self._protocols & _ATOMIC_CREATE)
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{check_key(key)}"
@@ -56,8 +62,27 @@ class FsspecStore:
         with _store_errors(key):
             self._fs.pipe_file(path, bytes(data))
 
+    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+        StreamedParts(make_parts).pass_to(lambda parts: self._put_parts(key, parts))
+
+    def _put_parts(self, key: str, parts: Iterable[Data]) -> None:
+        path = self._path(key)
+        with _store_errors(key):
+            if not self._protocols & _STREAMS:
+                self._fs.pipe_file(path, b"".join(parts))
+                return
+            file = self._fs.open(path, "wb", block_size=PART_BYTES)
+            try:
+                for part in parts:
+                    file.write(part)
+            except BaseException:
+                file.discard()
+                file.closed = True  # else its destructor would complete the object
+                raise
+            file.close()
+
     def create(self, key: str, data: Data) -> bool:
-        if not self._protocols & _ATOMIC_CREATE:
+        if not self.atomic_create:
             raise StoreDenied(
                 f"{self.uri}: expected a store with an atomic create "
                 f"({', '.join(sorted(_ATOMIC_CREATE))}), found {'/'.join(sorted(self._protocols))}"

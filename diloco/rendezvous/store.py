@@ -6,6 +6,12 @@ Semantics that every implementation guarantees and ``tests/contracts/test_store.
 - ``create`` writes only if the key does not exist. Of any number of racing writers exactly one
   gets True. A create whose answer was lost in transit and is repeated by the client library may
   meet its own object: callers put a writer's name in the body and read back when told False.
+  A store that has no such operation says ``atomic_create = False``.
+- ``put_stream`` writes one object out of parts. Nothing is visible under the key until the last
+  part is in; an exception of the iterator ends the upload and propagates unchanged. Parts are
+  :data:`PART_BYTES` long, the last one at most so: each is one request, and is uploaded while the
+  next is made. The store takes a function, because a stream cannot be rewound for another try;
+  it is called, and what it gives is iterated, in the calling thread.
 - ``get``, ``get_range`` and ``list`` see every write that has returned (strong consistency).
 
 Errors: :class:`MissingKey` for a key that is not there; :class:`StoreUnavailable` where trying
@@ -19,13 +25,20 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 Data = bytes | bytearray | memoryview
+MakeParts = Callable[[], Iterable[Data]]
+
+PART_BYTES = 1 << 24
+"""Size of one part of a multipart upload and of one ranged read: 16 MiB."""
+UPLOADS_IN_FLIGHT = 3
+"""Parts of one stream that a store holds at once, at most."""
 
 
 class StoreError(Exception):
@@ -52,8 +65,11 @@ class ObjectInfo:
 
 class Store(Protocol):
     uri: str
+    atomic_create: bool
 
     def put(self, key: str, data: Data) -> None: ...
+
+    def put_stream(self, key: str, make_parts: MakeParts) -> None: ...
 
     def create(self, key: str, data: Data) -> bool: ...
 
@@ -80,6 +96,34 @@ def check_key(key: str) -> str:
     return key
 
 
+class StreamedParts:
+    """The parts of one stream for a store's ``put_stream``, which maps its client's errors: those
+    of the caller's iterator must come out as they are."""
+
+    def __init__(self, make_parts: MakeParts) -> None:
+        self._make_parts = make_parts
+        self._error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[Data]:
+        try:
+            yield from self._make_parts()
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def pass_to(self, upload: Callable[[StreamedParts], None]) -> None:
+        """Calls ``upload``; raises the iterator's exception in place of what became of it."""
+        try:
+            upload(self)
+            return
+        except BaseException:
+            if self._error is None:
+                raise
+        raise self._error  # out here, where the other exception is not its context
+
+
 def open_store(uri: str) -> Store:
     """The store for a rendezvous URI: ``file://`` or a plain path, or any URI fsspec opens."""
     scheme = urlsplit(uri).scheme
@@ -99,6 +143,8 @@ class LocalStore:
     several racing writers win.
     """
 
+    atomic_create = True
+
     def __init__(self, root: Path) -> None:
         self.root = Path(root).absolute()
         self.uri = self.root.as_uri()
@@ -107,14 +153,15 @@ class LocalStore:
         return self.root / check_key(key)
 
     @contextlib.contextmanager
-    def _written(self, key: str, data: Data) -> Iterator[tuple[Path, Path]]:
+    def _written(self, key: str, parts: Iterable[Data]) -> Iterator[tuple[Path, Path]]:
         target = self._path(key)
         with _local_errors(key):
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
             try:
                 with temporary.open("wb") as file:
-                    file.write(data)
+                    for part in parts:
+                        file.write(part)
                     file.flush()
                     os.fsync(file.fileno())
                 yield temporary, target
@@ -122,11 +169,17 @@ class LocalStore:
                 temporary.unlink(missing_ok=True)
 
     def put(self, key: str, data: Data) -> None:
-        with self._written(key, data) as (temporary, target):
+        self._put(key, [data])
+
+    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+        StreamedParts(make_parts).pass_to(lambda parts: self._put(key, parts))
+
+    def _put(self, key: str, parts: Iterable[Data]) -> None:
+        with self._written(key, parts) as (temporary, target):
             temporary.replace(target)
 
     def create(self, key: str, data: Data) -> bool:
-        with self._written(key, data) as (temporary, target):
+        with self._written(key, [data]) as (temporary, target):
             try:
                 os.link(temporary, target)
             except FileExistsError:
@@ -189,16 +242,31 @@ class StoreUsage:
 
 
 class MeteredStore:
-    """Counts what goes through a store, for telemetry and for ``bench/``."""
+    """Counts what goes through a store, for telemetry and for ``bench/``; by many threads."""
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
         self.uri = inner.uri
+        self.atomic_create = inner.atomic_create
         self.usage = StoreUsage()
+        self._lock = threading.Lock()
 
     def put(self, key: str, data: Data) -> None:
         self.inner.put(key, data)
         self._count(up=len(data))
+
+    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+        """One part is one request; more are one each, and two to begin and to complete."""
+        sizes: list[int] = []
+
+        def parts() -> Iterator[Data]:
+            sizes.clear()
+            for part in make_parts():
+                sizes.append(len(part))
+                yield part
+
+        self.inner.put_stream(key, parts)
+        self._count(len(sizes) + 2 if len(sizes) > 1 else 1, up=sum(sizes))
 
     def create(self, key: str, data: Data) -> bool:
         created = self.inner.create(key, data)
@@ -206,15 +274,15 @@ class MeteredStore:
         return created
 
     def get(self, key: str) -> bytes:
-        self.usage.requests += 1
+        self._count()
         data = self.inner.get(key)
-        self.usage.bytes_down += len(data)
+        self._count(0, down=len(data))
         return data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        self.usage.requests += 1
+        self._count()
         data = self.inner.get_range(key, start, length)
-        self.usage.bytes_down += len(data)
+        self._count(0, down=len(data))
         return data
 
     def list(self, prefix: str) -> list[ObjectInfo]:
@@ -225,6 +293,8 @@ class MeteredStore:
         self._count()
         self.inner.delete(keys)
 
-    def _count(self, *, up: int = 0) -> None:
-        self.usage.requests += 1
-        self.usage.bytes_up += up
+    def _count(self, requests: int = 1, *, up: int = 0, down: int = 0) -> None:
+        with self._lock:
+            self.usage.requests += requests
+            self.usage.bytes_up += up
+            self.usage.bytes_down += down

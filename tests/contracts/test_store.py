@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,12 +12,14 @@ import pytest
 
 from diloco.rendezvous.fsspec_store import FsspecStore
 from diloco.rendezvous.store import (
+    PART_BYTES,
     LocalStore,
     MeteredStore,
     MissingKey,
     ObjectInfo,
     Store,
     StoreDenied,
+    StoreUnavailable,
     open_store,
 )
 
@@ -60,6 +63,39 @@ def test_a_range_ends_where_the_object_does(store: Store) -> None:
     assert store.get_range("r", 98, 5) == bytes([98, 99])
     assert store.get_range("r", 100, 5) == b""
     assert store.get_range("empty", 0, 5) == b""
+
+
+def test_a_stream_is_one_object_of_all_its_parts(store: Store) -> None:
+    parts = [bytes([index]) * PART_BYTES for index in range(2)] + [b"the end"]
+    store.put_stream("big", lambda: iter(parts))
+    assert store.get("big") == b"".join(parts)
+    assert store.get_range("big", PART_BYTES - 1, 3) == b"\0\1\1"
+    assert [info.size_bytes for info in store.list("")] == [2 * PART_BYTES + 7]
+    store.put_stream("big", lambda: [memoryview(b"short")])
+    store.put_stream("empty", list)
+    assert (store.get("big"), store.get("empty")) == (b"short", b"")
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_of_a_stream_that_fails_nothing_is_seen(store: Store, before: int) -> None:
+    class Stop(BaseException):
+        pass
+
+    def parts() -> Iterator[bytes]:
+        for _ in range(before):
+            yield bytes(PART_BYTES)
+            assert store.list("") == [ObjectInfo("old", 3)]
+        raise failure
+
+    store.put("old", b"old")
+    for failure in (MissingKey("a part"), StoreUnavailable("503"), RuntimeError("bug"), Stop()):
+        for key in ("old", "new"):
+            with pytest.raises(type(failure)) as caught:
+                store.put_stream(key, parts)
+            assert caught.value is failure
+    gc.collect()
+    assert store.list("") == [ObjectInfo("old", 3)]
+    assert store.get("old") == b"old"
 
 
 def test_a_missing_key_is_said_to_be_missing(store: Store) -> None:
@@ -182,3 +218,7 @@ def test_a_metered_store_counts_requests_and_bytes(tmp_path: Path) -> None:
         store.get("c")
     usage = store.usage
     assert (usage.requests, usage.bytes_up, usage.bytes_down) == (6, 8, 7)
+    store.put_stream("d", lambda: [b"12"])
+    assert (usage.requests, usage.bytes_up) == (7, 10)
+    store.put_stream("d", lambda: [b"12", b"34", b"5"])
+    assert (usage.requests, usage.bytes_up) == (12, 15)

@@ -17,7 +17,7 @@ from diloco.group import Group, join
 from diloco.init import create_group
 from diloco.rendezvous.records import Commit, Plan
 from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import Data, LocalStore, MissingKey, ObjectInfo, Store
+from diloco.rendezvous.store import Data, LocalStore, MakeParts, MissingKey, ObjectInfo, Store
 
 
 class FastClock:
@@ -55,6 +55,7 @@ class MortalStore:
     def __init__(self, inner: Store, trap: Trap | None) -> None:
         self.inner = inner
         self.uri = inner.uri
+        self.atomic_create = inner.atomic_create
         self.dead = False
         self._trap = trap
         self._hits = 0
@@ -85,6 +86,15 @@ class MortalStore:
             self.inner.put(key, data[:-3] + b"\xff" + data[-2:])
         elif self._spoilt[1] == "truncated":
             self.inner.put(key, data[:-3])
+
+    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+        """As one put, to the traps and to what is spoilt."""
+        self._alive("put", key, "before")
+        if self._spoilt is None or not fnmatch.fnmatch(key, self._spoilt[0]):
+            self.inner.put_stream(key, make_parts)
+        else:
+            self._put(key, b"".join(make_parts()))
+        self._alive("put", key, "after")
 
     def create(self, key: str, data: Data) -> bool:
         self._alive("create", key, "before")
