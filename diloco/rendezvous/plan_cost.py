@@ -34,6 +34,8 @@ LATENCY_S = 0.1
 """Of a request's first byte, seconds; half of what object stores are known for."""
 IN_FLIGHT = 4
 """Requests at a time."""
+SYNCER_SPEED = 10
+"""How many times faster than a replica's the syncer's way to the bucket is: it stands beside it."""
 
 _REDUCED = {"int8": "fp32", "e3m0": "fp32", "topk": "fp32"}
 
@@ -53,10 +55,14 @@ class RoundCost:
     gets: int = 0
     stages: int = 1
 
+    @property
+    def round_trips(self) -> int:
+        """Requests one after the other, :data:`IN_FLIGHT` at a time, and two looks a stage."""
+        return -(-(self.puts + self.gets) // IN_FLIGHT) + 2 * self.stages
+
     def seconds(self, *, bandwidth: float = BANDWIDTH, latency_s: float = LATENCY_S) -> float:
         """Time of the transfers themselves, with ``bandwidth`` in bytes per second."""
-        rounds_trips = -(-(self.puts + self.gets) // IN_FLIGHT) + 2 * self.stages
-        return (self.up + self.down) / bandwidth + rounds_trips * latency_s
+        return (self.up + self.down) / bandwidth + self.round_trips * latency_s
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,7 @@ def cheapest_plan(
 ) -> str:
     """The plan whose transfers take a replica the least time; in a draw the simpler one.
 
-    The syncer stands in the bucket's region: its own transfers count at ten times the bandwidth.
+    The syncer's own transfers count at :data:`SYNCER_SPEED` times the bandwidth.
     """
 
     def seconds(mode: str) -> float:
@@ -144,7 +150,9 @@ def cheapest_plan(
         spent = cost.seconds(bandwidth=bandwidth, latency_s=latency_s)
         if mode == SYNCER:
             there = syncer_cost(numel=numel, codec=codec, replicas=replicas, topk=topk)
-            spent += there.seconds(bandwidth=10 * bandwidth, latency_s=latency_s / 10)
+            spent += there.seconds(
+                bandwidth=SYNCER_SPEED * bandwidth, latency_s=latency_s / SYNCER_SPEED
+            )
         return spent
 
     modes = [GATHER, SHARDED, *([SYNCER] if syncer else [])]
