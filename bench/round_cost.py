@@ -28,7 +28,7 @@ import torch
 
 from diloco.exchange import Base, Exchange, LocalWork, Timings
 from diloco.membership import Observer
-from diloco.rendezvous import cost
+from diloco.rendezvous import plan_cost
 from diloco.rendezvous.clock import SystemClock
 from diloco.rendezvous.records import Identity
 from diloco.rendezvous.rounds import Totals
@@ -165,7 +165,9 @@ def main() -> int:
     print(f"{'':28} {'N':>2} {'seconds':>9} {'up MB':>8} {'down MB':>8} {'requests':>9}", end="")
     print(f" {'formula up, down MB':>20}")
     for row in rows:
-        expected = cost.gather(numel=NUMEL, codec="fp32", replicas=row.replicas)
+        expected = plan_cost.round_cost(
+            numel=NUMEL, codec="fp32", replicas=row.replicas, mode="gather"
+        )
         print(
             f"{row.name:28} {row.replicas:>2} {row.seconds:>9.3f} {row.up / 1e6:>8.3f} "
             f"{row.down / 1e6:>8.3f} {row.requests:>9.1f} "

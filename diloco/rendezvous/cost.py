@@ -1,7 +1,6 @@
-"""What a round costs in bytes: the arithmetic that the submit form, the codecs and bench/ share.
+"""What a payload weighs: the arithmetic that codecs, cost model and bench/ share.
 
-Per replica and round, with payload bytes Sc and N contributors, the *gather* plan moves up Sc and
-down (N-1) Sc. Headers and records are left out: they are a few kilobytes, whatever the model.
+What a whole round costs is :mod:`diloco.rendezvous.plan_cost`'s.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class CodecShape:
-    """How a codec lays out its body: chunks of ``chunk`` values, each perhaps with its own scale."""
+    """How a codec lays out its body: chunks of ``chunk`` values, each perhaps with a scale."""
 
     chunk: int
     bits: int
@@ -30,25 +29,12 @@ DEFAULT_TOPK = 64
 """Values that ``topk`` keeps of a chunk (arXiv:2508.15706)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoundBytes:
-    """Bytes one replica moves in one round."""
-
-    up: int
-    down: int
-
-
 def payload_bytes(numel: int, codec: str, *, topk: int = DEFAULT_TOPK) -> int:
     """Body of one payload, Sc. A short last chunk keeps ``min(topk, its length)`` values."""
     shape = CODEC_SHAPES[codec]
     whole, tail = divmod(numel, shape.chunk)
     kept = whole * min(topk, shape.chunk) + min(topk, tail) if codec == "topk" else numel
     return (kept * shape.bits + 7) // 8 + (whole + (tail > 0)) * shape.scale_bytes
-
-
-def gather(*, numel: int, codec: str, replicas: int) -> RoundBytes:
-    size = payload_bytes(numel, codec)
-    return RoundBytes(up=size, down=(replicas - 1) * size)
 
 
 def ring_all_reduce(*, numel: int, replicas: int) -> float:

@@ -10,6 +10,7 @@ const said = $("[data-estimate-state]", form);
 const touched = new Set($$(".errors:not([hidden])", form).map((list) => list.dataset.errorsFor));
 
 const SHOW = {
+  reduce_plan: String,
   up_bytes_per_round: format.size,
   down_bytes_per_round: format.size,
   total_bytes: format.size,

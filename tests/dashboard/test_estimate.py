@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dashboard.estimate import estimate
+from diloco.rendezvous.geometry import HEADER_BYTES
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.workload import GPT_SIZES, ByteGPTWorkload
 from runs.presets import PoolDraft, RunDraft
@@ -16,7 +17,9 @@ from runs.presets import PoolDraft, RunDraft
 
 def draft(*, size: str = "mini", **changes: Any) -> RunDraft:
     settings = GroupSettings(
-        **{"num_replicas": 4, "sync_every": 50, "batch_size": 8, "total_rounds": 20} | changes
+        **{"num_replicas": 4, "sync_every": 50, "batch_size": 8, "total_rounds": 20}
+        | {"reduce_plan": "gather", "warmup_steps": 0}
+        | changes
     )
     return RunDraft(
         name="x",
@@ -29,13 +32,44 @@ def draft(*, size: str = "mini", **changes: Any) -> RunDraft:
 def test_bytes_of_a_round() -> None:
     found = estimate(draft())
     payload = GPT_SIZES["mini"].parameters * 4
-    assert found.up_bytes_per_round == payload
+    assert found.reduce_plan == "gather"
+    assert found.up_bytes_per_round == HEADER_BYTES + payload
     assert found.down_bytes_per_round == 3 * payload
-    assert found.total_bytes == 20 * 4 * (payload + 3 * payload)
+    assert found.total_bytes == 20 * 4 * (HEADER_BYTES + payload + 3 * payload)
 
 
 def test_bf16_halves_them() -> None:
-    assert estimate(draft(codec="bf16")).payload_bytes * 2 == estimate(draft()).payload_bytes
+    fp32, bf16 = estimate(draft()), estimate(draft(codec="bf16"))
+    assert bf16.down_bytes_per_round * 2 == fp32.down_bytes_per_round
+
+
+def test_top_k_keeps_what_it_is_told() -> None:
+    chunks = -(-GPT_SIZES["mini"].parameters // 4096)
+    few, many = estimate(draft(codec="topk", topk=8)), estimate(draft(codec="topk", topk=16))
+    assert many.up_bytes_per_round - few.up_bytes_per_round == pytest.approx(chunks * 8 * 3, abs=24)
+
+
+def test_a_round_moves_one_fragment() -> None:
+    one, five = estimate(draft()), estimate(draft(num_fragments=5, total_rounds=100))
+    assert five.down_bytes_per_round == pytest.approx(one.down_bytes_per_round / 5, abs=16)
+    assert five.total_bytes == pytest.approx(one.total_bytes, rel=1e-3)
+    assert (five.steps, five.tokens) == (one.steps, one.tokens)
+
+
+def test_a_sharded_round() -> None:
+    """Sharded: one's slice of three payloads and three reduced shards down, a shard more up."""
+    found = estimate(draft(reduce_plan="sharded"))
+    payload = GPT_SIZES["mini"].parameters * 4
+    assert found.reduce_plan == "sharded"
+    block = 4 * 2**16
+    assert found.up_bytes_per_round == pytest.approx(payload * (1 + 1 / 4), abs=block)
+    assert found.down_bytes_per_round == pytest.approx(2 * 3 * payload / 4, abs=3 * block)
+    assert found.total_bytes == pytest.approx(20 * 4 * payload * (1.25 + 1.5), rel=1e-3)
+
+
+@pytest.mark.parametrize(("size", "plan"), [("demo", "gather"), ("large", "sharded")])
+def test_auto_is_what_a_group_would_take(size: str, plan: str) -> None:
+    assert estimate(draft(size=size, reduce_plan="auto", num_replicas=8)).reduce_plan == plan
 
 
 def test_tokens() -> None:
@@ -43,6 +77,8 @@ def test_tokens() -> None:
     assert found.tokens_per_round == 50 * 8 * 256 * 4
     assert found.tokens == 20 * found.tokens_per_round
     assert found.steps == 20 * 50
+    fragments = estimate(draft(num_fragments=10))
+    assert (fragments.steps, fragments.tokens * 10) == (20 * 5, found.tokens)
 
 
 def test_a_token_limit_ends_with_the_round_that_reaches_it() -> None:
@@ -54,7 +90,8 @@ def test_a_token_limit_ends_with_the_round_that_reaches_it() -> None:
 
 def test_reduction_against_an_all_reduce_of_every_step() -> None:
     # Ring, 4 replicas: 2 * 3/4 of the gradient up and as much down = 3 P, 50 times; here 4 P once.
-    assert estimate(draft()).reduction == pytest.approx(50 * 3 / 4)
+    assert estimate(draft()).reduction == pytest.approx(50 * 3 / 4, rel=1e-4)
+    assert estimate(draft(num_fragments=5)).reduction == pytest.approx(50 * 3 / 4, rel=1e-3)
     assert estimate(draft(num_replicas=1)).reduction is None
 
 
