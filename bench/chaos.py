@@ -7,8 +7,10 @@ Afterwards the log is audited from the bucket alone (:mod:`bench.experiments.aud
 *Goodput* is the tokens in committed rounds divided by the tokens that the same replicas would have
 had in committed rounds in the same time undisturbed, both from the first commit to the last within
 the time. *Lost per kill* is the time from a life's last contribution that was committed to the next
-life's first step: unsaved work, absence and start-up. Steps are padded to ``--step-s``
-(:mod:`bench.experiments.paced_replica`), so that replicas do not share the cores a dead one frees.
+life's first step: unsaved work, absence and start-up. The prediction is that of
+``python -m diloco.simulate`` (:mod:`diloco.rendezvous.failures`), told the kills and the start-up
+that were measured. Steps are padded to ``--step-s`` (:mod:`bench.experiments.paced_replica`), so
+that replicas do not share the cores a dead one frees.
 
     python bench/chaos.py [--minutes 2] [--replicas 5] [--mtbf-s 60] [--seed 0] [--on s3]
 """
@@ -33,6 +35,7 @@ from bench.experiments.audit import Life, Log, audit, read_log
 from bench.experiments.processes import Death, Herd, Launch
 from diloco.init import create_group
 from diloco.rendezvous import keys
+from diloco.rendezvous.failures import look_ahead
 from diloco.rendezvous.records import Command, Commit
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import MissingKey, Store, open_store
@@ -91,12 +94,8 @@ class Span:
         return max(b - a for a, b in itertools.pairwise(walls))
 
 
-def train(
-    where: Where, name: str, *, seconds: float, mtbf_s: float | None, logs: Path, options: Options
-) -> Span:
-    """One run of ``seconds`` from its first commit, with kills unless ``mtbf_s`` is None."""
-    uri = f"{where.uri}/{name}"
-    settings = GroupSettings(
+def group_settings(options: Options) -> GroupSettings:
+    return GroupSettings(
         num_replicas=options.replicas,
         min_quorum=min(2, options.replicas),
         max_replicas=16,
@@ -112,7 +111,16 @@ def train(
         start_wait_s=60.0,
         round_timeout_s=300.0,
     )
-    create_group(uri, settings, workload=ByteGPTWorkload(size="demo").to_dict(), name=name)
+
+
+def train(
+    where: Where, name: str, *, seconds: float, mtbf_s: float | None, logs: Path, options: Options
+) -> Span:
+    """One run of ``seconds`` from its first commit, with kills unless ``mtbf_s`` is None."""
+    uri = f"{where.uri}/{name}"
+    create_group(
+        uri, group_settings(options), workload=ByteGPTWorkload(size="demo").to_dict(), name=name
+    )
     store = open_store(uri)
     (logs / name).mkdir()
     herd = Herd(
@@ -230,13 +238,21 @@ def report(calm: Span, chaos: Span, options: Options) -> None:
     ]
     if lost and starts:
         between_s = lived_s / len(chaos.deaths)
-        down_s = options.relaunch_s + statistics.fmean(starts) + calm_round_s / 2
+        away_s = options.relaunch_s + statistics.fmean(starts)
+        outlook = look_ahead(
+            group_settings(options),
+            mtbf_s=between_s - away_s,
+            away_s=away_s,
+            step_s=calm_round_s / options.sync_every,
+        )
         rows += [
             ("replica time per kill", f"{between_s:.1f} s"),
             ("start-up, launch to first step", f"{statistics.fmean(starts):.1f} s on average"),
-            ("lost per kill, measured", f"{statistics.fmean(lost):.1f} s on average"),
-            ("lost per kill, predicted (D)", f"{down_s:.1f} s"),
-            ("goodput predicted", f"{100 * prediction(between_s, down_s):.1f} %"),
+            ("lost per kill, by its replica", f"{statistics.fmean(lost):.1f} s on average"),
+            ("goodput predicted", f"{100 * outlook.goodput:.1f} %"),
+            ("of it: there, quorum", f"{outlook.availability:.1%}, {outlook.quorum_share:.1%}"),
+            ("of it: work kept", f"{outlook.kept_share:.1%}"),
+            ("of it: survivors wait per kill", f"{outlook.stall_s:.1f} s"),
         ]
     for name, value in rows:
         print(f"| {name} | {value} |")
@@ -244,15 +260,6 @@ def report(calm: Span, chaos: Span, options: Options) -> None:
         print(f"audit, {name}: {len(span.log.commits)} commits, {len(span.problems)} problems")
         for problem in span.problems:
             print(f"  - {problem}")
-
-
-def prediction(between_s: float, down_s: float) -> float:
-    """Decoupled DiLoCo's formula (arXiv:2604.21428, fitted): g = M * MTBF / (M * MTBF + D).
-
-    MTBF is that of a group of M, so M * MTBF is one replica's; D is what one failure costs it: the
-    wait before it is started again, start-up, and half a round of work that nobody has yet.
-    """
-    return (between_s - down_s) / between_s
 
 
 @dataclass(frozen=True, kw_only=True)

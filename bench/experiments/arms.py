@@ -30,7 +30,7 @@ EVALUATIONS = 4
 INNER_LR = 4e-3
 DATA_PARALLEL_LR = 8e-3
 OUTER_LR = 1.0
-OUTER_MOMENTUM = 0.5
+OUTER_MOMENTUM = 0.7
 
 PLAIN, GROUP = "plain", "group"
 
@@ -178,7 +178,7 @@ def tuning() -> tuple[Arm, ...]:
         )
         for lr in (4e-3, 8e-3, 16e-3)
     ]
-    pairs = [(0.7, 0.9), (0.4, 0.9), (0.7, 0.7), (1.0, 0.7), (1.0, 0.5), (1.0, 0.0)]
+    pairs = [(0.7, 0.9), (0.4, 0.9), (0.7, 0.7), (1.0, 0.8), (1.0, 0.7), (1.0, 0.5), (1.0, 0.0)]
     arms += [
         Arm(
             name=f"tune diloco lr={lr:g} momentum={momentum:g}",
