@@ -123,6 +123,11 @@ def _fragments(count: int, **settings: Any) -> dict[str, Any]:
     }
 
 
+def _every(h: int) -> dict[str, Any]:
+    """Another number of local steps between exchanges."""
+    return {"members": (REPLICAS,) * (ROUNDS * H // h), "steps_per_round": h}
+
+
 def _ramp(*counts: int) -> tuple[int, ...]:
     """As many rounds with each number of replicas as take the same tokens in all."""
     rounds, rest = divmod(REPLICAS * ROUNDS, sum(counts))
@@ -131,6 +136,7 @@ def _ramp(*counts: int) -> tuple[int, ...]:
 
 
 _T = ROUNDS * H
+_TOPK = {"codec": "topk", "topk": 64, "error_feedback": 0.95}
 
 CORE: tuple[Arm, ...] = (
     Arm(name="single", title="single worker, 4 x steps", **_steps(4 * _T)),
@@ -152,7 +158,7 @@ VARIANTS: tuple[Arm, ...] = (
     Arm(
         name="topk",
         title="top-k 64 of 4,096, error feedback 0.95",
-        settings={"codec": "topk", "topk": 64, "error_feedback": 0.95},
+        settings=_TOPK,
     ),
     Arm(name="fragments", title="2 fragments, no overlap", **_fragments(2)),
     Arm(
@@ -160,6 +166,16 @@ VARIANTS: tuple[Arm, ...] = (
         title="streaming: 2 fragments, overlap 4 steps, alpha 0.5",
         **_fragments(2, overlap_steps=4, mixing_alpha=0.5),
     ),
+    Arm(
+        name="topk_plain",
+        title="top-k as above, outer SGD 1.0 without momentum",
+        settings=_TOPK | {"outer_lr": 1.0, "outer_momentum": 0.0},
+    ),
+    Arm(name="bf16", title="bf16", settings={"codec": "bf16"}),
+    Arm(name="h8", title="DiLoCo, H = 8", **_every(8)),
+    Arm(name="h128", title="DiLoCo, H = 128", **_every(128)),
+    Arm(name="k2", title="DiLoCo, k = 2, 2 x steps", members=(2,) * (2 * ROUNDS)),
+    Arm(name="k8", title="DiLoCo, k = 8, half the steps", members=(8,) * (ROUNDS // 2)),
     Arm(name="single_quarter", title="single worker, same steps, 1/4 of the tokens", **_steps(_T)),
 )
 
