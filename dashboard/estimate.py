@@ -15,9 +15,9 @@ from runs.presets import RunDraft
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Bytes up and down are of the replica that moves most. ``reduction``: bytes a ring all-reduce of
-    fp32 gradients at every step would move, over the bytes this run moves; None with one replica,
-    where nothing needs to move."""
+    """Bytes up and down are of the replica that moves most. ``reduction``: bytes a ring all-reduce
+    of fp32 gradients at every step would move, over the bytes this run moves; None with one
+    replica, where nothing needs to move."""
 
     parameters: int
     reduce_plan: str

@@ -216,8 +216,21 @@ def bandwidth_for(scenario: Scenario, utilisation: float) -> float:
     traffic = round_traffic(scenario.settings, scenario.parameters, mode=scenario.mode)
     alike = dataclasses.replace(scenario, up_bytes_per_s=1.0, down_bytes_per_s=1.0)
     moved, latency_s = exchange_times(alike, traffic)
-    allowed_s = scenario.compute_s * (1 / utilisation - 1)
-    transfer_s = min(allowed_s + scenario.covered_s - latency_s, allowed_s + scenario.compute_s)
+    return needed_bytes_per_s(
+        moved=moved,
+        compute_s=scenario.compute_s,
+        covered_s=scenario.covered_s,
+        latency_s=latency_s,
+        utilisation=utilisation,
+    )
+
+
+def needed_bytes_per_s(
+    *, moved: float, compute_s: float, covered_s: float, latency_s: float, utilisation: float
+) -> float:
+    """The formula of utilisation, solved for the bandwidth that moves ``moved`` bytes."""
+    allowed_s = compute_s * (1 / utilisation - 1)
+    transfer_s = min(allowed_s + covered_s - latency_s, allowed_s + compute_s)
     return moved / transfer_s if transfer_s > 0 else math.inf
 
 
