@@ -23,9 +23,15 @@ from diloco.errors import ModelMismatch, ReplicaError
 from diloco.layout import Layout
 from diloco.outer import OuterOptimizer, digest
 from diloco.rendezvous import keys
-from diloco.rendezvous.records import CheckpointManifest, FinalManifest, Identity, StoredObject
-from diloco.rendezvous.rounds import Totals
+from diloco.rendezvous.records import (
+    CheckpointManifest,
+    FinalManifest,
+    Identity,
+    StoredObject,
+    TensorEntry,
+)
 from diloco.rendezvous.store import MissingKey, Store
+from diloco.rendezvous.view import Totals
 
 
 def put_object(store: Store, key: str, data: bytes) -> StoredObject:
@@ -56,6 +62,7 @@ class Restored:
 
     round: int
     weights: Tensor
+    base_rounds: tuple[int, ...]
     totals: Totals
 
 
@@ -66,6 +73,7 @@ def save_checkpoint(
     *,
     round: int,
     weights: Tensor,
+    base_rounds: tuple[int, ...],
     outer: OuterOptimizer,
     totals: Totals,
     wall_s: float,
@@ -85,6 +93,11 @@ def save_checkpoint(
         round=round,
         writer=identity,
         model_hash=layout.model_hash,
+        base_rounds=base_rounds,
+        tensors=tuple(
+            TensorEntry(name=t.name, shape=t.shape, dtype=t.dtype, embedding=t.embedding)
+            for t in layout.tensors
+        ),
         weights_digest=digest(weights),
         weights=stored,
         outer=put_object(store, f"{folder}outer.safetensors", momentum),
@@ -138,6 +151,7 @@ def load_checkpoint(
     return Restored(
         round=manifest.round,
         weights=weights,
+        base_rounds=manifest.base_rounds,
         totals=Totals(committed=committed, tokens=manifest.tokens_total),
     )
 
@@ -145,7 +159,7 @@ def load_checkpoint(
 def sweep(store: Store) -> int:
     """Delete what no joiner needs any more; returns the number of objects deleted.
 
-    Kept: the newest two complete checkpoints, every payload of rounds after the older of them, and
+    Kept: the newest two complete checkpoints, what was exchanged in rounds after the older, and
     all records, plans, commits and manifests for ever. Bounded: it looks only at what has become
     superfluous since the checkpoint before.
     """
@@ -163,6 +177,7 @@ def sweep(store: Store) -> int:
         doomed += [
             info.key for info in store.list(keys.contributions(round)) if info.key.endswith(".bin")
         ]
+        doomed += [info.key for info in store.list(keys.reduced(round))]
     store.delete(doomed)
     return len(doomed)
 

@@ -21,3 +21,7 @@ class RoundTimeout(ReplicaError):
 
 class Leaving(Exception):
     """Not an error: the replica was asked to stop, and unwinds to its main loop."""
+
+
+class RunOver(Exception):
+    """Not an error: an earlier round turned out to be the last, so this one will not be."""

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from diloco.checkpoint import publish_final, read_final
-from diloco.exchange import Base
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.records import Commit, Identity
-from diloco.rendezvous.rounds import Totals
 from diloco.rendezvous.store import Store
 from diloco.rendezvous.telemetry import Evaluation
+from diloco.rendezvous.view import Totals
+from diloco.sight import Base
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +58,19 @@ class Result:
         }
 
 
-def finish(store: Store, identity: Identity, result: Result, clock: Clock) -> None:
+def finish(
+    store: Store,
+    identity: Identity,
+    result: Result,
+    clock: Clock,
+    *,
+    may_create: Callable[[], bool] = lambda: True,
+) -> None:
     """Return when the final manifest is there, having written it if nobody else did in time."""
     pause_s = STOPPED_TURN_S if result.reason == "stopped" else TURN_S
     my_turn_s = clock.monotonic() + pause_s * _turn(identity, result)
     while read_final(store) is None:
-        if clock.monotonic() < my_turn_s:
+        if clock.monotonic() < my_turn_s or not may_create():
             clock.sleep(POLL_S)
             continue
         won = publish_final(

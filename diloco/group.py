@@ -12,8 +12,7 @@
     last commit ─► final weights, config, summary
 
 The caller owns model, data and inner optimizer; the group owns the global weights (fp32, CPU), the
-outer optimizer and everything that goes through the store. What it leaves out for now: fragments
-and overlap (one fragment, exchanged while the caller waits).
+outer optimizer and everything that goes through the store.
 """
 
 from __future__ import annotations
@@ -30,10 +29,12 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from diloco.chores import Evaluate
 from diloco.errors import Leaving, ReplicaError
 from diloco.finish import Result, finish
+from diloco.inner import Inner, Stateful
 from diloco.layout import Layout
-from diloco.loop import Evaluate, RoundLoop
+from diloco.loop import RoundLoop
 from diloco.membership import Lease, claim_incarnation
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock, SystemClock
@@ -70,6 +71,7 @@ def join(
     config: Mapping[str, Any] | None = None,
     heartbeat_interval_s: float | None = None,
     telemetry_interval_s: float = 2.0,
+    stateful: Mapping[str, Stateful] | None = None,
     store: Store | None = None,
     clock: Clock | None = None,
 ) -> Group:
@@ -77,7 +79,9 @@ def join(
 
     ``replica`` is the identity in the run, by default the environment's ``REPLICA_RANK``.
     ``evaluate`` is called with the global weights in the model, on the replica whose turn it is.
-    ``config`` goes beside the final weights. On return the model holds the group's global weights.
+    ``config`` goes beside the final weights. ``stateful`` (data loader, scheduler, ...) is saved
+    with the inner optimizer and restored when the same replica number is launched again. On return
+    the model holds the group's global weights.
 
     Raises :class:`~diloco.errors.ReplicaError` (no such group, another model),
     :class:`~diloco.rendezvous.document.ProtocolMismatch`,
@@ -95,6 +99,7 @@ def join(
         config=config or {},
         heartbeat_interval_s=heartbeat_interval_s,
         telemetry_interval_s=telemetry_interval_s,
+        stateful=stateful,
         clock=clock,
     )
     group._start()
@@ -115,6 +120,7 @@ class Group:
         config: Mapping[str, Any],
         heartbeat_interval_s: float | None,
         telemetry_interval_s: float,
+        stateful: Mapping[str, Stateful] | None,
         clock: Clock | None,
     ) -> None:
         self._clock: Clock = clock or SystemClock()
@@ -150,8 +156,10 @@ class Group:
             self._store,
             metered,
             settings,
-            layout=Layout(model),
-            inner_optimizer=inner_optimizer,
+            layout=Layout(
+                model, fragments=settings.num_fragments, pattern=settings.fragment_pattern
+            ),
+            inner=Inner(inner_optimizer, stateful),
             evaluate=evaluate,
             lease=self._lease,
             reporter=self._reporter,
@@ -172,13 +180,13 @@ class Group:
 
     @property
     def schedule_step(self) -> int:
-        """Inner steps of the *run* so far: committed rounds x H + steps in this round.
+        """Inner steps of the *run* so far: committed rounds x H / P + steps in this round.
 
         Learning rates follow it, not the replica's own age, so that a late joiner does not warm up
         again.
         """
         committed = self._loop.state.totals.committed
-        return committed * self.settings.sync_every + self._loop.work.steps_in_round
+        return committed * self.settings.round_steps + self._loop.work.steps_in_round
 
     @property
     def data_step(self) -> int:
@@ -212,21 +220,19 @@ class Group:
         self._reporter.step(
             step=step,
             round=self.round,
-            tokens=self._tokens_seen,
+            tokens=self._tokens_trained,
             loss=loss,
             lr=self.inner_optimizer.param_groups[0]["lr"] if lr is None else lr,
             grad_norm=grad_norm,
             step_s=step_s,
         )
-        self._lease.update(step=self.data_step, tokens=self._tokens_seen)
+        self._lease.update(step=self.data_step, tokens=self._tokens_trained)
         self._leaving(self._exchange_if_due)
         return not self.done
 
     def _exchange_if_due(self) -> str:
         self._check()
-        if self._loop.work.steps_in_round < self.settings.sync_every:
-            return ""
-        return self._loop.synchronise()
+        return self._loop.step_made()
 
     # -- joining ---------------------------------------------------------------------------------
 
@@ -257,6 +263,9 @@ class Group:
         self.reason = reason
         state = self._loop.state
         log.info("training ends: %s, %d rounds committed", reason, state.totals.committed)
+        self._loop.close()
+        if reason in ("left", "stopped") and state.weights is not None:
+            self._loop.save()
         if reason == "left" or state.weights is None:
             return
         self._loop.say("uploading")
@@ -266,13 +275,13 @@ class Group:
             model=self._model,
             config=self._config,
             reason=reason,
-            base=state.base,
+            base=state.whole,
             totals=state.totals,
             parameters=state.layout.numel,
             last_commit=state.last_commit,
-            last_evaluation=self._loop.last_evaluation,
+            last_evaluation=self._loop.chores.last_evaluation,
         )
-        finish(self._store, self.identity, result, self._clock)
+        finish(self._store, self.identity, result, self._clock, may_create=self._loop.may_create)
 
     def __enter__(self) -> Self:
         return self
@@ -292,14 +301,20 @@ class Group:
         if error is not None:
             log.error("%s: %s", type(error).__name__, error, exc_info=None)
         state = "failed" if error else "left" if self.reason == "left" else "done"
+        self._loop.close()
         self._reporter.phase(state=state, round=self.round)
         if state == "done":
-            self._lease.update(round=self._loop.state.base.round)
+            self._lease.update(round=self._loop.state.round - 1)
         for close in (self._reporter.end, lambda: self._lease.end(state, str(error or ""))):
             try:
                 close()
             except StoreError as failure:
                 log.error("could not say goodbye: %s", failure)
+
+    @property
+    def _tokens_trained(self) -> int:
+        """By this replica number, earlier processes of it included."""
+        return self._loop.chores.tokens_before + self._tokens_seen
 
     # -- small things ----------------------------------------------------------------------------
 

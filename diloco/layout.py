@@ -1,96 +1,117 @@
 """The trained parameters of a model as one flat fp32 vector.
 
 The exchange, the outer step and checkpoints work on this vector; the model is read and written
-through it alone.
+through it alone. The tensors of a fragment lie side by side in it, so that a fragment is a slice.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from diloco.fragments import Slot, Table
 from diloco.rendezvous.document import canonical_json
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slot:
-    """Where a parameter lies in the flat vector."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    offset: int
-    numel: int
+from diloco.rendezvous.geometry import Span
 
 
 class Layout:
-    """The trained parameters of a model as one flat fp32 vector, in the model's own order.
+    """The trained parameters of a model as one flat fp32 vector, fragment after fragment and in
+    the model's own order inside one (:class:`~diloco.fragments.Table`).
 
     Frozen parameters and buffers are not part of it; a tied parameter appears once.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._parameters: list[nn.Parameter] = []
-        slots: list[Slot] = []
-        offset = 0
-        for name, parameter in model.named_parameters():
-            if not parameter.requires_grad:
-                continue
-            slots.append(
-                Slot(
-                    name=name,
-                    shape=tuple(parameter.shape),
-                    dtype=str(parameter.dtype).removeprefix("torch."),
-                    offset=offset,
-                    numel=parameter.numel(),
-                )
-            )
-            self._parameters.append(parameter)
-            offset += parameter.numel()
-        if not slots:
+    def __init__(self, model: nn.Module, *, fragments: int = 1, pattern: str = "strided") -> None:
+        embeddings = {
+            id(parameter)
+            for module in model.modules()
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            for parameter in module.parameters(recurse=False)
+        }
+        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        if not trained:
             raise ValueError("expected a model with trainable parameters, found none")
-        self.slots = tuple(slots)
-        self.numel = offset
-        self._buffer: Tensor | None = None
+        slots = [
+            Slot(
+                name=name,
+                shape=tuple(parameter.shape),
+                dtype=str(parameter.dtype).removeprefix("torch."),
+                numel=parameter.numel(),
+                embedding=id(parameter) in embeddings,
+            )
+            for name, parameter in trained
+        ]
+        self.model_hash = _fingerprint(slots)
+        self.tensors = tuple(slots)
+        """In the model's own order."""
+        self.table = Table(slots, fragments=fragments, pattern=pattern)
+        self._parameters = [trained[index][1] for index in self.table.order]
 
     @property
-    def model_hash(self) -> str:
-        """Fingerprint of names, shapes and dtypes: replicas must agree on it."""
-        table = [[slot.name, list(slot.shape), slot.dtype] for slot in self.slots]
-        return hashlib.sha256(canonical_json(table)).hexdigest()
+    def slots(self) -> tuple[Slot, ...]:
+        return self.table.slots
+
+    @property
+    def numel(self) -> int:
+        return self.table.numel
+
+    def span(self, fragment: int | None) -> Span:
+        """Where a fragment lies in the flat vector."""
+        return self.table.span(fragment)
+
+    def _held(self, fragment: int | None) -> list[tuple[Slot, nn.Parameter]]:
+        where = self.table.where(fragment)
+        return list(zip(self.slots[where], self._parameters[where], strict=True))
 
     @torch.no_grad()
-    def read(self) -> Tensor:
-        """The parameters as (numel,) fp32 on the CPU, in a buffer that the next call overwrites.
+    def read(self, fragment: int | None = None) -> Tensor:
+        """The parameters of a fragment, or all, as a new fp32 vector (n,) on the CPU.
 
-        The buffer is pinned where the model is on a GPU, so that the copies run at full speed.
+        It is pinned where the model is on a GPU, so that the copies run at full speed.
         """
-        on_gpu = self._parameters[0].is_cuda
-        if self._buffer is None:
-            self._buffer = torch.empty(self.numel, dtype=torch.float32, pin_memory=on_gpu)
-        for slot, parameter in zip(self.slots, self._parameters, strict=True):
-            piece = self._buffer[slot.offset : slot.offset + slot.numel]
+        held = self._held(fragment)
+        on_gpu = held[0][1].is_cuda
+        first, last = held[0][0], held[-1][0]
+        vector = torch.empty(last.stop - first.offset, dtype=torch.float32, pin_memory=on_gpu)
+        for slot, parameter in held:
+            piece = vector[slot.offset - first.offset : slot.stop - first.offset]
             piece.copy_(parameter.detach().reshape(-1), non_blocking=on_gpu)
         if on_gpu:
             torch.cuda.synchronize()
-        return self._buffer
+        return vector
 
     @torch.no_grad()
-    def write(self, vector: Tensor) -> None:
-        """Set the parameters, in place, from a flat fp32 CPU vector (numel,)."""
-        for slot, parameter in zip(self.slots, self._parameters, strict=True):
-            piece = vector[slot.offset : slot.offset + slot.numel]
+    def write(self, vector: Tensor, fragment: int | None = None) -> None:
+        """Set the parameters of a fragment, or all, in place, from a flat fp32 CPU vector (n,)."""
+        held = self._held(fragment)
+        first = held[0][0].offset
+        for slot, parameter in held:
+            piece = vector[slot.offset - first : slot.stop - first]
             parameter.copy_(piece.view(slot.shape))
+
+    @torch.no_grad()
+    def progress(self, base: Tensor, fragment: int | None = None) -> Tensor:
+        """``local - base`` of a fragment, or all: a new fp32 vector (n,) on the CPU.
+
+        ``base`` (n,) is what was written into the model; a parameter of lower precision holds it
+        rounded, and that rounding is no progress.
+        """
+        local = self.read(fragment)
+        slots = self.table.slots_of(fragment)
+        first = slots[0].offset
+        for slot in slots:
+            where = slice(slot.offset - first, slot.stop - first)
+            held = base[where]
+            if slot.dtype in ("bfloat16", "float16"):
+                held = held.to(getattr(torch, slot.dtype)).float()
+            local[where].sub_(held)
+        return local
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """Name -> fp32 view of shape ``slot.shape`` into ``vector``."""
-        return {
-            slot.name: vector[slot.offset : slot.offset + slot.numel].view(slot.shape)
-            for slot in self.slots
-        }
+        return {slot.name: vector[slot.offset : slot.stop].view(slot.shape) for slot in self.slots}
 
     def join(self, tensors: dict[str, Tensor]) -> Tensor:
         """The inverse of :meth:`split`. Raises :class:`ValueError` on another set of tensors."""
@@ -103,3 +124,9 @@ class Layout:
         for name, view in self.split(vector).items():
             view.copy_(tensors[name])
         return vector
+
+
+def _fingerprint(slots: list[Slot]) -> str:
+    """Of names, shapes and dtypes in the model's own order: replicas must agree on it."""
+    table = [[slot.name, list(slot.shape), slot.dtype] for slot in slots]
+    return hashlib.sha256(canonical_json(table)).hexdigest()

@@ -3,30 +3,36 @@
 Every method that can end the run returns the reason (completed, token_limit, or the final
 manifest's own), or '' to go on. Waiting is left by an exception from ``check``
 (:class:`~diloco.errors.Leaving`, :class:`~diloco.errors.FencedOut`).
+
+Two positions are kept apart: :attr:`RoundLoop.round` is the round whose steps are being made,
+``state.round`` the next one of the log to be applied. The rounds between them are open.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
-
-from diloco.checkpoint import read_final, save_checkpoint, sweep
-from diloco.exchange import Exchange, Timings
-from diloco.finish import checkpointer, evaluator
+from diloco.checkpoint import read_final
+from diloco.chores import Chores
+from diloco.errors import Leaving, RunOver
+from diloco.exchange import Exchange, Settled, Timings
+from diloco.inner import Inner
 from diloco.layout import Layout
 from diloco.membership import Lease, Observer
+from diloco.open_rounds import Exchanged, OpenRound, OpenRounds, TooLate
 from diloco.outer import OuterOptimizer
 from diloco.reduce import CannotReduce, Merged
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock
-from diloco.rendezvous.records import Commit
+from diloco.rendezvous.records import Commit, Plan
 from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import MeteredStore, Store, StoreUsage
-from diloco.rendezvous.telemetry import Evaluation, RoundReport
+from diloco.rendezvous.store import MeteredStore, Store
+from diloco.replica_state import load_replica_state
 from diloco.reporter import Reporter
+from diloco.residual import Residuals
+from diloco.sight import Sight
 from diloco.state import GlobalState, is_finite
 from diloco.sync import first_state, newest_state
 from diloco.work import Work
@@ -34,17 +40,25 @@ from diloco.work import Work
 log = logging.getLogger(__name__)
 
 START_POLL_S = 0.25
+MISSES = 3
+"""Rounds missed in a row that are worth an alert."""
 
-Evaluate = Callable[[], tuple[float, int]]
-"""Evaluates the model as it is; returns (mean loss in nats per token, tokens evaluated)."""
 
+@dataclass
+class _Pace:
+    """How fast everybody is, for dynamic local updates."""
 
-@dataclass(frozen=True)
-class _Trip:
-    """One exchange's books: phase timings, and the store's counters before it."""
+    speeds: dict[int, float]
 
-    timings: Timings
-    before: StoreUsage
+    def learn(self, plan: Plan) -> None:
+        self.speeds = {
+            c.replica: c.steps / c.compute_s for c in plan.contributions if c.compute_s > 0
+        }
+
+    def steps(self, replica: int, most: int) -> int:
+        """``H_w = max(1, floor(v_w / max v * H))`` (arXiv:2401.09135); H where v_w is unknown."""
+        own = self.speeds.get(replica)
+        return most if own is None else max(1, int(own / max(self.speeds.values()) * most))
 
 
 class RoundLoop:
@@ -57,8 +71,8 @@ class RoundLoop:
         settings: GroupSettings,
         *,
         layout: Layout,
-        inner_optimizer: torch.optim.Optimizer,
-        evaluate: Evaluate | None,
+        inner: Inner,
+        evaluate: Callable[[], tuple[float, int]] | None,
         lease: Lease,
         reporter: Reporter,
         clock: Clock,
@@ -66,40 +80,55 @@ class RoundLoop:
     ) -> None:
         self.identity = lease.identity
         self.settings = settings
+        self.round = 1
         outer = OuterOptimizer(
             lr=settings.outer_lr, momentum=settings.outer_momentum, numel=layout.numel
         )
         self.state = GlobalState(layout, outer)
-        self.work = Work(clock)
-        self.last_evaluation: Evaluation | None = None
+        self.work = Work(clock, fragments=settings.num_fragments)
+        self.residuals = Residuals(settings, fragments=settings.num_fragments)
         self._store = store
-        self._metered = metered
-        self._inner_optimizer = inner_optimizer
-        self._evaluate = evaluate
+        self._inner = inner
         self._lease = lease
         self._reporter = reporter
         self._clock = clock
-        self._check = check
+        self._leave_check = check
         self._observer = Observer(store, clock=clock, timeout_s=settings.heartbeat_timeout_s)
+        self._sight = Sight(
+            store,
+            self.identity,
+            settings,
+            observer=self._observer,
+            model_hash=layout.model_hash,
+            table=layout.table,
+            committer=self._committer,
+        )
         self._exchange = Exchange(
             store,
             self.identity,
             settings,
             clock=clock,
-            observer=self._observer,
-            model_hash=layout.model_hash,
-            numel=layout.numel,
-            check=check,
+            sight=self._sight,
+            check=self._check,
+            place=self._place,
             on_wait=lambda why: lease.update(message=why),
         )
-
-    @property
-    def round(self) -> int:
-        return self.state.round
+        self.chores = Chores(
+            store, metered, self.state, inner, lease, reporter, evaluate, settings, clock,
+            may_create=self.may_create,
+        )  # fmt: skip
+        at_once = settings.overlap_steps // settings.round_steps + 1
+        self._open = OpenRounds(self._exchange_round, at_once=at_once)
+        self._pace = _Pace({})
+        self._round_steps = settings.round_steps
+        self._rounds_here = 0
+        self._misses = 0
+        self._over = False
 
     @property
     def data_step(self) -> int:
-        return (self.round - 1) * self.settings.sync_every + self.work.steps_in_round
+        """A step number that never repeats while rounds go on, for drawing data."""
+        return (self.round - 1) * self.settings.round_steps + self.work.steps_in_round
 
     # -- joining ---------------------------------------------------------------------------------
 
@@ -108,18 +137,43 @@ class RoundLoop:
         self.say("syncing")
         layout = self.state.layout
         log.info("model %s, %d parameters", layout.model_hash, layout.numel)
-        first_state(self._store, self.identity, layout, self.state.outer, self._clock, self._check)
+        first_state(
+            self._store, self.identity, layout, self.state.outer, self._clock, self._check,
+            may_create=self.may_create,
+        )  # fmt: skip
         self._reload(at_least=0)
-        self._catch_up()
+        self._catch_up(None)
         commit, final = self.state.last_commit, read_final(self._store)
         if final is not None:
             return final.reason
         if commit is not None and commit.last:
-            return self._after_commit(commit)
+            return self._after(commit)
+        self._rounds_here = 0
+        self._restore()
         if commit is None:
             self._wait_for_everybody()
-        self._begin_round()
+        self._begin_round(self.state.round)
         return ""
+
+    def _restore(self) -> None:
+        """Take up what an earlier process of this replica saved of its own."""
+        saved = load_replica_state(self._store, self.identity.replica)
+        if saved is None:
+            return
+        self._inner.load(saved.trees)
+        self.chores.tokens_before = saved.tokens
+        self.residuals.restore(saved.residuals, taken=self._taken_since(saved.round))
+        self._rounds_here = self.settings.quarantine_rounds  # its inner optimizer is not cold
+        log.info("inner optimizer and residual are those saved after round %d", saved.round)
+
+    def _taken_since(self, round: int) -> set[int]:
+        """Fragments in which a round after this one took a contribution of this replica number."""
+        taken: set[int] = set()
+        for later in range(round + 1, self.state.round):
+            commit = self._sight.commit_of(later)
+            if commit and any(c.replica == self.identity.replica for c in commit.contributors):
+                taken.add(commit.fragment)
+        return taken
 
     def _reload(self, *, at_least: int) -> None:
         """Take the newest checkpoint, of round ``at_least`` or later; local work is dropped."""
@@ -127,13 +181,19 @@ class RoundLoop:
         restored = newest_state(
             self._store, state.layout, state.outer, at_least, self._clock, self._check
         )
-        state.load(restored, self._exchange.commit_of(restored.round) if restored.round else None)
-        self.work.reset()
+        state.load(restored, self._sight.commit_of(restored.round) if restored.round else None)
+        self.work.throw_away()
+        self.residuals.drop()
+        self._open.drop_before(state.round)
 
-    def _catch_up(self) -> None:
-        """Apply every commit there is from :attr:`round` on."""
-        while (commit := self._exchange.commit_of(self.round)) is not None:
-            self.say("syncing")
+    def _catch_up(self, missed: OpenRound | None) -> None:
+        """Apply every commit there is, up to the next open round. ``missed`` is the round that
+        turned out to be committed without this replica, or unreadable for it."""
+        state = self.state
+        while not self._open.has(state.round):
+            commit = self._sight.commit_of(state.round)
+            if commit is None:
+                break
             try:
                 merged = self._exchange.replay(commit)
             except CannotReduce as error:
@@ -141,16 +201,23 @@ class RoundLoop:
                 # Nobody need wait for this replica until there is a checkpoint it can start from.
                 self._lease.update(round=commit.round + self.settings.checkpoint_every)
                 self._reload(at_least=commit.round)
-            else:
-                self._apply(commit, merged)
+                continue
+            ours = missed if missed and missed.round == commit.round else None
+            self._apply(commit, merged, ours, policy=self.settings.late_policy)
+            if commit.last:
+                break
+        if self.round < state.round:
+            self._begin_round(state.round)
 
     def _wait_for_everybody(self) -> None:
         """Before round 1: wait for all target replicas, at most ``start_wait_s``."""
+        self.say("waiting")
+        self._lease.beat()  # at once: who is still syncing is not waited for
         give_up_s = self._clock.monotonic() + self.settings.start_wait_s
         target = self.settings.num_replicas
         while self._clock.monotonic() < give_up_s:
             self._observer.look()
-            live = len(self._observer.live() | {self.identity.replica})
+            live = len(self._observer.working_towards(1) | {self.identity.replica})
             if live >= target or self._store.list(keys.contributions(1)):
                 return
             self._lease.update(message=f"{live} of {target} replicas are here")
@@ -158,155 +225,228 @@ class RoundLoop:
             self._clock.sleep(START_POLL_S)
         log.warning("started without all replicas after %g s", self.settings.start_wait_s)
 
-    # -- one round -------------------------------------------------------------------------------
+    # -- rounds ----------------------------------------------------------------------------------
 
-    def _begin_round(self) -> None:
+    def _begin_round(self, round: int) -> None:
+        self.round = round
+        if self.settings.dylu == "on":
+            self._round_steps = self._pace.steps(self.identity.replica, self.settings.round_steps)
         self.work.begin_round()
-        self._exchange.forget_before(self.round)
+        self._sight.forget_before(self.state.round)
         self.say("computing")
 
-    def synchronise(self) -> str:
-        """Exchange with the group, then begin the next round."""
-        trip = _Trip(
-            timings=Timings(self._clock, {"compute": self.work.compute_in_round_s}),
-            before=replace(self._metered.usage),
-        )
-        late = self._exchange.commit_of(self.round)
-        if late is not None:
-            log.warning("round %d was committed without this replica: it was late", self.round)
-            return self._be_late(late, trip)
-        self.say("uploading")
-        gradient = self.state.pseudo_gradient()
+    def step_made(self) -> str:
+        """After an inner step: close the rounds whose time has come, and end this one if it is."""
+        while self._open.due(self.work.now.steps):
+            if reason := self._close_round():
+                return reason
+        if self.work.steps_in_round < self._round_steps:
+            return ""
+        return self._end_round()
+
+    def _end_round(self) -> str:
+        """Send off what was done for the round; then wait for it, or begin the next."""
+        fragment = self._sight.fragment(self.round)
+        gradient = self.state.drift(fragment).neg_()
         if not is_finite(gradient):
             return self._discard_local()
-        sent = self._exchange.contribute(
-            self.round,
-            base=self.state.base,
+        overlapping = self.settings.overlap_steps > 0
+        if not overlapping:
+            self.say("uploading")
+        opened = OpenRound(
+            round=self.round,
+            fragment=fragment,
+            base=self.state.bases[fragment],
+            mark=self.work.now,
+            due_steps=self.work.now.steps + self.settings.overlap_steps,
+            work=self.work.contribute(fragment),
             gradient=gradient,
-            work=self.work.since_base(),
-            timings=trip.timings,
+            contributed=self.residuals.added_to(gradient, fragment),
+            timings=Timings(self._clock),
+            started_wall_s=self.work.round_started_wall_s,
+            compute_s=self.work.compute_in_round_s,
         )
-        del gradient
-        self.say("waiting")
+        self._open.begin(opened)
+        if not overlapping:
+            return self._close_round()
+        self._begin_round(self.round + 1)
+        return ""
+
+    def _exchange_round(self, opened: OpenRound) -> Exchanged:
+        """One round's I/O; runs in a thread of its own."""
+        if self._sight.commit_of(opened.round) is not None:
+            return TooLate()
+        opened.sent = self._exchange.contribute(
+            opened.round,
+            base=opened.base,
+            model_hash=self.state.layout.model_hash,
+            vector=opened.contributed,
+            work=opened.work,
+            rounds_here=self._rounds_here,
+            timings=opened.timings,
+        )
+        if self.settings.overlap_steps == 0:
+            self.say("waiting")
+        return self._exchange.settle(
+            opened.round, base=opened.base, sent=opened.sent, timings=opened.timings
+        )
+
+    def _close_round(self) -> str:
+        """Wait for the oldest open round and apply it; then chores, or the end."""
+        opened, result = self._open.close()
+        overlapping = self.settings.overlap_steps > 0
+        if overlapping:
+            self.say("waiting")
+        start_s = self._clock.monotonic()
+        failure: CannotReduce | None = None
+        exchanged: Exchanged = TooLate()
         try:
-            settled = self._exchange.settle(
-                self.round,
-                base=self.state.base,
-                totals=self.state.totals,
-                sent=sent,
-                timings=trip.timings,
-            )
+            exchanged = result()
+        except RunOver as over:
+            log.info("round %d will not be: %s", opened.round, over)
         except CannotReduce as error:
-            log.error("round %d is committed but cannot be read here: %s", self.round, error)
-            commit = self._exchange.commit_of(self.round)
-            assert commit is not None, "only a committed round is reduced to the end"
-            return self._be_late(commit, trip)
+            log.error("round %d is committed but cannot be read here: %s", opened.round, error)
+            failure = error
+        blocked_s = self._clock.monotonic() - start_s
         self.say("applying")
         start_s = self._clock.monotonic()
-        outcome = self._apply(settled.commit, settled.merged)
-        trip.timings.add("apply", self._clock.monotonic() - start_s)
-        self._report(settled.commit, outcome, trip, norm=sent.record.norm)
-        if settled.refusal:
-            log.error("this replica's contribution was refused: %s", settled.refusal)
-            self._reload(at_least=0)
-            self._catch_up()
-        return self._after_commit(settled.commit)
-
-    def _be_late(self, commit: Commit, trip: _Trip) -> str:
-        """Rebase on what was committed without this replica, and go on."""
-        self._catch_up()
-        self._report(commit, "late", trip, norm=float("nan"))
+        if isinstance(exchanged, Settled):
+            outcome = self._take(opened, exchanged)
+        else:
+            if failure is None:
+                log.warning("round %d was committed without this replica: late", opened.round)
+            self._catch_up(opened)
+            outcome = "late"
+        apply_s = self._clock.monotonic() - start_s
+        commit = self._sight.commit_of(opened.round) or self.state.last_commit
+        assert commit is not None, "an exchange ends with a commit"
+        self.chores.report(
+            commit, outcome, opened, blocked_s=blocked_s, apply_s=apply_s, overlapping=overlapping
+        )
+        if isinstance(exchanged, Settled) and exchanged.refusal:
+            self._refused(exchanged.refusal.kind, exchanged.refusal.reason)
         assert self.state.last_commit is not None
-        return self._after_commit(self.state.last_commit)
+        return self._after(self.state.last_commit)
 
-    def _apply(self, commit: Commit, merged: Merged | None) -> str:
-        """Take the outer step of a commit; what became of this replica's work in it."""
-        included = merged is not None and self.identity in commit.contributors
-        if included:
-            self.work.reset()
-        self.state.apply(commit, merged, rebase=self.work.steps > 0)
+    def _take(self, opened: OpenRound, settled: Settled) -> str:
+        """Apply a round that was settled; what became of this replica's work in it."""
+        self._pace.learn(settled.plan)
+        policy = self.settings.late_policy
+        if settled.refusal and settled.refusal.kind == "spare":
+            policy = "overwrite"  # a spare follows
+        return self._apply(settled.commit, settled.merged, opened, policy=policy)
+
+    def _apply(
+        self, commit: Commit, merged: Merged | None, ours: OpenRound | None, *, policy: str
+    ) -> str:
+        """Take the outer step of a commit, and keep of the local drift what is to be kept."""
+        fragment = commit.fragment
+        self._rounds_here += 1
         if commit.void:
             log.error("round %d is void: %s", commit.round, commit.void)
+            self.state.apply(commit, None, kept=None)
+            if ours:
+                self.work.take_back(ours.work)
             return "void"
-        return "included" if included else "late"
+        assert merged is not None
+        if ours and ours.sent and self.identity in commit.contributors:
+            self._misses = 0
+            kept = None
+            if self.settings.overlap_steps > 0 and self.work.now.steps > ours.mark.steps:
+                # What came after the snapshot: (local - base) - (snapshot - base).
+                kept = self.state.drift(fragment).add_(ours.gradient)
+                kept.mul_(self.settings.mixing_alpha)
+            self.state.apply(commit, merged, kept=kept)
+            self.work.move_base(fragment, ours.mark)
+            self.residuals.taken(ours.contributed, fragment)
+            return "included"
+        self._missed(commit)
+        if policy == "rebase" and self.work.steps_since_base(fragment) > 0:
+            self.state.apply(commit, merged, kept=self.state.drift(fragment))
+            if ours:
+                self.work.take_back(ours.work)
+            return "late"
+        self.state.apply(commit, merged, kept=None)
+        self.work.move_base(fragment, self.work.now)
+        if ours:
+            self.residuals.overwritten(ours.contributed, fragment)
+        return "late"
+
+    def _missed(self, commit: Commit) -> None:
+        self._misses += 1
+        if self._misses == MISSES:
+            log.error(
+                "%d rounds in a row, up to %d, were committed without this replica",
+                MISSES, commit.round,
+            )  # fmt: skip
+
+    def _refused(self, kind: str, reason: str) -> None:
+        """Something is wrong with what this replica stands on: start from what everybody has."""
+        if kind != "refused":
+            log.warning("this replica's contribution did not count (%s): %s", kind, reason)
+            return
+        log.error("this replica's contribution was refused: %s", reason)
+        self._reload(at_least=0)
+        self._catch_up(None)
 
     def _discard_local(self) -> str:
         """Non-finite local weights: nothing of them may reach the group."""
         log.error(
-            "round %d: expected finite weights, found NaN or infinity; %d steps of local work "
-            "are discarded and the inner optimizer is reset",
+            "round %d: expected finite weights, found NaN or infinity; local work is discarded "
+            "and the inner optimizer is reset",
             self.round,
-            self.work.steps,
         )
         self.state.discard_local()
-        self._inner_optimizer.state.clear()
-        self.work.reset()
-        self._begin_round()
+        self._inner.reset()
+        self.work.throw_away()
+        self.residuals.drop()
+        self._catch_up(None)
+        self._begin_round(self.round)
         self._lease.update(round=self.round + 1)  # nobody need wait for this replica
-        return ""
+        commit = self.state.last_commit
+        return self._after(commit) if commit and commit.last else ""
 
-    def _after_commit(self, commit: Commit) -> str:
+    def _after(self, commit: Commit) -> str:
         """What whoever's turn it is does beside training; then the next round or the end."""
-        if not commit.void:
-            every = self.settings.eval_every
-            evaluate = every and (commit.last or commit.committed_total % every == 0)
-            if evaluate and self.identity == evaluator(commit):
-                self._evaluate_global(commit)
-            save = commit.last or commit.committed_total % self.settings.checkpoint_every == 0
-            if save and self.identity == checkpointer(commit):
-                self._checkpoint(commit.round)
+        self.chores.after(commit, self.residuals)
         if commit.last:
             full = commit.committed_total >= self.settings.total_rounds
             return "completed" if full else "token_limit"
-        self._begin_round()
+        if self.round < self.state.round:
+            self._begin_round(self.state.round)
+        else:
+            self.work.resume()
+            self.say("computing")
         return ""
 
-    def _evaluate_global(self, commit: Commit) -> None:
-        if self._evaluate is None:
-            return
-        loss, tokens = self._evaluate()
-        log.info("evaluation after round %d: loss %.4f nats per token", commit.round, loss)
-        self.last_evaluation = Evaluation(
-            round=commit.round, loss=loss, tokens=tokens, wall_s=self._clock.wall()
-        )
-        self._reporter.evaluation(self.last_evaluation)
+    # -- small things ----------------------------------------------------------------------------
 
-    def _checkpoint(self, round: int) -> None:
-        assert self.state.weights is not None
-        manifest = save_checkpoint(
-            self._store,
-            self.identity,
-            self.state.layout,
-            round=round,
-            weights=self.state.weights,
-            outer=self.state.outer,
-            totals=self.state.totals,
-            wall_s=self._clock.wall(),
-        )
-        if manifest is not None:
-            log.info("checkpoint of round %d is complete", round)
-            sweep(self._store)
+    def save(self) -> None:
+        """Save what is this replica's own, so that a relaunch can take it up."""
+        self.chores.save_own(self.residuals)
+
+    def close(self) -> None:
+        """End the exchanges that are on their way."""
+        self._over = True
+        self._open.end()
 
     def say(self, state: str) -> None:
         self._lease.update(state=state, round=self.round, step=self.data_step, message="")
         self._reporter.phase(state=state, round=self.round)
 
-    def _report(self, commit: Commit, outcome: str, trip: _Trip, *, norm: float) -> None:
-        used, before = self._metered.usage, trip.before
-        self._reporter.round(
-            RoundReport(
-                round=commit.round,
-                outcome=outcome,
-                started_wall_s=self.work.round_started_wall_s,
-                committed_wall_s=self._clock.wall(),
-                phases=trip.timings.seconds,
-                requests=used.requests - before.requests,
-                bytes_up=used.bytes_up - before.bytes_up,
-                bytes_down=used.bytes_down - before.bytes_down,
-                norm=norm,
-                update_norm=self.state.update_norm,
-                contributors=len(commit.contributors),
-                weights_digest=self.state.base.digest,
-            )
-        )
-        log.info("round %d: %s, %d contributors", commit.round, outcome, len(commit.contributors))
+    def may_create(self) -> bool:
+        """Whether this replica may create: anybody, but for stores without an atomic create."""
+        return self._committer() in (None, self.identity.replica)
+
+    def _committer(self) -> int | None:
+        return None if self._store.atomic_create else self._lease.committer
+
+    def _check(self) -> None:
+        if self._over:
+            raise Leaving("over")
+        self._leave_check()
+
+    def _place(self) -> int:
+        """Among the live replicas, for turns."""
+        live = sorted(self._observer.live() | {self.identity.replica})
+        return live.index(self.identity.replica)

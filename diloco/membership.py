@@ -20,6 +20,10 @@ from diloco.rendezvous.store import MissingKey, Store, StoreError
 
 log = logging.getLogger(__name__)
 
+REPLICA = "replica"
+SYNCER = "syncer"
+"""Roles: a syncer reduces and commits, but trains nothing and is never waited for."""
+
 
 def claim_incarnation(store: Store, replica: int, *, nonce: str) -> Identity:
     """A new incarnation of ``replica``, higher than any that has ever beaten.
@@ -49,7 +53,8 @@ class Progress:
 class Lease:
     """The heartbeat: a thread that beats, watches for commands and for a newer incarnation.
 
-    ``stop_requested`` and ``fenced`` are what it has learnt; the training loop looks at them.
+    ``stop_requested``, ``fenced`` and ``committer`` (who may create, on a store without an atomic
+    create) are what it has learnt; the training loop looks at them.
     A beat that cannot be written is logged and tried again at the next interval.
     """
 
@@ -62,6 +67,7 @@ class Lease:
         interval_s: float,
         heartbeat_timeout_s: float,
         device: str,
+        role: str = REPLICA,
     ) -> None:
         if not 0 < interval_s < heartbeat_timeout_s:
             raise ValueError(
@@ -71,10 +77,12 @@ class Lease:
         self.identity = identity
         self.stop_requested = False
         self.fenced = False
+        self.committer = 0
         self._store = store
         self._clock = clock
         self._interval_s = interval_s
         self._device = device
+        self._role = role
         self._started_wall_s = clock.wall()
         self._progress = Progress()
         self._count = 0
@@ -106,6 +114,7 @@ class Lease:
                 incarnation=self.identity.incarnation,
                 count=self._count,
                 interval_s=self._interval_s,
+                role=self._role,
                 started_wall_s=self._started_wall_s,
                 wall_s=self._clock.wall(),
                 host=socket.gethostname(),
@@ -146,6 +155,9 @@ class Lease:
         if command.command == "stop":
             log.info("told to stop by command %d", command.n)
             self.stop_requested = True
+        elif command.command == "committer" and isinstance(command.arguments.get("replica"), int):
+            self.committer = command.arguments["replica"]
+            log.info("replica %d is named committer by command %d", self.committer, command.n)
         else:
             log.error("command %d is refused: unknown command %r", command.n, command.command)
 
@@ -188,9 +200,14 @@ class Observer:
         self._clock = clock
         self._timeout_s = timeout_s
         self._seen: dict[int, _Seen] = {}
+        self._lock = threading.Lock()
 
     def look(self, *, skip: frozenset[int] = frozenset()) -> None:
-        """Read the leases of all replicas but ``skip``: one list, one GET each."""
+        """Read the leases of all replicas but ``skip``: one list, one GET each. By any thread."""
+        with self._lock:
+            self._look(skip)
+
+    def _look(self, skip: frozenset[int]) -> None:
         newest: dict[int, str] = {}
         for info in self._store.list(keys.MEMBERS):
             parsed = keys.parse_beat(info.key)
@@ -210,13 +227,26 @@ class Observer:
 
     def live(self) -> frozenset[int]:
         """Replicas whose lease changed within the timeout and that have not left."""
+        return self._alive(REPLICA)
+
+    def syncers(self) -> frozenset[int]:
+        """Live syncers, by replica number."""
+        return self._alive(SYNCER)
+
+    def _alive(self, role: str) -> frozenset[int]:
         now_s = self._clock.monotonic()
         return frozenset(
             replica
-            for replica, seen in self._seen.items()
-            if seen.beat.state not in ENDED_STATES and now_s - seen.since_s < self._timeout_s
+            for replica, seen in list(self._seen.items())
+            if seen.beat.state not in ENDED_STATES
+            and seen.beat.role == role
+            and now_s - seen.since_s < self._timeout_s
         )
 
     def working_towards(self, round: int) -> frozenset[int]:
-        """Live replicas that a round may wait for: those not already in a later one."""
-        return frozenset(r for r in self.live() if self._seen[r].beat.round <= round)
+        """Live replicas that a round may wait for: those neither in a later one already nor still
+        taking the group's state."""
+        beats = {replica: self._seen[replica].beat for replica in self.live()}
+        return frozenset(
+            r for r, beat in beats.items() if beat.round <= round and beat.state != "syncing"
+        )

@@ -1,4 +1,4 @@
-"""The outer side of DiLoCo: global weights, pseudo-gradients and the outer step.
+"""The outer side of DiLoCo: averaging pseudo-gradients and the outer step.
 
 Sign: the pseudo-gradient is ``base - local`` (arXiv:2311.08105, algorithm 1, line 12), so the outer
 optimizer *descends* along it.
@@ -13,10 +13,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
+import xxhash
 from torch import Tensor
+
+from diloco.rendezvous.geometry import Span
+
+DIGEST_CHUNK = 4 * 2**20
+NORM_CHUNK = 2**16
+"""Elements whose squares are added in a tree; a power of two that stays in a core's cache."""
 
 
 class OuterOptimizer:
@@ -32,44 +39,104 @@ class OuterOptimizer:
         self.buffer = torch.zeros(numel, dtype=torch.float32)
 
     @torch.no_grad()
-    def step(self, weights: Tensor, gradient: Tensor) -> float:
-        """Update ``weights`` (numel,) in place; returns the L2 norm of the change."""
-        self.buffer.mul_(self.momentum)
-        self.buffer.add_(gradient)
-        update = self.buffer.mul(self.momentum)
-        update.add_(gradient)
-        update.mul_(self.lr)
-        weights.sub_(update)
-        return l2_norm(update)
+    def step(self, weights: Tensor, gradient: Tensor, where: Span | None = None) -> float:
+        """Update the elements ``where`` of ``weights`` (numel,), or all, in place along
+        ``gradient`` (n,), which is used up; returns the L2 norm of the change."""
+        where = where or Span(0, weights.numel())
+        buffer = self.buffer[where.start : where.stop]
+        buffer.mul_(self.momentum)
+        buffer.add_(gradient)
+        squares = 0.0
+        for start in range(0, gradient.numel(), NORM_CHUNK * 16):
+            piece = slice(start, start + NORM_CHUNK * 16)
+            update = buffer[piece].mul(self.momentum)
+            update.add_(gradient[piece])
+            update.mul_(self.lr)
+            weights[where.start : where.stop][piece].sub_(update)
+            squares += sum_of_squares(update)
+        return _root(squares)
+
+
+class WeightedSum:
+    """``0 + w1*x1 + w2*x2 + ...`` over fp32 CPU vectors in the order given, into (numel,) fp32."""
+
+    def __init__(self, total: Tensor) -> None:
+        self.total = total.zero_()
+        self._scratch = torch.empty(0)
+
+    @torch.no_grad()
+    def add(self, start: int, vector: Tensor, weight: float) -> None:
+        """Add ``weight * vector`` to the elements from ``start``; ``vector`` is left unchanged."""
+        if self._scratch.numel() < vector.numel():
+            self._scratch = torch.empty_like(vector)
+        scaled = torch.mul(vector, weight, out=self._scratch[: vector.numel()])
+        self.total[start : start + vector.numel()].add_(scaled)
 
 
 @torch.no_grad()
-def merge(vectors: Iterable[tuple[float, Tensor]], *, numel: int) -> Tensor:
-    """Weighted sum of fp32 vectors in the order given: ``0 + w1*x1 + w2*x2 + ...``.
+def rescale(vector: Tensor, pieces: Sequence[tuple[Span, float]]) -> None:
+    """Give each piece of a merged vector its length, in place: the second half of RDA.
 
-    Weights are expected to sum to one. One vector is held at a time beside the result.
+    ``vector`` holds the weighted sum of unit vectors, a direction; ``pieces`` the weighted mean of
+    the norms (Decoupled DiLoCo, arXiv:2604.21428). A piece without a direction stays zero.
     """
-    total = torch.zeros(numel, dtype=torch.float32)
-    for weight, vector in vectors:
-        total.add_(vector.mul(weight))
+    for span, length in pieces:
+        piece = vector[span.start : span.stop]
+        norm = l2_norm(piece)
+        if norm > 0:
+            piece.mul_(length / norm)
+
+
+@torch.no_grad()
+def sum_of_squares(vector: Tensor) -> float:
+    """By fp64 sums over a fixed binary tree: the same bits on any CPU, any thread count."""
+    total = 0.0
+    for start in range(0, vector.numel(), NORM_CHUNK):
+        squares = vector[start : start + NORM_CHUNK].double()
+        squares.mul_(squares)
+        count = squares.numel()
+        while count > 1:
+            # The upper half is added onto the lower; a middle element waits for the next level.
+            half = (count + 1) // 2
+            squares[: count - half].add_(squares[half:count])
+            count = half
+        total += float(squares[0]) if count else 0.0
     return total
 
 
-@torch.no_grad()
-def l2_norm(vector: Tensor, *, chunk: int = 2**20) -> float:
-    """L2 norm by fp64 sums over a fixed binary tree: the same bits on any CPU, any thread count."""
-    total = 0.0
-    for start in range(0, vector.numel(), chunk):
-        squares = vector[start : start + chunk].double()
-        squares = squares.mul(squares)
-        while squares.numel() > 1:
-            if squares.numel() % 2:
-                squares = torch.cat([squares, squares.new_zeros(1)])
-            squares = squares[0::2].add(squares[1::2])
-        total += float(squares[0])
-    return math.sqrt(total) if math.isfinite(total) else float("nan")
+def l2_norm(vector: Tensor) -> float:
+    """L2 norm by :func:`sum_of_squares`; NaN where an element is not finite."""
+    return _root(sum_of_squares(vector))
+
+
+def _root(squares: float) -> float:
+    return math.sqrt(squares) if math.isfinite(squares) else float("nan")
+
+
+class ContentDigest:
+    """Content address of bytes that come in pieces: the sha256 of the xxh3_128 of every 4 MiB.
+
+    It is against damage and divergence, not against malice, and ten times as fast as sha256.
+    Pieces must be multiples of 4 MiB, but for the last.
+    """
+
+    def __init__(self) -> None:
+        self._sha = hashlib.sha256()
+
+    def update(self, data: memoryview) -> None:
+        for start in range(0, len(data), DIGEST_CHUNK):
+            self._sha.update(xxhash.xxh3_128_digest(data[start : start + DIGEST_CHUNK]))
+
+    def hexdigest(self) -> str:
+        return self._sha.hexdigest()
+
+
+def content_digest(data: memoryview) -> str:
+    found = ContentDigest()
+    found.update(data)
+    return found.hexdigest()
 
 
 def digest(vector: Tensor) -> str:
-    """sha256 of a flat fp32 CPU vector's bytes."""
-    return hashlib.sha256(vector.contiguous().numpy().data.cast("B")).hexdigest()
+    """:class:`ContentDigest` of a flat fp32 CPU vector's bytes."""
+    return content_digest(memoryview(vector.contiguous().numpy()).cast("B"))  # type: ignore[arg-type]

@@ -1,8 +1,10 @@
 """The global side of a replica: global weights, outer optimizer, and what they stand on.
 
-The model's own parameters are the *local* weights. They equal the global ones at the start of a
-round, drift during it, and are rebased where a round was committed without them:
-``local := global_new + (local - base)``, ``base := global_new``.
+The model's own parameters are the *local* weights. They drift away from the global ones during a
+round. When a fragment's round is committed, what remains of the drift is laid on the new global
+weights: all of it if the round was missed (``local := global_new + (local - base)``), nothing of it
+under the policy *overwrite*, and for a named contributor only what came after the snapshot it
+contributed, times alpha. So no step ever counts twice.
 """
 
 from __future__ import annotations
@@ -11,76 +13,91 @@ import torch
 from torch import Tensor
 
 from diloco.checkpoint import Restored
-from diloco.exchange import Base
 from diloco.layout import Layout
 from diloco.outer import OuterOptimizer, digest
 from diloco.reduce import Merged
+from diloco.rendezvous.geometry import Span
 from diloco.rendezvous.records import Commit
-from diloco.rendezvous.rounds import Totals
+from diloco.rendezvous.view import Totals
+from diloco.sight import Base
 
 
 class GlobalState:
     """Moves only by :meth:`load` and :meth:`apply`, so it is a function of checkpoint and log (I3).
 
-    ``weights`` is (numel,) fp32 on the CPU; ``round`` is the next round to be committed.
+    ``weights`` is (numel,) fp32 on the CPU; ``round`` is the next round to be applied; ``bases``
+    has one entry per fragment.
     """
 
     def __init__(self, layout: Layout, outer: OuterOptimizer) -> None:
         self.layout = layout
         self.outer = outer
         self.weights: Tensor | None = None
-        self.base = Base(round=0, digest="")
+        self.bases: list[Base] = []
         self.totals = Totals()
         self.last_commit: Commit | None = None
         self.round = 1
         self.update_norm = 0.0
+
+    @property
+    def fragments(self) -> int:
+        return self.layout.table.fragments
+
+    @property
+    def whole(self) -> Base:
+        """The newest committed round, and the digest of all weights."""
+        assert self.weights is not None
+        return Base(round=max(base.round for base in self.bases), digest=digest(self.weights))
 
     def load(self, restored: Restored, commit: Commit | None) -> None:
         """Take a checkpoint, and the commit it was made after; local progress is dropped.
 
         The caller has loaded the outer optimizer's state already.
         """
-        self._set(restored.weights, restored.round, rebase=False)
+        self.weights = restored.weights
+        self.bases = [
+            Base(round=round, digest=digest(self.view(fragment)))
+            for fragment, round in enumerate(restored.base_rounds)
+        ]
+        self.layout.write(restored.weights)
         self.totals = restored.totals
         self.last_commit = commit
         self.round = restored.round + 1
 
-    def apply(self, commit: Commit, merged: Merged | None, *, rebase: bool) -> None:
+    def view(self, fragment: int) -> Tensor:
+        """The global weights of a fragment, (n,), shared."""
+        assert self.weights is not None
+        span = self.layout.span(fragment)
+        return self.weights[span.start : span.stop]
+
+    def drift(self, fragment: int) -> Tensor:
+        """``local - base`` of a fragment, (n,) fp32 on the CPU, a new tensor."""
+        return self.layout.progress(self.view(fragment), fragment)
+
+    def apply(self, commit: Commit, merged: Merged | None, *, kept: Tensor | None) -> None:
         """Take the outer step of the next commit; a void one (``merged`` None) changes nothing.
 
-        With ``rebase`` the model keeps its progress since the base; without, it takes the global
-        weights, because its progress is in them.
+        ``kept`` (n,) is laid on the new global weights of the fragment; it is used up.
         """
         assert commit.round == self.round, "commits are applied in order"
         assert self.weights is not None
         self.update_norm = 0.0
         if merged is not None:
-            weights = self.weights.clone()
-            self.update_norm = self.outer.step(weights, merged.vector)
-            self._set(weights, commit.round, rebase=rebase)
+            span: Span = self.layout.span(commit.fragment)
+            self.update_norm = self.outer.step(self.weights, merged.vector, span)
+            weights = self.view(commit.fragment)
+            self.bases[commit.fragment] = Base(round=commit.round, digest=digest(weights))
+            local = weights if kept is None else kept.add_(weights)
+            self.layout.write(local, commit.fragment)
         self.totals = Totals(committed=commit.committed_total, tokens=commit.tokens_total)
         self.last_commit = commit
         self.round = commit.round + 1
-
-    def pseudo_gradient(self) -> Tensor:
-        """``base - local``, (numel,) fp32 on the CPU, a new tensor."""
-        assert self.weights is not None
-        return self.weights.sub(self.layout.read())
 
     def discard_local(self) -> None:
         """The model takes the global weights."""
         assert self.weights is not None
         self.layout.write(self.weights)
 
-    def _set(self, weights: Tensor, round: int, *, rebase: bool) -> None:
-        local = weights
-        if rebase:
-            assert self.weights is not None
-            local = weights.add(self.layout.read().sub(self.weights))
-        self.weights = weights
-        self.base = Base(round=round, digest=digest(weights))
-        self.layout.write(local)
-
 
 def is_finite(vector: Tensor) -> bool:
-    return bool(torch.isfinite(vector).all())
+    return bool(torch.isfinite(vector.sum()))

@@ -12,8 +12,8 @@ from diloco.outer import OuterOptimizer
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.records import Identity
-from diloco.rendezvous.rounds import Totals
 from diloco.rendezvous.store import MissingKey, Store
+from diloco.rendezvous.view import Totals
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,8 @@ def first_state(
     outer: OuterOptimizer,
     clock: Clock,
     check: Callable[[], None],
+    *,
+    may_create: Callable[[], bool] = lambda: True,
 ) -> None:
     """See that checkpoint 0 exists: the first replica to create it decides where all start.
 
@@ -43,7 +45,7 @@ def first_state(
             return
         except MissingKey:
             pass
-        if clock.monotonic() >= turn_s:
+        if clock.monotonic() >= turn_s and may_create():
             break
         check()
         clock.sleep(POLL_S)
@@ -53,6 +55,7 @@ def first_state(
         layout,
         round=0,
         weights=layout.read(),
+        base_rounds=(0,) * layout.table.fragments,
         outer=outer,
         totals=Totals(),
         wall_s=clock.wall(),

@@ -30,6 +30,7 @@ from torch import Tensor
 from diloco.codecs import Codec
 from diloco.fragments import Slot
 from diloco.outer import sum_of_squares
+from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.geometry import HEADER_BYTES, Span, block_elements
 from diloco.rendezvous.store import PART_BYTES
 
@@ -78,12 +79,18 @@ class Packing:
     """One contribution on its way out: encodes ``vector`` block by block into parts of an upload.
 
     ``vector`` (numel,) fp32 on the CPU is left unchanged; ``slots`` are the fragment's tensors.
-    When :meth:`parts` has been exhausted, ``checksums``, ``norms`` (of the decoded tensors) and
-    ``norm`` (of all of them) are known. It may be called again for another try.
+    When :meth:`parts` has been exhausted, ``checksums``, ``norms`` (of the decoded tensors),
+    ``norm`` (of all of them) and ``encode_s`` are known. It may be called again for another try.
     """
 
     def __init__(
-        self, info: PayloadInfo, vector: Tensor, codec: Codec, slots: Sequence[Slot]
+        self,
+        info: PayloadInfo,
+        vector: Tensor,
+        codec: Codec,
+        slots: Sequence[Slot],
+        *,
+        clock: Clock,
     ) -> None:
         assert vector.numel() == info.numel
         self.info = info
@@ -93,6 +100,8 @@ class Packing:
         self._vector = vector
         self._codec = codec
         self._slots = slots
+        self._clock = clock
+        self.encode_s = 0.0
 
     @property
     def norm(self) -> float:
@@ -124,6 +133,7 @@ class Packing:
         first = self._slots[0].offset
         yield header(self.info)
         for start in range(0, self.info.numel, block):
+            started_s = self._clock.monotonic()
             vector = self._vector[start : start + block]
             body = self._codec.encode(vector)
             piece = raw(body)
@@ -131,6 +141,7 @@ class Packing:
             decoded = self._codec.decode(body, vector.numel())
             for index, span in overlaps(self._slots, first, start, vector.numel()):
                 squares[index] += sum_of_squares(decoded[span.start - start : span.stop - start])
+            self.encode_s += self._clock.monotonic() - started_s
             yield piece
         self.checksums = "".join(checksums)
         self.norms = tuple(square**0.5 for square in squares)

@@ -1,64 +1,115 @@
-"""What a replica has done since its base: the books of the inner loop.
+"""What a replica has done: the books of the inner loop.
 
-Two spans are kept apart. Work *since the base* goes into the next contribution and survives a round
-that was missed or void; steps and compute *in this round* start again with every round.
+Everything is counted from the start of the process; a :class:`Mark` is a place in the books, and
+the work *since* a mark is what a contribution stands for. Each fragment has the mark of its base,
+which survives a round that was missed or void.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from diloco.exchange import LocalWork
 from diloco.rendezvous.clock import Clock
 from diloco.reporter import Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalWork:
+    """What a replica did since its base; ``loss`` is the mean over its steps. ``new_tokens`` are
+    those that no earlier contribution of its has counted."""
+
+    tokens: int
+    new_tokens: int
+    steps: int
+    loss: float
+    compute_s: float
+
+
+@dataclass(frozen=True, order=True)
+class Mark:
+    """Cumulative counts at one moment."""
+
+    steps: int = 0
+    tokens: int = 0
+    compute_s: float = 0.0
 
 
 class Work:
     """Counts inner steps. Losses are kept as they are (perhaps on a GPU) until they are needed."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, fragments: int = 1) -> None:
         self._clock = clock
-        self.round_started_wall_s = 0.0
+        self.now = Mark()
         self.steps_in_round = 0
+        self.round_started_wall_s = 0.0
+        self._bases = [Mark()] * fragments
+        self._uncounted_tokens = 0
         self._step_started_s = 0.0
-        self._compute_in_round_s = 0.0
-        self.reset()
-
-    def reset(self) -> None:
-        """The base has moved and holds this work (or the work is thrown away)."""
-        self.tokens = 0
-        self.steps = 0
-        self._compute_s = 0.0
-        self._losses: list[Tensor] = []
+        self._round_started = Mark()
+        self._losses: deque[Tensor] = deque()
+        self._losses_from = 0  # steps before the first loss that is kept
 
     def begin_round(self) -> None:
         self.steps_in_round = 0
-        self._compute_in_round_s = 0.0
+        self._round_started = self.now
         self.round_started_wall_s = self._clock.wall()
+        self.resume()
+
+    def resume(self) -> None:
+        """The next inner step begins now; what went before was not compute."""
         self._step_started_s = self._clock.monotonic()
 
     def count(self, *, tokens: int, loss: Number) -> float:
         """Count one step that has just ended; returns its duration in seconds."""
         now_s = self._clock.monotonic()
         step_s, self._step_started_s = now_s - self._step_started_s, now_s
-        self.tokens += tokens
-        self.steps += 1
+        self.now = Mark(self.now.steps + 1, self.now.tokens + tokens, self.now.compute_s + step_s)
         self.steps_in_round += 1
-        self._compute_s += step_s
-        self._compute_in_round_s += step_s
+        self._uncounted_tokens += tokens
         self._losses.append(loss.detach() if isinstance(loss, Tensor) else torch.tensor(loss))
         return step_s
 
     @property
     def compute_in_round_s(self) -> float:
-        return self._compute_in_round_s
+        return self.now.compute_s - self._round_started.compute_s
 
-    def since_base(self) -> LocalWork:
-        losses = torch.stack([loss.float().reshape(()) for loss in self._losses])
+    def steps_since_base(self, fragment: int) -> int:
+        return self.now.steps - self._bases[fragment].steps
+
+    def contribute(self, fragment: int) -> LocalWork:
+        """The work since the fragment's base. Tokens that were not counted before are counted with
+        it, unless :meth:`take_back` says that it was missed."""
+        base, now = self._bases[fragment], self.now
+        first = base.steps - self._losses_from
+        losses = torch.stack([loss.float().reshape(()) for loss in list(self._losses)[first:]])
+        new_tokens, self._uncounted_tokens = self._uncounted_tokens, 0
         return LocalWork(
-            tokens=self.tokens,
-            steps=self.steps,
+            tokens=now.tokens - base.tokens,
+            new_tokens=new_tokens,
+            steps=now.steps - base.steps,
             loss=float(losses.mean()),
-            compute_s=self._compute_s,
+            compute_s=now.compute_s - base.compute_s,
         )
+
+    def take_back(self, missed: LocalWork) -> None:
+        """A contribution was not taken, and its work lives on: count its tokens with the next."""
+        self._uncounted_tokens += missed.new_tokens
+
+    def throw_away(self) -> None:
+        """Nothing of the work since any base will ever be contributed."""
+        self._uncounted_tokens = 0
+        self.move_base(None, self.now)
+
+    def move_base(self, fragment: int | None, to: Mark) -> None:
+        """The work up to ``to`` is in the global weights, or dropped; None: of all fragments."""
+        chosen = range(len(self._bases)) if fragment is None else [fragment]
+        for index in chosen:
+            self._bases[index] = to
+        oldest = min(base.steps for base in self._bases)
+        while self._losses_from < oldest:
+            self._losses.popleft()
+            self._losses_from += 1

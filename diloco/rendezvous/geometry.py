@@ -6,7 +6,7 @@ elements alone, so nothing of this travels.
 
 - A *block* has one checksum. It is a power of two of elements, so that every codec's own chunks
   (256 or 4096 elements) fit, and there are at most 1,024 of them unless the fragment is enormous.
-- A *part* is one request: as many whole blocks as fit into :data:`PART_BYTES` encoded.
+- A *part* is one ranged read: as many whole blocks as fit into :data:`PART_BYTES` encoded.
 - A *shard* is what one owner reduces: whole blocks, spread as evenly as they go.
 """
 
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PART_BYTES = 16 * 2**20
-"""At 85 to 90 MB/s per connection a range of 8 to 16 MiB is where requests stop to matter."""
+from diloco.rendezvous.store import PART_BYTES
+
 SMALLEST_BLOCK = 2**16
 LARGEST_BLOCK = 2**22
 BLOCKS = 1024

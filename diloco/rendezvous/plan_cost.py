@@ -26,6 +26,7 @@ from diloco.rendezvous.geometry import (
     part_spans,
     shard_spans,
 )
+from diloco.rendezvous.store import PART_BYTES
 from diloco.rendezvous.view import GATHER, SHARDED, SYNCER
 
 BANDWIDTH = 100e6
@@ -96,7 +97,7 @@ def round_cost(
     payload = _Body(numel, codec, topk)
     reduced = _Body(numel, reduced_codec(codec), topk)
     up = HEADER_BYTES + payload.bytes(whole)
-    puts = _uploads(payload.parts(whole)) + 1
+    puts = _uploads(HEADER_BYTES + payload.bytes(whole)) + 1
     others = replicas - 1
     if mode == GATHER:
         down, gets = others * payload.bytes(whole), others * payload.parts(whole)
@@ -111,7 +112,7 @@ def round_cost(
     return RoundCost(
         up=up + reduced.bytes(mine),
         down=others * payload.bytes(mine) + sum(reduced.bytes(span) for span in theirs),
-        puts=puts + _uploads(reduced.parts(mine)),
+        puts=puts + _uploads(reduced.bytes(mine)),
         gets=others * payload.parts(mine) + sum(reduced.parts(span) for span in theirs),
         stages=2,
     )
@@ -125,7 +126,7 @@ def syncer_cost(*, numel: int, codec: str, replicas: int, topk: int = DEFAULT_TO
     return RoundCost(
         up=reduced.bytes(whole),
         down=replicas * payload.bytes(whole),
-        puts=_uploads(reduced.parts(whole)),
+        puts=_uploads(reduced.bytes(whole)),
         gets=replicas * payload.parts(whole),
     )
 
@@ -159,6 +160,7 @@ def cheapest_plan(
     return min(modes, key=seconds)
 
 
-def _uploads(parts: int) -> int:
-    """Requests to upload an object of so many parts."""
-    return parts if parts <= 1 else parts + 2
+def _uploads(size_bytes: int) -> int:
+    """Requests to upload an object: one, or its parts, the begin and the end."""
+    parts = -(-size_bytes // PART_BYTES)
+    return parts + 2 if parts > 1 else 1

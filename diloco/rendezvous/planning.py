@@ -10,6 +10,8 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
+from diloco.rendezvous.cost import payload_bytes
+from diloco.rendezvous.geometry import HEADER_BYTES, block_count
 from diloco.rendezvous.plan_cost import cheapest_plan
 from diloco.rendezvous.records import ContributionRecord, Plan, PlannedContribution, Refusal
 from diloco.rendezvous.view import GATHER, SHARDED, SYNCER, RoundView
@@ -63,9 +65,23 @@ def _wrong(view: RoundView, record: ContributionRecord, agreed_digest: str) -> s
     ):
         if expected != found:
             return f"expected {what} {expected}, found {found}"
+    blocks, size_bytes = block_count(view.numel), payload_size(view)
+    for what, count, length in (
+        ("norms", view.tensors, len(record.norms)),
+        ("digits of checksums", 8 * blocks, len(record.checksums)),
+        ("bytes", size_bytes, record.size_bytes),
+    ):
+        if count != length:
+            return f"expected {count} {what}, found {length}"
     if not all(map(math.isfinite, (record.norm, record.loss, *record.norms))):
         return f"expected a finite pseudo-gradient, found norm {record.norm} and loss {record.loss}"
     return ""
+
+
+def payload_size(view: RoundView) -> int:
+    """Bytes of a payload of the round."""
+    codec, topk = view.settings.codec, view.settings.topk
+    return HEADER_BYTES + payload_bytes(view.numel, codec, topk=topk)
 
 
 def _outliers(view: RoundView, accepted: Sequence[ContributionRecord]) -> list[Refusal]:
@@ -171,6 +187,7 @@ def make_plan(
                 incarnation=record.incarnation,
                 weight=weight / sum(weights),
                 tokens=record.tokens,
+                new_tokens=record.new_tokens,
                 steps=record.steps,
                 compute_s=record.compute_s,
                 loss=record.loss,

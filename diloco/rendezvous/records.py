@@ -146,6 +146,8 @@ class ContributionRecord(Record):
     ``norms`` are the L2 norms of the *decoded* pseudo-gradient, one per tensor of the fragment,
     ``norm`` of the whole. ``checksums`` is the hex crc of each block, eight digits a block;
     ``digest`` pins header and checksums, and so the whole payload (:mod:`diloco.wire`).
+    ``tokens`` and ``steps`` are those since the base, ``new_tokens`` those that no earlier
+    contribution of the replica counted (with fragments, a token is in several).
     ``rounds_here`` counts the rounds this incarnation has followed since it joined.
     """
 
@@ -159,6 +161,7 @@ class ContributionRecord(Record):
     codec: str
     numel: int
     tokens: int
+    new_tokens: int
     steps: int
     loss: float
     norm: float
@@ -183,6 +186,7 @@ class PlannedContribution:
     incarnation: str
     weight: float
     tokens: int
+    new_tokens: int
     steps: int
     compute_s: float
     loss: float
@@ -261,16 +265,45 @@ class StoredObject:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TensorEntry:
+    """One trained tensor of the model, for processes that have no model."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    embedding: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointManifest(Record):
-    """Create-once: one writer's objects hold the global weights and outer state after ``round``."""
+    """Create-once: one writer's objects hold the global weights and outer state after ``round``.
+
+    ``base_rounds`` is the newest committed round of each fragment, ``tensors`` what the model is
+    made of, in its own order.
+    """
 
     round: int
     writer: Identity
     model_hash: str
+    base_rounds: tuple[int, ...]
+    tensors: tuple[TensorEntry, ...]
     weights_digest: str
     weights: StoredObject
     outer: StoredObject | None
     tokens_total: int
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaStateManifest(Record):
+    """One replica's own state after ``round``; written last, by its one writer. ``tree`` is the
+    JSON skeleton of the state dicts whose tensors lie in ``tensors``."""
+
+    writer: Identity
+    round: int
+    tokens: int
+    tree: Any
+    tensors: StoredObject
     wall_s: float
 
 

@@ -139,7 +139,7 @@ def make_commit(
 ) -> Commit:
     """The commit, or the void, that follows from a plan and how its reduction went."""
     void = bool(merge.failure)
-    tokens_total = totals.tokens + (0 if void else sum(c.tokens for c in plan.contributions))
+    tokens_total = totals.tokens + (0 if void else sum(c.new_tokens for c in plan.contributions))
     committed_total = totals.committed + (0 if void else 1)
     settings = view.settings
     return Commit(

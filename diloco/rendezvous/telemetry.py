@@ -43,7 +43,10 @@ class RoundReport:
     """One replica's view of one finished round.
 
     ``outcome``: included, late (committed without this replica), void. ``weights_digest`` is the
-    digest of the global weights after the round (invariant I3: all replicas must agree).
+    digest of the fragment's global weights after the round (invariant I3: all replicas must agree).
+
+    ``phases`` are seconds of the training loop: with overlap its *wait* is how long it was blocked,
+    and the exchange's own phases are ``background``.
     """
 
     round: int
@@ -51,6 +54,7 @@ class RoundReport:
     started_wall_s: float
     committed_wall_s: float
     phases: Mapping[str, float]
+    background: Mapping[str, float] = field(default_factory=dict)
     bytes_up: int
     bytes_down: int
     requests: int

@@ -45,10 +45,11 @@ class RoundView:
     """What one observer has seen of round ``round``.
 
     ``contributions`` holds the highest incarnation's record of each replica. ``expected`` are the
-    replicas believed alive and working towards this round, ``live`` all that are alive, the
-    ``syncers`` among them. ``base_round``, ``base_digest`` and ``model_hash`` are what the observer
-    itself stands on. ``totals`` is None while the commit before is not known. ``waited_s`` is how
-    long the observer has been waiting, ``sync_s`` how long exchanges took lately.
+    replicas believed alive and working towards this round, ``live`` all that are alive,
+    ``syncers`` those beside them that only reduce. ``numel`` and ``tensors`` are the fragment's.
+    ``base_round``, ``base_digest`` and ``model_hash`` are what the observer itself stands on.
+    ``totals`` is None while the commit before is not known. ``waited_s`` is how long the observer
+    has been waiting, ``sync_s`` how long exchanges took lately.
 
     Once there is a plan: ``merges`` are the observer's own reductions by shard, ``reduced`` what a
     listing of the reduced objects showed (shard -> digests; None: not listed).
@@ -62,6 +63,7 @@ class RoundView:
     settings: GroupSettings
     model_hash: str
     numel: int
+    tensors: int
     base_round: int
     base_digest: str
     totals: Totals | None

@@ -17,8 +17,9 @@ from diloco.errors import FencedOut, ModelMismatch, ReplicaError
 from diloco.group import join
 from diloco.layout import Layout
 from diloco.outer import OuterOptimizer
-from diloco.reduce import gather
+from diloco.reduce import Reducer
 from diloco.rendezvous import keys
+from diloco.rendezvous.clock import SystemClock
 from diloco.rendezvous.records import Beat, CheckpointManifest, Command
 from diloco.rendezvous.store import LocalStore
 from diloco.rendezvous.telemetry import Segment
@@ -312,9 +313,10 @@ def test_the_global_state_is_a_function_of_checkpoint_and_log(tiny_group: MakeGr
     outer = OuterOptimizer(lr=0.7, momentum=0.9, numel=layout.numel)
     manifest = CheckpointManifest.from_bytes(group.store.get(keys.checkpoint_manifest(0)))
     weights = load_checkpoint(group.store, manifest, layout, outer).weights
+    reducer = Reducer(group.store, group.settings, SystemClock())
     for commit in group.commits():
         plan = group.plan(commit.round)
-        merged = gather(group.store, plan, codec_name="fp32", numel=layout.numel)
+        merged = reducer.gather(plan, layout.slots, None, reducer.meter())
         assert merged.digest == commit.merged_digest
         outer.step(weights, merged.vector)
     assert torch.equal(weights, members[0].weights())

@@ -13,13 +13,22 @@ import torch
 from torch import nn
 
 from diloco.layout import Layout
-from diloco.outer import OuterOptimizer, digest, l2_norm, merge
+from diloco.outer import (
+    ContentDigest,
+    OuterOptimizer,
+    WeightedSum,
+    digest,
+    l2_norm,
+    rescale,
+)
+from diloco.rendezvous.geometry import Span
 
 # Random numbers are NumPy's: torch's own differ with the CPU's capability.
 PROGRAM = """
 import numpy as np
 import torch
-from diloco.outer import OuterOptimizer, digest, l2_norm, merge
+from diloco.outer import OuterOptimizer, WeightedSum, digest, l2_norm, rescale
+from diloco.rendezvous.geometry import Span
 torch.set_num_threads({threads})
 rng = np.random.default_rng(3)
 def randn():
@@ -27,8 +36,11 @@ def randn():
 w = randn()
 outer = OuterOptimizer(lr=0.7, momentum=0.9, numel=w.numel())
 for _ in range(5):
-    xs = [(weight, randn()) for weight in (0.2, 0.3, 0.5)]
-    norm = outer.step(w, merge(xs, numel=w.numel()))
+    mean = WeightedSum(torch.empty(w.numel()))
+    for weight in (0.2, 0.3, 0.5):
+        mean.add(0, randn(), weight)
+    rescale(mean.total, [(Span(0, 70_001), 3.0), (Span(70_001, w.numel()), 5.0)])
+    norm = outer.step(w, mean.total)
 print(digest(w), digest(outer.buffer), norm.hex(), l2_norm(w).hex())
 """
 
@@ -81,14 +93,29 @@ def test_the_outer_step_is_nesterov_sgd() -> None:
 
 def test_merge_is_a_weighted_sum_in_the_order_given() -> None:
     xs = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, -2.0])]
-    mean = merge(zip((0.25, 0.75), xs, strict=True), numel=2)
-    assert mean.tolist() == [2.5, -1.0]
+    mean = WeightedSum(torch.full((3,), 9.0))
+    for weight, x in zip((0.25, 0.75), xs, strict=True):
+        mean.add(1, x, weight)
+    assert mean.total.tolist() == [0.0, 2.5, -1.0]
 
 
-@pytest.mark.parametrize("numel", [0, 1, 3, 1024, 100_003])
+def test_rescaling_gives_each_piece_its_length_and_leaves_zeros_alone() -> None:
+    vector = torch.tensor([3.0, 4.0, 0.0, 0.0, 7.0])
+    rescale(vector, [(Span(0, 2), 10.0), (Span(2, 4), 10.0)])
+    assert vector.tolist() == [6.0, 8.0, 0.0, 0.0, 7.0]
+
+
+def test_an_outer_step_of_a_fragment_touches_nothing_else() -> None:
+    weights, outer = torch.zeros(5), OuterOptimizer(lr=1.0, momentum=0.5, numel=5)
+    outer.step(weights, torch.ones(2), Span(2, 4))
+    assert weights.tolist() == [0, 0, -1.5, -1.5, 0]
+    assert outer.buffer.tolist() == [0, 0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("numel", [0, 1, 3, 1024, 65_536, 200_003])
 def test_the_norm_is_the_norm(numel: int) -> None:
     vector = torch.randn(numel, generator=torch.Generator().manual_seed(0))
-    assert l2_norm(vector, chunk=1000) == pytest.approx(float(vector.double().norm()), rel=1e-12)
+    assert l2_norm(vector) == pytest.approx(float(vector.double().norm()), rel=1e-12)
     assert math.isnan(l2_norm(torch.tensor([1.0, math.inf])))
 
 
@@ -138,6 +165,16 @@ def test_tensors_of_another_model_are_refused() -> None:
     layout = Layout(nn.Linear(2, 3))
     with pytest.raises(ValueError, match="model's own tensors"):
         layout.join({"weight": torch.zeros(3, 2)})
+
+
+def test_a_digest_of_pieces_is_the_digest_of_the_whole() -> None:
+    data = memoryview(bytes(range(256)) * 40_000)
+    found = ContentDigest()
+    found.update(data[: 4 * 2**20])
+    found.update(data[4 * 2**20 :])
+    whole = ContentDigest()
+    whole.update(data)
+    assert found.hexdigest() == whole.hexdigest()
 
 
 def test_the_digest_sees_every_bit() -> None:

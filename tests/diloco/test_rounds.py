@@ -30,7 +30,8 @@ def contribution(replica: int, **changes: object) -> ContributionRecord:
     record = ContributionRecord(
         round=5, fragment=0, base_round=4, base_digest="base", replica=replica,
         incarnation="00001-00000000", model_hash="model", codec="fp32", numel=10, tokens=100,
-        steps=10, loss=2.0, norm=1.0, size_bytes=296, digest=f"digest{replica}",
+        new_tokens=100,
+        steps=10, loss=2.0, norm=1.0, norms=(1.0,), size_bytes=296, digest=f"digest{replica}",
         checksums="00000000", compute_s=1.0, encode_s=0.0, rounds_here=4, wall_s=0.0,
     )  # fmt: skip
     return dataclasses.replace(record, **changes)  # type: ignore[arg-type]
@@ -41,7 +42,7 @@ def view(
 ) -> RoundView:
     seen = RoundView(
         round=5, fragment=0, me=Identity(replica=me, incarnation="00001-00000000"),
-        settings=SETTINGS, model_hash="model", numel=10, base_round=4, base_digest="base",
+        settings=SETTINGS, model_hash="model", numel=10, tensors=1, base_round=4, base_digest="base",
         totals=Totals(committed=4, tokens=4000),
         contributions={record.replica: record for record in records},
         expected=frozenset(map(int, expected)), live=frozenset(map(int, expected)),
@@ -296,7 +297,8 @@ def test_without_a_syncer_the_replicas_do_it_themselves() -> None:
 
 def test_auto_gathers_what_is_small_and_shards_what_is_large() -> None:
     small = planned(view(0, *map(contribution, range(3))))
-    many = [contribution(n, numel=10**9) for n in range(8)]
+    size = {"numel": 10**9, "size_bytes": 256 + 4 * 10**9, "checksums": "0" * 8 * 954}
+    many = [contribution(n, **size) for n in range(8)]
     large = planned(view(0, *many, expected="01234567", numel=10**9))
     assert (small.mode, large.mode) == ("gather", "sharded")
 

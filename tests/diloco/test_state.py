@@ -11,7 +11,7 @@ from diloco.layout import Layout
 from diloco.outer import OuterOptimizer, digest
 from diloco.reduce import Merged
 from diloco.rendezvous.records import Commit, Identity
-from diloco.rendezvous.rounds import Totals
+from diloco.rendezvous.view import Totals
 from diloco.state import GlobalState, is_finite
 
 
@@ -27,45 +27,46 @@ def commit(round: int, void: str = "") -> Commit:
 def state() -> GlobalState:
     layout = Layout(nn.Linear(2, 2, bias=False))
     state = GlobalState(layout, OuterOptimizer(lr=1.0, momentum=0.0, numel=4))
-    state.load(Restored(round=0, weights=torch.zeros(4), totals=Totals()), None)
+    state.load(Restored(round=0, weights=torch.zeros(4), base_rounds=(0,), totals=Totals()), None)
     return state
 
 
-GRADIENT = Merged(vector=torch.tensor([1.0, 2.0, 3.0, 4.0]), digest="")
+def merged() -> Merged:
+    return Merged(vector=torch.tensor([1.0, 2.0, 3.0, 4.0]))
 
 
 def test_loading_puts_the_global_weights_into_the_model(state: GlobalState) -> None:
     assert state.layout.read().tolist() == [0, 0, 0, 0]
-    assert (state.round, state.base.round) == (1, 0)
+    assert (state.round, state.bases[0].round) == (1, 0)
 
 
 def test_an_included_replica_takes_the_global_weights(state: GlobalState) -> None:
     state.layout.write(torch.full((4,), 10.0))
-    state.apply(commit(1), GRADIENT, rebase=False)
+    state.apply(commit(1), merged(), kept=None)
     assert state.layout.read().tolist() == [-1, -2, -3, -4]
-    assert state.base.digest == digest(torch.tensor([-1.0, -2.0, -3.0, -4.0]))
+    assert state.bases[0].digest == digest(torch.tensor([-1.0, -2.0, -3.0, -4.0]))
     assert state.totals == Totals(committed=1, tokens=10)
 
 
 def test_a_late_replica_keeps_its_progress_on_the_new_base(state: GlobalState) -> None:
     state.layout.write(torch.full((4,), 10.0))
-    before = state.pseudo_gradient()
-    state.apply(commit(1), GRADIENT, rebase=True)
+    before = state.drift(0)
+    state.apply(commit(1), merged(), kept=state.drift(0))
     assert state.layout.read().tolist() == [9, 8, 7, 6]
-    assert torch.equal(state.pseudo_gradient(), before)
+    assert torch.equal(state.drift(0), before)
 
 
 def test_a_void_round_changes_nothing_but_the_count(state: GlobalState) -> None:
     state.layout.write(torch.full((4,), 10.0))
-    base = state.base
-    state.apply(commit(1, void="lost"), None, rebase=True)
+    base = state.bases[0]
+    state.apply(commit(1, void="lost"), None, kept=None)
     assert state.layout.read().tolist() == [10] * 4
-    assert (state.base, state.round) == (base, 2)
+    assert (state.bases[0], state.round) == (base, 2)
 
 
 def test_commits_are_applied_in_order(state: GlobalState) -> None:
     with pytest.raises(AssertionError, match="in order"):
-        state.apply(commit(2), GRADIENT, rebase=False)
+        state.apply(commit(2), merged(), kept=None)
 
 
 def test_finite_is_finite() -> None:

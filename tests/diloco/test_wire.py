@@ -1,4 +1,4 @@
-"""Payloads and codecs: what is packed comes back, and damage of any kind is found."""
+"""Payloads: what is packed comes back part by part, and damage of any kind is found."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from diloco.codecs import get_codec
-from diloco.wire import BLOCK_BYTES, BadPayload, Payload, PayloadInfo, pack, unpack
+from diloco.fragments import Slot, Table
+from diloco.rendezvous import geometry
+from diloco.rendezvous.clock import SystemClock
+from diloco.rendezvous.geometry import HEADER_BYTES, Span
+from diloco.wire import BadPayload, Packing, PayloadInfo, decode_part, digest_of, header
+
+BLOCK = geometry.SMALLEST_BLOCK
 
 
 def info(numel: int, codec: str = "fp32") -> PayloadInfo:
@@ -15,44 +21,91 @@ def info(numel: int, codec: str = "fp32") -> PayloadInfo:
     )
 
 
-def packed(vector: torch.Tensor, codec: str = "fp32") -> Payload:
-    return pack(info(vector.numel(), codec), get_codec(codec).encode(vector))
+def slots(*numels: int) -> tuple[Slot, ...]:
+    found = [Slot(name=f"t{i}", shape=(n,), dtype="float32", numel=n) for i, n in enumerate(numels)]
+    return Table(found, fragments=1, pattern="size").slots
 
 
-@pytest.mark.parametrize("numel", [0, 1, 7, 1000, BLOCK_BYTES // 4 + 3])
-@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+def pack(vector: torch.Tensor, codec: str = "fp32") -> tuple[bytes, Packing]:
+    packing = Packing(
+        info(vector.numel(), codec), vector, get_codec(codec), slots(vector.numel()),
+        clock=SystemClock(),
+    )  # fmt: skip
+    return b"".join(packing.parts()), packing
+
+
+@pytest.mark.parametrize("numel", [0, 1, 7, BLOCK, 3 * BLOCK + 5])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "e3m0", "topk"])
 def test_a_vector_comes_back(numel: int, codec: str) -> None:
     vector = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
-    payload = packed(vector, codec)
-    body = unpack(payload.data, info(numel, codec), digest=payload.digest)
-    decoded = get_codec(codec).decode(body, numel)
-    expected = vector if codec == "fp32" else vector.bfloat16().float()
-    assert torch.equal(decoded, expected)
-    assert body.numel() == get_codec(codec).encoded_bytes(numel)
+    data, packing = pack(vector, codec)
+    engine = get_codec(codec)
+    assert len(data) == packing.size_bytes == HEADER_BYTES + engine.encoded_bytes(numel)
+    found = decode_part(
+        data[HEADER_BYTES:], Span(0, numel), engine, numel=numel, checksums=packing.checksums
+    )
+    assert torch.equal(found, engine.decode(engine.encode(vector), numel))
+    assert packing.norm == pytest.approx(float(found.double().norm()), rel=1e-12)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "e3m0", "topk"])
+def test_any_run_of_blocks_can_be_read_alone(codec: str) -> None:
+    vector = torch.randn(3 * BLOCK + 5, generator=torch.Generator().manual_seed(1))
+    data, packing = pack(vector, codec)
+    engine = get_codec(codec)
+    whole = engine.decode(engine.encode(vector), vector.numel())
+    for span in (Span(BLOCK, 2 * BLOCK), Span(2 * BLOCK, 3 * BLOCK + 5), Span(0, 2 * BLOCK)):
+        start = HEADER_BYTES + engine.encoded_bytes(span.start)
+        piece = data[start : start + engine.encoded_bytes(span.numel)]
+        found = decode_part(piece, span, engine, numel=vector.numel(), checksums=packing.checksums)
+        assert torch.equal(found, whole[span.start : span.stop])
+
+
+def test_an_upload_is_cut_into_parts_of_memory_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("diloco.wire.PART_BYTES", 100_000)
+    vector = torch.arange(2.0 * BLOCK)
+    packing = Packing(
+        info(vector.numel()), vector, get_codec("fp32"), slots(BLOCK, BLOCK), clock=SystemClock()
+    )
+    parts = list(packing.parts())
+    assert {len(part) for part in parts[:-1]} == {100_000} and len(parts[-1]) <= 100_000
+    assert b"".join(parts)[HEADER_BYTES:] == vector.numpy().tobytes()
+    assert packing.norms == pytest.approx(
+        [float(half.double().norm()) for half in vector.split(BLOCK)]
+    )
+    first = packing.digest
+    assert b"".join(packing.parts()) == b"".join(parts), "it can be made again for another try"
+    assert packing.digest == first
 
 
 def test_every_flipped_byte_is_found() -> None:
-    payload = packed(torch.arange(40.0))
-    for position in range(len(payload.data)):
-        damaged = bytearray(payload.data)
-        damaged[position] ^= 0x10
-        with pytest.raises(BadPayload):
-            unpack(damaged, info(40), digest=payload.digest)
+    data, packing = pack(torch.arange(40.0))
+    engine = get_codec("fp32")
+    for position in range(HEADER_BYTES, len(data)):
+        damaged = bytearray(data[HEADER_BYTES:])
+        damaged[position - HEADER_BYTES] ^= 0x10
+        with pytest.raises(BadPayload, match=r"expected checksum .* of block 0"):
+            decode_part(damaged, Span(0, 40), engine, numel=40, checksums=packing.checksums)
 
 
 def test_every_truncation_is_found() -> None:
-    payload = packed(torch.arange(40.0))
-    for length in range(len(payload.data)):
-        with pytest.raises(BadPayload):
-            unpack(bytes(payload.data[:length]), info(40), digest=payload.digest)
+    data, packing = pack(torch.arange(40.0))
+    for length in range(len(data) - HEADER_BYTES):
+        with pytest.raises(BadPayload, match=f"expected 160 bytes .*, found {length}"):
+            decode_part(
+                data[HEADER_BYTES : HEADER_BYTES + length], Span(0, 40), get_codec("fp32"),
+                numel=40, checksums=packing.checksums,
+            )  # fmt: skip
 
 
-def test_another_replicas_payload_is_refused_with_expected_and_found() -> None:
-    payload = packed(torch.arange(40.0))
-    with pytest.raises(BadPayload, match="expected numel 41, found 40"):
-        unpack(payload.data, info(41), digest=payload.digest)
-    with pytest.raises(BadPayload, match="expected digest"):
-        unpack(payload.data, info(40), digest="0" * 64)
+def test_the_digest_pins_who_when_and_what() -> None:
+    data, packing = pack(torch.arange(40.0))
+    assert data[:HEADER_BYTES] == header(info(40))
+    assert packing.digest == digest_of(info(40), packing.checksums)
+    others = {digest_of(info(41), packing.checksums), digest_of(info(40), "00000000")}
+    assert packing.digest not in others and len(others) == 2
 
 
 def test_bf16_loses_at_most_half_a_unit_in_the_last_place() -> None:

@@ -1,0 +1,177 @@
+"""What a member does beside training: evaluate, checkpoint, save its own state, report.
+
+Evaluation and checkpoints are of the *global* weights and one member's turn after each commit
+(:mod:`diloco.finish`); a replica's own state is everybody's own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from diloco.checkpoint import save_checkpoint, sweep
+from diloco.finish import checkpointer, evaluator
+from diloco.inner import Inner
+from diloco.membership import Lease
+from diloco.open_rounds import OpenRound
+from diloco.rendezvous.clock import Clock
+from diloco.rendezvous.records import Commit
+from diloco.rendezvous.settings import GroupSettings
+from diloco.rendezvous.store import MeteredStore, Store, StoreUsage
+from diloco.rendezvous.telemetry import Evaluation, RoundReport
+from diloco.replica_state import ReplicaState, save_replica_state
+from diloco.reporter import Reporter
+from diloco.residual import Residuals
+from diloco.state import GlobalState
+
+log = logging.getLogger(__name__)
+
+Evaluate = Callable[[], tuple[float, int]]
+"""Evaluates the model as it is; returns (mean loss in nats per token, tokens evaluated)."""
+
+
+class Chores:
+    def __init__(
+        self,
+        store: Store,
+        metered: MeteredStore,
+        state: GlobalState,
+        inner: Inner,
+        lease: Lease,
+        reporter: Reporter,
+        evaluate: Evaluate | None,
+        settings: GroupSettings,
+        clock: Clock,
+        *,
+        may_create: Callable[[], bool],
+    ) -> None:
+        self.last_evaluation: Evaluation | None = None
+        self.tokens_before = 0
+        """Trained by earlier processes of this replica."""
+        self._identity = lease.identity
+        self._store = store
+        self._metered = metered
+        self._state = state
+        self._inner = inner
+        self._lease = lease
+        self._reporter = reporter
+        self._evaluate = evaluate
+        self._settings = settings
+        self._clock = clock
+        self._may_create = may_create
+        self._reported = StoreUsage()
+        self._saved_round = 0
+
+    # -- after a commit --------------------------------------------------------------------------
+
+    def after(self, commit: Commit, residuals: Residuals) -> None:
+        """What is this member's to do now that ``commit`` has been applied."""
+        if commit.void:
+            return
+        count, settings = commit.committed_total, self._settings
+        if settings.eval_every and (commit.last or count % settings.eval_every == 0):
+            if self._identity == evaluator(commit):
+                self._evaluate_global(commit)
+        if commit.last or count % settings.checkpoint_every == 0:
+            # Where only one may create, it is always its turn.
+            mine = self._identity == checkpointer(commit) or not self._store.atomic_create
+            if mine and self._may_create():
+                self._checkpoint(commit)
+        if settings.state_every and count % settings.state_every == 0 and not commit.last:
+            self.save_own(residuals)
+
+    def _evaluate_global(self, commit: Commit) -> None:
+        if self._evaluate is None:
+            return
+        layout, weights = self._state.layout, self._state.weights
+        assert weights is not None
+        whole = self._settings.num_fragments == 1 and self._settings.overlap_steps == 0
+        local = None if whole else layout.read()
+        if local is not None:
+            layout.write(weights)
+        loss, tokens = self._evaluate()
+        if local is not None:
+            layout.write(local)
+        log.info("evaluation after round %d: loss %.4f nats per token", commit.round, loss)
+        self.last_evaluation = Evaluation(
+            round=commit.round, loss=loss, tokens=tokens, wall_s=self._clock.wall()
+        )
+        self._reporter.evaluation(self.last_evaluation)
+
+    def _checkpoint(self, commit: Commit) -> None:
+        state = self._state
+        assert state.weights is not None
+        manifest = save_checkpoint(
+            self._store,
+            self._identity,
+            state.layout,
+            round=commit.round,
+            weights=state.weights,
+            base_rounds=tuple(base.round for base in state.bases),
+            outer=state.outer,
+            totals=state.totals,
+            wall_s=self._clock.wall(),
+        )
+        if manifest is not None:
+            log.info("checkpoint of round %d is complete", commit.round)
+            sweep(self._store)
+
+    def save_own(self, residuals: Residuals) -> None:
+        """Save inner optimizer, residual and data position, once a round at most."""
+        commit = self._state.last_commit
+        if commit is None or commit.round == self._saved_round:
+            return
+        state = ReplicaState(
+            round=commit.round,
+            tokens=self._lease.progress.tokens,
+            trees=self._inner.save(),
+            residuals={n: e for n, e in enumerate(residuals.of) if e is not None},
+        )
+        try:
+            save_replica_state(self._store, self._identity, state, wall_s=self._clock.wall())
+        except TypeError as error:
+            log.error("the replica's own state is not saved: %s", error)
+        self._saved_round = commit.round
+
+    # -- reports ---------------------------------------------------------------------------------
+
+    def report(
+        self,
+        commit: Commit,
+        outcome: str,
+        opened: OpenRound,
+        *,
+        blocked_s: float,
+        apply_s: float,
+        overlapping: bool,
+    ) -> None:
+        """Tell how a round went. With overlap the exchange is in the background, and only the time
+        that the training loop was blocked counts as waiting."""
+        phases = {"compute": opened.compute_s, "apply": apply_s}
+        background = {}
+        if overlapping:
+            phases["wait"] = blocked_s
+            background = opened.timings.seconds
+        else:
+            phases |= opened.timings.seconds
+        used, before = replace(self._metered.usage), self._reported
+        self._reported = used
+        self._reporter.round(
+            RoundReport(
+                round=opened.round,
+                outcome=outcome,
+                started_wall_s=opened.started_wall_s,
+                committed_wall_s=self._clock.wall(),
+                phases=phases,
+                background=background,
+                requests=used.requests - before.requests,
+                bytes_up=used.bytes_up - before.bytes_up,
+                bytes_down=used.bytes_down - before.bytes_down,
+                norm=opened.sent.record.norm if opened.sent else float("nan"),
+                update_norm=self._state.update_norm,
+                contributors=len(commit.contributors),
+                weights_digest=self._state.bases[opened.fragment].digest,
+            )
+        )
+        log.info("round %d: %s, %d contributors", opened.round, outcome, len(commit.contributors))

@@ -1,0 +1,91 @@
+"""Rounds on their way: contributed, not yet applied.
+
+Without overlap a round is exchanged while the caller waits; with it, in a thread, during the
+``overlap_steps`` inner steps that follow. Then several rounds may be open, and they are closed in
+order, each when its steps are over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from diloco.exchange import Sent, Settled, Timings
+from diloco.sight import Base
+from diloco.work import LocalWork, Mark
+
+
+@dataclass(frozen=True)
+class TooLate:
+    """The round was committed before this replica had contributed to it."""
+
+
+@dataclass(kw_only=True)
+class OpenRound:
+    """A round that this replica has worked for.
+
+    ``gradient`` (n,) is ``base - local`` of the fragment when its steps ended, ``contributed`` what
+    was sent of it (with error feedback; the same tensor without). ``due_steps`` is the inner step
+    after which it is to be applied. ``sent`` is there once the contribution is durable.
+    """
+
+    round: int
+    fragment: int
+    base: Base
+    mark: Mark
+    due_steps: int
+    work: LocalWork
+    gradient: Tensor
+    contributed: Tensor
+    timings: Timings
+    started_wall_s: float
+    compute_s: float
+    sent: Sent | None = None
+
+
+Exchanged = Settled | TooLate
+
+
+class OpenRounds:
+    """The queue. ``exchange`` does one round's I/O and may be called from a thread."""
+
+    def __init__(self, exchange: Callable[[OpenRound], Exchanged], *, at_once: int) -> None:
+        self._exchange = exchange
+        self._queue: deque[tuple[OpenRound, Future[Exchanged]]] = deque()
+        self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="exchange")
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def begin(self, opened: OpenRound) -> None:
+        """Exchange it in the background."""
+        self._queue.append((opened, self._pool.submit(self._exchange, opened)))
+
+    def due(self, steps: int) -> bool:
+        """Whether the oldest is to be closed now."""
+        return bool(self._queue) and self._queue[0][0].due_steps <= steps
+
+    def first(self) -> OpenRound:
+        return self._queue[0][0]
+
+    def close(self) -> tuple[OpenRound, Callable[[], Exchanged]]:
+        """Take the oldest out; the function waits for its exchange and raises what it raised."""
+        opened, future = self._queue.popleft()
+        return opened, future.result
+
+    def has(self, round: int) -> bool:
+        return any(opened.round == round for opened, _ in self._queue)
+
+    def drop_before(self, round: int) -> None:
+        """Forget rounds that have been overtaken; their threads see that for themselves."""
+        while self._queue and self._queue[0][0].round < round:
+            self._queue.popleft()
+
+    def end(self) -> None:
+        """Wait for the threads, which have been told to leave."""
+        self._queue.clear()
+        self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,96 @@
+"""What is a replica's own: inner optimizer, residual, data position.
+
+Saved now and then under the replica's number, so that a relaunch under the same identity goes on
+where the last process stopped, from the *global* weights: local progress that was not contributed
+is lost with its process. The newest complete save wins; its manifest is written last and names
+objects and digests. A residual is dropped if any round after the save took a contribution of this
+replica in the residual's fragment, because then part of it is in the global weights already.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from safetensors.torch import save as save_safetensors
+from torch import Tensor
+
+from diloco.checkpoint import load_tensors, put_object
+from diloco.errors import ReplicaError
+from diloco.rendezvous import keys
+from diloco.rendezvous.records import BadRecord, Identity, ReplicaStateManifest
+from diloco.rendezvous.store import MissingKey, Store
+from diloco.tree import join_tree, split_tree
+
+log = logging.getLogger(__name__)
+
+KEPT = 1
+"""Older saves that stay beside the newest, for a reader that has just listed them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaState:
+    """After ``round``. ``trees`` are state dicts by name (inner optimizer, the caller's own);
+    ``residuals`` by fragment."""
+
+    round: int
+    tokens: int
+    trees: Mapping[str, Any]
+    residuals: Mapping[int, Tensor]
+
+
+def save_replica_state(
+    store: Store, identity: Identity, state: ReplicaState, *, wall_s: float
+) -> ReplicaStateManifest:
+    """Write the state, then the manifest, then delete this replica's older saves.
+
+    Raises :class:`TypeError` for a state dict that is more than plain values and tensors.
+    """
+    skeleton, tensors = split_tree(dict(state.trees))
+    folder = keys.replica_state_dir(identity.replica, identity.incarnation, state.round)
+    residuals = {f"residual.{fragment}": tensor for fragment, tensor in state.residuals.items()}
+    manifest = ReplicaStateManifest(
+        writer=identity,
+        round=state.round,
+        tokens=state.tokens,
+        tree=skeleton,
+        tensors=put_object(
+            store, f"{folder}state.safetensors", save_safetensors({**tensors, **residuals})
+        ),
+        wall_s=wall_s,
+    )
+    key = keys.replica_state_manifest(identity.replica, identity.incarnation, state.round)
+    store.put(key, manifest.to_bytes())
+    listed = [info.key for info in store.list(keys.replica_state(identity.replica))]
+    folders = sorted({key.rsplit("/", 1)[0] + "/" for key in listed})
+    old = tuple(folders[: folders.index(folder)][: -KEPT or None])
+    store.delete([key for key in listed if old and key.startswith(old)])
+    return manifest
+
+
+def load_replica_state(store: Store, replica: int) -> ReplicaState | None:
+    """The newest complete save of a replica number; None if there is none that can be read."""
+    saves = [
+        info.key
+        for info in store.list(keys.replica_state(replica))
+        if keys.parse_replica_state(info.key)
+    ]
+    for key in sorted(saves, reverse=True):
+        try:
+            manifest = ReplicaStateManifest.from_bytes(store.get(key))
+            tensors = load_tensors(store, manifest.tensors)
+            trees = join_tree(manifest.tree, tensors)
+        except (BadRecord, MissingKey, ReplicaError, ValueError) as error:
+            log.warning("saved state %s is refused: %s", key, error)
+            continue
+        residuals = {
+            int(name.removeprefix("residual.")): tensor
+            for name, tensor in tensors.items()
+            if name.startswith("residual.")
+        }
+        return ReplicaState(
+            round=manifest.round, tokens=manifest.tokens, trees=trees, residuals=residuals
+        )
+    return None

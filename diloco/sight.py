@@ -1,0 +1,185 @@
+"""What one process sees of a round in the store, put together for the decision core.
+
+Reads only. Records and commits never change once they are there, so each is read once; leases and
+listings are read anew whenever a view is asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from diloco.errors import RunOver
+from diloco.fragments import Slot, Table
+from diloco.membership import Observer
+from diloco.rendezvous import keys
+from diloco.rendezvous.records import BadRecord, Commit, ContributionRecord, Identity, Plan
+from diloco.rendezvous.settings import GroupSettings
+from diloco.rendezvous.store import MissingKey, Store
+from diloco.rendezvous.view import MODES, Merge, RoundView, Totals
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """What a pseudo-gradient was taken from: the newest committed round of the fragment and the
+    digest of its weights."""
+
+    round: int
+    digest: str
+
+
+class Sight:
+    """``committer`` names the only replica that may create, on a store without atomic create."""
+
+    def __init__(
+        self,
+        store: Store,
+        identity: Identity,
+        settings: GroupSettings,
+        *,
+        observer: Observer,
+        model_hash: str,
+        table: Table,
+        committer: Callable[[], int | None],
+    ) -> None:
+        self._store = store
+        self._identity = identity
+        self._settings = settings
+        self._observer = observer
+        self._model_hash = model_hash
+        self._table = table
+        self._committer = committer
+        self._records: dict[str, ContributionRecord] = {}
+        self._refused_keys: set[str] = set()
+        self._commits: dict[int, Commit] = {}
+
+    def fragment(self, round: int) -> int:
+        return (round - 1) % self._table.fragments
+
+    def slots(self, round: int) -> tuple[Slot, ...]:
+        return self._table.slots_of(self.fragment(round))
+
+    # -- the log ---------------------------------------------------------------------------------
+
+    def commit_of(self, round: int) -> Commit | None:
+        """The commit of a round, None if there is none yet."""
+        if round not in self._commits:
+            try:
+                self._commits[round] = Commit.from_bytes(self._store.get(keys.commit(round)))
+            except MissingKey:
+                return None
+        return self._commits[round]
+
+    def plan_of(self, round: int) -> Plan | None:
+        """The plan of a round, None if there is none yet."""
+        try:
+            plan = Plan.from_bytes(self._store.get(keys.plan(round)))
+        except MissingKey:
+            return None
+        if plan.mode not in MODES:
+            raise BadRecord(
+                f"round {round}: expected a plan mode of {', '.join(MODES)}, found {plan.mode!r}"
+            )
+        return plan
+
+    def totals_before(self, round: int) -> Totals | None:
+        """Counts up to the commit before a round; None while it is not there.
+
+        Raises :class:`~diloco.errors.RunOver` if that commit was the last.
+        """
+        if round == 1:
+            return Totals()
+        before = self.commit_of(round - 1)
+        if before is None:
+            return None
+        if before.last:
+            raise RunOver(f"round {before.round} was the last")
+        return Totals(committed=before.committed_total, tokens=before.tokens_total)
+
+    def forget_before(self, round: int) -> None:
+        """Drop records and commits of earlier rounds from memory."""
+        self._records = {k: r for k, r in list(self._records.items()) if r.round >= round}
+        self._commits = {r: c for r, c in list(self._commits.items()) if r >= round - 1}
+
+    # -- views -----------------------------------------------------------------------------------
+
+    def before_plan(self, round: int, base: Base, *, waited_s: float, sync_s: float) -> RoundView:
+        """Contributions and leases: lists both."""
+        contributions = self._contributions(round)
+        self._observer.look(skip=frozenset(contributions))
+        return replace(
+            self._view(round, base),
+            contributions=contributions,
+            expected=self._observer.working_towards(round),
+            live=self._observer.live(),
+            syncers=self._observer.syncers(),
+            waited_s=waited_s,
+            sync_s=sync_s,
+        )
+
+    def after_plan(
+        self,
+        plan: Plan,
+        base: Base,
+        *,
+        merges: Mapping[int, Merge],
+        reduced: Mapping[int, tuple[str, ...]] | None,
+    ) -> RoundView:
+        """With the plan and what was reduced of it; lists nothing."""
+        return replace(
+            self._view(plan.round, base),
+            totals=self.totals_before(plan.round),
+            live=self._observer.live() | self._observer.syncers(),
+            plan=plan,
+            merges=merges,
+            reduced=reduced,
+        )
+
+    def _view(self, round: int, base: Base) -> RoundView:
+        slots = self.slots(round)
+        return RoundView(
+            round=round,
+            fragment=self.fragment(round),
+            me=self._identity,
+            settings=self._settings,
+            model_hash=self._model_hash,
+            numel=slots[-1].stop - slots[0].offset,
+            tensors=len(slots),
+            base_round=base.round,
+            base_digest=base.digest,
+            totals=None,
+            committer=self._committer(),
+        )
+
+    def _contributions(self, round: int) -> dict[int, ContributionRecord]:
+        """The highest incarnation's record of each replica."""
+        newest: dict[int, str] = {}
+        for info in self._store.list(keys.contributions(round)):
+            parsed = keys.parse_contribution_record(info.key)
+            if parsed is None or info.key in self._refused_keys:
+                continue
+            if info.key not in self._records:
+                try:
+                    record = ContributionRecord.from_bytes(self._store.get(info.key))
+                    if (record.replica, record.incarnation) != parsed[1:]:
+                        raise BadRecord(f"expected the record of {parsed[1:]}, found another's")
+                except (BadRecord, MissingKey) as error:
+                    log.warning("round %d: %s is refused: %s", round, info.key, error)
+                    self._refused_keys.add(info.key)
+                    continue
+                self._records[info.key] = record
+            newest[parsed[1]] = info.key  # sorted by incarnation: the last one is the highest
+        return {replica: self._records[key] for replica, key in newest.items()}
+
+    def reduced_shards(self, round: int) -> dict[int, tuple[str, ...]]:
+        """Shard -> the digests of what lies there; lists the reduced objects and the leases."""
+        self._observer.look()
+        found: dict[int, tuple[str, ...]] = {}
+        for info in self._store.list(keys.reduced(round)):
+            parsed = keys.parse_reduced_shard(info.key)
+            if parsed is not None:
+                found[parsed[1]] = (*found.get(parsed[1], ()), parsed[2])
+        return found

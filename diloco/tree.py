@@ -1,0 +1,62 @@
+"""State trees as JSON plus tensors, never pickled (invariant I7).
+
+A tree is what ``state_dict()`` returns: dicts, lists, tuples, strings, numbers, booleans, None and
+tensors. It is split into a JSON skeleton and a flat dict of tensors for safetensors; anything else
+is refused by its place and type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+
+def split_tree(tree: Any) -> tuple[Any, dict[str, Tensor]]:
+    """(JSON-able skeleton, tensors by name). Raises :class:`TypeError` for anything else.
+
+    Containers are tagged, because JSON has neither tuples nor keys that are numbers, and optimizer
+    states have both.
+    """
+    tensors: dict[str, Tensor] = {}
+    return _split(tree, "state", tensors), tensors
+
+
+def join_tree(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of :func:`split_tree`. Raises :class:`ValueError` where they do not match."""
+    if not isinstance(skeleton, dict):
+        return skeleton
+    match skeleton:
+        case {"tensor": str(name)}:
+            if name not in tensors:
+                raise ValueError(f"expected a tensor {name!r}, found none")
+            return tensors[name]
+        case {"list": list(items)}:
+            return [join_tree(item, tensors) for item in items]
+        case {"tuple": list(items)}:
+            return tuple(join_tree(item, tensors) for item in items)
+        case {"dict": list(items)}:
+            return {key: join_tree(value, tensors) for key, value in items}
+    raise ValueError(f"expected a state tree, found an object with {sorted(skeleton)}")
+
+
+def _split(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        # A copy of its own: safetensors refuses tensors that share memory.
+        tensors[name] = value.detach().cpu().contiguous().clone()
+        return {"tensor": name}
+    if isinstance(value, list | tuple):
+        items = [_split(item, f"{where}[{index}]", tensors) for index, item in enumerate(value)]
+        return {"tuple" if isinstance(value, tuple) else "list": items}
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str | int) or isinstance(key, bool):
+                raise TypeError(f"{where}: expected keys of str or int, found {key!r}")
+        return {
+            "dict": [[key, _split(item, f"{where}.{key}", tensors)] for key, item in value.items()]
+        }
+    raise TypeError(f"{where}: expected plain values and tensors, found {type(value).__name__}")
