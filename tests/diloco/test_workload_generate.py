@@ -91,6 +91,8 @@ def test_without_a_final_the_newest_checkpoint_is_used(
             round=round,
             writer=WRITER,
             model_hash="",
+            base_rounds=(round,),
+            tensors=(),
             weights_digest="",
             weights=stored,
             outer=None,

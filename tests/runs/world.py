@@ -229,8 +229,8 @@ class Bucket:
         values = {
             "round": round, "fragment": 0, "base_round": round - 1, "base_digest": DIGEST,
             "replica": replica, "incarnation": incarnation(replica, seq), "model_hash": "m",
-            "codec": "fp32", "numel": 10, "tokens": 1000, "steps": 10, "loss": 3.0, "norm": 1.25,
-            "size_bytes": 40, "digest": DIGEST, "compute_s": 6.0, "encode_s": 0.1,
+            "codec": "fp32", "numel": 10, "tokens": 1000, "new_tokens": 1000, "steps": 10, "loss": 3.0, "norm": 1.25,
+            "size_bytes": 40, "digest": DIGEST, "checksums": "00000000", "compute_s": 6.0, "encode_s": 0.1,
             "wall_s": self.wall_s,
         }  # fmt: skip
         record = ContributionRecord(**(values | more))
@@ -252,8 +252,9 @@ class Bucket:
             planner=identity(0),
             contributions=tuple(
                 PlannedContribution(
-                    **vars(identity(r)), weight=1.0, tokens=1000, steps=10, loss=3.0 + r,
-                    size_bytes=40, digest=DIGEST,
+                    **vars(identity(r)), weight=1.0, tokens=1000, new_tokens=1000, steps=10,
+                    compute_s=6.0, loss=3.0 + r, size_bytes=40, digest=DIGEST,
+                    checksums="00000000",
                 )
                 for r in replicas
             ),
@@ -273,7 +274,8 @@ class Bucket:
 
     def checkpoint(self, round: int) -> None:
         manifest = CheckpointManifest(
-            round=round, writer=identity(0), model_hash="m", weights_digest=DIGEST,
+            round=round, writer=identity(0), model_hash="m", base_rounds=(round,), tensors=(),
+            weights_digest=DIGEST,
             weights=stored("weights"), outer=None, tokens_total=1, wall_s=self.wall_s,
         )  # fmt: skip
         self.store.put(keys.checkpoint_manifest(round), manifest.to_bytes())
