@@ -33,7 +33,7 @@ from bench.experiments.arms import BATCH, CONTEXT, EVALUATIONS, GROUP, Arm, drop
 from diloco.group import Group, join
 from diloco.init import create_group
 from diloco.rendezvous import keys
-from diloco.rendezvous.records import Commit, ContributionRecord, Plan
+from diloco.rendezvous.records import Beat, Commit, ContributionRecord, Plan
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import Data, LocalStore, MissingKey, Store
 from diloco.rendezvous.telemetry import Segment
@@ -244,6 +244,7 @@ class _Members:
             store=LossyStore(self._store, arm=self._arm, seed=self._seed),
             clock=FastClock(),
         ) as group:
+            self._seen_by_all(replica)
             with self._changed:
                 self._joined.add(replica)
                 self._changed.notify_all()
@@ -262,6 +263,14 @@ class _Members:
                         clip=self._settings.grad_clip,
                     )  # fmt: skip
                 group.step(tokens=tokens, loss=loss)
+
+    def _seen_by_all(self, replica: int) -> None:
+        """Wait until its lease says that the replica trains: no round waits for one who joins."""
+        while True:
+            for info in self._store.list(keys.member(replica)):
+                if Beat.from_bytes(self._store.get(info.key)).state != "syncing":
+                    return
+            time.sleep(0.02)
 
     def _meet(self, round: int, group: Group) -> None:
         """Wait until everybody who is to be in ``round`` has joined."""
