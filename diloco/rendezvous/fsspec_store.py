@@ -26,9 +26,9 @@ from diloco.rendezvous.store import (
     ObjectInfo,
     StoreDenied,
     StoreUnavailable,
-    StreamedParts,
     check_key,
 )
+from diloco.rendezvous.streaming import StreamedParts, upload_behind
 
 _ATOMIC_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
 _STREAMS = _ATOMIC_CREATE - {"memory"}
@@ -42,7 +42,8 @@ _MISSING_CODES = frozenset({"NoSuchKey", "404"})
 class FsspecStore:
     """Objects under ``uri`` on the file system that fsspec finds for it."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, *, sole_creator: bool = False) -> None:
+        self._sole_creator = sole_creator
         self.uri = uri.rstrip("/")
         try:
             options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
@@ -73,8 +74,7 @@ class FsspecStore:
                 return
             file = self._fs.open(path, "wb", block_size=PART_BYTES)
             try:
-                for part in parts:
-                    file.write(part)
+                upload_behind(parts, file.writelines)
             except BaseException:
                 file.discard()
                 file.closed = True  # else its destructor would complete the object
@@ -83,10 +83,7 @@ class FsspecStore:
 
     def create(self, key: str, data: Data) -> bool:
         if not self.atomic_create:
-            raise StoreDenied(
-                f"{self.uri}: expected a store with an atomic create "
-                f"({', '.join(sorted(_ATOMIC_CREATE))}), found {'/'.join(sorted(self._protocols))}"
-            )
+            return self._create_alone(key, data)
         path = self._path(key)
         with _store_errors(key):
             try:
@@ -98,6 +95,21 @@ class FsspecStore:
                     return False
                 raise
             return True
+
+    def _create_alone(self, key: str, data: Data) -> bool:
+        """Check, then write: right for one writer only, who was told to be the one."""
+        if not self._sole_creator:
+            raise StoreDenied(
+                f"{self.uri}: expected a store with an atomic create "
+                f"({', '.join(sorted(_ATOMIC_CREATE))}), found "
+                f"{'/'.join(sorted(self._protocols))}; there only the designated committer creates"
+            )
+        try:
+            self.get_range(key, 0, 1)
+        except MissingKey:
+            self.put(key, data)
+            return True
+        return False
 
     def get(self, key: str) -> bytes:
         path = self._path(key)
@@ -140,7 +152,9 @@ class FsspecStore:
 
 def _code(error: BaseException | None) -> str:
     """The S3 error code of an exception or of what caused it, '' if there is none."""
-    while error is not None:
+    seen: set[int] = set()  # chains of causes may close on themselves
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         response = getattr(error, "response", None)
         if isinstance(response, dict):
             return str(response.get("Error", {}).get("Code", ""))

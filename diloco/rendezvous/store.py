@@ -11,7 +11,8 @@ Semantics that every implementation guarantees and ``tests/contracts/test_store.
   part is in; an exception of the iterator ends the upload and propagates unchanged. Parts are
   :data:`PART_BYTES` long, the last one at most so: each is one request, and is uploaded while the
   next is made. The store takes a function, because a stream cannot be rewound for another try;
-  it is called, and what it gives is iterated, in the calling thread.
+  it is called, and what it gives is iterated, in the calling thread. A part that was given is
+  left as it is until ``put_stream`` has returned.
 - ``get``, ``get_range`` and ``list`` see every write that has returned (strong consistency).
 
 Errors: :class:`MissingKey` for a key that is not there; :class:`StoreUnavailable` where trying
@@ -31,6 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
+
+from diloco.rendezvous.streaming import StreamedParts
 
 Data = bytes | bytearray | memoryview
 MakeParts = Callable[[], Iterable[Data]]
@@ -96,43 +99,19 @@ def check_key(key: str) -> str:
     return key
 
 
-class StreamedParts:
-    """The parts of one stream for a store's ``put_stream``, which maps its client's errors: those
-    of the caller's iterator must come out as they are."""
+def open_store(uri: str, *, sole_creator: bool = False) -> Store:
+    """The store for a rendezvous URI: ``file://`` or a plain path, or any URI fsspec opens.
 
-    def __init__(self, make_parts: MakeParts) -> None:
-        self._make_parts = make_parts
-        self._error: BaseException | None = None
-
-    def __iter__(self) -> Iterator[Data]:
-        try:
-            yield from self._make_parts()
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            self._error = error
-            raise
-
-    def pass_to(self, upload: Callable[[StreamedParts], None]) -> None:
-        """Calls ``upload``; raises the iterator's exception in place of what became of it."""
-        try:
-            upload(self)
-            return
-        except BaseException:
-            if self._error is None:
-                raise
-        raise self._error  # out here, where the other exception is not its context
-
-
-def open_store(uri: str) -> Store:
-    """The store for a rendezvous URI: ``file://`` or a plain path, or any URI fsspec opens."""
+    ``sole_creator`` says that this process is the one designated committer of a store without an
+    atomic create: there, and only so, its ``create`` looks whether the key exists, then writes.
+    """
     scheme = urlsplit(uri).scheme
     if scheme in ("", "file", "local"):
         path = unquote(urlsplit(uri).path) if scheme else uri
         return LocalStore(Path(path))
-    from diloco.rendezvous.fsspec_store import FsspecStore
+    from diloco.rendezvous.remote_store import open_remote
 
-    return FsspecStore(uri)
+    return open_remote(uri, sole_creator=sole_creator)
 
 
 class LocalStore:

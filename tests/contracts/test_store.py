@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from diloco.rendezvous.fsspec_store import FsspecStore
+from diloco.rendezvous.remote_store import PerProcessStore
 from diloco.rendezvous.store import (
     PART_BYTES,
     LocalStore,
@@ -26,7 +27,7 @@ from diloco.rendezvous.store import (
 MakeStore = Callable[[], Store]
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+@pytest.fixture(params=["local", "memory", "s3", "s3fs"])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
     """Makes stores on one new prefix; each is a client of its own."""
     if request.param == "local":
@@ -34,6 +35,9 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeS
     elif request.param == "memory":
         prefix = f"memory://{uuid.uuid4().hex}/run"
         yield lambda: open_store(prefix)
+    elif request.param == "s3fs":
+        prefix = f"{request.getfixturevalue('s3_uri')}/{uuid.uuid4().hex}"
+        yield lambda: PerProcessStore(lambda: FsspecStore(prefix))
     else:
         prefix = f"{request.getfixturevalue('s3_uri')}/{uuid.uuid4().hex}"
         yield lambda: open_store(prefix)

@@ -1,0 +1,72 @@
+"""A bucket's store, opened by the engine that serves it best and once per process.
+
+S3 goes through obstore where it is installed and its threads live; everything else, and S3 in a
+process forked from one that has used obstore, through fsspec. A client inherited over a fork is
+never used again: s3fs raises and obstore hangs, so the child opens its own on first use.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import os
+from collections.abc import Callable, Iterable
+from urllib.parse import urlsplit
+
+from diloco.rendezvous.fsspec_store import FsspecStore
+from diloco.rendezvous.store import Data, MakeParts, ObjectInfo, Store
+
+_BY_OBSTORE = frozenset({"s3", "s3a"})
+
+
+def open_remote(uri: str, *, sole_creator: bool = False) -> Store:
+    return PerProcessStore(lambda: _connect(uri, sole_creator=sole_creator))
+
+
+def _connect(uri: str, *, sole_creator: bool) -> Store:
+    installed = importlib.util.find_spec("obstore") and importlib.util.find_spec("botocore")
+    if urlsplit(uri).scheme in _BY_OBSTORE and installed:
+        from diloco.rendezvous import obstore_store
+
+        if obstore_store.usable() and obstore_store.understands_options():
+            return obstore_store.ObstoreStore(uri)
+    return FsspecStore(uri, sole_creator=sole_creator)
+
+
+class PerProcessStore:
+    """The store that ``connect`` opens, opened again in a forked child."""
+
+    def __init__(self, connect: Callable[[], Store]) -> None:
+        self._connect = connect
+        self._opened = {os.getpid(): connect()}  # an inherited client must not even be destroyed
+        self.uri = self.inner.uri
+        self.atomic_create = self.inner.atomic_create
+
+    @property
+    def inner(self) -> Store:
+        """The client of this process."""
+        pid = os.getpid()
+        if pid not in self._opened:
+            self._opened[pid] = self._connect()
+        return self._opened[pid]
+
+    def put(self, key: str, data: Data) -> None:
+        self.inner.put(key, data)
+
+    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+        self.inner.put_stream(key, make_parts)
+
+    def create(self, key: str, data: Data) -> bool:
+        return self.inner.create(key, data)
+
+    def get(self, key: str) -> bytes:
+        return self.inner.get(key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self.inner.get_range(key, start, length)
+
+    def list(self, prefix: str) -> builtins.list[ObjectInfo]:
+        return self.inner.list(prefix)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self.inner.delete(keys)

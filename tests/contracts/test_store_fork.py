@@ -1,0 +1,47 @@
+"""A store that has been used is used again by a forked child: no client survives that by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SCRIPT = """
+import os, signal, sys
+from diloco.rendezvous.fsspec_store import FsspecStore
+from diloco.rendezvous.obstore_store import ObstoreStore
+from diloco.rendezvous.remote_store import PerProcessStore
+from diloco.rendezvous.store import open_store
+
+def connect():
+    return FsspecStore(sys.argv[1])
+
+store = PerProcessStore(connect) if sys.argv[2] == "s3fs" else open_store(sys.argv[1])
+engine = ObstoreStore if sys.argv[2] == "obstore" else FsspecStore
+assert isinstance(store.inner, engine)
+store.put("from/parent", b"1")
+child = os.fork()
+if not child:
+    signal.alarm(60)  # a client that hangs ends the child
+    code = 1
+    try:
+        assert store.get("from/parent") == b"1"
+        store.put("from/child", b"2")
+        code = 0
+    finally:
+        os._exit(code)
+assert os.waitpid(child, 0)[1] == 0, "the child failed"
+assert store.get("from/child") == b"2"
+assert isinstance(store.inner, engine)
+"""
+
+
+@pytest.mark.parametrize("engine", ["obstore", "s3fs"])
+def test_a_forked_child_opens_a_client_of_its_own(s3_uri: str, engine: str) -> None:
+    command = [sys.executable, "-c", SCRIPT, s3_uri, engine]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
