@@ -2,7 +2,7 @@
 
 A block is its scale, then its values. The scale comes from the block's largest magnitude. A block
 with NaN or infinity gets a scale of NaN, which spoils all of it; a block below
-:data:`diloco.codecs.base.TINY` gets a scale of zero.
+:data:`TINY` gets a scale of zero.
 """
 
 from __future__ import annotations
@@ -10,37 +10,38 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diloco.codecs.base import TINY, ChunkedCodec, absmax, copy_as
+from diloco.codecs.base import ChunkedCodec, copy_as
 
 SCALE_BYTES = 4
+
+TINY = 2.0**-100
+"""A block whose largest magnitude is below this is encoded as zeros, so that neither a scale nor
+its inverse leaves the normal range."""
 
 LARGEST_INT8_SCALE = torch.finfo(torch.float32).max / 128
 """Keeps 127 scales below infinity, whichever way the scale was rounded."""
 
 
-def int8_scales(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """(scale, inverse), (n, 1) fp32 each, that map each row of (n, m) onto -127..127.
-
-    Both are functions of the largest magnitude alone, by single fp32 operations.
-    """
-    largest = absmax(rows)
-    zero = largest < TINY
-    bad = ~torch.isfinite(largest)
-    scale = (largest / 127).clamp_(max=LARGEST_INT8_SCALE)
-    inverse = 127 / largest
-    return (
-        scale.masked_fill_(zero, 0.0).masked_fill_(bad, torch.nan),
-        inverse.masked_fill_(zero | bad, 0.0),
-    )
+def largest_of(rows: Tensor) -> Tensor:
+    """(n, 1) largest magnitude of each row of (n, m); NaN where a row has NaN or infinity."""
+    largest = torch.maximum(rows.amax(1, keepdim=True), rows.amin(1, keepdim=True).neg_())
+    return largest.masked_fill_(largest == torch.inf, torch.nan)
 
 
-def to_int8(rows: Tensor, inverse: Tensor, out: Tensor) -> None:
-    """Round ``rows`` (n, m) times ``inverse`` (n, 1), half to even, into ``out`` (n, m) int8."""
-    scaled = rows * inverse
-    scaled.round_()
-    if bool((inverse == 0).any()):  # a NaN or infinity times zero: no integer is right, choose one
+def scaled_to(unit: float, rows: Tensor, largest: Tensor) -> Tensor:
+    """``rows`` (n, m) brought into -unit..unit, in new memory; zeros where nothing can do that."""
+    scaled = rows * (unit / largest).masked_fill_(~(largest >= TINY), 0.0)
+    if bool(largest.isnan().any()):  # NaN and infinity times zero: the scale tells of them
         scaled.nan_to_num_(nan=0.0)
-    out.copy_(scaled)
+    return scaled
+
+
+def quantise(rows: Tensor, out: Tensor) -> Tensor:
+    """Write ``rows`` (n, m) as (n, m) int8 into ``out``; returns their scales, (n, 1) fp32."""
+    largest = largest_of(rows)
+    out.copy_(scaled_to(127.0, rows, largest).round_())
+    scale = (largest / 127).clamp_(max=LARGEST_INT8_SCALE)
+    return scale.masked_fill_(largest < TINY, 0.0)
 
 
 def put_scale(scale: Tensor, body: Tensor) -> None:
@@ -60,9 +61,7 @@ class Int8(ChunkedCodec):
     name = "int8"
 
     def encode_rows(self, rows: Tensor, out: Tensor) -> None:
-        scale, inverse = int8_scales(rows)
-        put_scale(scale, out)
-        to_int8(rows, inverse, out[:, SCALE_BYTES:].view(torch.int8))
+        put_scale(quantise(rows, out[:, SCALE_BYTES:].view(torch.int8)), out)
 
     def decode_rows(self, body: Tensor, out: Tensor) -> None:
         out.copy_(body[:, SCALE_BYTES:].view(torch.int8))
@@ -91,35 +90,31 @@ class E3M0(ChunkedCodec):
     UNIT = float(2**LEVELS)
     """Magnitudes are brought into 0..128, so that the inverse of no scale is subnormal; there code
     c stands for 2^c."""
-    ROUND_UP_BITS = 0x460000
-    """2^23 minus the mantissa bits of 1.453125: added to a float's bits it carries into the
-    exponent from there on."""
-    ONE_BITS = 0x3F800000
+    OCTAVE = 1 << 23
+    """One more in the exponent, as fp32 bits."""
+    ROUND_UP = 0x460000
+    """``OCTAVE`` minus the mantissa bits of 1.453125: values from there on carry into the next."""
     BIAS = 127
+    """Exponent bits of 1."""
 
     def encode_rows(self, rows: Tensor, out: Tensor) -> None:
-        largest = absmax(rows)
-        zero = largest < TINY
-        bad = ~torch.isfinite(largest)
-        inverse = (self.UNIT / largest).masked_fill_(zero | bad, 0.0)
-        put_scale(largest.masked_fill_(zero, 0.0).masked_fill_(bad, torch.nan), out)
+        largest = largest_of(rows)
+        put_scale(largest.masked_fill(largest < TINY, 0.0), out)
 
-        scaled = rows * inverse
-        if bool(bad.any()):
-            scaled.nan_to_num_(nan=0.0)
-        bits = scaled.view(torch.int32)
-        sign = (bits < 0).to(torch.uint8)
+        # Comparing floats is slower here than integer arithmetic on their bits.
+        bits = scaled_to(self.UNIT, rows, largest).view(torch.int32)
+        sign = bits >> 28
+        sign &= 8
         bits &= 0x7FFFFFFF
-        smallest = (bits >= self.ONE_BITS).to(torch.uint8)
-        bits += self.ROUND_UP_BITS
+        # The exponent of 2 for everything from 1 on: the smallest level begins half-way to zero.
+        smallest = (bits + self.OCTAVE).clamp_(max=(self.BIAS + 1) << 23)
+        bits += self.ROUND_UP
+        torch.maximum(bits, smallest, out=bits)
         bits >>= 23
+        bits.clamp_(min=self.BIAS)
         bits -= self.BIAS
-        bits.clamp_(min=0, max=self.LEVELS)
+        bits |= sign
         code = bits.to(torch.uint8)
-        # Below 1.453 the carry yields code 0 at most: the comparison alone decides between zero and
-        # the smallest level.
-        torch.maximum(code, smallest, out=code)
-        code |= sign << 3
         if code.shape[1] % 2:
             code = torch.nn.functional.pad(code, (0, 1))
         pairs = code.view(torch.int16)
@@ -127,16 +122,16 @@ class E3M0(ChunkedCodec):
         out[:, SCALE_BYTES:] = pairs.to(torch.uint8)
 
     def decode_rows(self, body: Tensor, out: Tensor) -> None:
-        width = out.shape[1]
-        table = _e3m0_pairs().to(out.device)
-        pairs = table.index_select(0, body[:, SCALE_BYTES:].reshape(-1).to(torch.int32))
-        torch.mul(pairs.view(out.shape[0], -1)[:, :width], get_scale(body), out=out)
-
-
-def _e3m0_pairs() -> Tensor:
-    """(256, 2) fp32: what the two halves of each byte stand for, at scale one."""
-    magnitudes = torch.tensor([0.0] + [2.0 ** (code - E3M0.LEVELS) for code in range(1, 8)])
-    values = torch.cat([magnitudes, -magnitudes])
-    values[8] = 0.0
-    byte = torch.arange(256)
-    return torch.stack([values[byte & 15], values[byte >> 4]], dim=1)
+        pairs = body[:, SCALE_BYTES:].to(torch.int16)
+        pairs |= pairs << 4
+        pairs &= 0x0F0F
+        code = pairs.view(torch.uint8)
+        sign = code >> 3
+        code &= 7
+        # 0, 1, 2, 4 .. 64, negative by two's complement. All factors that follow are exact.
+        level = torch.bitwise_left_shift(1, code)
+        level >>= 1
+        level ^= sign.neg()
+        level += sign
+        out.copy_(level.view(torch.int8)[:, : out.shape[1]])
+        out.mul_(get_scale(body) / 2 ** (self.LEVELS - 1))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diloco.codecs.base import ALIGNMENT, ChunkedCodec, copy_as
-from diloco.codecs.blocks import SCALE_BYTES, get_scale, int8_scales, put_scale, to_int8
+from diloco.codecs.blocks import SCALE_BYTES, get_scale, put_scale, quantise
 from diloco.rendezvous.cost import payload_bytes
 
 INDEX_BITS = 12
@@ -44,11 +44,9 @@ class TopK(ChunkedCodec):
         keys |= torch.arange(ALIGNMENT - 1, ALIGNMENT - 1 - rows.shape[1], -1, device=rows.device)
         indices = keys.topk(kept, dim=1, sorted=False).indices.sort(dim=1).values
         values = rows.gather(1, indices)
-        scale, inverse = int8_scales(values)
-        put_scale(scale, out)
         end = SCALE_BYTES + 2 * kept
+        put_scale(quantise(values, out[:, end:].view(torch.int8)), out)
         out[:, SCALE_BYTES:end] = indices.to(torch.int16).view(torch.uint8)
-        to_int8(values, inverse, out[:, end:].view(torch.int8))
 
     def decode_rows(self, body: Tensor, out: Tensor) -> None:
         kept = min(self.topk, out.shape[1])
