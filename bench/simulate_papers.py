@@ -19,7 +19,7 @@ from diloco.rendezvous.cost import payload_bytes
 from diloco.rendezvous.failures import availability
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.simulation import Scenario, bandwidth_for, needed_bytes_per_s, predict_modes
-from diloco.simulate import columns
+from diloco.tables import columns
 
 Rows = list[tuple[str, ...]]
 

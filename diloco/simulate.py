@@ -15,7 +15,6 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from diloco.rendezvous.simulation import (
     predict,
     predict_modes,
 )
+from diloco.tables import columns, size
 
 SETTINGS = (
     "num_replicas", "sync_every", "num_fragments", "overlap_steps", "codec", "topk", "reduce_plan",
@@ -172,7 +172,7 @@ def report(scenario: Scenario) -> str:
         ("utilisation", f"{found.utilisation:.1%}; {bandwidths}"),
         (
             "each replica",
-            f"up {_size(each.up)}, down {_size(each.down)}, "
+            f"up {size(each.up)}, down {size(each.down)}, "
             f"{each.puts + each.gets:,} requests a round",
         ),
         (
@@ -189,7 +189,7 @@ def report(scenario: Scenario) -> str:
         ),
         (
             "everybody",
-            f"up {_size(found.up)}, down {_size(found.down)}, "
+            f"up {size(found.up)}, down {size(found.down)}, "
             f"{found.puts:,.0f} PUT and LIST, {found.gets:,.0f} GET",
         ),
         (
@@ -208,8 +208,8 @@ def _table(scenario: Scenario, chosen: str) -> list[str]:
         *(
             (
                 ("* " if mode == chosen else "  ") + mode,
-                _size(found.traffic.replica.up),
-                _size(found.traffic.replica.down),
+                size(found.traffic.replica.up),
+                size(found.traffic.replica.down),
                 f"{found.traffic.replica.puts + found.traffic.replica.gets:,}",
                 _time(found.exchange_s),
                 f"{found.utilisation:.1%}",
@@ -220,25 +220,6 @@ def _table(scenario: Scenario, chosen: str) -> list[str]:
         ),
     ]
     return columns(rows)
-
-
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with aligned columns: the first to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if index == 0 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def _size(size_bytes: float) -> str:
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:,.4g} {unit}"
-    return f"{size_bytes:.0f} B"
 
 
 def _rate(bytes_per_s: float) -> str:

@@ -1,0 +1,217 @@
+"""What has been read of a run: frozen, plain, the same for text, JSON and findings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from diloco.rendezvous.document import GroupDocument
+from diloco.rendezvous.records import (
+    ENDED_STATES,
+    Beat,
+    CheckpointManifest,
+    Command,
+    Commit,
+    ContributionRecord,
+    FinalManifest,
+    Identity,
+    Plan,
+)
+from diloco.rendezvous.telemetry import Evaluation, RoundReport
+
+# A contribution's fate, one character in the grid of replicas and rounds.
+INCLUDED, LATE, REFUSED, SPARE, QUARANTINE, VOID, HERE, ABSENT = "#lrsqv+."
+MARKS = {
+    INCLUDED: "included",
+    LATE: "late",
+    REFUSED: "refused",
+    SPARE: "spare",
+    QUARANTINE: "in quarantine",
+    VOID: "in a void round",
+    HERE: "there, not committed yet",
+    ABSENT: "absent",
+}
+_REFUSAL_MARKS = {"refused": REFUSED, "spare": SPARE, "quarantine": QUARANTINE}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    objects: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreadable:
+    """An object that is there and is not what it should be."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseSeen:
+    """One incarnation's lease. ``life`` is what looking at it more than once has shown:
+
+    *live* (it changed), *silent* (not for ``silent_s`` on the observer's clock), *dead* (not for
+    the group's heartbeat timeout), *ended* (it says so itself), *unknown* (one look only).
+    """
+
+    beat: Beat
+    life: str
+    silent_s: float = 0.0
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(replica=self.beat.replica, incarnation=self.beat.incarnation)
+
+    @property
+    def ended(self) -> bool:
+        return self.beat.state in ENDED_STATES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrived:
+    """A contribution whose record lies in the bucket; ``payload``: so does what it names."""
+
+    replica: int
+    incarnation: str
+    payload: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundPicture:
+    """``records`` are read only of rounds without a plan: else the plan says what they said.
+    ``reduced`` are the shards whose mean is stored. ``sizes`` are by kind."""
+
+    round: int
+    fragment: int
+    plan: Plan | None = None
+    commit: Commit | None = None
+    arrived: tuple[Arrived, ...] = ()
+    records: tuple[ContributionRecord, ...] = ()
+    reduced: tuple[int, ...] = ()
+    sizes: Mapping[str, Size] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        if self.commit is not None:
+            return "void" if self.commit.void else "committed"
+        return "planned" if self.plan is not None else "open"
+
+    @property
+    def closed(self) -> bool:
+        return self.commit is not None
+
+    @property
+    def contributors(self) -> tuple[Identity, ...]:
+        """Those whose contributions the plan takes, by replica."""
+        if self.plan is None:
+            return self.commit.contributors if self.commit else ()
+        return tuple(
+            Identity(replica=c.replica, incarnation=c.incarnation) for c in self.plan.contributions
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that no earlier round counted."""
+        return sum(c.new_tokens for c in self.plan.contributions) if self.plan else 0
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(c.size_bytes for c in self.plan.contributions) if self.plan else 0
+
+    def mark(self, replica: int, *, reported_late: bool = False) -> str:
+        """What became of a replica's contribution, a key of :data:`MARKS`."""
+        if any(identity.replica == replica for identity in self.contributors):
+            return {"committed": INCLUDED, "void": VOID}.get(self.state, HERE)
+        refused = self.plan.refused if self.plan else ()
+        for refusal in refused:
+            if refusal.replica == replica:
+                return _REFUSAL_MARKS.get(refusal.kind, REFUSED)
+        if any(arrived.replica == replica for arrived in self.arrived):
+            return LATE if self.plan or self.commit else HERE
+        return LATE if reported_late else ABSENT
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointPicture:
+    """``missing`` are objects that the manifest names and that are not there."""
+
+    manifest: CheckpointManifest
+    missing: tuple[str, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        named = (self.manifest.weights, self.manifest.outer)
+        return sum(stored.size_bytes for stored in named if stored is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalPicture:
+    manifest: FinalManifest
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reported:
+    """One replica's telemetry about one round."""
+
+    identity: Identity
+    report: RoundReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """``newest`` is the newest commit, whether or not it is among ``rounds``; checkpoints are the
+    newest few, by round. ``truncated`` replicas have more telemetry than was read. ``sizes`` are
+    of the whole bucket if ``whole``, else of what was listed anyway."""
+
+    uri: str
+    document: GroupDocument
+    leases: tuple[LeaseSeen, ...] = ()
+    incarnations: Mapping[int, int] = field(default_factory=dict)
+    newest: Commit | None = None
+    rounds: tuple[RoundPicture, ...] = ()
+    checkpoints: tuple[CheckpointPicture, ...] = ()
+    unfinished_checkpoints: tuple[int, ...] = ()
+    final: FinalPicture | None = None
+    commands: tuple[Command, ...] = ()
+    saved_states: Mapping[int, int] = field(default_factory=dict)
+    reports: tuple[Reported, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
+    truncated: tuple[int, ...] = ()
+    sizes: Mapping[str, Size] = field(default_factory=dict)
+    whole: bool = False
+    unreadable: tuple[Unreadable, ...] = ()
+
+    @property
+    def members(self) -> tuple[LeaseSeen, ...]:
+        """The highest incarnation of each replica, by replica."""
+        highest: dict[int, LeaseSeen] = {}
+        for lease in sorted(self.leases, key=lambda lease: lease.identity):
+            highest[lease.beat.replica] = lease
+        return tuple(highest.values())
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Every replica number that is known of, syncers left out unless they contributed."""
+        known = {m.beat.replica for m in self.members if m.beat.role == "replica"}
+        for shown in self.rounds:
+            known |= {identity.replica for identity in shown.contributors}
+            known |= {arrived.replica for arrived in shown.arrived}
+        return tuple(sorted(known))
+
+    @property
+    def over(self) -> bool:
+        return self.final is not None
+
+    def outcome(self, replica: int, round: int) -> str:
+        """What a replica has said of a round: included, late, void, or '' for nothing."""
+        for r in self.reports:
+            if (r.identity.replica, r.report.round) == (replica, round):
+                return r.report.outcome
+        return ""
+
+    def mark(self, replica: int, shown: RoundPicture) -> str:
+        late = self.outcome(replica, shown.round) == "late"
+        return shown.mark(replica, reported_late=late)

@@ -1,0 +1,236 @@
+"""Reading a run out of its bucket: few requests, many at a time.
+
+Only what is shown is read. Commits are contiguous, so the newest is found by galloping; of each
+round that is shown its folder is listed and its plan and commit are read. Telemetry is read from
+its end (:mod:`diloco.inspection.telemetry`). Only ``whole`` lists everything, to weigh it: the
+telemetry of a long run is by far the most of it.
+
+Errors: :class:`NotARun` where no group of this protocol lies under the URI; what the store raises.
+An object that cannot be understood is noted in the picture and otherwise left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from diloco.inspection import telemetry
+from diloco.inspection.picture import (
+    Arrived,
+    CheckpointPicture,
+    FinalPicture,
+    LeaseSeen,
+    Picture,
+    RoundPicture,
+    Size,
+)
+from diloco.inspection.reader import Reader, last_that
+from diloco.rendezvous import keys
+from diloco.rendezvous.document import GroupDocument, ProtocolMismatch
+from diloco.rendezvous.records import (
+    CheckpointManifest,
+    Command,
+    Commit,
+    ContributionRecord,
+    FinalManifest,
+    Plan,
+    StoredObject,
+)
+from diloco.rendezvous.settings import GroupSettings, SettingsError
+from diloco.rendezvous.store import MissingKey, ObjectInfo, Store
+
+CHECKPOINTS = 8
+"""The newest that are shown. Two are kept whole."""
+
+
+class NotARun(ValueError):
+    """There is no group under the URI that this version can read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """Which rounds to show: ``first`` to ``last`` (None: the newest), or the ``newest`` so many."""
+
+    first: int | None = None
+    last: int | None = None
+    newest: int = 20
+    whole: bool = False
+
+
+def read_document(store: Store) -> GroupDocument:
+    try:
+        return GroupDocument.from_bytes(store.get(keys.GROUP))
+    except MissingKey:
+        raise NotARun(f"expected a run at {store.uri}, found no {keys.GROUP}") from None
+    except (ProtocolMismatch, SettingsError) as error:
+        raise NotARun(str(error)) from None
+
+
+def read_picture(
+    store: Store,
+    document: GroupDocument,
+    pool: ThreadPoolExecutor,
+    *,
+    scope: Scope,
+    leases: tuple[LeaseSeen, ...],
+) -> Picture:
+    """Everything but the leases, which have been looked at."""
+    reader = Reader(store, pool)
+    hint = max((lease.beat.round for lease in leases), default=1)
+    newest = last_that(lambda n: reader.exists(keys.commit(n)), hint=hint)
+    first, last = _range(scope, newest, document.settings)
+    rounds = _read_rounds(reader, range(first, last + 1), newest, document.settings)
+    newest_commit = next((r.commit for r in rounds if r.round == newest), None)
+    if newest_commit is None and newest:
+        newest_commit = reader.read(keys.commit(newest), Commit)
+    listed = {prefix: store.list(prefix) for prefix in (keys.CHECKPOINTS, "state/", "final/")}
+    checkpoints, unfinished = _read_checkpoints(reader, listed[keys.CHECKPOINTS])
+    told = telemetry.read(reader, leases, first=first)
+    sizes = _sizes(
+        store.list("") if scope.whole else [i for found in listed.values() for i in found]
+    )
+    if not scope.whole:
+        for shown in rounds:
+            for kind, size in shown.sizes.items():
+                sizes[kind] = _add(sizes.get(kind), size)
+    return Picture(
+        uri=store.uri,
+        document=document,
+        leases=leases,
+        newest=newest_commit,
+        rounds=rounds,
+        checkpoints=checkpoints,
+        unfinished_checkpoints=unfinished,
+        final=_read_final(reader, listed["final/"]),
+        commands=_read_commands(reader),
+        saved_states=_saved_states(listed["state/"]),
+        reports=tuple(r for r in told.reports if first <= r.report.round <= last),
+        evaluations=told.evaluations,
+        truncated=told.truncated,
+        sizes=sizes,
+        whole=scope.whole,
+        unreadable=tuple(sorted(set(reader.unreadable), key=lambda bad: bad.key)),
+    )
+
+
+def _range(scope: Scope, newest: int, settings: GroupSettings) -> tuple[int, int]:
+    """With overlap several rounds may be open at once."""
+    ahead = newest + 1 + -(-settings.overlap_steps // settings.round_steps)
+    last = ahead if scope.last is None else min(scope.last, ahead)
+    first = max(1, newest + 1 - scope.newest) if scope.first is None else scope.first
+    return first, last
+
+
+def _read_rounds(
+    reader: Reader, wanted: range, newest: int, settings: GroupSettings
+) -> tuple[RoundPicture, ...]:
+    folders = list(reader.pool.map(lambda n: reader.store.list(keys.round_dir(n)), wanted))
+    shown = [(n, found) for n, found in zip(wanted, folders, strict=True) if found or n <= newest]
+    plans = reader.read_all((keys.plan(n) for n, _ in shown), Plan)
+    commits = reader.read_all((keys.commit(n) for n, _ in shown), Commit)
+    pictures = []
+    for (n, found), plan, commit in zip(shown, plans, commits, strict=True):
+        record_keys = [i.key for i in found if keys.parse_contribution_record(i.key)]
+        open_keys = [] if plan or commit else record_keys
+        records = [r for r in reader.read_all(open_keys, ContributionRecord) if r is not None]
+        known = commit or plan or (records[0] if records else None)
+        pictures.append(
+            RoundPicture(
+                round=n,
+                fragment=known.fragment if known else (n - 1) % settings.num_fragments,
+                plan=plan,
+                commit=commit,
+                arrived=_arrived(record_keys, {info.key for info in found}),
+                records=tuple(records),
+                reduced=tuple(
+                    sorted({s[1] for i in found if (s := keys.parse_reduced_shard(i.key))})
+                ),
+                sizes=_sizes(found),
+            )
+        )
+    return tuple(pictures)
+
+
+def _arrived(record_keys: Iterable[str], there: set[str]) -> tuple[Arrived, ...]:
+    """The highest incarnation's contribution of each replica."""
+    found: dict[int, Arrived] = {}
+    for key in sorted(record_keys):
+        parsed = keys.parse_contribution_record(key)
+        assert parsed is not None
+        found[parsed[1]] = Arrived(
+            replica=parsed[1],
+            incarnation=parsed[2],
+            payload=keys.contribution_payload(*parsed) in there,
+        )
+    return tuple(found.values())
+
+
+def _read_checkpoints(
+    reader: Reader, listed: list[ObjectInfo]
+) -> tuple[tuple[CheckpointPicture, ...], tuple[int, ...]]:
+    """The newest, and rounds of which objects lie there without a manifest."""
+    there = {info.key for info in listed}
+    rounds = sorted(r for key in there if (r := keys.parse_checkpoint_manifest(key)) is not None)
+    begun = {int(key.split("/")[1]) for key in there if key.split("/")[1].isdigit()}
+    wanted = rounds[-CHECKPOINTS:]
+    manifests = reader.read_all(map(keys.checkpoint_manifest, wanted), CheckpointManifest)
+    pictures = tuple(
+        CheckpointPicture(manifest=m, missing=_missing((m.weights, m.outer), there))
+        for m in manifests
+        if m is not None
+    )
+    return pictures, tuple(sorted(begun - set(rounds)))
+
+
+def _read_final(reader: Reader, listed: list[ObjectInfo]) -> FinalPicture | None:
+    manifest = reader.read(keys.FINAL_MANIFEST, FinalManifest)
+    if manifest is None:
+        return None
+    named = (manifest.weights, manifest.config, manifest.summary)
+    return FinalPicture(manifest=manifest, missing=_missing(named, {i.key for i in listed}))
+
+
+def _missing(named: Iterable[StoredObject | None], there: set[str]) -> tuple[str, ...]:
+    return tuple(stored.key for stored in named if stored and stored.key not in there)
+
+
+def _read_commands(reader: Reader) -> tuple[Command, ...]:
+    count = last_that(lambda n: reader.exists(keys.control(n)), hint=1)
+    found = reader.read_all(map(keys.control, range(1, count + 1)), Command)
+    return tuple(command for command in found if command is not None)
+
+
+def _saved_states(listed: list[ObjectInfo]) -> dict[int, int]:
+    """The newest round after which each replica saved what is its own."""
+    saved: dict[int, int] = {}
+    for info in listed:
+        if parsed := keys.parse_replica_state(info.key):
+            saved[parsed[0]] = max(parsed[2], saved.get(parsed[0], 0))
+    return saved
+
+
+def _sizes(listed: Iterable[ObjectInfo]) -> dict[str, Size]:
+    objects: Counter[str] = Counter()
+    weight: Counter[str] = Counter()
+    for info in listed:
+        kind = kind_of(info.key)
+        objects[kind] += 1
+        weight[kind] += info.size_bytes
+    return {kind: Size(objects=objects[kind], bytes=weight[kind]) for kind in sorted(objects)}
+
+
+def _add(a: Size | None, b: Size) -> Size:
+    return b if a is None else Size(objects=a.objects + b.objects, bytes=a.bytes + b.bytes)
+
+
+def kind_of(key: str) -> str:
+    """What an object is, for adding up sizes."""
+    top = key.split("/", 1)[0]
+    if top != "rounds":
+        names = {"group.json": "settings", "members": "leases", "state": "replica states"}
+        return names.get(top, top)
+    if key.endswith(".bin"):
+        return "payloads"
+    return "reduced" if "/reduced/" in key else "records"

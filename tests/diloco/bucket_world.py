@@ -1,0 +1,171 @@
+"""A bucket made by hand, one record at a time, for tests of what is read out of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from diloco.init import create_group
+from diloco.inspect import inspect
+from diloco.inspection.picture import Picture
+from diloco.rendezvous import keys
+from diloco.rendezvous.records import (
+    Beat,
+    CheckpointManifest,
+    Commit,
+    ContributionRecord,
+    FinalManifest,
+    Identity,
+    Plan,
+    PlannedContribution,
+    Record,
+    StoredObject,
+)
+from diloco.rendezvous.settings import GroupSettings
+from diloco.rendezvous.store import Store
+from diloco.rendezvous.telemetry import RoundReport, Segment
+
+T = TypeVar("T")
+EMPTY: dict[type, Any] = {int: 0, float: 0.0, str: "", bool: False}
+
+
+def filled(kind: type[T], **values: Any) -> T:
+    """A record with ``values``, and nothing in the fields that this test does not care for."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        required = (
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        )
+        if required and field.name not in values:
+            hint = hints[field.name]
+            is_tuple = typing.get_origin(hint) is tuple
+            values[field.name] = () if is_tuple else EMPTY.get(hint, {})
+    return kind(**values)
+
+
+def who(replica: int, seq: int = 1) -> Identity:
+    return Identity(replica=replica, incarnation=f"{seq:05d}-{replica:08x}")
+
+
+class World:
+    """A bucket as replicas would have left it, one object at a time."""
+
+    def __init__(self, store: Store, **settings: Any) -> None:
+        self.store = store
+        chosen = {"num_replicas": 3, "total_rounds": 50, "warmup_steps": 0, **settings}
+        self.document = create_group(store.uri, GroupSettings(**chosen), name="world")
+
+    def put(self, key: str, record: Record) -> None:
+        self.store.put(key, record.to_bytes())
+
+    def beat(self, replica: int, *, seq: int = 1, **values: Any) -> None:
+        chosen = {"state": "computing", "interval_s": 2.0, "count": 1, **values}
+        beat = filled(Beat, replica=replica, incarnation=who(replica, seq).incarnation, **chosen)
+        self.put(keys.beat(replica, beat.incarnation), beat)
+
+    def contribute(
+        self, round: int, *replicas: int, seq: int = 1, tokens: int = 100, payload: bool = True
+    ) -> None:
+        for replica in replicas:
+            where = (round, replica, who(replica, seq).incarnation)
+            if payload:
+                self.store.put(keys.contribution_payload(*where), bytes(1000))
+            record = filled(
+                ContributionRecord, round=round, replica=replica, incarnation=where[2],
+                tokens=tokens, steps=10,
+            )  # fmt: skip
+            self.put(keys.contribution_record(*where), record)
+
+    def plan(self, round: int, *replicas: int, **values: Any) -> None:
+        planned = tuple(
+            filled(
+                PlannedContribution, replica=replica, incarnation=who(replica).incarnation,
+                size_bytes=1000, new_tokens=100,
+            )
+            for replica in replicas
+        )  # fmt: skip
+        chosen = {"mode": "gather", "planner": who(replicas[0]), **values}
+        self.put(keys.plan(round), filled(Plan, round=round, contributions=planned, **chosen))
+
+    def commit(self, round: int, *replicas: int, **values: Any) -> None:
+        chosen = {
+            "committer": who(replicas[0]), "loss": 2.0, "void": "", "committed_total": round,
+            "tokens_total": 300 * round, **values,
+        }  # fmt: skip
+        contributors = tuple(who(replica) for replica in replicas)
+        self.put(
+            keys.commit(round), filled(Commit, round=round, contributors=contributors, **chosen)
+        )
+
+    def round(self, round: int, *replicas: int, **values: Any) -> None:
+        """A committed one."""
+        self.contribute(round, *replicas)
+        self.plan(round, *replicas)
+        self.commit(round, *replicas, **values)
+
+    def report(
+        self, replica: int, n: int, round: int, *reports: dict[str, Any], **values: Any
+    ) -> None:
+        segment = filled(
+            Segment, replica=replica, incarnation=who(replica).incarnation, n=n, round=round,
+            rounds=tuple(filled(RoundReport, **{"outcome": "included", **r}) for r in reports),
+            **values,
+        )  # fmt: skip
+        self.put(keys.telemetry(replica, segment.incarnation, n), segment)
+
+    def checkpoint(self, round: int, *, without: str = "") -> None:
+        folder = keys.checkpoint_dir(round, 0, who(0).incarnation)
+        stored = {
+            name: StoredObject(key=f"{folder}{name}.safetensors", size_bytes=500, sha256="0")
+            for name in ("weights", "outer")
+        }
+        for name, described in stored.items():
+            if name != without:
+                self.store.put(described.key, bytes(500))
+        manifest = filled(CheckpointManifest, round=round, writer=who(0), **stored)
+        self.put(keys.checkpoint_manifest(round), manifest)
+
+    def finish(self, round: int) -> None:
+        stored = {
+            name: StoredObject(key=f"final/x/{name}", size_bytes=500, sha256="0")
+            for name in ("weights", "config", "summary")
+        }
+        for described in stored.values():
+            self.store.put(described.key, bytes(500))
+        final = filled(FinalManifest, round=round, writer=who(0), reason="completed", **stored)
+        self.put(keys.FINAL_MANIFEST, final)
+
+
+class StillClock:
+    """Time passes only in sleeps; ``meanwhile`` is what happens then."""
+
+    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.now_s = 100.0
+        self.slept: list[float] = []
+        self.meanwhile = meanwhile
+
+    def wall(self) -> float:
+        return self.now_s
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now_s += seconds
+        self.meanwhile()
+
+
+def look(world: World, *beating: int, **options: Any) -> Picture:
+    """The picture when the ``beating`` replicas beat between the two looks."""
+
+    def meanwhile() -> None:
+        for lease in list(world.store.list(keys.MEMBERS)):
+            parsed = keys.parse_beat(lease.key)
+            if parsed is not None and parsed[0] in beating:
+                beat = Beat.from_bytes(world.store.get(lease.key))
+                world.put(lease.key, dataclasses.replace(beat, count=beat.count + 1))
+
+    return inspect(world.store, clock=StillClock(meanwhile), **options)
