@@ -1,8 +1,7 @@
 """``python -m diloco.replica URI``: one replica process, from group.json to the final weights.
 
-It starts with nothing but the rendezvous URI and its number in ``REPLICA_RANK``. Exit status: 0 the
-run is over, 1 a crash, 75 the store was away for too long (EX_TEMPFAIL), 78 something is wrong that
-a restart will not mend (EX_CONFIG), 143 it left because of SIGTERM.
+It starts with nothing but the rendezvous URI and its number in ``REPLICA_RANK``. Its exit codes are
+those of :mod:`diloco.exits`.
 """
 
 from __future__ import annotations
@@ -12,23 +11,16 @@ import logging
 import os
 import signal
 import sys
-import traceback
 
 import torch
 
-from diloco.errors import FencedOut, ReplicaError
+from diloco.exits import EX_CONFIG, EX_TERMINATED, exit_code_of
 from diloco.group import Group, join, read_document
-from diloco.rendezvous.document import ProtocolMismatch
-from diloco.rendezvous.settings import SettingsError
-from diloco.rendezvous.store import StoreDenied, StoreUnavailable, open_store
+from diloco.rendezvous.store import open_store
 from diloco.workloads import load_workload
 from diloco.workloads.base import Workload
 
 log = logging.getLogger("diloco.replica")
-
-EX_TEMPFAIL = 75
-EX_CONFIG = 78
-EX_TERMINATED = 143
 
 
 def train(group: Group, workload: Workload, model: torch.nn.Module) -> None:
@@ -82,18 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     if not rank.isdigit():
         print(f"error: REPLICA_RANK: expected a replica number, found {rank!r}", file=sys.stderr)
         return EX_CONFIG
-    try:
-        return run(arguments.uri, int(rank))
-    except StoreUnavailable as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EX_TEMPFAIL
-    except (ReplicaError, ProtocolMismatch, SettingsError, StoreDenied, ValueError) as error:
-        kind = "fenced out" if isinstance(error, FencedOut) else "error"
-        print(f"{kind}: {error}", file=sys.stderr)
-        return EX_CONFIG
-    except Exception:
-        traceback.print_exc()
-        return 1
+    return exit_code_of(lambda: run(arguments.uri, int(rank)))
 
 
 if __name__ == "__main__":

@@ -81,6 +81,8 @@ def _decide_commit(
     if memory.plan_s is None:
         memory = replace(memory, plan_s=now_s)
     assert memory.plan_s is not None
+    if plan.mode == GATHER and view.me.replica >= view.settings.max_replicas:
+        return Wait(FAR, "the replicas to gather"), memory  # a syncer has no use for the mean
     mine = [WHOLE] if plan.mode == GATHER else _shards_of(plan, view.me.replica)
     undone = [shard for shard in mine if shard not in view.merges]
     if undone:

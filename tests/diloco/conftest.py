@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import threading
 import time
@@ -18,6 +19,7 @@ from diloco.init import create_group
 from diloco.rendezvous.records import Commit, Plan
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import Data, LocalStore, MakeParts, MissingKey, ObjectInfo, Store
+from diloco.syncer import Syncer
 
 
 class FastClock:
@@ -60,6 +62,11 @@ class MortalStore:
         self._trap = trap
         self._hits = 0
         self._spoilt: tuple[str, str] | None = None
+        self._garbled = ""
+
+    def garble(self, pattern: str) -> None:
+        """Damage what this member reads of keys like ``pattern``, and only what it reads."""
+        self._garbled = pattern
 
     def spoil(self, pattern: str, damage: str) -> None:
         """Damage what is put under keys like ``pattern``, as a store that lost it would."""
@@ -108,7 +115,10 @@ class MortalStore:
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         self._alive("get", key, "before")
-        return self.inner.get_range(key, start, length)
+        data = self.inner.get_range(key, start, length)
+        if fnmatch.fnmatch(key, self._garbled):
+            data = bytes([data[0] ^ 0x40]) + data[1:]
+        return data
 
     def list(self, prefix: str) -> list[ObjectInfo]:
         self._alive("list", prefix, "before")
@@ -156,11 +166,12 @@ class TinyGroup:
         chosen: dict[str, object] = {
             "sync_every": 3, "total_rounds": 4, "num_replicas": 3, "warmup_steps": 0,
             "heartbeat_timeout_s": 3600.0, "round_timeout_s": 7200.0, "start_wait_s": 3000.0,
-            "grace_s": 3000.0, "checkpoint_every": 2, "eval_every": 0, **settings,
+            "grace_s": 3000.0, "checkpoint_every": 2, "eval_every": 0, "state_every": 0, **settings,
         }  # fmt: skip
         self.settings = GroupSettings(**chosen)  # type: ignore[arg-type]
         create_group(str(root), self.settings)
         self.members: list[Member] = []
+        self.syncers: list[threading.Thread] = []
 
     def start(
         self,
@@ -168,6 +179,7 @@ class TinyGroup:
         *,
         trap: Trap | None = None,
         spoil: tuple[str, str] | None = None,
+        garble: str = "",
         make_model: Callable[[], nn.Module] = lambda: nn.Linear(4, 2),
         on_step: Callable[[Member, Group], None] = lambda member, group: None,
     ) -> Member:
@@ -175,6 +187,7 @@ class TinyGroup:
         member = Member(replica, MortalStore(self.store, trap), make_model())
         if spoil:
             member.store.spoil(*spoil)
+        member.store.garble(garble)
         member.thread = threading.Thread(target=self._train, args=(member, on_step), daemon=True)
         self.members.append(member)
         member.thread.start()
@@ -206,6 +219,19 @@ class TinyGroup:
         except BaseException as error:
             member.error = error
 
+    def start_syncer(self, *, trap: Trap | None = None) -> Syncer:
+        """A syncer in a thread; a killed one dies quietly."""
+        syncer = Syncer(MortalStore(self.store, trap), clock=FastClock(), heartbeat_interval_s=0.02)
+
+        def serve() -> None:
+            with contextlib.suppress(Killed):
+                syncer.run()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        self.syncers.append(thread)
+        thread.start()
+        return syncer
+
     def wait(self, *members: Member, seconds: float = 60.0) -> None:
         """Join threads; a member that hangs fails the test."""
         for member in members or self.members:
@@ -235,3 +261,9 @@ class TinyGroup:
 @pytest.fixture
 def tiny_group(tmp_path: Path) -> Callable[..., TinyGroup]:
     return lambda **settings: TinyGroup(tmp_path / "run", **settings)
+
+
+@pytest.fixture
+def make_groups(tmp_path: Path) -> Callable[..., TinyGroup]:
+    """Several groups in one test, each with a name of its own."""
+    return lambda name, **settings: TinyGroup(tmp_path / name, **settings)

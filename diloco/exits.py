@@ -1,0 +1,36 @@
+"""Exit codes of our processes, and which error means which.
+
+0 the run is over, 1 a crash, 75 the store was away for too long (EX_TEMPFAIL), 78 something is
+wrong that a restart will not mend (EX_CONFIG), 143 it left because of SIGTERM.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+
+from diloco.errors import FencedOut, ReplicaError
+from diloco.rendezvous.document import ProtocolMismatch
+from diloco.rendezvous.settings import SettingsError
+from diloco.rendezvous.store import StoreDenied, StoreUnavailable
+
+EX_TEMPFAIL = 75
+EX_CONFIG = 78
+EX_TERMINATED = 143
+
+
+def exit_code_of(work: Callable[[], int]) -> int:
+    """Do ``work`` and return its exit code, or that of its error, which is printed for people."""
+    try:
+        return work()
+    except StoreUnavailable as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EX_TEMPFAIL
+    except (ReplicaError, ProtocolMismatch, SettingsError, StoreDenied, ValueError) as error:
+        kind = "fenced out" if isinstance(error, FencedOut) else "error"
+        print(f"{kind}: {error}", file=sys.stderr)
+        return EX_CONFIG
+    except Exception:
+        traceback.print_exc()
+        return 1
