@@ -252,7 +252,7 @@ class _Members:
             while not group.done:
                 if group.round != round:
                     round = group.round
-                    if replica >= self._arm.members[round - 1]:
+                    if not self._takes_part(replica, round):
                         return  # leaves
                     self._meet(round, group)
                 with self._one_at_a_time:
@@ -264,6 +264,11 @@ class _Members:
                     )  # fmt: skip
                 group.step(tokens=tokens, loss=loss)
 
+    def _takes_part(self, replica: int, round: int) -> bool:
+        """With overlap a replica already works towards a round after the last one."""
+        members = self._arm.members
+        return replica < members[min(round, len(members)) - 1]
+
     def _seen_by_all(self, replica: int) -> None:
         """Wait until its lease says that the replica trains: no round waits for one who joins."""
         while True:
@@ -274,7 +279,7 @@ class _Members:
 
     def _meet(self, round: int, group: Group) -> None:
         """Wait until everybody who is to be in ``round`` has joined."""
-        replicas = self._arm.members[round - 1]
+        replicas = self._arm.members[min(round, len(self._arm.members)) - 1]
         with self._changed:
             self._start(replicas)
             while not self._joined >= set(range(replicas)):
