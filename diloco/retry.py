@@ -1,4 +1,5 @@
-"""A store that tries again: jittered exponential backoff inside a deadline.
+"""A store that tries again: jittered exponential backoff inside a deadline. The last try is made
+at the deadline.
 
 Only :class:`~diloco.rendezvous.store.StoreUnavailable` is tried again; what cannot get better by
 waiting is raised at once.
@@ -22,7 +23,7 @@ LONGEST_PAUSE_S = 10.0
 
 
 class RetryingStore:
-    """Wraps a store; each operation is tried for up to ``deadline_s`` seconds."""
+    """Wraps a store; each operation is tried for up to ``deadline_s`` seconds, by any thread."""
 
     def __init__(
         self, inner: Store, *, clock: Clock, rng: random.Random, deadline_s: float
@@ -41,9 +42,10 @@ class RetryingStore:
             try:
                 return operation()
             except StoreUnavailable as error:
-                wait_s = pause_s * self._rng.uniform(0.5, 1.5)
-                if self._clock.monotonic() + wait_s > give_up_s:
+                left_s = give_up_s - self._clock.monotonic()
+                if left_s <= 0:
                     raise
+                wait_s = min(left_s, pause_s * self._rng.uniform(0.5, 1.5))
                 log.warning("%s failed, trying again in %.1f s: %s", what, wait_s, error)
                 self._clock.sleep(wait_s)
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
