@@ -1,0 +1,156 @@
+"""``pip install`` gives the replica library, whole and alone: no repository, no dashboard."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+COMES_WITH = {"botocore": "s3fs"}
+"""Imported names whose distribution another one brings along."""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built of a copy, because setuptools leaves its working files beside the sources."""
+    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT / "diloco", copy / "diloco", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    for name in ("runs", "dashboard", "executors"):  # there, as in the repository; not to be packed
+        (copy / name).mkdir()
+        (copy / name / "__init__.py").touch()
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index",
+               "--no-build-isolation", "--wheel-dir", str(out), str(copy)]  # fmt: skip
+    subprocess.run(command, check=True, cwd=out)
+    (built,) = out.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the wheel holds."""
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def run(installed: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python that sees the wheel's content and site-packages, but not the repository."""
+    start = f"import sys; sys.path.insert(0, {str(installed)!r})\n"
+    return subprocess.run(
+        [sys.executable, "-I", "-c", start + code, *arguments],
+        cwd=installed,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def command(installed: Path, module: str, *arguments: str) -> str:
+    """What ``python -m module`` prints."""
+    code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    done = run(installed, code, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def metadata(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        return archive.read(name).decode().splitlines()
+
+
+def test_the_wheel_holds_the_library_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {n for n in archive.namelist() if ".dist-info/" not in n}
+    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "diloco").rglob("*.py")}
+    assert names == sources
+    assert any(line == "License-Expression: MIT" for line in metadata(wheel))
+
+
+def test_it_asks_for_no_dashboard_and_no_torch(wheel: Path) -> None:
+    required = [line.removeprefix("Requires-Dist: ") for line in metadata(wheel)
+                if line.startswith("Requires-Dist: ")]  # fmt: skip
+    always = {re.split(r"[^\w-]", line)[0] for line in required if "extra ==" not in line}
+    assert always == {"fsspec", "numpy", "safetensors", "xxhash"}
+    extras = {line.split(": ")[1] for line in metadata(wheel) if line.startswith("Provides-Extra")}
+    assert {"torch", "s3", "gcs", "azure", "server"} <= extras
+
+
+def test_whatever_the_library_imports_is_declared(wheel: Path) -> None:
+    declared = {
+        re.split(r"[^\w-]", line.split(": ")[1])[0]
+        for line in metadata(wheel)
+        if line.startswith("Requires-Dist: ") and "server" not in line
+    }
+    undeclared = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (ROOT / "diloco").rglob("*.py")
+        for name in imported(path)
+        if COMES_WITH.get(name, name) not in declared
+    }
+    assert not undeclared
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Top-level names of other people's packages that a module imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        for name in names:
+            top = name.partition(".")[0]
+            if top not in sys.stdlib_module_names and top != "diloco":
+                yield top
+
+
+def test_importing_it_imports_no_torch(installed: Path) -> None:
+    code = (
+        "import diloco, diloco.init, diloco.inspect, diloco.simulate\n"
+        "assert diloco.__file__.startswith(sys.path[0]), diloco.__file__\n"
+        "print(sorted({'torch', 'django', 'celery', 's3fs'} & set(sys.modules)))"
+    )
+    done = run(installed, code)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_run_from_the_first_command_to_the_last(installed: Path, tmp_path: Path) -> None:
+    uri = str(tmp_path / "run")
+    options = "--num-replicas 1 --sync-every 2 --total-rounds 2 --warmup-steps 0 --name alone"
+    assert "python -m diloco.replica" in command(installed, "diloco.init", uri, *options.split())
+    assert "no replica has joined yet" in command(installed, "diloco.inspect", uri)
+    train = (
+        "import torch, diloco\n"
+        "model = torch.nn.Linear(3, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "arguments = {'replica': 0, 'model': model, 'inner_optimizer': optimizer}\n"
+        "with diloco.join(sys.argv[1], **arguments) as group:\n"
+        "    while not group.done:\n"
+        "        loss = model(torch.ones(2, 3)).square().mean()\n"
+        "        optimizer.zero_grad(); loss.backward(); optimizer.step()\n"
+        "        group.step(tokens=2, loss=loss)\n"
+        "assert not {'django', 'celery'} & set(sys.modules)\n"
+        "print(group.reason)"
+    )
+    done = run(installed, train, uri)
+    assert done.stdout == "completed\n", done.stderr
+    shown = command(installed, "diloco.inspect", uri)
+    assert "2 of 2 rounds committed" in shown
+    assert "health: no problems" in shown
+
+
+def test_a_plan_can_be_predicted(installed: Path) -> None:
+    options = "--parameters 1M --step-s 1 --num-replicas 2"
+    assert "utilisation" in command(installed, "diloco.simulate", *options.split())
