@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from diloco.checkpoint import publish_final, read_final
 from diloco.rendezvous.clock import Clock
@@ -29,10 +29,10 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The run as this replica knows it at the end. ``model`` holds the global weights."""
+    """The run as this replica knows it at the end. ``tensors`` gives the global weights."""
 
     document: GroupDocument
-    model: nn.Module
+    tensors: Callable[[], dict[str, Tensor]]
     config: Mapping[str, Any]
     reason: str
     base: Base
@@ -78,7 +78,7 @@ def finish(
             identity,
             round=result.base.round,
             reason=result.reason,
-            tensors=state_tensors(result.model),
+            tensors=result.tensors(),
             weights_digest=result.base.digest,
             config=result.config,
             summary=result.summary,
@@ -106,15 +106,3 @@ def _turn(identity: Identity, result: Result) -> int:
         return len(order) + identity.replica
     first = order.index(evaluator(result.last_commit).replica)
     return (order.index(identity.replica) - first) % len(order)
-
-
-def state_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict with each tied tensor once, under its first name."""
-    seen: set[int] = set()
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        if tensor.numel() and tensor.data_ptr() in seen:
-            continue
-        seen.add(tensor.data_ptr())
-        tensors[name] = tensor
-    return tensors

@@ -27,8 +27,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, distributed, nn
 
+from diloco import parameters
 from diloco.chores import Evaluate
 from diloco.errors import Leaving, ReplicaError
 from diloco.finish import Result, finish
@@ -77,6 +78,9 @@ def join(
 ) -> Group:
     """Take part in the group whose rendezvous is ``uri``; use the result as a context manager.
 
+    Where ``torch.distributed`` has been initialised with more than one rank (torchrun), these ranks
+    are one replica: all of them call this at once, and all of them step (:mod:`diloco.ranks`).
+
     ``replica`` is the identity in the run, by default the environment's ``REPLICA_RANK``.
     ``evaluate`` is called with the global weights in the model, on the replica whose turn it is.
     ``config`` goes beside the final weights. ``stateful`` (data loader, scheduler, ...) is saved
@@ -90,18 +94,22 @@ def join(
     """
     if replica is None:
         replica = int(os.environ["REPLICA_RANK"])
-    group = Group(
-        store or open_store(uri),
-        replica=replica,
-        model=model,
-        inner_optimizer=inner_optimizer,
-        evaluate=evaluate,
-        config=config or {},
-        heartbeat_interval_s=heartbeat_interval_s,
-        telemetry_interval_s=telemetry_interval_s,
-        stateful=stateful,
-        clock=clock,
-    )
+    options: dict[str, Any] = {
+        "replica": replica,
+        "model": model,
+        "inner_optimizer": inner_optimizer,
+        "evaluate": evaluate,
+        "config": config or {},
+        "heartbeat_interval_s": heartbeat_interval_s,
+        "telemetry_interval_s": telemetry_interval_s,
+        "stateful": stateful,
+        "clock": clock,
+    }
+    if many_ranks():
+        from diloco.ranks import join_ranks  # it imports this module, and more of torch
+
+        return join_ranks(lambda: store or open_store(uri), **options)
+    group = Group(store or open_store(uri), **options)
     group._start()
     return group
 
@@ -156,10 +164,8 @@ class Group:
             self._store,
             metered,
             settings,
-            layout=Layout(
-                model, fragments=settings.num_fragments, pattern=settings.fragment_pattern
-            ),
-            inner=Inner(inner_optimizer, stateful),
+            layout=self._make_layout(model),
+            inner=self._make_inner(inner_optimizer, stateful),
             evaluate=evaluate,
             lease=self._lease,
             reporter=self._reporter,
@@ -272,7 +278,7 @@ class Group:
         state.discard_local()
         result = Result(
             document=self.document,
-            model=self._model,
+            tensors=self._final_tensors,
             config=self._config,
             reason=reason,
             base=state.whole,
@@ -316,6 +322,20 @@ class Group:
         """By this replica number, earlier processes of it included."""
         return self._loop.chores.tokens_before + self._tokens_seen
 
+    # -- what is shared where a replica has many ranks (diloco.ranks) -----------------------------
+
+    def _make_layout(self, model: nn.Module) -> Layout:
+        settings = self.settings
+        return Layout(model, fragments=settings.num_fragments, pattern=settings.fragment_pattern)
+
+    def _make_inner(
+        self, optimizer: torch.optim.Optimizer, stateful: Mapping[str, Stateful] | None
+    ) -> Inner:
+        return Inner(optimizer, stateful)
+
+    def _final_tensors(self) -> dict[str, Tensor]:
+        return dict(parameters.state(self._model))
+
     # -- small things ----------------------------------------------------------------------------
 
     def _check(self) -> None:
@@ -324,6 +344,12 @@ class Group:
             raise Leaving("stopped")
         if self._leave.is_set():
             raise Leaving("left")
+
+
+def many_ranks() -> bool:
+    """Whether this process is one of several of its replica."""
+    ready = distributed.is_available() and distributed.is_initialized()
+    return ready and distributed.get_world_size() > 1
 
 
 def _device_name(device: torch.device) -> str:

@@ -11,6 +11,7 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
+from diloco import parameters
 from diloco.fragments import Slot, Table
 from diloco.rendezvous.document import canonical_json
 from diloco.rendezvous.geometry import Span
@@ -20,7 +21,9 @@ class Layout:
     """The trained parameters of a model as one flat fp32 vector, fragment after fragment and in
     the model's own order inside one (:class:`~diloco.fragments.Table`).
 
-    Frozen parameters and buffers are not part of it; a tied parameter appears once.
+    Frozen parameters and buffers are not part of it; a tied parameter appears once. Where FSDP2 has
+    cut the parameters over several ranks, the vector is still the whole: :meth:`read` is then a
+    collective of all those ranks, and :meth:`write` takes the whole vector on each.
     """
 
     def __init__(self, model: nn.Module, *, fragments: int = 1, pattern: str = "strided") -> None:
@@ -30,9 +33,7 @@ class Layout:
             if isinstance(module, nn.Embedding | nn.EmbeddingBag)
             for parameter in module.parameters(recurse=False)
         }
-        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        if not trained:
-            raise ValueError("expected a model with trainable parameters, found none")
+        trained = parameters.trained(model)
         slots = [
             Slot(
                 name=name,
@@ -48,6 +49,7 @@ class Layout:
         """In the model's own order."""
         self.table = Table(slots, fragments=fragments, pattern=pattern)
         self._parameters = [trained[index][1] for index in self.table.order]
+        self._sharding = parameters.sharding_modules(model)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -62,6 +64,8 @@ class Layout:
         return self.table.span(fragment)
 
     def _held(self, fragment: int | None) -> list[tuple[Slot, nn.Parameter]]:
+        for module in self._sharding:
+            module.reshard()  # whole parameters left by a forward pass would hide what is written
         where = self.table.where(fragment)
         return list(zip(self.slots[where], self._parameters[where], strict=True))
 
@@ -77,7 +81,7 @@ class Layout:
         vector = torch.empty(last.stop - first.offset, dtype=torch.float32, pin_memory=on_gpu)
         for slot, parameter in held:
             piece = vector[slot.offset - first.offset : slot.stop - first.offset]
-            piece.copy_(parameter.detach().reshape(-1), non_blocking=on_gpu)
+            piece.copy_(parameters.read(parameter).reshape(-1), non_blocking=on_gpu)
         if on_gpu:
             torch.cuda.synchronize()
         return vector
@@ -89,7 +93,7 @@ class Layout:
         first = held[0][0].offset
         for slot, parameter in held:
             piece = vector[slot.offset - first : slot.stop - first]
-            parameter.copy_(piece.view(slot.shape))
+            parameters.write(parameter, piece.view(slot.shape))
 
     @torch.no_grad()
     def progress(self, base: Tensor, fragment: int | None = None) -> Tensor:

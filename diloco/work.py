@@ -8,7 +8,7 @@ which survives a round that was missed or void.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -72,6 +72,11 @@ class Work:
         self._uncounted_tokens += tokens
         self._losses.append(loss.detach() if isinstance(loss, Tensor) else torch.tensor(loss))
         return step_s
+
+    def count_more(self, tokens: int) -> None:
+        """The step that was counted last had these tokens too, on other ranks of the replica."""
+        self.now = replace(self.now, tokens=self.now.tokens + tokens)
+        self._uncounted_tokens += tokens
 
     @property
     def compute_in_round_s(self) -> float:

@@ -1,0 +1,80 @@
+"""A model is the same model whatever it is wrapped in: names, fingerprint, vector, final weights.
+
+Models cut over several ranks are in ``test_ranks.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from diloco import parameters
+from diloco.layout import Layout
+
+
+class Model(nn.Module):
+    """Its own submodule is called ``module``, as a wrapper's is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(3, 2)
+        self.blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        self.tied = nn.Linear(3, 2, bias=False)
+        self.tied.weight = self.module.weight
+        self.register_buffer("scale", torch.tensor([2.0]))
+
+
+def _compiled_block(model: Model) -> nn.Module:
+    model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
+    return model
+
+
+def _checkpointed_block(model: Model) -> nn.Module:
+    model.blocks[1] = checkpoint_wrapper(model.blocks[1])
+    return model
+
+
+WRAPPERS: dict[str, Callable[[Model], nn.Module]] = {
+    "data parallel": nn.DataParallel,
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+    "compiled data parallel": lambda m: torch.compile(nn.DataParallel(m), backend="eager"),
+    "data parallel of compiled": lambda m: nn.DataParallel(torch.compile(m, backend="eager")),
+    "a compiled block": _compiled_block,
+    "a checkpointed block": _checkpointed_block,
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_wrappers_change_nothing(wrap: Callable[[Model], nn.Module]) -> None:
+    bare = Model()
+    vector = Layout(bare).read()
+    wrapped = Model()
+    model = wrap(wrapped)
+    layout = Layout(model)
+    assert [slot.name for slot in layout.tensors] == [
+        "module.weight", "module.bias", "blocks.0.weight", "blocks.0.bias",
+        "blocks.1.weight", "blocks.1.bias",
+    ]  # fmt: skip
+    assert layout.model_hash == Layout(bare).model_hash
+    layout.write(vector)
+    assert torch.equal(wrapped.module.weight, bare.module.weight)
+    assert torch.equal(Layout(model).read(), vector)
+    expected, found = dict(parameters.state(bare)), dict(parameters.state(model))
+    assert list(found) == list(expected)
+    assert set(found) == {slot.name for slot in layout.tensors} | {"scale"}, "the tied one once"
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_model_sharded_by_fsdp1_is_refused() -> None:
+    class FullyShardedDataParallel(nn.Module):
+        """What FSDP1 looks like from outside; the real one needs a process group."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._fsdp_wrapped_module = nn.Linear(2, 2)
+
+    with pytest.raises(ValueError, match=r"expected a model sharded by .*fully_shard, found one"):
+        Layout(FullyShardedDataParallel())
