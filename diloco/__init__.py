@@ -38,6 +38,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
+    if name not in _HOME:
+        raise AttributeError(f"module 'diloco' has no attribute {name!r}")
+    try:
         return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'diloco' has no attribute {name!r}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(
+            f"diloco.{name}: expected torch, found none; pip install 'archipelago[torch]'",
+            name="torch",
+        ) from None

@@ -47,6 +47,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--settings", type=Path, help="JSON file with group settings to change")
     parser.add_argument("--size", default="demo", help="size of the byte-level GPT")
     parser.add_argument("--data", default="stdlib", help="'stdlib' or a URI of text files")
+    parser.add_argument(
+        "--own-loop",
+        action="store_true",
+        help="replicas bring their own model and data and call diloco.join",
+    )
     parser.add_argument("--name", default="")
     for spec in setting_fields():
         kind = {"int": int, "float": float, "choice": str}[spec.kind]
@@ -59,18 +64,21 @@ def main(argv: list[str] | None = None) -> int:
         for spec in setting_fields():
             if getattr(arguments, spec.name) is not None:
                 chosen[spec.name] = getattr(arguments, spec.name)
-        workload = ByteGPTWorkload(size=arguments.size, data=arguments.data)
+        built_in = ByteGPTWorkload(size=arguments.size, data=arguments.data)
         document = create_group(
             arguments.uri,
             GroupSettings.from_dict(GroupSettings().to_dict() | chosen),
-            workload=workload.to_dict(),
+            workload=None if arguments.own_loop else built_in.to_dict(),
             name=arguments.name,
         )
     except (SettingsError, StoreError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"group {document.run_id} at {arguments.uri}")
-    print(f"start replicas with: REPLICA_RANK=0 python -m diloco.replica {arguments.uri}")
+    if arguments.own_loop:
+        print(f"take part with: diloco.join({arguments.uri!r}, replica=0, model=..., ...)")
+    else:
+        print(f"start replicas with: REPLICA_RANK=0 python -m diloco.replica {arguments.uri}")
     return 0
 
 

@@ -1,10 +1,10 @@
 """Your own model and loop in a group: two processes that share nothing but a folder.
 
-    python examples/own_loop.py
+    python examples/own_loop.py                  both processes, in a folder that is deleted
+    python examples/own_loop.py URI REPLICA      one of them, in a group that is there already
 
 Each process trains on data of its own; every 20 steps they exchange pseudo-gradients through the
-rendezvous. Put an ``s3://`` URI in place of the folder and the processes on two machines, and
-nothing else changes.
+rendezvous. With a bucket for the folder they may run on two machines, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ def train(uri: str, replica: int) -> None:
 
 
 def main() -> int:
+    if len(sys.argv) == 3:
+        train(sys.argv[1], int(sys.argv[2]))
+        return 0
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as uri:
         settings = diloco.GroupSettings(

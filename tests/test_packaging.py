@@ -126,10 +126,16 @@ def test_importing_it_imports_no_torch(installed: Path) -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
+def test_without_torch_it_says_what_to_install(installed: Path) -> None:
+    done = run(installed, "import diloco; sys.modules['torch'] = None; diloco.join")
+    message = "diloco.join: expected torch, found none; pip install 'archipelago[torch]'"
+    assert done.stderr.endswith(f"ModuleNotFoundError: {message}\n")
+
+
 def test_a_run_from_the_first_command_to_the_last(installed: Path, tmp_path: Path) -> None:
     uri = str(tmp_path / "run")
-    options = "--num-replicas 1 --sync-every 2 --total-rounds 2 --warmup-steps 0 --name alone"
-    assert "python -m diloco.replica" in command(installed, "diloco.init", uri, *options.split())
+    options = "--own-loop --num-replicas 1 --sync-every 2 --total-rounds 2 --warmup-steps 0"
+    assert "diloco.join(" in command(installed, "diloco.init", uri, *options.split())
     assert "no replica has joined yet" in command(installed, "diloco.inspect", uri)
     train = (
         "import torch, diloco\n"

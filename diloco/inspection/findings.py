@@ -18,7 +18,6 @@ from diloco.inspection.picture import (
     Picture,
     RoundPicture,
 )
-from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.view import GATHER, names
 
 MISSES = 3
@@ -189,10 +188,11 @@ def _misses(picture: Picture) -> Iterator[Finding]:
         if len(run) >= MISSES:
             marks = {mark for _, mark in run}
             how = {LATE: "late", REFUSED: "refused", ABSENT: "absent"}
-            yield Finding(
-                text=f"replica {replica}: {len(run)} misses in a row, rounds {run[-1][0]} to "
+            text = (
+                f"replica {replica}: {len(run)} misses in a row, rounds {run[-1][0]} to "
                 f"{run[0][0]} ({' or '.join(how[m] for m in how if m in marks)})"
             )
+            yield Finding(text=text, problem=not picture.over)
 
 
 def _first_sign(picture: Picture, member: LeaseSeen) -> int:
@@ -281,12 +281,6 @@ def _limits(picture: Picture) -> Iterator[Finding]:
 
 
 # -- words -----------------------------------------------------------------------------------------
-
-
-def changed_settings(settings: GroupSettings) -> dict[str, object]:
-    """The settings that are not as they would be by default."""
-    usual = GroupSettings().to_dict()
-    return {name: value for name, value in settings.to_dict().items() if value != usual[name]}
 
 
 def _listed(replicas: Sequence[int]) -> str:

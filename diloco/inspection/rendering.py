@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from diloco.inspection.findings import changed_settings, findings
+from diloco.inspection.findings import findings
 from diloco.inspection.picture import MARKS, Picture, RoundPicture
 from diloco.rendezvous.document import PROTOCOL
+from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.telemetry import PHASES
 from diloco.tables import columns, size
 
@@ -68,6 +69,12 @@ def _settings(picture: Picture, all_settings: bool) -> Iterator[str]:
         )
     if not chosen:
         yield "  none"
+
+
+def changed_settings(settings: GroupSettings) -> dict[str, object]:
+    """The settings that are not as they would be by default."""
+    usual = GroupSettings().to_dict()
+    return {name: value for name, value in settings.to_dict().items() if value != usual[name]}
 
 
 def _members(picture: Picture) -> Iterator[str]:

@@ -198,6 +198,18 @@ def test_three_misses_in_a_row(world: World) -> None:
     ]
 
 
+def test_when_it_is_over_a_miss_is_no_problem_any_more(world: World) -> None:
+    world.checkpoint(0)
+    world.round(1, 0, 1)
+    for number in (2, 3, 4):
+        world.round(number, 0)
+    world.beat(1, round=2)
+    world.finish(4)
+    picture = look(world)
+    assert problems(picture) == []
+    assert "replica 1: 3 misses in a row, rounds 2 to 4 (absent)" in notes(picture)
+
+
 def test_two_misses_are_none(world: World) -> None:
     world.checkpoint(0)
     world.round(1, 0, 1)

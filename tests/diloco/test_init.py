@@ -1,0 +1,49 @@
+"""``python -m diloco.init``: one group document, from options and a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from diloco.init import main
+from diloco.rendezvous import keys
+from diloco.rendezvous.document import GroupDocument
+from diloco.rendezvous.store import LocalStore
+
+
+def document(root: Path) -> GroupDocument:
+    return GroupDocument.from_bytes(LocalStore(root).get(keys.GROUP))
+
+
+def test_options_win_over_the_file(tmp_path: Path) -> None:
+    chosen = tmp_path / "settings.json"
+    chosen.write_text(json.dumps({"sync_every": 20, "outer_lr": 0.5, "warmup_steps": 0}))
+    root = tmp_path / "run"
+    assert main([str(root), "--settings", str(chosen), "--sync-every", "40"]) == 0
+    found = document(root)
+    assert (found.settings.sync_every, found.settings.outer_lr) == (40, 0.5)
+    assert found.workload["kind"] == "byte_gpt"
+
+
+def test_whoever_brings_a_loop_gets_no_workload(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path), "--own-loop"]) == 0
+    assert document(tmp_path).workload == {"kind": "caller"}
+    assert "diloco.join(" in capsys.readouterr().out
+
+
+def test_there_is_one_group_under_a_uri(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 0
+    before = document(tmp_path)
+    assert main([str(tmp_path), "--sync-every", "7"]) == 1
+    assert "expected no group" in capsys.readouterr().err
+    assert document(tmp_path) == before
+
+
+def test_a_wrong_setting_makes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "run"), "--sync-every", "0"]) == 1
+    assert "sync_every: expected 1 or more, found 0" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
