@@ -285,6 +285,7 @@ class RoundLoop:
             rounds_here=self._rounds_here,
             timings=opened.timings,
         )
+        self._lease.update(round=self._promised_round())
         if self.settings.overlap_steps == 0:
             self.say("waiting")
         return self._exchange.settle(
@@ -293,7 +294,7 @@ class RoundLoop:
 
     def _close_round(self) -> str:
         """Wait for the oldest open round and apply it; then chores, or the end."""
-        opened, result = self._open.close()
+        opened = self._open.first()
         overlapping = self.settings.overlap_steps > 0
         if overlapping:
             self.say("waiting")
@@ -301,7 +302,7 @@ class RoundLoop:
         failure: CannotReduce | None = None
         exchanged: Exchanged = TooLate()
         try:
-            exchanged = result()
+            exchanged = self._open.close()
         except RunOver as over:
             log.info("round %d will not be: %s", opened.round, over)
         except CannotReduce as error:
@@ -431,7 +432,9 @@ class RoundLoop:
         self._open.end()
 
     def say(self, state: str) -> None:
-        self._lease.update(state=state, round=self.round, step=self.data_step, message="")
+        self._lease.update(
+            state=state, round=self._promised_round(), step=self.data_step, message=""
+        )
         self._reporter.phase(state=state, round=self.round)
 
     def may_create(self) -> bool:
@@ -440,6 +443,11 @@ class RoundLoop:
 
     def _committer(self) -> int | None:
         return None if self._store.atomic_create else self._lease.committer
+
+    def _promised_round(self) -> int:
+        """The oldest round that others may wait for this replica in: one whose contribution is
+        still on its way, or the one it is working for."""
+        return self._open.unsent() or self.round
 
     def _check(self) -> None:
         if self._over:

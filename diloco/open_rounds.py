@@ -72,13 +72,19 @@ class OpenRounds:
     def first(self) -> OpenRound:
         return self._queue[0][0]
 
-    def close(self) -> tuple[OpenRound, Callable[[], Exchanged]]:
-        """Take the oldest out; the function waits for its exchange and raises what it raised."""
-        opened, future = self._queue.popleft()
-        return opened, future.result
+    def close(self) -> Exchanged:
+        """Wait for the oldest one's exchange, then take it out; raises what the exchange raised."""
+        try:
+            return self._queue[0][1].result()
+        finally:
+            self._queue.popleft()
 
     def has(self, round: int) -> bool:
         return any(opened.round == round for opened, _ in self._queue)
+
+    def unsent(self) -> int | None:
+        """The oldest round whose contribution is not durable yet."""
+        return next((opened.round for opened, _ in list(self._queue) if opened.sent is None), None)
 
     def drop_before(self, round: int) -> None:
         """Forget rounds that have been overtaken; their threads see that for themselves."""

@@ -107,9 +107,14 @@ class Sight:
     # -- views -----------------------------------------------------------------------------------
 
     def before_plan(self, round: int, base: Base, *, waited_s: float, sync_s: float) -> RoundView:
-        """Contributions and leases: lists both."""
+        """Leases and contributions: lists both.
+
+        Leases first: one that says its replica is past this round is then followed by a listing
+        that shows what the replica contributed before it said so.
+        """
+        known = {r.replica for r in list(self._records.values()) if r.round == round}
+        self._observer.look(skip=frozenset(known))
         contributions = self._contributions(round)
-        self._observer.look(skip=frozenset(contributions))
         return replace(
             self._view(round, base),
             contributions=contributions,

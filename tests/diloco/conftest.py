@@ -144,6 +144,8 @@ class Member:
     replica: int
     store: MortalStore
     model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[nn.Module, int, int], torch.Tensor]
     steps: int = 0
     reason: str = ""
     error: BaseException | None = None
@@ -181,10 +183,15 @@ class TinyGroup:
         spoil: tuple[str, str] | None = None,
         garble: str = "",
         make_model: Callable[[], nn.Module] = lambda: nn.Linear(4, 2),
+        loss: Callable[[nn.Module, int, int], torch.Tensor] = batch_loss,
+        lr: float = 0.05,
+        momentum: float = 0.0,
         on_step: Callable[[Member, Group], None] = lambda member, group: None,
     ) -> Member:
         torch.manual_seed(100 + replica)  # every member starts from other weights
-        member = Member(replica, MortalStore(self.store, trap), make_model())
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+        member = Member(replica, MortalStore(self.store, trap), model, optimizer, loss)
         if spoil:
             member.store.spoil(*spoil)
         member.store.garble(garble)
@@ -194,7 +201,7 @@ class TinyGroup:
         return member
 
     def _train(self, member: Member, on_step: Callable[[Member, Group], None]) -> None:
-        optimizer = torch.optim.SGD(member.model.parameters(), lr=0.05)
+        optimizer = member.optimizer
         try:
             with join(
                 str(self.root),
@@ -208,7 +215,7 @@ class TinyGroup:
             ) as group:
                 member.group = group
                 while not group.done:
-                    loss = batch_loss(member.model, member.replica, group.data_step)
+                    loss = member.loss(member.model, member.replica, group.data_step)
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()

@@ -42,7 +42,8 @@ def view(
 ) -> RoundView:
     seen = RoundView(
         round=5, fragment=0, me=Identity(replica=me, incarnation="00001-00000000"),
-        settings=SETTINGS, model_hash="model", numel=10, tensors=1, base_round=4, base_digest="base",
+        settings=SETTINGS, model_hash="model", numel=10, tensors=1, base_round=4,
+        base_digest="base",
         totals=Totals(committed=4, tokens=4000),
         contributions={record.replica: record for record in records},
         expected=frozenset(map(int, expected)), live=frozenset(map(int, expected)),

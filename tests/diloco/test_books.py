@@ -1,0 +1,150 @@
+"""Every step counts once: fragments, overlap, late and void work, summed up to the last unit.
+
+The model is made so that each inner step lowers each weight by exactly 1, and the outer optimizer
+adds contributions as they are. So the global weights at the end *are* the number of steps counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+MakeGroup = Callable[..., Any]
+
+
+class Counter(nn.Module):
+    """Four weights in four layers, all 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(4)])
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+
+def one_down(model: nn.Module, replica: int, step: int) -> torch.Tensor:
+    return torch.stack([parameter.sum() for parameter in model.parameters()]).sum()
+
+
+COUNTING: dict[str, Any] = {"make_model": Counter, "loss": one_down, "lr": 1.0}
+
+
+def count(group: Any, replicas: int = 1, **start: Any) -> list[Any]:
+    members = [group.start(n, **COUNTING, **start) for n in range(replicas)]
+    group.wait()
+    group.assert_agreed(*members)
+    return members
+
+
+def settings(**changes: object) -> dict[str, object]:
+    return {"outer_lr": 1.0, "outer_momentum": 0.0, "num_replicas": 1, "sync_every": 4,
+            "total_rounds": 5, **changes}  # fmt: skip
+
+
+def test_without_overlap_every_step_counts(tiny_group: MakeGroup) -> None:
+    group = tiny_group(**settings())
+    (member,) = count(group)
+    assert member.weights().tolist() == [-20.0] * 4
+    assert group.commits()[-1].tokens_total == 20 * 8
+
+
+@pytest.mark.parametrize(("alpha", "total"), [(1.0, 20), (0.5, 16), (0.0, 12)])
+def test_overlapped_steps_count_as_far_as_they_are_mixed_in(
+    tiny_group: MakeGroup, alpha: float, total: int
+) -> None:
+    """Two of the four steps of rounds 2 to 5 are made while the round before is exchanged."""
+    group = tiny_group(**settings(overlap_steps=2, mixing_alpha=alpha))
+    (member,) = count(group)
+    assert member.weights().tolist() == [-float(total)] * 4
+    assert group.commits()[-1].tokens_total == 20 * 8, "a token is counted whatever it is worth"
+
+
+@pytest.mark.parametrize("pattern", ["strided", "sequential", "size"])
+def test_fragments_are_exchanged_in_turn(tiny_group: MakeGroup, pattern: str) -> None:
+    group = tiny_group(
+        **settings(num_fragments=2, total_rounds=6, num_replicas=2, fragment_pattern=pattern)
+    )
+    members = count(group, 2)
+    assert [group.plan(r).fragment for r in range(1, 7)] == [0, 1, 0, 1, 0, 1]
+    # A round is two steps; a fragment's contribution is what was done since its own last round.
+    steps = [[c.steps for c in group.plan(r).contributions] for r in range(1, 7)]
+    assert steps == [[2, 2], [4, 4], [4, 4], [4, 4], [4, 4], [4, 4]]
+    ends = members[0].weights().tolist()
+    layers = [0, 2] if pattern == "strided" else [0, 1]
+    assert ends == [-10.0 if layer in layers else -12.0 for layer in range(4)]
+    assert group.commits()[-1].tokens_total == 2 * 12 * 8, "in however many fragments it is"
+
+
+def test_several_rounds_may_be_open_and_are_applied_in_order(tiny_group: MakeGroup) -> None:
+    group = tiny_group(
+        **settings(num_fragments=4, overlap_steps=3, mixing_alpha=1.0, total_rounds=12)
+    )
+    (member,) = count(group)
+    assert [commit.round for commit in group.commits()] == list(range(1, 13))
+    # Fragment f is last exchanged in round 9 + f, after so many steps.
+    assert member.weights().tolist() == [-9.0, -10.0, -11.0, -12.0]
+
+
+def late_in_round_one(tiny_group: MakeGroup, **changes: object) -> tuple[Any, list[Any]]:
+    """Two replicas; number 1 hands in its first round when it has been committed without it."""
+    group = tiny_group(**settings(num_replicas=2, grace_s=0.0, **changes))
+    first_commit = threading.Event()
+
+    def watch(member: Any, joined: Any) -> None:
+        if member.replica == 0 and joined.round == 2:
+            first_commit.set()
+        if member.replica == 1 and member.steps == 4:
+            assert first_commit.wait(60)
+
+    members = count(group, 2, on_step=watch)
+    assert [c.replica for c in group.commits()[0].contributors] == [0]
+    return group, members
+
+
+def counted(group: Any) -> float:
+    """What the plans say that the weights should have come to: ``sum of weight * steps``."""
+    rounds = range(1, len(group.commits()) + 1)
+    return sum(c.weight * c.steps for r in rounds for c in group.plan(r).contributions)
+
+
+def test_late_work_is_rebased_and_counts_once(tiny_group: MakeGroup) -> None:
+    group, members = late_in_round_one(tiny_group)
+    assert members[0].weights().tolist() == [-counted(group)] * 4
+    steps = [c.steps for r in range(1, 6) for c in group.plan(r).contributions if c.replica == 1]
+    assert not steps or steps[0] >= 8, "the missed steps are in the next contribution"
+    assert sum(steps) <= members[1].steps
+
+
+def test_overwritten_work_counts_for_nothing(tiny_group: MakeGroup) -> None:
+    group, members = late_in_round_one(tiny_group, late_policy="overwrite")
+    assert members[0].weights().tolist() == [-counted(group)] * 4
+    steps = [c.steps for r in range(1, 6) for c in group.plan(r).contributions if c.replica == 1]
+    assert set(steps) <= {4}, "the missed steps are gone"
+
+
+def test_void_work_is_in_the_next_contribution(tiny_group: MakeGroup) -> None:
+    group = tiny_group(**settings(num_replicas=2, overlap_steps=2, mixing_alpha=1.0))
+    members = count(group, 2, spoil=("rounds/00000002/contributions/00001.*.bin", "missing"))
+    commits = group.commits()
+    assert commits[1].void_replica == 1
+    steps = [[c.steps for c in group.plan(r).contributions] for r in range(1, 7)]
+    assert steps == [[4, 4], [4, 4], [8, 8], [4, 4], [4, 4], [4, 4]]
+    assert members[0].weights().tolist() == [-24.0] * 4
+    assert commits[-1].tokens_total == 2 * 24 * 8
+
+
+def test_a_spare_follows_and_counts_for_nothing(tiny_group: MakeGroup) -> None:
+    group = tiny_group(
+        **settings(num_replicas=2, min_quorum=2, world_size_mode="fixed_with_spares")
+    )
+    members = count(group, 3)
+    assert all(
+        [c.replica for c in group.plan(r).contributions] in ([0, 1], [0, 2], [1, 2])
+        for r in range(1, 6)
+    )
+    assert members[2].weights().tolist() == [-20.0] * 4
