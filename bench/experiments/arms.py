@@ -167,6 +167,18 @@ VARIANTS: tuple[Arm, ...] = (
         **_fragments(2, overlap_steps=4, mixing_alpha=0.5),
     ),
     Arm(
+        name="dropped_50_overwrite",
+        title="50 % dropped, late work is overwritten",
+        drop=0.5,
+        settings={"late_policy": "overwrite"},
+    ),
+    Arm(
+        name="dropped_50_half",
+        title="50 % dropped, outer learning rate halved",
+        drop=0.5,
+        settings={"outer_lr": OUTER_LR / 2},
+    ),
+    Arm(
         name="topk_plain",
         title="top-k as above, outer SGD 1.0 without momentum",
         settings=_TOPK | {"outer_lr": 1.0, "outer_momentum": 0.0},

@@ -27,7 +27,7 @@ def test_variants_inherit_the_learning_rates() -> None:
     rates = ("inner_lr", "outer_lr", "outer_momentum")
     tuned = next(arm for arm in CORE if arm.name == "diloco").group_settings(0)
     for arm in VARIANTS:
-        if arm.name == "topk_plain":  # its point is another outer optimizer
+        if arm.name in ("topk_plain", "dropped_50_half"):  # their point is another outer optimizer
             continue
         found = arm.group_settings(0)
         assert [found[rate] for rate in rates] == [tuned[rate] for rate in rates]
