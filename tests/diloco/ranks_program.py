@@ -1,0 +1,307 @@
+"""One process of the tests of replicas with many ranks; see ``test_ranks.py``.
+
+    python ranks_program.py ROOT PLACE [SCENARIO ...]
+
+Places 0 and 1 are the two ranks of replica 0, place 2 is replica 1, alone. All scenarios are run in
+one process per place, because starting torch is what takes time. What became of each scenario is
+written to ``ROOT/<scenario>.<place>.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import diloco
+from diloco.channel import Channel, Word
+from diloco.errors import ReplicaError
+from diloco.layout import Layout
+from diloco.outer import digest
+from diloco.parameters import is_sharded, state
+
+LOSSES = (1.0, 4.0)
+TOKENS = (8, 16)
+ALONE = 8
+"""Tokens of a step of replica 1."""
+
+
+class Tiny(nn.Module):
+    """Odd sizes that two ranks cannot share evenly, a tied and a frozen parameter, a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.body = nn.Linear(3, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = torch.tanh(self.body(self.embed(x))) * self.scale
+        return self.head(hidden) * self.frozen.sum()  # type: ignore[no-any-return]
+
+
+class Counter:
+    """The caller's own state that is saved with the inner optimizer."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def tiny(place: int) -> nn.Module:
+    torch.manual_seed(10 + place)  # every process starts from other weights
+    return Tiny()
+
+
+def ddp(place: int) -> nn.Module:
+    model = tiny(place)
+    return model if place == 2 else DistributedDataParallel(torch.compile(model, backend="eager"))
+
+
+def fsdp(place: int) -> nn.Module:
+    model = tiny(place)
+    if place == 2:
+        return model
+    mesh = init_device_mesh("cpu", (2,))
+    fully_shard(model.body, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+class LeftAlone(Exception):
+    """Breaks out of the training loop."""
+
+
+class Scenario:
+    """Takes part in one group as one place; what is seen goes into ``said``."""
+
+    def __init__(self, root: Path, name: str, place: int) -> None:
+        self.root, self.name, self.place = root, name, place
+        self.said: dict[str, Any] = {"evaluated": 0, "steps": 0, "words": []}
+
+    def run(
+        self,
+        make: Callable[[int], nn.Module],
+        *,
+        group: str = "",
+        on_step: Callable[[Any, nn.Module], None] = lambda group, model: None,
+    ) -> None:
+        model = make(self.place)
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.02)
+        counter = Counter()
+
+        def evaluate() -> tuple[float, int]:
+            self.said["evaluated"] += 1
+            with torch.no_grad():
+                model(torch.zeros(1, dtype=torch.long))
+            if self.name == "leader-raises-in-step" and self.place == 0:
+                raise KeyError("no test set")
+            return 1.25, 10
+
+        with diloco.join(
+            str(self.root / "runs" / (group or self.name)),
+            replica=self.place // 2,
+            model=model,
+            inner_optimizer=optimizer,
+            evaluate=evaluate,
+            heartbeat_interval_s=0.2,
+            telemetry_interval_s=0.2,
+            stateful={"counter": counter},
+        ) as joined:
+            self.said["joined"] = [joined.round, joined.schedule_step, joined.data_step]
+            self.said["restored"] = {"count": counter.count, "moments": moments(optimizer)}
+            try:
+                self._train(joined, model, optimizer, counter, on_step)
+            except LeftAlone:
+                return
+        self.said["reason"] = joined.reason
+        self.said["adam_steps"] = max(int(entry["step"]) for entry in optimizer.state.values())
+        whole = {name: tensor.detach().float().flatten() for name, tensor in state(model)}
+        self.said["names"] = sorted(whole)
+        self.said["weights"] = digest(torch.cat([whole[name] for name in sorted(whole)]))
+
+    def _train(
+        self, joined: Any, model: nn.Module, optimizer: Any, counter: Counter, on_step: Any
+    ) -> None:
+        while not joined.done:
+            self.said["position"] = [joined.round, joined.schedule_step, joined.data_step]
+            data = torch.Generator().manual_seed(joined.data_step * 10 + self.place)
+            x = torch.randint(5, (4,), generator=data)
+            loss = nn.functional.cross_entropy(model(x), (x + 1) % 5)
+            optimizer.zero_grad()
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+            optimizer.step()
+            self.said["steps"] += 1
+            counter.count += 1
+            on_step(joined, model)
+            # Losses of two ranks that are easily told apart in the books.
+            shown = loss if self.place == 2 else LOSSES[self.place]
+            tokens = ALONE if self.place == 2 else TOKENS[self.place]
+            before = len(spoken)
+            joined.step(tokens=tokens, loss=shown, grad_norm=norm)
+            self.said["words"].append(len(spoken) - before)
+            if self.said["steps"] == 8:
+                self.said["kept"] = {"count": counter.count, "moments": moments(optimizer)}
+
+    def layout(self) -> None:
+        """A sharded model as a vector, without any group."""
+        model = fsdp(self.place)
+        layout = Layout(model)
+        assert any(is_sharded(parameter) for parameter in model.parameters())
+        vector = torch.arange(float(layout.numel))
+        layout.write(vector)
+        self.said["read"] = layout.read().tolist()
+        with torch.no_grad():
+            model(torch.zeros(1, dtype=torch.long))  # leaves whole parameters behind
+        layout.write(vector + 1)
+        self.said["read_after_forward"] = layout.read().tolist()
+        self.said["computed"] = model(torch.tensor([4])).detach().flatten().tolist()
+        self.said["hash"] = layout.model_hash
+        reference = tiny(self.place)
+        bare = Layout(reference)
+        bare.write(vector + 1)
+        self.said["expected"] = reference(torch.tensor([4])).detach().flatten().tolist()
+        self.said["bare_hash"] = bare.model_hash
+
+
+def moments(optimizer: torch.optim.Optimizer) -> float:
+    """Sum over this rank's part of the first moments."""
+    total = 0.0
+    for entry in optimizer.state.values():
+        moment = entry["exp_avg"]
+        total += float((moment.to_local() if is_sharded(moment) else moment).abs().sum())
+    return total
+
+
+spoken: list[Word] = []
+"""Every word of this process."""
+
+
+def listen() -> None:
+    say = Channel.say
+
+    def heard(self: Channel, word: Word, **options: Any) -> Word:
+        spoken.append(word)
+        return say(self, word, **options)
+
+    Channel.say = heard  # type: ignore[method-assign]
+
+
+def crash() -> None:
+    raise KeyError("out of luck")
+
+
+def part() -> None:
+    raise LeftAlone
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wider(place: int) -> nn.Module:
+    return nn.Linear(2, 2 + place)
+
+
+def play(scenario: Scenario) -> None:
+    place = scenario.place
+
+    def at(chosen: int, step: int, action: Callable[[], None]) -> Callable[[Any, nn.Module], None]:
+        def on_step(group: Any, model: nn.Module) -> None:
+            if place == chosen and group.data_step == step:
+                action()
+
+        return on_step
+
+    def poison(group: Any, model: Any) -> None:
+        if scenario.said["steps"] == 2:
+            with torch.no_grad():
+                model.body.bias.fill_(float("nan"))
+
+    def leave(group: Any, model: nn.Module) -> None:
+        if place == 1 and group.round == 3:
+            group.leave()
+
+    match scenario.name:
+        case "ddp":
+            scenario.run(ddp)
+        case "fsdp" | "overlap":
+            scenario.run(fsdp)
+        case "layout":
+            scenario.layout()
+        case "non-finite":
+            scenario.run(fsdp, on_step=poison)
+        case "first-half":
+            scenario.run(fsdp, group="resumed", on_step=leave)
+        case "second-half":
+            scenario.run(fsdp, group="resumed")
+        case "follower-raises":
+            scenario.run(ddp, on_step=at(1, 2, crash))
+        case "leader-raises":
+            scenario.run(ddp, on_step=at(0, 2, crash))
+        case "leader-raises-in-step":
+            scenario.run(ddp)
+        case "follower-parts":
+            scenario.run(ddp, on_step=at(1, 2, part))
+        case "no-group":
+            scenario.run(ddp, group="nothing-here")
+        case "other-model":
+            scenario.run(wider)
+        case "killed":
+            scenario.run(ddp, on_step=at(0, 2, die))
+
+
+ALONE_TOO = ("ddp", "fsdp", "overlap")
+"""Scenarios in which replica 1 takes part."""
+SCENARIOS = (
+    *ALONE_TOO, "layout", "non-finite", "first-half", "second-half", "follower-raises",
+    "leader-raises", "leader-raises-in-step", "follower-parts", "no-group", "other-model",
+    "killed",
+)  # fmt: skip
+
+
+def main() -> None:
+    root, place = Path(sys.argv[1]), int(sys.argv[2])
+    torch.set_num_threads(1)
+    listen()
+    for name in sys.argv[3:] or SCENARIOS:
+        if place == 2 and name not in ALONE_TOO:
+            continue
+        scenario = Scenario(root, name, place)
+        if place < 2:
+            dist.init_process_group(
+                "gloo", init_method=f"file://{root / name}.meet", rank=place, world_size=2,
+                timeout=timedelta(seconds=60),
+            )  # fmt: skip
+        try:
+            play(scenario)
+        except Exception as error:
+            scenario.said["error"] = f"{type(error).__name__}: {error}"
+            scenario.said["replica_error"] = isinstance(error, ReplicaError)
+        (root / f"{name}.{place}.json").write_text(json.dumps(scenario.said))
+        if place < 2:
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
