@@ -6,7 +6,7 @@ are of fp32 input, whatever the codec makes of it; "both" is the input over the 
 steps. The errors are relative L2 errors, on normal data and on Student's t with 3 degrees of
 freedom.
 
-Usage: python bench/codec_speed.py [--numel N] [--repeats R]
+Usage: python bench/codec_speed.py [--numel N] [--block ELEMENTS] [--repeats R]
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from torch import Tensor
 
 from diloco.codecs import Codec, get_codec
 
-BLOCK = 2**20
 CODECS = ("fp32", "bf16", "int8", "e3m0", "topk")
 TARGETS = {"bf16": 1.0, "int8": 0.5}
 """GB/s per core of "both"."""
@@ -43,19 +42,19 @@ class Speed:
     decode: float
 
 
-def measure(codec: Codec, vector: Tensor, *, repeats: int) -> Speed:
+def measure(codec: Codec, vector: Tensor, *, block: int, repeats: int) -> Speed:
     """Medians of ``repeats`` passes after one that warms up."""
-    passes = [one_pass(codec, vector) for _ in range(repeats + 1)][1:]
+    passes = [one_pass(codec, vector, block=block) for _ in range(repeats + 1)][1:]
     return Speed(*(statistics.median(times) for times in zip(*passes, strict=True)))
 
 
-def one_pass(codec: Codec, vector: Tensor) -> list[float]:
-    received = torch.empty(codec.encoded_bytes(BLOCK), dtype=torch.uint8)
+def one_pass(codec: Codec, vector: Tensor, *, block: int) -> list[float]:
+    received = torch.empty(codec.encoded_bytes(block), dtype=torch.uint8)
     totals = [0.0] * 4
-    for start in range(0, vector.numel(), BLOCK):
-        block = vector[start : start + BLOCK]
+    for start in range(0, vector.numel(), block):
+        piece = vector[start : start + block]
         marks = [time.thread_time()]
-        body = codec.encode(block)
+        body = codec.encode(piece)
         marks.append(time.thread_time())
         xxhash.xxh3_64_intdigest(body.numpy().data)
         marks.append(time.thread_time())
@@ -64,7 +63,7 @@ def one_pass(codec: Codec, vector: Tensor) -> list[float]:
         marks.append(time.thread_time())
         xxhash.xxh3_64_intdigest(here.numpy().data)
         marks.append(time.thread_time())
-        codec.decode(here, block.numel())
+        codec.decode(here, piece.numel())
         marks.append(time.thread_time())
         encode, hash_up, _, hash_down, decode = (b - a for a, b in pairwise(marks))
         for index, seconds in enumerate((encode, hash_up, hash_down, decode)):
@@ -90,6 +89,7 @@ def student(numel: int, *, degrees: int, generator: torch.Generator) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--numel", type=int, default=2**26)
+    parser.add_argument("--block", type=int, default=2**20, help="elements")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -99,14 +99,14 @@ def main() -> None:
     heavy = student(sample.numel(), degrees=3, generator=generator)
 
     size_gb = 4 * options.numel / 1e9
-    print(f"{options.numel:,} values, one thread, CPU capability "
+    print(f"{options.numel:,} values in blocks of {options.block:,}, one thread, CPU capability "
           f"{torch.backends.cpu.get_cpu_capability()}; GB/s of fp32 input\n")  # fmt: skip
     print("| codec | smaller | encode | + checksum | decode | + checksum | both | target "
           "| error, normal | error, Student |")  # fmt: skip
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in CODECS:
         codec = get_codec(name)
-        speed = measure(codec, vector, repeats=options.repeats)
+        speed = measure(codec, vector, block=options.block, repeats=options.repeats)
         up, down = speed.encode + speed.hash_up, speed.hash_down + speed.decode
         cells = [rate(size_gb, seconds) for seconds in (speed.encode, up, speed.decode, down)]
         ratio = 4 * options.numel / codec.encoded_bytes(options.numel)

@@ -1,9 +1,10 @@
 """Top-k: the largest values of every chunk of 4096 (SparseLoCo, arXiv:2508.15706).
 
 A chunk is one fp32 scale, k uint16 indices in rising order, then k int8 values as in
-:class:`diloco.codecs.blocks.Int8`. Eight bits are enough: on normal, Laplace and Student data their
-error is at most a hundredth of what the dropped values make, and the fourth of the bytes that bf16
-would cost more buys less error as a larger k. Alone it is biased: use it with error feedback.
+:class:`diloco.codecs.blocks.Int8`. Eight bits are enough: next to what is dropped their error is
+not seen, but for data with tails so heavy that it adds one per cent, and the bytes that bf16 would
+cost more buy less error as a larger k (bench/codec_error.py). Alone, top-k is biased: use it with
+error feedback.
 """
 
 from __future__ import annotations
