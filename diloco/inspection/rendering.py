@@ -233,4 +233,4 @@ def _indented(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _loss(loss: float | None) -> str:
-    return "-" if loss is None else f"{loss:.4f}"
+    return "-" if loss is None else f"{loss:#.4g}"
