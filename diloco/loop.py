@@ -58,7 +58,7 @@ class _Pace:
     def steps(self, replica: int, most: int) -> int:
         """``H_w = max(1, floor(v_w / max v * H))`` (arXiv:2401.09135); H where v_w is unknown."""
         own = self.speeds.get(replica)
-        return most if own is None else max(1, int(own / max(self.speeds.values()) * most))
+        return most if own is None else max(1, int(own / max(self.speeds.values()) * most + 1e-9))
 
 
 class RoundLoop:

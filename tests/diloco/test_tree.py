@@ -1,0 +1,55 @@
+"""State trees: what torch's optimizers hold comes back, and nothing else gets in."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from diloco.tree import join_tree, split_tree
+
+
+def test_an_optimizers_state_survives_the_trip_through_json() -> None:
+    model = nn.Linear(2, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    skeleton, tensors = split_tree(optimizer.state_dict())
+    again = join_tree(json.loads(json.dumps(skeleton)), tensors)
+    other = torch.optim.AdamW(model.parameters(), lr=0.5)
+    other.load_state_dict(again)
+    assert other.param_groups[0]["lr"] == 0.1 and other.param_groups[0]["betas"] == (0.9, 0.999)
+    for parameter, state in optimizer.state.items():
+        assert torch.equal(other.state[parameter]["exp_avg"], state["exp_avg"])
+        assert other.state[parameter]["step"] == state["step"]
+
+
+def test_tuples_number_keys_and_shared_tensors_are_kept_apart() -> None:
+    shared = torch.arange(4.0)
+    tree = {1: (shared, [shared[:2]]), "1": None, "n": {"deep": True}}
+    skeleton, tensors = split_tree(tree)
+    again = join_tree(json.loads(json.dumps(skeleton)), tensors)
+    assert set(again) == {1, "1", "n"} and isinstance(again[1], tuple)
+    assert torch.equal(again[1][1][0], torch.tensor([0.0, 1.0]))
+    assert len({tensor.data_ptr() for tensor in tensors.values()}) == 2
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"a": [object()]}, r"state\.a\[0\]: expected plain values and tensors, found object"),
+        ({"f": print}, r"state\.f: .* found builtin_function_or_method"),
+        ({(1, 2): 3}, r"state: expected keys of str or int, found \(1, 2\)"),
+    ],
+)
+def test_anything_else_is_refused_by_its_place(tree: object, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        split_tree(tree)
+
+
+@pytest.mark.parametrize("skeleton", [{"tensor": "7"}, {"exec": "rm"}, {"list": 3}])
+def test_a_skeleton_that_does_not_fit_is_refused(skeleton: object) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        join_tree(skeleton, {})
