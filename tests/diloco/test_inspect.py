@@ -17,7 +17,7 @@ from diloco.inspection.reading import NotARun, Scope
 from diloco.rendezvous import keys
 from diloco.rendezvous.store import LocalStore, ObjectInfo, open_store
 from diloco.rendezvous.telemetry import Evaluation
-from tests.diloco.bucket_world import StillClock, World
+from tests.diloco.bucket_world import StillClock, World, who
 
 
 @pytest.fixture
@@ -83,6 +83,20 @@ def test_only_what_is_shown_is_read(tmp_path: Path) -> None:
     assert len(segments) == 2 * 16
     assert len(store.got) < 80
     assert len(store.threads) > 1
+
+
+def test_a_last_beat_is_read_once(tmp_path: Path) -> None:
+    store = CountingStore(tmp_path / "run")
+    world = World(store)
+    world.beat(0, state="left")
+    world.beat(1)
+    inspect(store, clock=StillClock())
+    beats = [key for key in store.got if key.startswith(keys.MEMBERS)]
+    assert sorted(beats) == sorted([beat_of(0), beat_of(1), beat_of(1)])
+
+
+def beat_of(replica: int) -> str:
+    return keys.beat(replica, who(replica).incarnation)
 
 
 def test_rounds_can_be_chosen(world: World) -> None:

@@ -62,6 +62,15 @@ def test_latency_is_paid_by_trip() -> None:
     assert found.exchange_s == pytest.approx((cost.up + cost.down) / 100e6 + 0.5 * trips)
 
 
+def test_a_syncer_takes_its_time_too_at_ten_times_the_speed() -> None:
+    found = predict(scenario(reduce_plan="syncer", latency_s=0.5))
+    replica, syncer = found.traffic.replica, found.traffic.syncer
+    assert (syncer.up, syncer.down) == (2_000_000, 8 * 2_000_000)
+    moved_s = (replica.up + replica.down) / 100e6 + (syncer.up + syncer.down) / 1000e6
+    trips = replica.round_trips + syncer.round_trips / 10
+    assert found.exchange_s == pytest.approx(moved_s + 0.5 * trips)
+
+
 def test_overlap_hides_its_steps_and_no_more() -> None:
     slow = {"up_bytes_per_s": 1e6, "down_bytes_per_s": 1e6}
     whole = predict(scenario(**slow)).exchange_s
