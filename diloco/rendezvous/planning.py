@@ -18,6 +18,10 @@ from diloco.rendezvous.view import GATHER, SHARDED, SYNCER, RoundView
 
 FEWEST_FOR_OUTLIERS = 4
 """A median of fewer norms says little about what is normal."""
+NORM_TOLERANCE = 1e-6
+"""Between a contribution's norm and that of its tensors' norms, by rounding."""
+MOST_COUNTED = 10**15
+"""Tokens, steps or seconds that one contribution may claim; weights of it are exact in fp64."""
 LEAST_SPREAD = 0.05
 """Spread of the norms that is never called an outlier, as a share of their median."""
 
@@ -75,6 +79,19 @@ def _wrong(view: RoundView, record: ContributionRecord, agreed_digest: str) -> s
             return f"expected {count} {what}, found {length}"
     if not all(map(math.isfinite, (record.norm, record.loss, *record.norms))):
         return f"expected a finite pseudo-gradient, found norm {record.norm} and loss {record.loss}"
+    together = math.hypot(*record.norms)
+    if min(record.norms) < 0 or not math.isclose(record.norm, together, rel_tol=NORM_TOLERANCE):
+        return (
+            f"expected a norm of {together:.6g}, that of the tensors together, found {record.norm}"
+        )
+    for what, count in (
+        ("tokens", record.tokens),
+        ("new tokens", record.new_tokens),
+        ("steps", record.steps),
+        ("compute seconds", record.compute_s),
+    ):
+        if not 0 <= count <= MOST_COUNTED:
+            return f"expected {what} from 0 to {MOST_COUNTED:,}, found {count}"[:200]
     return ""
 
 
@@ -105,14 +122,15 @@ def _outliers(view: RoundView, accepted: Sequence[ContributionRecord]) -> list[R
 
 
 def _fresh(view: RoundView, accepted: Sequence[ContributionRecord]) -> list[Refusal]:
-    """Replicas in quarantine, as long as anybody seasoned is there or on the way.
+    """Replicas in quarantine, as long as enough seasoned ones are there or any is on the way.
 
-    Where all are fresh (the first rounds, or everyone has died and come back) they all count.
+    Where the seasoned ones are fewer than the quorum (the first rounds, or some have died and come
+    back) the fresh ones count too: otherwise no round would ever be closed again.
     """
     rounds = view.settings.quarantine_rounds
     fresh = [r for r in accepted if r.rounds_here < min(rounds, view.round - 1)]
-    seasoned = len(accepted) > len(fresh) or bool(view.expected - {r.replica for r in accepted})
-    if not seasoned:
+    coming = view.expected - {r.replica for r in accepted}
+    if not coming and len(accepted) - len(fresh) < view.settings.min_quorum:
         return []
     return [
         _refusal(r, f"round {r.rounds_here + 1} of {rounds} after joining", "quarantine")

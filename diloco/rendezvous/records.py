@@ -80,7 +80,10 @@ def _read(hint: Any, value: Any, where: str) -> Any:
             raise BadRecord(f"{where}: expected an object, found {type(value).__name__}")
         return {k: _read(arguments[1], v, where) for k, v in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise BadRecord(f"{where}: expected a float, found a number beyond them") from None
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise BadRecord(f"{where}: expected {hint.__name__}, found {value!r}")
     return value

@@ -36,7 +36,7 @@ def test_a_record_survives_the_trip() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"v": 2}, "version 1"),
+        ({"v": 1}, "version 2"),
         ({"round": "7"}, "Commit.round: expected int, found '7'"),
         ({"round": True}, "Commit.round: expected int"),
         ({"void": None}, "Commit.void"),

@@ -34,6 +34,8 @@ def contribution(replica: int, **changes: object) -> ContributionRecord:
         steps=10, loss=2.0, norm=1.0, norms=(1.0,), size_bytes=296, digest=f"digest{replica}",
         checksums="00000000", compute_s=1.0, encode_s=0.0, rounds_here=4, wall_s=0.0,
     )  # fmt: skip
+    if "norm" in changes:
+        changes.setdefault("norms", (changes["norm"],))
     return dataclasses.replace(record, **changes)  # type: ignore[arg-type]
 
 
