@@ -66,12 +66,14 @@ class Sight:
 
     def commit_of(self, round: int) -> Commit | None:
         """The commit of a round, None if there is none yet."""
-        if round not in self._commits:
+        commit = self._commits.get(round)  # once: another thread may forget it meanwhile
+        if commit is None:
             try:
-                self._commits[round] = Commit.from_bytes(self._store.get(keys.commit(round)))
+                commit = Commit.from_bytes(self._store.get(keys.commit(round)))
             except MissingKey:
                 return None
-        return self._commits[round]
+            self._commits[round] = commit
+        return commit
 
     def plan_of(self, round: int) -> Plan | None:
         """The plan of a round, None if there is none yet."""
@@ -161,23 +163,26 @@ class Sight:
 
     def _contributions(self, round: int) -> dict[int, ContributionRecord]:
         """The highest incarnation's record of each replica."""
-        newest: dict[int, str] = {}
+        newest: dict[int, ContributionRecord] = {}
         for info in self._store.list(keys.contributions(round)):
             parsed = keys.parse_contribution_record(info.key)
             if parsed is None or info.key in self._refused_keys:
                 continue
-            if info.key not in self._records:
+            record = self._records.get(info.key)
+            if record is None:
                 try:
                     record = ContributionRecord.from_bytes(self._store.get(info.key))
                     if (record.replica, record.incarnation) != parsed[1:]:
                         raise BadRecord(f"expected the record of {parsed[1:]}, found another's")
-                except (BadRecord, MissingKey) as error:
+                except MissingKey:
+                    continue  # a store may list what it does not yet show
+                except BadRecord as error:
                     log.warning("round %d: %s is refused: %s", round, info.key, error)
                     self._refused_keys.add(info.key)
                     continue
                 self._records[info.key] = record
-            newest[parsed[1]] = info.key  # sorted by incarnation: the last one is the highest
-        return {replica: self._records[key] for replica, key in newest.items()}
+            newest[parsed[1]] = record  # sorted by incarnation: the last one is the highest
+        return newest
 
     def reduced_shards(self, round: int) -> dict[int, tuple[str, ...]]:
         """Shard -> the digests of what lies there; lists the reduced objects and the leases."""
