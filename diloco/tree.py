@@ -37,8 +37,15 @@ def join_tree(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
         case {"tuple": list(items)}:
             return tuple(join_tree(item, tensors) for item in items)
         case {"dict": list(items)}:
-            return {key: join_tree(value, tensors) for key, value in items}
+            return dict(_pair(item, tensors) for item in items)
     raise ValueError(f"expected a state tree, found an object with {sorted(skeleton)}")
+
+
+def _pair(item: Any, tensors: Mapping[str, Tensor]) -> tuple[str | int, Any]:
+    match item:
+        case [str() | int() as key, value]:
+            return key, join_tree(value, tensors)
+    raise ValueError(f"expected a key and its value in a state tree, found {type(item).__name__}")
 
 
 def _split(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:

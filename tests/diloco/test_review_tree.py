@@ -1,0 +1,16 @@
+"""State trees that nobody wrote are refused, whatever they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from diloco.tree import join_tree
+
+
+@pytest.mark.parametrize(
+    "skeleton",
+    [{"dict": [1]}, {"dict": [[[1], 2]]}, {"dict": [["a"]]}, {"dict": [[None, 1]]}, {"list": 1}],
+)
+def test_a_tree_that_is_none_is_a_value_error(skeleton: object) -> None:
+    with pytest.raises(ValueError, match="expected a"):
+        join_tree(skeleton, {})
