@@ -20,6 +20,7 @@ from diloco.codecs.blocks import E3M0, Int8
 from diloco.codecs.plain import Bf16, Fp32
 from diloco.codecs.topk import TopK
 from diloco.rendezvous.cost import CODEC_SHAPES, DEFAULT_TOPK
+from diloco.rendezvous.plan_cost import reduced_codec
 
 __all__ = ["ALIGNMENT", "Codec", "get_codec", "reduced_codec"]
 
@@ -39,11 +40,3 @@ def get_codec(name: str, *, topk: int = DEFAULT_TOPK) -> Codec:
         case "topk":
             return TopK(topk)
     raise ValueError(f"expected a codec of {', '.join(CODEC_SHAPES)}, found {name!r}")
-
-
-def reduced_codec(name: str) -> str:
-    """Name of the codec that the merged mean of such payloads travels in.
-
-    A mean must not be squeezed twice: those that lose much send it whole.
-    """
-    return name if name in ("fp32", "bf16") else "fp32"

@@ -38,12 +38,13 @@ IN_FLIGHT = 4
 SYNCER_SPEED = 10
 """How many times faster than a replica's the syncer's way to the bucket is: it stands beside it."""
 
-_REDUCED = {"int8": "fp32", "e3m0": "fp32", "topk": "fp32"}
-
 
 def reduced_codec(codec: str) -> str:
-    """What the merged mean is encoded with: fp32 for the codecs that are too coarse for a mean."""
-    return _REDUCED.get(codec, codec)
+    """Name of the codec that the merged mean of such payloads travels in.
+
+    A mean must not be squeezed twice: those that lose much send it whole.
+    """
+    return codec if codec in ("fp32", "bf16") else "fp32"
 
 
 @dataclass(frozen=True, kw_only=True)
