@@ -36,7 +36,7 @@ def create_group(
         settings=settings,
         workload=workload or {"kind": "caller"},
     )
-    if not open_store(uri).create(keys.GROUP, document.to_bytes()):
+    if not open_store(uri, sole_creator=True).create(keys.GROUP, document.to_bytes()):
         raise FileExistsError(f"expected no group under {uri}, found {keys.GROUP}")
     return document
 

@@ -42,7 +42,7 @@ def train(group: Group, workload: Workload, model: torch.nn.Module) -> None:
 
 
 def run(uri: str, replica: int) -> int:
-    store = open_store(uri)
+    store = open_store(uri, sole_creator=True)  # the protocol asks only the named committer
     document = read_document(store)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     workload = load_workload(document, replica=replica, device=device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -14,9 +15,15 @@ import pytest
 import torch
 from torch import nn
 
+from diloco.checkpoint import load_checkpoint
 from diloco.group import Group, join
 from diloco.init import create_group
-from diloco.rendezvous.records import Commit, Plan
+from diloco.layout import Layout
+from diloco.outer import OuterOptimizer
+from diloco.reduce import Reducer
+from diloco.rendezvous import keys
+from diloco.rendezvous.faulty import Faults, FaultyStore
+from diloco.rendezvous.records import CheckpointManifest, Commit, ContributionRecord, Plan
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import Data, LocalStore, MakeParts, MissingKey, ObjectInfo, Store
 from diloco.syncer import Syncer
@@ -182,6 +189,8 @@ class TinyGroup:
         trap: Trap | None = None,
         spoil: tuple[str, str] | None = None,
         garble: str = "",
+        faults: Faults | None = None,
+        atomic_create: bool = True,
         make_model: Callable[[], nn.Module] = lambda: nn.Linear(4, 2),
         loss: Callable[[nn.Module, int, int], torch.Tensor] = batch_loss,
         lr: float = 0.05,
@@ -191,7 +200,12 @@ class TinyGroup:
         torch.manual_seed(100 + replica)  # every member starts from other weights
         model = make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
-        member = Member(replica, MortalStore(self.store, trap), model, optimizer, loss)
+        store: Store = self.store
+        if faults is not None:
+            rng = random.Random(f"{replica} {len(self.members)}")
+            store = FaultyStore(store, rng=rng, clock=FastClock(), faults=faults)
+        member = Member(replica, MortalStore(store, trap), model, optimizer, loss)
+        member.store.atomic_create = atomic_create
         if spoil:
             member.store.spoil(*spoil)
         member.store.garble(garble)
@@ -257,6 +271,54 @@ class TinyGroup:
     def plan(self, round: int) -> Plan:
         return Plan.from_bytes(self.store.get(f"rounds/{round:08d}/plan.json"))
 
+    def replayed(self) -> torch.Tensor:
+        """The global weights by hand: checkpoint 0, then every committed round in order (I3)."""
+        settings = self.settings
+        layout = Layout(
+            self.members[0].model,
+            fragments=settings.num_fragments,
+            pattern=settings.fragment_pattern,
+        )
+        outer = OuterOptimizer(
+            lr=settings.outer_lr, momentum=settings.outer_momentum, numel=layout.numel
+        )
+        manifest = CheckpointManifest.from_bytes(self.store.get(keys.checkpoint_manifest(0)))
+        weights = load_checkpoint(self.store, manifest, layout, outer).weights
+        reducer = Reducer(self.store, settings, FastClock())
+        for commit in self.commits():
+            if commit.void:
+                continue
+            slots = layout.table.slots_of(commit.fragment)
+            plan = self.plan(commit.round)
+            merged = reducer.committed(plan, commit, slots, None, reducer.meter())
+            assert merged.digest == commit.merged_digest
+            outer.step(weights, merged.vector, layout.span(commit.fragment))
+        tensors = layout.split(weights)  # fragments lie side by side; members show model order
+        return torch.cat([tensors[tensor.name].flatten() for tensor in layout.tensors])
+
+    def assert_log(self) -> list[Commit]:
+        """No round is skipped or done twice, nobody is in one twice, every base is right."""
+        commits = self.commits()
+        committed, tokens, base_of = 0, 0, dict[int, int]()
+        for number, commit in enumerate(commits, start=1):
+            plan = self.plan(number)
+            fragment = (number - 1) % self.settings.num_fragments
+            assert (commit.round, plan.round) == (number, number)
+            assert (commit.fragment, plan.fragment) == (fragment, fragment)
+            members = [c.replica for c in plan.contributions]
+            assert members == sorted(set(members)) == [c.replica for c in commit.contributors]
+            for c in plan.contributions:
+                key = keys.contribution_record(number, c.replica, c.incarnation)
+                record = ContributionRecord.from_bytes(self.store.get(key))
+                assert record.base_round == base_of.get(fragment, 0)
+            if not commit.void:
+                committed += 1
+                tokens += sum(c.new_tokens for c in plan.contributions)
+                base_of[fragment] = number
+            assert (commit.committed_total, commit.tokens_total) == (committed, tokens)
+            assert commit.last == (number == len(commits))
+        return commits
+
     def assert_agreed(self, *members: Member) -> None:
         """All ended without error, with the same bits, having followed the same log."""
         for member in members:
@@ -274,3 +336,9 @@ def tiny_group(tmp_path: Path) -> Callable[..., TinyGroup]:
 def make_groups(tmp_path: Path) -> Callable[..., TinyGroup]:
     """Several groups in one test, each with a name of its own."""
     return lambda name, **settings: TinyGroup(tmp_path / name, **settings)
+
+
+@pytest.fixture
+def tiny_group_class() -> type[TinyGroup]:
+    """For tests that make their groups themselves."""
+    return TinyGroup
