@@ -163,6 +163,7 @@ class LeaderGroup(Group):
     def _count_more(self, tokens: int) -> None:
         self._loop.work.count_more(tokens)
         self._tokens_seen += tokens
+        self._lease.update(tokens=self._tokens_trained)
 
     def _start(self) -> None:
         super()._start()

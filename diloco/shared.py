@@ -85,16 +85,16 @@ class Ranks:
         with the next word.
         """
         mean = whole(loss).detach().float().reshape(()).clone()
-        on_gpu = mean.is_cuda
-        if on_gpu:
+        elsewhere = on_gpu(mean)
+        if elsewhere:
             both = torch.stack([mean * tokens, mean.new_full((), tokens)])
             dist.all_reduce(both)
             mean = both[0] / both[1]
-        weighted = 0.0 if on_gpu or not tokens else float(mean) * tokens
+        weighted = 0.0 if elsewhere or not tokens else float(mean) * tokens
         self._counted = Word(tokens=tokens, loss=weighted)
 
         def on_counted(heard: Word) -> None:
-            if not on_gpu and heard.tokens:
+            if not elsewhere and heard.tokens:
                 mean.fill_(heard.loss / heard.tokens)
             on_more(int(heard.tokens) - tokens)
 
@@ -290,6 +290,11 @@ class SharedInner(Inner):
         set_optimizer_state_dict(
             self._ranks.model, self.optimizer, dict(whole_state), options=options
         )
+
+
+def on_gpu(tensor: Tensor) -> bool:
+    """Whether reading its value would make this process wait for a device."""
+    return tensor.is_cuda
 
 
 def whole(number: Number) -> Tensor:

@@ -26,6 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import diloco
+from diloco import shared
 from diloco.channel import Channel, Word
 from diloco.errors import ReplicaError
 from diloco.layout import Layout
@@ -245,8 +246,13 @@ def play(scenario: Scenario) -> None:
     match scenario.name:
         case "ddp":
             scenario.run(ddp)
-        case "fsdp" | "overlap":
+        case "fsdp":
             scenario.run(fsdp)
+        case "overlap":
+            # As on a GPU: losses are averaged where they are, by the ranks' own process group.
+            on_gpu, shared.on_gpu = shared.on_gpu, lambda tensor: True
+            scenario.run(fsdp)
+            shared.on_gpu = on_gpu
         case "layout":
             scenario.layout()
         case "non-finite":

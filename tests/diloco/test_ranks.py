@@ -18,7 +18,7 @@ from safetensors.torch import load as load_safetensors
 from diloco.checkpoint import read_final
 from diloco.init import create_group
 from diloco.rendezvous import keys
-from diloco.rendezvous.records import Plan
+from diloco.rendezvous.records import Commit, Plan
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import LocalStore
 from diloco.rendezvous.telemetry import Segment
@@ -117,12 +117,21 @@ def test_tokens_are_summed_over_the_ranks_and_losses_averaged_by_tokens(played: 
         assert (ours.replica, ours.tokens, ours.steps) == (0, 4 * (8 + 16), 4)
         assert ours.loss == pytest.approx((8 * 1.0 + 16 * 4.0) / 24)
         assert (theirs.replica, theirs.tokens) == (1, 4 * 8)
+        commit = Commit.from_bytes(played.store("ddp").get(keys.commit(round)))
+        assert commit.tokens_total == round * 4 * (8 + 16 + 8)
     segments = [
         Segment.from_bytes(played.store("ddp").get(info.key))
         for info in played.store("ddp").list("telemetry/00000/")
     ]
     losses = [loss for segment in segments for loss in segment.steps.loss]
     assert len(losses) == 12 and losses[-1] == pytest.approx(3.0)
+
+
+def test_losses_that_stay_on_a_gpu_are_averaged_there(played: Played) -> None:
+    store = played.store("overlap")
+    for round in range(1, 7):
+        ours = Plan.from_bytes(store.get(keys.plan(round))).contributions[0]
+        assert ours.replica == 0 and ours.loss == pytest.approx(3.0)
 
 
 def test_a_step_without_an_exchange_costs_one_word(played: Played) -> None:

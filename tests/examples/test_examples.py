@@ -25,3 +25,18 @@ def test_own_loop_ends_with_the_same_weights_on_both_replicas() -> None:
     assert len(weights) == 2 and weights[0] == weights[1]
     found = [float(value) for value in weights[0].split(", ")]
     assert all(abs(a - b) < 0.2 for a, b in zip(found, [2.0, -1.0, 0.5, 3.0], strict=True))
+
+
+def test_a_replica_of_two_ranks_and_one_of_one_end_with_the_same_weights() -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/torchrun_replica.py"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    sums = dict(re.findall(r"(replica \d rank \d): completed, sum of weights (\S+)", done.stdout))
+    assert sorted(sums) == ["replica 0 rank 0", "replica 0 rank 1", "replica 1 rank 0"]
+    assert len(set(sums.values())) == 1
