@@ -157,6 +157,7 @@ class Chores:
             phases |= opened.timings.seconds
         used, before = replace(self._metered.usage), self._reported
         self._reported = used
+        base = self._state.bases[opened.fragment]
         self._reporter.round(
             RoundReport(
                 round=opened.round,
@@ -171,7 +172,8 @@ class Chores:
                 norm=opened.sent.record.norm if opened.sent else float("nan"),
                 update_norm=self._state.update_norm,
                 contributors=len(commit.contributors),
-                weights_digest=self._state.bases[opened.fragment].digest,
+                # Who has caught up over several rounds no longer has the weights after this one.
+                weights_digest=base.digest if base.round <= opened.round else "",
             )
         )
         log.info("round %d: %s, %d contributors", opened.round, outcome, len(commit.contributors))

@@ -27,6 +27,8 @@ from runs.transitions import clean_text, record_event
 
 STEP_SERIES = ("loss", "lr", "grad_norm", "step_s")
 RECENT_STEPS = 16
+MISSES = 3
+"""Rounds in a row without a replica that are worth an event."""
 """A replica's displayed loss is the mean of its last so many steps."""
 RATE_WINDOW_S = 30.0
 
@@ -192,6 +194,8 @@ def _store_reports(
         row, _ = Round.objects.get_or_create(run=run, number=report.round)
         _store_report(row, replica, cursor, report, phases, now)
         _compare_digest(run, row, replica, report.weights_digest)
+        if report.outcome == "late":
+            _alert_of_misses(run, replica, report.round)
         changes.rounds.add(report.round)
     if cursor.incarnation >= replica.incarnation:
         last = seconds(reports[-1].phases)
@@ -237,6 +241,23 @@ def _store_report(
     contribution.committed_at = wall(report.committed_wall_s, now)
     contribution.weights_digest = clean_text(report.weights_digest, 64)
     contribution.save()
+
+
+def _alert_of_misses(run: Run, replica: Replica, round: int) -> None:
+    """A live replica that its group goes on without is an alarm of its own: liveness is not
+    participation. Told once, when the number is reached."""
+    states = list(
+        Contribution.objects.filter(replica=replica, round__number__lte=round)
+        .order_by("-round__number")
+        .values_list("state", flat=True)[: MISSES + 1]
+    )
+    missed = [state == ContributionState.LATE for state in states]
+    if len(missed) >= MISSES and all(missed[:MISSES]) and not all(missed[MISSES:] or [False]):
+        record_event(
+            run, "replica_missed",
+            f"{MISSES} rounds in a row, up to round {round}, were committed without {replica}",
+            level=Event.Level.WARNING, replica=replica,
+        )  # fmt: skip
 
 
 def _compare_digest(run: Run, row: Round, replica: Replica, digest: str) -> None:

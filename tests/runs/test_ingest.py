@@ -128,6 +128,16 @@ def test_reports_fill_the_round_and_the_header(desk: Desk) -> None:
     assert desk.run.replicas.get(number=0).wait_fraction == 0.25
 
 
+def test_three_rounds_missed_in_a_row_are_told_once(desk: Desk) -> None:
+    outcomes = ["late", "late", "included", "late", "late", "late", "late"]
+    for n, outcome in enumerate(outcomes, start=1):
+        desk.bucket.segment(0, n, rounds=(desk.bucket.report(n, outcome=outcome),))
+        desk.ingest()
+    [event] = Event.objects.filter(kind="replica_missed")
+    assert event.level == "warning"
+    assert event.message.startswith("3 rounds in a row, up to round 6, were committed without")
+
+
 def test_phases_we_do_not_know_are_left_out(desk: Desk) -> None:
     phases = {"compute": 1.0, "dream": 9.0, "wait": math.nan, "upload": -1.0}
     desk.bucket.segment(0, 1, rounds=(desk.bucket.report(1, phases=phases),))
