@@ -70,9 +70,9 @@ class Chores:
         if commit.void:
             return
         count, settings = commit.committed_total, self._settings
-        if settings.eval_every and (commit.last or count % settings.eval_every == 0):
-            if self._identity == evaluator(commit):
-                self._evaluate_global(commit)
+        evaluate = settings.eval_every and (commit.last or count % settings.eval_every == 0)
+        if evaluate and self._identity == evaluator(commit):
+            self._evaluate_global(commit)
         if commit.last or count % settings.checkpoint_every == 0:
             # Where only one may create, it is always its turn.
             mine = self._identity == checkpointer(commit) or not self._store.atomic_create

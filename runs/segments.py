@@ -27,9 +27,9 @@ from runs.transitions import clean_text, record_event
 
 STEP_SERIES = ("loss", "lr", "grad_norm", "step_s")
 RECENT_STEPS = 16
+"""A replica's displayed loss is the mean of its last so many steps."""
 MISSES = 3
 """Rounds in a row without a replica that are worth an event."""
-"""A replica's displayed loss is the mean of its last so many steps."""
 RATE_WINDOW_S = 30.0
 
 _OUTCOMES = {

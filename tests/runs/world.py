@@ -229,8 +229,10 @@ class Bucket:
         values = {
             "round": round, "fragment": 0, "base_round": round - 1, "base_digest": DIGEST,
             "replica": replica, "incarnation": incarnation(replica, seq), "model_hash": "m",
-            "codec": "fp32", "numel": 10, "tokens": 1000, "new_tokens": 1000, "steps": 10, "loss": 3.0, "norm": 1.25,
-            "size_bytes": 40, "digest": DIGEST, "checksums": "00000000", "compute_s": 6.0, "encode_s": 0.1,
+            "codec": "fp32", "numel": 10, "tokens": 1000, "new_tokens": 1000, "steps": 10,
+            "loss": 3.0, "norm": 1.25,
+            "size_bytes": 40, "digest": DIGEST, "checksums": "00000000", "compute_s": 6.0,
+            "encode_s": 0.1,
             "wall_s": self.wall_s,
         }  # fmt: skip
         record = ContributionRecord(**(values | more))
