@@ -40,6 +40,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock, SystemClock
 from diloco.rendezvous.store import MissingKey, Store, open_store
 from diloco.retry import RetryingStore
@@ -101,7 +102,7 @@ class ObjectStoreAllReduce:
         self.timeout_s = timeout_s
         self.poll_interval_s = poll_interval_s
         self.session = secrets.token_hex(16)
-        self._folder = f"allreduce/{_checked('round_id', str(round_id or 0))}/"
+        self._round_id = _checked("round_id", "default" if round_id is None else str(round_id))
         self._clock: Clock = clock or SystemClock()
         rng = random.Random(secrets.randbits(64))
         self._store = RetryingStore(
@@ -162,7 +163,7 @@ class ObjectStoreAllReduce:
     # -- payloads --------------------------------------------------------------------------------
 
     def _key(self, call: int, rank: int) -> str:
-        return f"{self._folder}{self._group}/{call:08d}/{rank:05d}.bin"
+        return keys.allreduce_payload(self._round_id, self._group, call, rank)
 
     def _payload(self, call: Call, rank: int, wait: _Wait) -> Tensor:
         key = self._key(call.call, rank)
@@ -185,14 +186,14 @@ class ObjectStoreAllReduce:
 
     def _delete_leftovers(self) -> None:
         """Delete this rank's payloads of former groups: all ranks have left those behind."""
-        mine = re.compile(rf"{re.escape(self._folder)}[0-9a-f]{{32}}/\d{{8}}/{self.rank:05d}\.bin")
-        found = [info.key for info in self._store.list(self._folder)]
-        self._store.delete([key for key in found if mine.fullmatch(key)])
+        found = [info.key for info in self._store.list(keys.allreduce(self._round_id))]
+        parsed = [(key, keys.parse_allreduce_payload(key)) for key in found]
+        self._store.delete([key for key, of in parsed if of is not None and of[3] == self.rank])
 
     # -- the handshake ---------------------------------------------------------------------------
 
     def _session_key(self, rank: int) -> str:
-        return f"{self._folder}sessions/{rank:05d}.json"
+        return keys.allreduce_session(self._round_id, rank)
 
     def _handshake(self, wait: _Wait) -> str:
         """Return when all other ranks have seen this session and this rank theirs; the group."""
@@ -228,7 +229,7 @@ class ObjectStoreAllReduce:
                 who = "; ".join(f"rank {rank} is {why}" for rank, why in waiting.items())
                 raise TimeoutError(
                     f"expected {self.world_size} ranks to meet within {self.timeout_s:g} s under "
-                    f"{self._store.uri}/{self._folder}, found that {who}"
+                    f"{self._store.uri}/{keys.allreduce(self._round_id)}, found that {who}"
                 )
 
     def _publish(self, seen: dict[int, str]) -> None:

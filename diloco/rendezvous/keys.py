@@ -140,3 +140,24 @@ def journal(n: int) -> str:
 
 def final_dir(replica: int, incarnation: str) -> str:
     return f"final/{replica:05d}.{incarnation}/"
+
+
+# -- the plain average (diloco.allreduce), which is of no run -------------------------------------
+
+
+def allreduce(round_id: str) -> str:
+    return f"allreduce/{round_id}/"
+
+
+def allreduce_session(round_id: str, rank: int) -> str:
+    return f"{allreduce(round_id)}sessions/{rank:05d}.json"
+
+
+def allreduce_payload(round_id: str, group: str, call: int, rank: int) -> str:
+    return f"{allreduce(round_id)}{group}/{call:08d}/{rank:05d}.bin"
+
+
+def parse_allreduce_payload(key: str) -> tuple[str, str, int, int] | None:
+    """(round id, group, call, rank) of a payload's key, None for any other key."""
+    match = re.fullmatch(r"allreduce/([^/]+)/([0-9a-f]{32})/(\d{8})/(\d{5})\.bin", key)
+    return (match[1], match[2], int(match[3]), int(match[4])) if match else None

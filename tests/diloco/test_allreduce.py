@@ -116,6 +116,7 @@ def test_a_world_of_one_needs_no_store(tmp_path: Path) -> None:
         (0, 2, {"timeout_s": 0.0}, "timeout_s: expected more than 0"),
         (0, 2, {"poll_interval_s": -1.0}, "poll_interval_s: expected more than 0"),
         (0, 2, {"round_id": "../x"}, "round_id: expected letters"),
+        (0, 2, {"round_id": ""}, "round_id: expected letters"),
     ],
 )
 def test_odd_arguments_are_refused(
@@ -179,7 +180,7 @@ def test_world_sizes_that_differ_are_an_error_on_every_rank(tmp_path: Path) -> N
 
         def sleep(self, seconds: float) -> None:
             alone.set()
-            theirs = tmp_path / "allreduce/0/sessions/00001.json"
+            theirs = tmp_path / "allreduce/default/sessions/00001.json"
             while not theirs.exists() or '"0": ' not in theirs.read_text():
                 time.sleep(0.001)
 
@@ -309,7 +310,7 @@ def test_a_damaged_payload_is_refused(tmp_path: Path, damage: str) -> None:
 def test_a_session_object_of_something_else_is_refused(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     for text in ("[]", "{", json.dumps({"session": 1, "world_size": 2, "seen": {}})):
-        store.put("allreduce/0/sessions/00001.json", text.encode())
+        store.put("allreduce/default/sessions/00001.json", text.encode())
         with pytest.raises(BadPayload, match="expected a session"):
             make(tmp_path, 0, 2).allreduce(torch.ones(1))
 
