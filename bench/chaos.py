@@ -145,7 +145,7 @@ def train(
         herd.wait(PATIENCE_S)
     finally:
         herd.kill_all()
-    log = read_log(store)
+    log = read_log(store, round_steps=options.sync_every)
     commits = tuple(c for c in log.commits if first <= c.wall_s <= end_wall_s)
     if len(commits) < 2:
         raise SystemExit(f"{name}: expected rounds to advance, found {len(commits)} of them")

@@ -23,20 +23,22 @@ Life = tuple[int, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """What lies in a bucket. ``records`` and ``plans`` by round; ``segments`` in order by life."""
+    """What lies in a bucket. ``records`` and ``plans`` by round; ``segments`` in order by life.
+    ``round_steps`` is how many steps a life makes in a round, None if that varies."""
 
     commits: tuple[Commit, ...]
     plans: dict[int, Plan]
     records: dict[int, dict[Life, ContributionRecord]]
     segments: dict[Life, tuple[Segment, ...]]
     fragments: int = 1
+    round_steps: int | None = None
 
     @property
     def committed(self) -> list[Commit]:
         return [commit for commit in self.commits if not commit.void]
 
 
-def read_log(store: Store, *, fragments: int = 1) -> Log:
+def read_log(store: Store, *, fragments: int = 1, round_steps: int | None = None) -> Log:
     commits: dict[int, Commit] = {}
     plans: dict[int, Plan] = {}
     records: dict[int, dict[Life, ContributionRecord]] = defaultdict(dict)
@@ -59,6 +61,7 @@ def read_log(store: Store, *, fragments: int = 1) -> Log:
         records=dict(records),
         segments={life: tuple(found) for life, found in segments.items()},
         fragments=fragments,
+        round_steps=round_steps,
     )
 
 
@@ -141,10 +144,10 @@ def _agreement(log: Log) -> Iterable[str]:
 
 
 def _once(log: Log) -> Iterable[str]:
-    """No work counts twice: an incarnation has at most as many steps in the mean as it has made.
-
-    With one fragment; with more, each fragment counts the same steps once.
+    """No work counts twice: a life has at most as many steps in the mean as it has made, and in
+    one contribution at most those since its last one. Each fragment counts a step once.
     """
+    yield from _since_last(log)
     limit = _steps_made(log)
     counted: dict[tuple[Life, int], int] = defaultdict(int)
     for commit in log.committed:
@@ -157,6 +160,21 @@ def _once(log: Log) -> Iterable[str]:
                 f"replica {life[0]} ({life[1]}): expected at most the {limit[life]} steps it made "
                 f"in fragment {fragment}, found {steps} counted"
             )
+
+
+def _since_last(log: Log) -> Iterable[str]:
+    last: dict[tuple[Life, int], int] = {}
+    for commit in log.committed if log.round_steps else ():
+        fragment = (commit.round - 1) % log.fragments
+        for c in log.plans[commit.round].contributions if commit.round in log.plans else ():
+            here = (c.replica, c.incarnation), fragment
+            since = commit.round - last.get(here, 0)
+            if c.steps > since * (log.round_steps or 0):
+                yield (
+                    f"round {commit.round}: expected at most the steps of {since} rounds from "
+                    f"replica {c.replica} ({c.incarnation}), found {c.steps}"
+                )
+            last[here] = commit.round
 
 
 def _steps_made(log: Log) -> dict[Life, int]:

@@ -87,6 +87,7 @@ def good() -> Log:
         plans={round: plan(round) for round in rounds},
         records={round: {key(life): record(round, life) for life in LIVES} for round in rounds},
         segments={key(life): (segment(life),) for life in LIVES},
+        round_steps=STEPS,
     )
 
 
@@ -152,6 +153,15 @@ def more_steps_than_made(log: Log) -> Log:
     return replace(log, plans=log.plans | {3: replace(log.plans[3], contributions=contributions)})
 
 
+def last_work_counted_again(log: Log) -> Log:
+    """A killed life, whose telemetry does not say how many steps it made in all."""
+    (mine,) = log.segments[key(LIVES[1])]
+    killed = replace(log, segments={**log.segments, key(LIVES[1]): (replace(mine, last=False),)})
+    contributions = tuple(replace(c, steps=2 * STEPS) for c in log.plans[3].contributions[1:])
+    plan = replace(log.plans[3], contributions=(log.plans[3].contributions[0], *contributions))
+    return replace(killed, plans=log.plans | {3: plan})
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -165,6 +175,7 @@ def more_steps_than_made(log: Log) -> Log:
         (other_base_weights, "round 3: expected one base, found 2"),
         (record_missing, "round 2: expected a record of replica 0"),
         (weights_differ, "round 3: global weights differ"),
+        (last_work_counted_again, "round 3: expected at most the steps of 1 rounds from replica 1"),
         (more_steps_than_made, "expected at most the 15 steps it made in fragment 0, found 16"),
     ],
 )
@@ -209,7 +220,7 @@ def test_the_log_is_read_from_the_bucket(good: Log, tmp_path: Path) -> None:
             store.put(keys.contribution_record(*where), found_record.to_bytes())
     for (replica, incarnation), (found_segment,) in good.segments.items():
         store.put(keys.telemetry(replica, incarnation, 1), found_segment.to_bytes())
-    assert read_log(store) == good
+    assert read_log(store, round_steps=STEPS) == good
 
 
 def test_the_schedule_of_kills_is_seeded() -> None:
