@@ -54,6 +54,32 @@ def test_one_run_grows_from_one_to_eight_and_shrinks_to_two(tiny_group: MakeGrou
     assert [commit.round for commit in group.commits()] == list(range(1, len(sizes) + 1))
 
 
+@pytest.mark.parametrize("plan", ["gather", "sharded"])
+@pytest.mark.parametrize("checkpoint_every", [3, 100])
+def test_a_joiner_gets_in_while_fragments_are_exchanged_in_the_background(
+    tiny_group: MakeGroup, plan: str, checkpoint_every: int
+) -> None:
+    """From a checkpoint between two rounds of a fragment, and from the log alone."""
+    group = tiny_group(
+        num_replicas=2, total_rounds=12, num_fragments=2, sync_every=4, overlap_steps=3,
+        reduce_plan=plan, codec="int8", merge="rda", checkpoint_every=checkpoint_every,
+    )  # fmt: skip
+    reached = threading.Event()
+
+    def watch(member: Any, joined: Any) -> None:
+        if joined.round == 6:
+            reached.set()
+
+    early = [group.start(n, on_step=watch) for n in range(2)]
+    assert reached.wait(60)
+    late = group.start(5)
+    group.wait()
+    group.assert_log()
+    group.assert_agreed(*early, late)
+    if checkpoint_every == 100:
+        assert torch.equal(late.weights(), group.replayed())
+
+
 @pytest.mark.parametrize("how", ["leaves", "dies"])
 def test_a_relaunch_takes_up_its_inner_optimizer_and_its_count(
     tiny_group: MakeGroup, how: str, monkeypatch: pytest.MonkeyPatch
