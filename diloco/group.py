@@ -186,13 +186,13 @@ class Group:
 
     @property
     def schedule_step(self) -> int:
-        """Inner steps of the *run* so far: committed rounds x H / P + steps in this round.
+        """Inner steps of the *run* so far: rounds committed or on their way x H / P + steps in this
+        round, at most those of the whole run.
 
         Learning rates follow it, not the replica's own age, so that a late joiner does not warm up
         again.
         """
-        committed = self._loop.state.totals.committed
-        return committed * self.settings.round_steps + self._loop.work.steps_in_round
+        return self._loop.schedule_step
 
     @property
     def data_step(self) -> int:

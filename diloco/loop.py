@@ -117,18 +117,29 @@ class RoundLoop:
             store, metered, self.state, inner, lease, reporter, evaluate, settings, clock,
             may_create=self.may_create,
         )  # fmt: skip
-        at_once = settings.overlap_steps // settings.round_steps + 1
+        shortest = 1 if settings.dylu == "on" else settings.round_steps
+        at_once = min(settings.num_fragments, settings.overlap_steps // shortest + 1)
         self._open = OpenRounds(self._exchange_round, at_once=at_once)
         self._pace = _Pace({})
         self._round_steps = settings.round_steps
         self._rounds_here = 0
         self._misses = 0
+        self._joined = False
         self._over = False
 
     @property
     def data_step(self) -> int:
         """A step number that never repeats while rounds go on, for drawing data."""
         return (self.round - 1) * self.settings.round_steps + self.work.steps_in_round
+
+    @property
+    def schedule_step(self) -> int:
+        """Inner steps of the *run* so far. A round that is on its way counts as committed, or the
+        schedule would jump back whenever the next one begins."""
+        rounds = self.state.totals.committed + len(self._open)
+        return min(
+            self.settings.total_steps, rounds * self.settings.round_steps + self.work.steps_in_round
+        )
 
     # -- joining ---------------------------------------------------------------------------------
 
@@ -149,6 +160,7 @@ class RoundLoop:
         if commit is not None and commit.last:
             return self._after(commit)
         self._rounds_here = 0
+        self._joined = True
         self._restore()
         if commit is None:
             self._wait_for_everybody()
@@ -182,9 +194,14 @@ class RoundLoop:
             self._store, state.layout, state.outer, at_least, self._clock, self._check
         )
         state.load(restored, self._sight.commit_of(restored.round) if restored.round else None)
+        self._throw_away()
+        self._open.drop_before(state.round)
+
+    def _throw_away(self) -> None:
+        """The books of local weights that have just been replaced by the global ones."""
         self.work.throw_away()
         self.residuals.drop()
-        self._open.drop_before(state.round)
+        self._open.thrown_away()
 
     def _catch_up(self, missed: OpenRound | None) -> None:
         """Apply every commit there is, up to the next open round. ``missed`` is the round that
@@ -237,12 +254,18 @@ class RoundLoop:
 
     def step_made(self) -> str:
         """After an inner step: close the rounds whose time has come, and end this one if it is."""
-        while self._open.due(self.work.now.steps):
+        while self._open.due(self.work.now.steps) or self._must_close():
             if reason := self._close_round():
                 return reason
         if self.work.steps_in_round < self._round_steps:
             return ""
         return self._end_round()
+
+    def _must_close(self) -> bool:
+        """Whether this round is over while its fragment's last one is still on its way (rounds that
+        dynamic local updates have shortened): that one's weights are this one's base."""
+        over = self.work.steps_in_round >= self._round_steps
+        return over and self._open.has_fragment(self._sight.fragment(self.round))
 
     def _end_round(self) -> str:
         """Send off what was done for the round; then wait for it, or begin the next."""
@@ -346,7 +369,7 @@ class RoundLoop:
         if commit.void:
             log.error("round %d is void: %s", commit.round, commit.void)
             self.state.apply(commit, None, kept=None)
-            if ours:
+            if ours and ours.lives:
                 self.work.take_back(ours.work)
             return "void"
         assert merged is not None
@@ -354,26 +377,34 @@ class RoundLoop:
             self._misses = 0
             kept = None
             if self.settings.overlap_steps > 0 and self.work.now.steps > ours.mark.steps:
-                # What came after the snapshot: (local - base) - (snapshot - base).
-                kept = self.state.drift(fragment).add_(ours.gradient)
+                kept = self.state.drift(fragment)
+                if ours.lives:
+                    # What came after the snapshot: (local - base) - (snapshot - base).
+                    kept.add_(ours.gradient)
                 kept.mul_(self.settings.mixing_alpha)
             self.state.apply(commit, merged, kept=kept)
-            self.work.move_base(fragment, ours.mark)
+            if ours.lives:
+                self.work.move_base(fragment, ours.mark)
             self.residuals.taken(ours.contributed, fragment)
             return "included"
         self._missed(commit)
         if policy == "rebase" and self.work.steps_since_base(fragment) > 0:
             self.state.apply(commit, merged, kept=self.state.drift(fragment))
-            if ours:
+            if ours and ours.lives:
                 self.work.take_back(ours.work)
-            return "late"
-        self.state.apply(commit, merged, kept=None)
-        self.work.move_base(fragment, self.work.now)
-        if ours:
-            self.residuals.overwritten(ours.contributed, fragment)
+        else:
+            self.state.apply(commit, merged, kept=None)
+            self.work.move_base(fragment, self.work.now)
+            if ours and ours.lives:
+                self.residuals.overwritten(ours.contributed, fragment)
+        if any(c.replica == self.identity.replica for c in commit.contributors):
+            # An earlier process of this replica had contributed, with the residual that was saved.
+            self.residuals.of[fragment] = None
         return "late"
 
     def _missed(self, commit: Commit) -> None:
+        if not self._joined:
+            return  # it is replaying the log
         self._misses += 1
         if self._misses == MISSES:
             log.error(
@@ -399,8 +430,7 @@ class RoundLoop:
         )
         self.state.discard_local()
         self._inner.reset()
-        self.work.throw_away()
-        self.residuals.drop()
+        self._throw_away()
         self._catch_up(None)
         self._begin_round(self.round)
         self._lease.update(round=self.round + 1)  # nobody need wait for this replica

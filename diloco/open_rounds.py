@@ -30,7 +30,8 @@ class OpenRound:
 
     ``gradient`` (n,) is ``base - local`` of the fragment when its steps ended, ``contributed`` what
     was sent of it (with error feedback; the same tensor without). ``due_steps`` is the inner step
-    after which it is to be applied. ``sent`` is there once the contribution is durable.
+    after which it is to be applied. ``sent`` is there once the contribution is durable. ``lives``
+    until the local weights, and with them what was contributed, are thrown away.
     """
 
     round: int
@@ -45,6 +46,7 @@ class OpenRound:
     started_wall_s: float
     compute_s: float
     sent: Sent | None = None
+    lives: bool = True
 
 
 Exchanged = Settled | TooLate
@@ -81,6 +83,14 @@ class OpenRounds:
 
     def has(self, round: int) -> bool:
         return any(opened.round == round for opened, _ in self._queue)
+
+    def has_fragment(self, fragment: int) -> bool:
+        return any(opened.fragment == fragment for opened, _ in self._queue)
+
+    def thrown_away(self) -> None:
+        """What the open rounds were sent of is no longer in the local weights."""
+        for opened, _ in self._queue:
+            opened.lives = False
 
     def unsent(self) -> int | None:
         """The oldest round whose contribution is not durable yet."""

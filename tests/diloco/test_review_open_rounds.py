@@ -1,0 +1,113 @@
+"""Rounds that are open while something happens to the replica: nothing counts twice, or backwards.
+
+The model counts: each inner step lowers each weight by 1, the outer optimizer adds contributions.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from diloco.loop import MISSES, _Pace
+
+MakeGroup = Callable[..., Any]
+
+
+class Counter(nn.Module):
+    """Four weights in four layers, all 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(4)])
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+
+def one_down(model: nn.Module, replica: int, step: int) -> torch.Tensor:
+    return torch.stack([parameter.sum() for parameter in model.parameters()]).sum()
+
+
+COUNTING: dict[str, Any] = {"make_model": Counter, "loss": one_down, "lr": 1.0}
+OVERLAPPING: dict[str, Any] = {
+    "outer_lr": 1.0, "outer_momentum": 0.0, "num_replicas": 1, "sync_every": 4,
+    "num_fragments": 2, "overlap_steps": 3, "mixing_alpha": 1.0,
+}  # fmt: skip
+
+
+def claimed(group: Any, fragment: int) -> float:
+    """What the plans say that a weight of the fragment should have come to."""
+    plans = [group.plan(commit.round) for commit in group.commits() if not commit.void]
+    return -sum(
+        c.weight * c.steps
+        for plan in plans
+        if plan.fragment == fragment
+        for c in plan.contributions
+    )
+
+
+def test_work_thrown_away_while_it_is_on_its_way_is_not_taken_out_again(
+    tiny_group: MakeGroup,
+) -> None:
+    """Round 3 is open when round 4 finds NaN and the local weights are discarded."""
+    group = tiny_group(**OVERLAPPING, total_rounds=10)
+
+    def poison(member: Any, joined: Any) -> None:
+        if member.steps == 8:  # the last step of round 4, of the other fragment
+            with torch.no_grad():
+                member.model.layers[1].weight.fill_(float("nan"))
+
+    (member,) = [group.start(0, **COUNTING, on_step=poison)]
+    group.wait()
+    group.assert_agreed(member)
+    ends = member.weights().tolist()
+    assert [ends[0], ends[2]] == [claimed(group, 0)] * 2
+    assert [ends[1], ends[3]] == [claimed(group, 1)] * 2
+
+
+def test_dynamic_local_updates_never_send_a_fragment_that_is_on_its_way(
+    tiny_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step a round, and five steps of overlap: the round before must be applied first."""
+    monkeypatch.setattr(_Pace, "steps", lambda pace, replica, most: 1)
+    group = tiny_group(
+        **OVERLAPPING | {"num_fragments": 1, "sync_every": 6, "overlap_steps": 5},
+        dylu="on", total_rounds=12,
+    )  # fmt: skip
+    member = group.start(0, **COUNTING)
+    group.wait()
+    group.assert_agreed(member)
+    assert not any(group.plan(commit.round).refused for commit in group.commits())
+    assert member.weights().tolist() == [claimed(group, 0)] * 4
+
+
+def test_the_learning_rates_step_never_goes_back(tiny_group: MakeGroup) -> None:
+    group = tiny_group(**OVERLAPPING, total_rounds=10)
+    steps: list[int] = []
+    group.start(0, **COUNTING, on_step=lambda member, joined: steps.append(joined.schedule_step))
+    group.wait()
+    assert steps[:20] == list(range(20))
+    assert steps == sorted(steps) and max(steps) <= group.settings.total_steps
+
+
+def test_who_joins_late_has_missed_nothing(
+    tiny_group: MakeGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = tiny_group(num_replicas=1, total_rounds=20, checkpoint_every=100)
+    reached = threading.Event()
+
+    def watch(member: Any, joined: Any) -> None:
+        if joined.round == 3 + MISSES:
+            reached.set()
+
+    group.start(0, on_step=watch)
+    assert reached.wait(60)
+    group.start(1)
+    with caplog.at_level(logging.ERROR, logger="diloco.loop"):
+        group.wait()
+    assert "in a row" not in caplog.text
