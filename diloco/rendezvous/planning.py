@@ -84,12 +84,13 @@ def _wrong(view: RoundView, record: ContributionRecord, agreed_digest: str) -> s
         return (
             f"expected a norm of {together:.6g}, that of the tensors together, found {record.norm}"
         )
-    for what, count in (
+    claims: tuple[tuple[str, float], ...] = (
         ("tokens", record.tokens),
         ("new tokens", record.new_tokens),
         ("steps", record.steps),
         ("compute seconds", record.compute_s),
-    ):
+    )
+    for what, count in claims:
         if not 0 <= count <= MOST_COUNTED:
             return f"expected {what} from 0 to {MOST_COUNTED:,}, found {count}"[:200]
     return ""
