@@ -1,7 +1,8 @@
-"""``python -m diloco.replica URI``: one replica process, from group.json to the final weights.
+"""``python -m diloco.replica URI``: one replica, from group.json to the final weights.
 
-It starts with nothing but the rendezvous URI and its number in ``REPLICA_RANK``. Its exit codes are
-those of :mod:`diloco.exits`.
+It starts with nothing but the rendezvous URI and its number in ``REPLICA_RANK``. Under torchrun all
+ranks are one replica: the batch is shared out among them, and DistributedDataParallel averages
+their gradients. Its exit codes are those of :mod:`diloco.exits`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from diloco.exits import EX_CONFIG, EX_TERMINATED, exit_code_of
 from diloco.group import Group, join, read_document
@@ -23,7 +28,41 @@ from diloco.workloads.base import Workload
 log = logging.getLogger("diloco.replica")
 
 
-def train(group: Group, workload: Workload, model: torch.nn.Module) -> None:
+@dataclass(frozen=True)
+class Rank:
+    """This process among those of its replica."""
+
+    number: int = 0
+    ranks: int = 1
+
+    def share(self, batch: Any) -> Any:
+        """This rank's rows of a batch: a tensor, or a mapping of tensors.
+
+        Raises :class:`ValueError` where there are not as many rows for every rank.
+        """
+        if self.ranks == 1:
+            return batch
+        if isinstance(batch, Mapping):
+            return {name: self.share(part) for name, part in batch.items()}
+        if len(batch) % self.ranks:
+            raise ValueError(
+                f"batch_size: expected a multiple of the replica's {self.ranks} ranks, "
+                f"found {len(batch)}"
+            )
+        return batch[self.number :: self.ranks]
+
+
+def begin_rank(device: torch.device) -> Rank:
+    """Join the other ranks of this replica, where torchrun says that there are any."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks == 1:
+        return Rank()
+    # gloo for what is on the CPU, NCCL for what is on GPUs
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    return Rank(dist.get_rank(), ranks)
+
+
+def train(group: Group, workload: Workload, model: torch.nn.Module, rank: Rank) -> None:
     """The inner loop: AdamW steps until the group says that the run is over."""
     clip = group.settings.grad_clip
     optimizer = group.inner_optimizer
@@ -32,7 +71,7 @@ def train(group: Group, workload: Workload, model: torch.nn.Module) -> None:
         lr = workload.lr_at(group.schedule_step)
         for settings in optimizer.param_groups:
             settings["lr"] = lr
-        batch = workload.train_batch(group.data_step)
+        batch = rank.share(workload.train_batch(group.data_step))
         loss = workload.loss(model, batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -44,22 +83,28 @@ def train(group: Group, workload: Workload, model: torch.nn.Module) -> None:
 def run(uri: str, replica: int) -> int:
     store = open_store(uri, sole_creator=True)  # the protocol asks only the named committer
     document = read_document(store)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    rank = begin_rank(device)
     workload = load_workload(document, replica=replica, device=device)
-    model = workload.build_model()
+    model = bare = workload.build_model()
+    if rank.ranks > 1:
+        model = torch.nn.parallel.DistributedDataParallel(bare)
     group = join(
         uri,
         model=model,
         inner_optimizer=workload.inner_optimizer(model),
         replica=replica,
-        evaluate=lambda: workload.evaluate(model),
+        evaluate=lambda: workload.evaluate(bare),
         config=workload.config(),
         store=store,
     )
     signal.signal(signal.SIGTERM, lambda *_: group.leave())
     signal.signal(signal.SIGINT, lambda *_: group.leave())
     with group:
-        train(group, workload, model)
+        train(group, workload, model, rank)
     return EX_TERMINATED if group.reason == "left" else 0
 
 
