@@ -6,23 +6,19 @@ launch does not trust an earlier answer: what has broken since ends the run with
 
 from __future__ import annotations
 
-import contextlib
-import secrets
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from diloco.rendezvous.store import Store, StoreError, open_store
+from diloco.preflight import preflight
 from diloco.rendezvous.workload import STDLIB
 
 LOCAL_SCHEMES = frozenset({"", "file", "local"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
-_BODY = b"archipelago preflight"
-
 
 def check_rendezvous(uri: str, backends: Sequence[str]) -> list[str]:
-    """Proves write, read, range read, list, atomic create and delete under ``uri``."""
+    """Proves write, read, range read, list, create and delete under ``uri``: what
+    ``python -m diloco.preflight`` does, short of the large object and the race."""
     remote = sorted(set(backends) - {"local"})
     parts = urlsplit(uri)
     if remote and (parts.scheme in LOCAL_SCHEMES or parts.hostname in LOOPBACK):
@@ -30,36 +26,11 @@ def check_rendezvous(uri: str, backends: Sequence[str]) -> list[str]:
             f"expected a bucket that replicas on {', '.join(remote)} can reach, "
             f"found {uri}, which only this machine can"
         ]
-    try:
-        store = open_store(uri)
-    except (StoreError, ValueError, ImportError) as error:
-        return [f"cannot be opened: {error}"]
-    key = f"preflight/{secrets.token_hex(8)}"
-    try:
-        return _verbs(store, key)
-    finally:
-        with contextlib.suppress(StoreError):
-            store.delete([key, f"{key}.create"])
-
-
-def _verbs(store: Store, key: str) -> list[str]:
-    created = f"{key}.create"
-    checks: list[tuple[str, Callable[[], Any], Any]] = [
-        ("write", lambda: store.put(key, _BODY), None),
-        ("read", lambda: store.get(key), _BODY),
-        ("read a range", lambda: store.get_range(key, 5, 4), _BODY[5:9]),
-        ("list", lambda: key in {info.key for info in store.list("preflight/")}, True),
-        ("create", lambda: store.create(created, _BODY), True),
-        ("refuse to create twice", lambda: store.create(created, b"other"), False),
-        ("delete", lambda: store.delete([key, created]), None),
-    ]
-    for verb, call, expected in checks:
-        try:
-            found = call()
-        except StoreError as error:
-            return [f"cannot {verb} in {store.uri}: {error}"]
-        if found != expected:
-            return [f"cannot {verb} in {store.uri}: expected {expected!r}, found {found!r}"]
+    report = preflight(uri, quick=True)
+    for check in report.missing[:1]:
+        if check.name == "open":
+            return [f"cannot be opened: {check.detail}"]
+        return [f"cannot {check.name} in {report.uri}: {check.detail}"]
     return []
 
 

@@ -1,0 +1,206 @@
+"""Whether a bucket can carry a run: ``python -m diloco.preflight URI``, before anything is spent.
+
+Every verb the protocol needs is done for real, under a random key below ``preflight/`` of the very
+prefix, and is cleaned up after. A check whose ground is missing is not tried. Exit status: 0 all is
+there, 1 something is not, 2 wrong arguments. Left out: speed, see ``bench/store_speed.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+from diloco.rendezvous.clock import Clock, SystemClock
+from diloco.rendezvous.store import PART_BYTES, Store, StoreError, open_store
+
+RACERS = 8
+
+_BODY = b"archipelago preflight"
+_TAIL = b"the end"
+
+_CONDITIONAL = "conditional writes (If-None-Match) on the server"
+_S3 = {
+    "write": "s3:PutObject",
+    "read": "s3:GetObject",
+    "read a range": "s3:GetObject",
+    "list": "s3:ListBucket on the bucket, for the prefix",
+    "write in parts": "s3:PutObject and s3:AbortMultipartUpload",
+    "delete": "s3:DeleteObject",
+}
+_GCS = {
+    "write": "storage.objects.create and storage.objects.delete, to replace",
+    "read": "storage.objects.get",
+    "read a range": "storage.objects.get",
+    "list": "storage.objects.list",
+    "write in parts": "storage.objects.create",
+    "delete": "storage.objects.delete",
+}
+_AZURE = dict.fromkeys(_S3, "the role Storage Blob Data Contributor on the container")
+_HUB = dict.fromkeys(_S3, "a token with write access to the repository, in HF_TOKEN")
+_FOLDER = dict.fromkeys(_S3, "a folder this user may write, with hard links")
+_NEEDS = {
+    **dict.fromkeys(("s3", "s3a"), _S3),
+    **dict.fromkeys(("gs", "gcs"), _GCS),
+    **dict.fromkeys(("az", "abfs", "abfss"), _AZURE),
+    "hf": _HUB,
+    **dict.fromkeys(("", "file", "local"), _FOLDER),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing a run needs of its bucket; ``needs`` says what would grant it, where known."""
+
+    name: str
+    ok: bool
+    detail: str
+    seconds: float
+    needs: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    uri: str
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+    @property
+    def missing(self) -> list[Check]:
+        return [check for check in self.checks if not check.ok]
+
+
+def preflight(uri: str, *, quick: bool = False, clock: Clock | None = None) -> Report:
+    """Try everything a run does to its bucket. ``quick`` leaves out the large object and the race
+    (16 MiB and eight more requests) and ends with what is missing first."""
+    clock = clock or SystemClock()
+    begun = clock.monotonic()
+    try:
+        store = open_store(uri)
+    except (StoreError, ValueError, ImportError) as error:
+        return Report(uri, (Check("open", False, str(error), clock.monotonic() - begun),))
+    key = f"preflight/{secrets.token_hex(8)}"
+    needs = _NEEDS.get(urlsplit(uri).scheme, {})
+    done: list[Check] = []
+    failed: set[str] = set()
+    try:
+        for name, ground, call in _checks(store, key, quick=quick):
+            if ground & failed:
+                failed.add(name)
+                detail = f"not tried without: {', '.join(sorted(ground & failed))}"
+                done.append(Check(name, False, detail, 0.0))
+                continue
+            check = _try(name, call, clock, needs.get(name, _CONDITIONAL))
+            done.append(check)
+            if not check.ok:
+                failed.add(name)
+                if quick:
+                    break
+    finally:
+        # Besides what the checks remove; a listing would find more, but may be what is missing.
+        with contextlib.suppress(StoreError):
+            store.delete(_keys(key))
+    return Report(store.uri, tuple(done))
+
+
+def _keys(key: str) -> list[str]:
+    return [key, f"{key}.parts", f"{key}.create", f"{key}.race"]
+
+
+def _try(name: str, call: Callable[[], str], clock: Clock, needs: str) -> Check:
+    """``call`` returns what is wrong, or an empty string."""
+    begun = clock.monotonic()
+    try:
+        wrong = call()
+    except StoreError as error:
+        wrong = str(error) or type(error).__name__
+    seconds = clock.monotonic() - begun
+    return Check(name, not wrong, wrong, seconds, needs if wrong else "")
+
+
+_Checks = Iterator[tuple[str, set[str], Callable[[], str]]]
+
+
+def _checks(store: Store, key: str, *, quick: bool) -> _Checks:
+    """Name of each check, the checks it stands on, and the check."""
+    plain, parts, created, race = _keys(key)
+    written = {"write"}
+    yield "write", set(), lambda: _written(store, plain)
+    yield "read", written, lambda: _differs(_BODY, store.get(plain))
+    yield "read a range", written, lambda: _differs(_BODY[5:9], store.get_range(plain, 5, 4))
+    yield "list", written, lambda: _differs(True, plain in _listed(store))
+    if not quick:
+        yield "write in parts", written | {"read a range"}, lambda: _in_parts(store, parts)
+    yield "create", written, lambda: _differs(True, store.create(created, _BODY))
+    yield (
+        "refuse to create twice",
+        {"create"},
+        lambda: _differs(False, store.create(created, b"other")),
+    )
+    if not quick:
+        yield "let one of many create", {"create", "read"}, lambda: _race(store, race)
+    yield "delete", written, lambda: _deleted(store, key)
+
+
+def _differs(expected: object, found: object) -> str:
+    return "" if found == expected else f"expected {expected!r}, found {found!r}"
+
+
+def _written(store: Store, key: str) -> str:
+    store.put(key, _BODY)
+    return ""
+
+
+def _listed(store: Store) -> set[str]:
+    return {info.key for info in store.list("preflight/")}
+
+
+def _in_parts(store: Store, key: str) -> str:
+    store.put_stream(key, lambda: [bytes(PART_BYTES), _TAIL])
+    return _differs(b"\0" + _TAIL, store.get_range(key, PART_BYTES - 1, 1 + len(_TAIL) + 1))
+
+
+def _race(store: Store, key: str) -> str:
+    bodies = [f"racer {racer}".encode() for racer in range(RACERS)]
+    with ThreadPoolExecutor(RACERS) as pool:
+        won = [*pool.map(partial(store.create, key), bodies)]
+    if sum(won) != 1:
+        return f"expected 1 winner of {RACERS} racing creates, found {sum(won)}"
+    return _differs(bodies[won.index(True)], store.get(key))
+
+
+def _deleted(store: Store, key: str) -> str:
+    store.delete(_keys(key))
+    left = sorted(info.key for info in store.list("preflight/") if info.key.startswith(key))
+    return _differs([], left)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m diloco.preflight", description="Whether a bucket can carry a run."
+    )
+    parser.add_argument("uri", metavar="URI", help="the rendezvous: s3://..., gs://..., a folder")
+    parser.add_argument("--quick", action="store_true", help="no large object and no race")
+    given: Any = parser.parse_args(arguments)
+    report = preflight(given.uri, quick=given.quick)
+    print(report.uri)
+    for check in report.checks:
+        said = " ".join(check.detail.split())
+        print(f"  {check.name:<24}{'ok' if check.ok else 'NO':<4}{check.seconds:7.2f} s  {said}")
+        if check.needs:
+            print(f"{'':<30}needs {check.needs}")
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
