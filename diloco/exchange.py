@@ -17,7 +17,7 @@ from torch import Tensor
 
 from diloco.codecs import get_codec
 from diloco.errors import RoundTimeout
-from diloco.reduce import CannotReduce, Merged, Meter, Own, Reducer
+from diloco.reduce import CannotReduce, Merged, Meter, Own, Reducer, new_fragment
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.records import Commit, ContributionRecord, Identity, Plan, Refusal
@@ -70,6 +70,7 @@ class Timings:
 
     def reduced(self, meter: Meter) -> None:
         self.add("download", meter.download_s)
+        self.add("upload", meter.upload_s)
         self.add("reduce", meter.total_s - meter.download_s)
 
 
@@ -95,13 +96,14 @@ class Settled:
 
 @dataclass
 class _Course:
-    """Where one settling stands."""
+    """Where one settling stands; ``vector`` has the shards of ``merges`` in their places."""
 
     sent: Sent | None
     timings: Timings
     memory: Memory = field(default_factory=Memory)
     plan: Plan | None = None
     merges: dict[int, Merge] = field(default_factory=dict)
+    vector: Tensor | None = None
     merged: Merged | None = None
     reduced: dict[int, tuple[str, ...]] | None = None
 
@@ -210,7 +212,7 @@ class Exchange:
             return None
         plan = self.sight.plan_of(commit.round)
         assert plan is not None, "a commit follows a plan"
-        return self._committed(plan, commit, None, self._reducer.meter())
+        return self._committed(plan, commit, _Course(None, Timings(self._clock)))
 
     # -- settle ----------------------------------------------------------------------------------
 
@@ -294,7 +296,11 @@ class Exchange:
                 course.merged = self._reducer.gather(plan, slots, course.own, meter)
                 course.merges[WHOLE] = Merge(digest=course.merged.digest)
             else:
-                found = self._reducer.store_shard(plan, shard, slots, course.own, meter)
+                if course.vector is None:
+                    course.vector = new_fragment(slots)
+                found = self._reducer.store_shard(
+                    plan, shard, slots, course.own, meter, course.vector
+                )
                 course.merges[shard] = Merge(digest=found)
         except CannotReduce as error:
             log.error("round %d cannot be reduced: %s", plan.round, error)
@@ -308,13 +314,17 @@ class Exchange:
         if commit.void or course.sent is None:
             return Settled(commit=commit, plan=plan, merged=None, refusal=refusal)
         if merged is None:
-            meter = self._reducer.meter()
-            merged = self._committed(plan, commit, course.own, meter)
-            course.timings.reduced(meter)
+            merged = self._committed(plan, commit, course)
         return Settled(commit=commit, plan=plan, merged=merged, refusal=refusal)
 
-    def _committed(self, plan: Plan, commit: Commit, own: Own | None, meter: Meter) -> Merged:
-        merged = self._reducer.committed(plan, commit, self.sight.slots(commit.round), own, meter)
+    def _committed(self, plan: Plan, commit: Commit, course: _Course) -> Merged:
+        meter = self._reducer.meter()
+        merged = self._reducer.committed(
+            plan, commit, self.sight.slots(commit.round), course.own, meter,
+            vector=course.vector,
+            done={shard: merge.digest for shard, merge in course.merges.items()},
+        )  # fmt: skip
+        course.timings.reduced(meter)
         if merged.digest != commit.merged_digest:
             log.error(
                 "round %d: expected merged digest %s as committed by replica %d, found %s",

@@ -24,6 +24,8 @@ from diloco.rendezvous.geometry import Span
 DIGEST_CHUNK = 4 * 2**20
 NORM_CHUNK = 2**16
 """Elements whose squares are added in a tree; a power of two that stays in a core's cache."""
+NORM_TOP = 256
+"""Width of a tree's top, whose levels are too small to be added on their own."""
 
 
 class OuterOptimizer:
@@ -90,18 +92,34 @@ def rescale(vector: Tensor, pieces: Sequence[tuple[Span, float]]) -> None:
 @torch.no_grad()
 def sum_of_squares(vector: Tensor) -> float:
     """By fp64 sums over a fixed binary tree: the same bits on any CPU, any thread count."""
+    whole = vector.numel() // NORM_CHUNK
+    tops = torch.empty(whole, NORM_TOP, dtype=torch.float64)
+    for index in range(whole):
+        squares = _squares(vector[index * NORM_CHUNK : (index + 1) * NORM_CHUNK])
+        tops[index] = _fold(squares, NORM_TOP)
+    # The last levels of all trees at once: one by one the calls would cost more than the sums.
     total = 0.0
-    for start in range(0, vector.numel(), NORM_CHUNK):
-        squares = vector[start : start + NORM_CHUNK].double()
-        squares.mul_(squares)
-        count = squares.numel()
-        while count > 1:
-            # The upper half is added onto the lower; a middle element waits for the next level.
-            half = (count + 1) // 2
-            squares[: count - half].add_(squares[half:count])
-            count = half
-        total += float(squares[0]) if count else 0.0
+    for square in _fold(tops.t().contiguous(), 1)[0].tolist() if whole else []:
+        total += square
+    if rest := vector.numel() % NORM_CHUNK:
+        total += float(_fold(_squares(vector[-rest:]), 1)[0])
     return total
+
+
+def _squares(vector: Tensor) -> Tensor:
+    squares = vector.double()
+    return squares.mul_(squares)
+
+
+def _fold(values: Tensor, stop: int) -> Tensor:
+    """Levels of the tree, along the first dimension and in place, until ``stop`` are left: the
+    upper half is added onto the lower; a middle element waits for the next level."""
+    count = values.shape[0]
+    while count > stop:
+        half = (count + 1) // 2
+        values[: count - half].add_(values[half:count])
+        count = half
+    return values[:count]
 
 
 def l2_norm(vector: Tensor) -> float:

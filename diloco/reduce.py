@@ -7,13 +7,14 @@ passes through the reduced codec in every plan, and encoding is done block by bl
 give the same bits (I3). A payload that is missing, damaged, foreign or not finite is refused by
 name; the round is then void.
 
-Memory: the merged fragment, and parts on their way; what this replica itself contributed is
-encoded anew from its gradient instead of being kept twice.
+Memory: the merged fragment, and parts on their way. Shards are reduced in their place in it, parts
+are decoded slice by slice, and what this replica itself contributed is encoded anew from its
+gradient instead of being kept twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from diloco.codecs import Codec, get_codec, reduced_codec
 from diloco.fragments import Slot
-from diloco.outer import ContentDigest, WeightedSum, content_digest, digest, rescale
+from diloco.outer import ContentDigest, WeightedSum, digest, rescale
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.geometry import (
@@ -33,10 +34,10 @@ from diloco.rendezvous.geometry import (
 )
 from diloco.rendezvous.records import Commit, Plan, PlannedContribution
 from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import PART_BYTES, MissingKey, Store
+from diloco.rendezvous.store import MissingKey, Store
 from diloco.rendezvous.transfer import Range, read_parts
 from diloco.rendezvous.view import GATHER
-from diloco.wire import BadPayload, decode_body, decode_part, overlaps, raw
+from diloco.wire import SLICE, BadPayload, decode_body, decode_part, overlaps, raw, slices
 
 IN_FLIGHT = 6
 """Ranged reads ahead of the one that is being summed."""
@@ -70,11 +71,12 @@ class Own:
 
 
 class Meter:
-    """Splits a reduction's time into waiting for bytes and working on them."""
+    """Splits a reduction's time into waiting for bytes, working on them and storing them."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.download_s = 0.0
+        self.upload_s = 0.0
         self.total_s = 0.0
 
     def downloading(self, parts: Iterator[bytes]) -> bytes:
@@ -84,10 +86,17 @@ class Meter:
         finally:
             self.download_s += self._clock.monotonic() - start_s
 
-    def timed(self, operation: Callable[[], Tensor]) -> Tensor:
+    def uploading(self, operation: Callable[[], None]) -> None:
         start_s = self._clock.monotonic()
         try:
-            return operation()
+            operation()
+        finally:
+            self.upload_s += self._clock.monotonic() - start_s
+
+    def timed(self, operation: Callable[[], None]) -> None:
+        start_s = self._clock.monotonic()
+        try:
+            operation()
         finally:
             self.total_s += self._clock.monotonic() - start_s
 
@@ -109,7 +118,8 @@ class Reducer:
 
     def gather(self, plan: Plan, slots: Sequence[Slot], own: Own | None, meter: Meter) -> Merged:
         """Merge all of every payload. Raises :class:`CannotReduce`."""
-        vector = self.mean_of(plan, slots, Span(0, _numel(slots)), own, meter)
+        vector = new_fragment(slots)
+        self._reduce(plan, slots, Span(0, vector.numel()), own, meter, vector)
         found = digest(vector)
         self._finish(plan, slots, vector)
         return Merged(vector=vector, digest=found)
@@ -117,33 +127,57 @@ class Reducer:
     # -- sharded ---------------------------------------------------------------------------------
 
     def store_shard(
-        self, plan: Plan, shard: int, slots: Sequence[Slot], own: Own | None, meter: Meter
+        self,
+        plan: Plan,
+        shard: int,
+        slots: Sequence[Slot],
+        own: Own | None,
+        meter: Meter,
+        vector: Tensor,
     ) -> str:
-        """Reduce one shard and store it; returns its digest. Raises :class:`CannotReduce`."""
-        numel = _numel(slots)
-        span = shard_spans(numel, len(plan.owners))[shard]
-        vector = self.mean_of(plan, slots, span, own, meter)
-        body = raw(self._reduced.encode(vector)) if span.numel else memoryview(b"")
-        found = content_digest(body)
-        parts = range(0, max(1, len(body)), PART_BYTES)
-        self._store.put_stream(
-            keys.reduced_shard(plan.round, shard, found),
-            lambda: (body[start : start + PART_BYTES] for start in parts),
-        )
-        return found
+        """Reduce one shard in its place in ``vector`` (n,), the fragment's, and store it; returns
+        its digest. Raises :class:`CannotReduce`."""
+        span = shard_spans(vector.numel(), len(plan.owners))[shard]
+        self._reduce(plan, slots, span, own, meter, vector)
+        parts = self._parts(vector.numel(), span, self._reduced)
 
-    def collect(self, plan: Plan, commit: Commit, slots: Sequence[Slot], meter: Meter) -> Merged:
-        """Put a fragment together from its reduced shards. Raises :class:`CannotReduce`."""
-        numel = _numel(slots)
-        vector = torch.empty(numel, dtype=torch.float32)
-        meter.timed(lambda: self._collect(plan, commit, vector, meter))
+        def bodies() -> Iterator[memoryview]:
+            for part in parts:
+                yield raw(self._reduced.encode(vector[part.start : part.stop]))
+
+        found = ContentDigest()
+        for body in bodies():
+            found.update(body)
+        key = keys.reduced_shard(plan.round, shard, found.hexdigest())
+        meter.uploading(lambda: self._store.put_stream(key, lambda: bodies() if parts else [b""]))
+        return found.hexdigest()
+
+    def collect(
+        self,
+        plan: Plan,
+        commit: Commit,
+        slots: Sequence[Slot],
+        meter: Meter,
+        vector: Tensor,
+        done: Mapping[int, str],
+    ) -> Merged:
+        """Put a fragment together in ``vector`` (n,) from its reduced shards; those that were
+        reduced here (``done``: their digests) lie there already. Raises :class:`CannotReduce`."""
+        wanted = {
+            shard: span
+            for shard, span in enumerate(shard_spans(vector.numel(), len(plan.owners)))
+            if done.get(shard) != commit.shards[shard]
+        }
+        meter.timed(lambda: self._collect(plan, commit, wanted, vector, meter))
         self._finish(plan, slots, vector)
         return Merged(vector=vector)
 
-    def _collect(self, plan: Plan, commit: Commit, vector: Tensor, meter: Meter) -> Tensor:
+    def _collect(
+        self, plan: Plan, commit: Commit, wanted: Mapping[int, Span], vector: Tensor, meter: Meter
+    ) -> None:
         cuts = [
             (shard, span, self._parts(vector.numel(), span, self._reduced))
-            for shard, span in enumerate(shard_spans(vector.numel(), len(plan.owners)))
+            for shard, span in wanted.items()
         ]
         requests = (
             (keys.reduced_shard(plan.round, shard, commit.shards[shard]), *self._range(part, span))
@@ -158,7 +192,7 @@ class Reducer:
                     data = meter.downloading(stream)
                 except MissingKey as error:
                     raise CannotReduce(None, f"expected an object {error}, found none") from None
-                _update(found, data)
+                found.update(memoryview(data))
                 try:
                     piece = decode_body(data, part.numel, self._reduced)
                 except BadPayload as error:
@@ -170,7 +204,6 @@ class Reducer:
                     f"expected digest {commit.shards[shard]} of shard {shard}, "
                     f"found {found.hexdigest()}",
                 )
-        return vector
 
     def _range(self, part: Span, shard: Span) -> tuple[int, int]:
         start = self._reduced.encoded_bytes(part.start - shard.start)
@@ -178,17 +211,30 @@ class Reducer:
 
     # -- the sum itself --------------------------------------------------------------------------
 
-    def mean_of(
-        self, plan: Plan, slots: Sequence[Slot], span: Span, own: Own | None, meter: Meter
-    ) -> Tensor:
-        """The merged mean of ``span``, passed through the reduced codec: (span.numel,) fp32."""
-        return meter.timed(lambda: self._mean_of(plan, slots, span, own, meter))
+    def _reduce(
+        self,
+        plan: Plan,
+        slots: Sequence[Slot],
+        span: Span,
+        own: Own | None,
+        meter: Meter,
+        vector: Tensor,
+    ) -> None:
+        """Write the merged mean of ``span``, passed through the reduced codec, into its place in
+        ``vector`` (n,) fp32."""
+        meter.timed(lambda: self._sum(plan, slots, span, own, meter, vector))
 
-    def _mean_of(
-        self, plan: Plan, slots: Sequence[Slot], span: Span, own: Own | None, meter: Meter
-    ) -> Tensor:
-        numel = _numel(slots)
-        total = WeightedSum(torch.empty(span.numel, dtype=torch.float32))
+    def _sum(
+        self,
+        plan: Plan,
+        slots: Sequence[Slot],
+        span: Span,
+        own: Own | None,
+        meter: Meter,
+        vector: Tensor,
+    ) -> None:
+        numel = vector.numel()
+        total = WeightedSum(vector[span.start : span.stop])
         parts = self._parts(numel, span, self._codec)
         mine = [own is not None and own.digest == c.digest for c in plan.contributions]
         stream = read_parts(
@@ -205,16 +251,22 @@ class Reducer:
             for planned, is_mine in zip(plan.contributions, mine, strict=True):
                 if is_mine:
                     assert own is not None
-                    vector = self._own_part(own, part, block_elements(numel))
+                    pieces = self._own_part(own, part, numel)
                 else:
-                    vector = self._read_part(plan, planned, part, numel, stream, meter)
-                self._add(total, slots, span, part, vector, planned)
-        return self._through_codec(total.total, block_elements(numel))
+                    pieces = self._read_part(plan, planned, part, numel, stream, meter)
+                for where, piece in pieces:
+                    self._add(total, slots, span, where, piece, planned)
+        self._through_codec(total.total)
 
     def _payload_range(self, plan: Plan, planned: PlannedContribution, part: Span) -> Range:
         key = keys.contribution_payload(plan.round, planned.replica, planned.incarnation)
-        start = HEADER_BYTES + self._codec.encoded_bytes(part.start)
-        return key, start, self._codec.encoded_bytes(part.numel)
+        start, size_bytes = self._bytes(part, since=0)
+        return key, HEADER_BYTES + start, size_bytes
+
+    def _bytes(self, span: Span, *, since: int) -> tuple[int, int]:
+        """Where ``span`` lies in a body that begins with element ``since``, and its size."""
+        start = self._codec.encoded_bytes(span.start) - self._codec.encoded_bytes(since)
+        return start, self._codec.encoded_bytes(span.numel)
 
     def _read_part(
         self,
@@ -224,28 +276,30 @@ class Reducer:
         numel: int,
         stream: Iterator[bytes],
         meter: Meter,
-    ) -> Tensor:
+    ) -> Iterator[tuple[Span, Tensor]]:
         try:
-            data = meter.downloading(stream)
-            vector = decode_part(data, part, self._codec, numel=numel, checksums=planned.checksums)
+            data = memoryview(meter.downloading(stream))
         except MissingKey as error:
             raise CannotReduce(planned.replica, f"expected an object {error}, found none") from None
-        except BadPayload as error:
-            raise CannotReduce(planned.replica, str(error)) from None
-        # One number tells: a sum is finite only if every element is (or they cannot be averaged).
-        if not bool(torch.isfinite(vector.sum())):
-            raise CannotReduce(planned.replica, "expected finite values, found NaN or infinity")
-        return vector
+        for where in slices(part, numel):
+            start, size_bytes = self._bytes(where, since=part.start)
+            try:
+                piece = decode_part(
+                    data[start : start + size_bytes], where, self._codec,
+                    numel=numel, checksums=planned.checksums,
+                )  # fmt: skip
+            except BadPayload as error:
+                raise CannotReduce(planned.replica, str(error)) from None
+            # One number tells: a sum is finite only if every element is (or they cannot be
+            # averaged).
+            if not bool(torch.isfinite(piece.sum())):
+                raise CannotReduce(planned.replica, "expected finite values, found NaN or infinity")
+            yield where, piece
 
-    def _own_part(self, own: Own, part: Span, block: int) -> Tensor:
-        if self._codec.name == "fp32":
-            return own.vector[part.start : part.stop]
-        vector = torch.empty(part.numel, dtype=torch.float32)
-        for start in range(part.start, part.stop, block):
-            piece = own.vector[start : min(start + block, part.stop)]
-            decoded = self._codec.decode(self._codec.encode(piece), piece.numel())
-            vector[start - part.start : start - part.start + piece.numel()] = decoded
-        return vector
+    def _own_part(self, own: Own, part: Span, numel: int) -> Iterator[tuple[Span, Tensor]]:
+        for where in slices(part, numel):
+            piece = own.vector[where.start : where.stop]
+            yield where, self._codec.decode(self._codec.encode(piece), where.numel)
 
     def _add(
         self,
@@ -265,12 +319,11 @@ class Reducer:
             weight = _direction_weight(planned, index, slots[index])
             total.add(where.start - span.start, piece, weight)
 
-    def _through_codec(self, vector: Tensor, block: int) -> Tensor:
+    def _through_codec(self, vector: Tensor) -> None:
         if self._reduced.name != "fp32":
-            for start in range(0, vector.numel(), block):
-                piece = vector[start : start + block]
+            for start in range(0, vector.numel(), SLICE):
+                piece = vector[start : start + SLICE]
                 piece.copy_(self._reduced.decode(self._reduced.encode(piece), piece.numel()))
-        return vector
 
     def _finish(self, plan: Plan, slots: Sequence[Slot], vector: Tensor) -> None:
         """RDA: what was summed are directions; give each tensor the mean of the lengths."""
@@ -296,12 +349,27 @@ class Reducer:
     # -- either ----------------------------------------------------------------------------------
 
     def committed(
-        self, plan: Plan, commit: Commit, slots: Sequence[Slot], own: Own | None, meter: Meter
+        self,
+        plan: Plan,
+        commit: Commit,
+        slots: Sequence[Slot],
+        own: Own | None,
+        meter: Meter,
+        *,
+        vector: Tensor | None = None,
+        done: Mapping[int, str] | None = None,
     ) -> Merged:
-        """What a commit applies, by whatever plan it was made. Raises :class:`CannotReduce`."""
+        """What a commit applies, by whatever plan it was made; ``vector`` and ``done`` are of
+        shards that were reduced here. Raises :class:`CannotReduce`."""
         if plan.mode == GATHER:
             return self.gather(plan, slots, own, meter)
-        return self.collect(plan, commit, slots, meter)
+        vector = new_fragment(slots) if vector is None else vector
+        return self.collect(plan, commit, slots, meter, vector, done or {})
+
+
+def new_fragment(slots: Sequence[Slot]) -> Tensor:
+    """Room for a fragment, (n,) fp32 on the CPU; memory is taken where it is written."""
+    return torch.empty(slots[-1].stop - slots[0].offset, dtype=torch.float32)
 
 
 def _direction_weight(planned: PlannedContribution, index: int, slot: Slot) -> float:
@@ -310,11 +378,3 @@ def _direction_weight(planned: PlannedContribution, index: int, slot: Slot) -> f
         return planned.weight
     norm = planned.norms[index]
     return planned.weight / norm if norm > 0 else 0.0
-
-
-def _numel(slots: Sequence[Slot]) -> int:
-    return slots[-1].stop - slots[0].offset
-
-
-def _update(found: ContentDigest, data: bytes) -> None:
-    found.update(memoryview(data))

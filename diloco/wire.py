@@ -36,6 +36,8 @@ from diloco.rendezvous.store import PART_BYTES
 
 MAGIC = b"ARCHIPL2"
 CHECKSUM_DIGITS = 8
+SLICE = 2**18
+"""Elements encoded, or decoded and summed, at a time: they stay in a core's cache."""
 
 
 class BadPayload(ValueError):
@@ -76,7 +78,7 @@ def raw(body: Tensor) -> memoryview:
 
 
 class Packing:
-    """One contribution on its way out: encodes ``vector`` block by block into parts of an upload.
+    """One contribution on its way out: encodes ``vector`` slice by slice into parts of an upload.
 
     ``vector`` (numel,) fp32 on the CPU is left unchanged; ``slots`` are the fragment's tensors.
     When :meth:`parts` has been exhausted, ``checksums``, ``norms`` (of the decoded tensors),
@@ -132,19 +134,30 @@ class Packing:
         block = block_elements(self.info.numel)
         first = self._slots[0].offset
         yield header(self.info)
-        for start in range(0, self.info.numel, block):
+        block_bytes = self._codec.encoded_bytes(block)
+        for where in slices(Span(0, self.info.numel), self.info.numel):
             started_s = self._clock.monotonic()
-            vector = self._vector[start : start + block]
-            body = self._codec.encode(vector)
+            body = self._codec.encode(self._vector[where.start : where.stop])
             piece = raw(body)
-            checksums.append(checksum(piece))
-            decoded = self._codec.decode(body, vector.numel())
-            for index, span in overlaps(self._slots, first, start, vector.numel()):
-                squares[index] += sum_of_squares(decoded[span.start - start : span.stop - start])
+            checksums += [
+                checksum(piece[offset : offset + block_bytes])
+                for offset in range(0, len(piece), block_bytes)
+            ]
+            decoded = self._codec.decode(body, where.numel)
+            for index, span in overlaps(self._slots, first, where.start, where.numel):
+                tensor = decoded[span.start - where.start : span.stop - where.start]
+                squares[index] += sum_of_squares(tensor)
             self.encode_s += self._clock.monotonic() - started_s
             yield piece
         self.checksums = "".join(checksums)
         self.norms = tuple(square**0.5 for square in squares)
+
+
+def slices(span: Span, numel: int) -> Iterator[Span]:
+    """A run of whole blocks of a fragment of ``numel``, cut into runs of about :data:`SLICE`."""
+    step = max(SLICE, block_elements(numel))
+    for start in range(span.start, span.stop, step):
+        yield Span(start, min(span.stop, start + step))
 
 
 def overlaps(
@@ -159,7 +172,7 @@ def overlaps(
 
 
 def decode_part(
-    data: bytes | bytearray, span: Span, codec: Codec, *, numel: int, checksums: str
+    data: bytes | bytearray | memoryview, span: Span, codec: Codec, *, numel: int, checksums: str
 ) -> Tensor:
     """The elements of ``span`` (whole blocks of a fragment of ``numel``), fp32, from the bytes of
     their part of the body. Raises :class:`BadPayload`."""
@@ -183,11 +196,11 @@ def decode_part(
     return decode_body(data, span.numel, codec)
 
 
-def decode_body(data: bytes | bytearray, numel: int, codec: Codec) -> Tensor:
+def decode_body(data: bytes | bytearray | memoryview, numel: int, codec: Codec) -> Tensor:
     """An encoded body as (numel,) fp32. Raises :class:`BadPayload`."""
     if not data:
         return torch.empty(0, dtype=torch.float32)
-    writable = bytearray(data) if isinstance(data, bytes) else data
+    writable = data if isinstance(data, bytearray) else bytearray(data)
     try:
         return codec.decode(torch.frombuffer(writable, dtype=torch.uint8), numel)
     except ValueError as error:
@@ -195,4 +208,4 @@ def decode_body(data: bytes | bytearray, numel: int, codec: Codec) -> Tensor:
 
 
 def _new_part(left: int) -> memoryview:
-    return memoryview(bytearray(min(left, PART_BYTES)))
+    return raw(torch.empty(min(left, PART_BYTES), dtype=torch.uint8))

@@ -121,8 +121,9 @@ def weed_binary() -> str | None:
 
 
 @contextlib.contextmanager
-def running_s3(folder: Path, binary: str) -> Iterator[S3Server]:
-    """SeaweedFS, all of it on the loopback, with signatures checked."""
+def running_s3(folder: Path, binary: str, *, volumes: int = 8) -> Iterator[S3Server]:
+    """SeaweedFS, all of it on the loopback, with signatures checked, for ``volumes`` times half a
+    gigabyte."""
     names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port")
     names += ("filer.port.grpc", "s3.port", "s3.port.grpc")
     ports = dict(zip(names, free_ports(len(names)), strict=True))
@@ -143,7 +144,7 @@ def running_s3(folder: Path, binary: str) -> Iterator[S3Server]:
         *(f"-{name}={port}" for name, port in ports.items()),
         *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false"),
         *("-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={folder / 's3.json'}"),
-        *("-volume.max=8", "-master.volumeSizeLimitMB=512"),
+        *(f"-volume.max={volumes}", "-master.volumeSizeLimitMB=512"),
     ]
     env = {**os.environ, "GOMEMLIMIT": "400MiB", "GOGC": "50"}
     log = folder / "log"

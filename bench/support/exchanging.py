@@ -1,0 +1,103 @@
+"""Bare exchanges: members of a group without model, training, lease thread or outer step.
+
+What is left is what the exchange itself costs. A member has put its lease once, and the groups made
+by :func:`bare_settings` are patient, so that everybody counts as alive for as long as it takes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from torch import Tensor
+
+from diloco.exchange import Exchange, Settled, Timings
+from diloco.fragments import Slot, Table
+from diloco.membership import REPLICA, SYNCER, Observer
+from diloco.rendezvous import keys
+from diloco.rendezvous.clock import SystemClock
+from diloco.rendezvous.records import Beat, Identity
+from diloco.rendezvous.settings import GroupSettings
+from diloco.rendezvous.store import Store
+from diloco.sight import Base, Sight
+from diloco.work import LocalWork
+
+SYNCER_NUMBER = 64
+CLOCK = SystemClock()
+
+
+def bare_settings(*, replicas: int, plan: str, codec: str = "fp32", **others: Any) -> GroupSettings:
+    return GroupSettings(
+        num_replicas=replicas, min_quorum=replicas, max_replicas=SYNCER_NUMBER, warmup_steps=0,
+        total_rounds=1000, heartbeat_timeout_s=3000.0, round_timeout_s=6000.0,
+        reduce_plan=plan, codec=codec, **others,
+    )  # fmt: skip
+
+
+def bare_table(sizes: Sequence[int]) -> Table:
+    """One fragment of tensors of these numbers of elements."""
+    slots = [Slot(name=f"t{i}", shape=(n,), dtype="float32", numel=n) for i, n in enumerate(sizes)]
+    return Table(slots, fragments=1, pattern="size")
+
+
+class BareMember:
+    """One replica's side of every round, or with the number ``SYNCER_NUMBER`` the syncer's."""
+
+    def __init__(
+        self, store: Store, number: int, settings: GroupSettings, sizes: Sequence[int]
+    ) -> None:
+        self.identity = Identity(replica=number, incarnation=f"00001-{number:08x}")
+        self.is_syncer = number == SYNCER_NUMBER
+        sight = Sight(
+            store,
+            self.identity,
+            settings,
+            observer=Observer(store, clock=CLOCK, timeout_s=settings.heartbeat_timeout_s),
+            model_hash="bench",
+            table=bare_table(sizes),
+            committer=lambda: None,
+        )
+        self._store = store
+        self._exchange = Exchange(
+            store, self.identity, settings, clock=CLOCK, sight=sight, check=lambda: None,
+            place=lambda: number,
+        )  # fmt: skip
+
+    def put_lease(self) -> None:
+        beat = Beat(
+            replica=self.identity.replica, incarnation=self.identity.incarnation, count=1,
+            interval_s=1.0, role=SYNCER if self.is_syncer else REPLICA, state="computing", round=1,
+            step=0, tokens=0, started_wall_s=0.0, wall_s=0.0,
+        )  # fmt: skip
+        self._store.put(keys.beat(beat.replica, beat.incarnation), beat.to_bytes())
+
+    def round(self, number: int, vector: Tensor | None) -> tuple[Settled, Timings]:
+        """Contribute ``vector`` (n,) fp32 to the round, unless it is None, and settle it."""
+        timings, base = Timings(CLOCK), Base(round=number - 1, digest="bench")
+        sent = None
+        if vector is not None:
+            sent = self._exchange.contribute(
+                number,
+                base=base,
+                model_hash="bench",
+                vector=vector,
+                work=LocalWork(tokens=1, new_tokens=1, steps=1, loss=1.0, compute_s=1.0),
+                rounds_here=number,
+                timings=timings,
+            )
+        return self._exchange.settle(number, base=base, sent=sent, timings=timings), timings
+
+
+def in_threads(works: Sequence[Callable[[], object]]) -> None:
+    """Run all of ``works`` at once, each in a thread; raises what one of them raised."""
+    barrier = threading.Barrier(len(works))
+
+    def run(work: Callable[[], object]) -> None:
+        barrier.wait()
+        work()
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        for done in [pool.submit(run, work) for work in works]:
+            done.result()

