@@ -108,7 +108,7 @@ class Syncer:
             ),
             model_hash=manifest.model_hash,
             table=table,
-            committer=lambda: None,
+            committer=lambda: None if self._store.atomic_create else self._lease.committer,
         )
         exchange = Exchange(
             self._store,
