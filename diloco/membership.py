@@ -200,6 +200,7 @@ class Observer:
         self._clock = clock
         self._timeout_s = timeout_s
         self._seen: dict[int, _Seen] = {}
+        self._looked_s = 0.0
         self._lock = threading.Lock()
 
     def look(self, *, skip: frozenset[int] = frozenset()) -> None:
@@ -224,6 +225,7 @@ class Observer:
             seen = self._seen.get(replica)
             if seen is None or (seen.incarnation, seen.count) != (incarnation, beat.count):
                 self._seen[replica] = _Seen(incarnation, beat.count, self._clock.monotonic(), beat)
+        self._looked_s = self._clock.monotonic()
 
     def live(self) -> frozenset[int]:
         """Replicas whose lease changed within the timeout and that have not left."""
@@ -242,6 +244,16 @@ class Observer:
             and seen.beat.role == role
             and now_s - seen.since_s < self._timeout_s
         )
+
+    def is_gone(self, identity: Identity) -> bool:
+        """Whether that process had ended, fallen silent or been followed by a newer one when this
+        observer last looked; False for one whose lease it has not seen yet."""
+        seen = self._seen.get(identity.replica)
+        if seen is None or identity.incarnation > seen.incarnation:
+            return False
+        if identity.incarnation < seen.incarnation or seen.beat.state in ENDED_STATES:
+            return True
+        return self._looked_s - seen.since_s >= self._timeout_s
 
     def working_towards(self, round: int) -> frozenset[int]:
         """Live replicas that a round may wait for: those neither in a later one already nor still
