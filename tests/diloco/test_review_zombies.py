@@ -1,0 +1,90 @@
+"""I6: of two processes of a replica the newer one's contribution counts, whenever each arrives."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from diloco.fragments import Slot, Table
+from diloco.membership import Observer
+from diloco.rendezvous import keys
+from diloco.rendezvous.clock import SystemClock
+from diloco.rendezvous.records import ContributionRecord, Identity
+from diloco.rendezvous.settings import GroupSettings
+from diloco.rendezvous.store import LocalStore
+from diloco.sight import Base, Sight
+
+OLD, NEW = "00001-ffffffff", "00002-00000000"
+
+
+def record(incarnation: str, replica: int = 1) -> ContributionRecord:
+    return ContributionRecord(
+        round=1, fragment=0, base_round=0, base_digest="", replica=replica,
+        incarnation=incarnation, model_hash="", codec="fp32", numel=1, tokens=1, new_tokens=1,
+        steps=1, loss=0.0, norm=0.0, norms=(0.0,), size_bytes=260, digest="", checksums="",
+        compute_s=0.0, encode_s=0.0, wall_s=0.0,
+    )  # fmt: skip
+
+
+class World:
+    def __init__(self, root: Path) -> None:
+        self.store = LocalStore(root)
+        table = Table(
+            [Slot(name="w", shape=(1,), dtype="float32", numel=1)], fragments=1, pattern="strided"
+        )
+        self.sight = Sight(
+            self.store, Identity(replica=0, incarnation=OLD), GroupSettings(),
+            observer=Observer(self.store, clock=SystemClock(), timeout_s=15.0), model_hash="",
+            table=table, committer=lambda: None,
+        )  # fmt: skip
+
+    def put(self, incarnation: str, data: bytes | None = None) -> None:
+        key = keys.contribution_record(1, 1, incarnation)
+        self.store.put(key, data or record(incarnation).to_bytes())
+
+    def seen(self) -> list[str]:
+        base = Base(round=0, digest="")
+        view = self.sight.before_plan(1, base, waited_s=0.0, sync_s=0.0)
+        return [contribution.incarnation for contribution in view.contributions.values()]
+
+
+@pytest.mark.parametrize("order", [(OLD, NEW), (NEW, OLD)])
+def test_the_newer_process_counts_in_whatever_order_they_come(
+    tmp_path: Path, order: tuple[str, str]
+) -> None:
+    world = World(tmp_path)
+    world.put(order[0])
+    assert world.seen() == [order[0]], "a dead writer's durable contribution counts"
+    world.put(order[1])
+    assert world.seen() == [NEW]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[" * 100_000,
+        b'{"v": 2}',
+        b"\x80\x04K\x01.",
+        record(OLD).to_bytes(),
+        dataclasses.replace(record(NEW), replica=0).to_bytes(),
+        record(NEW).to_bytes().replace(b'"loss":0.0', b'"loss":1' + b"0" * 400),
+        record(NEW).to_bytes().replace(b'"tokens":1', b'"tokens":"../../x"'),
+    ],
+    ids=["empty", "deep", "bare", "pickle", "old", "other", "huge number", "wrong type"],
+)
+def test_what_is_no_record_of_the_newer_leaves_the_older(tmp_path: Path, data: bytes) -> None:
+    world = World(tmp_path)
+    world.put(OLD)
+    world.store.put(keys.contribution_record(1, 1, NEW), data)
+    assert world.seen() == [OLD]
+
+
+def test_a_key_that_is_no_contribution_is_passed_over(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.put(OLD)
+    for name in ("00001.json", "x.json", f"00001.{NEW}.bin", f"000001.{NEW}.json", "a/b.json"):
+        world.store.put(keys.contributions(1) + name, record(NEW).to_bytes())
+    assert world.seen() == [OLD]
