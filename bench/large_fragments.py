@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from bench.support.exchanging import BareMember, bare_settings
-from bench.support.processes import in_processes, meet, somewhere
+from bench.support.processes import in_processes, meet, phase_medians, somewhere
 from diloco.rendezvous.cost import payload_bytes
 from diloco.rendezvous.plan_cost import round_cost
 from diloco.rendezvous.store import PART_BYTES, Store, open_store
@@ -126,11 +126,8 @@ def report(case: Case, found: list[list[tuple[Turn, Turn]]]) -> None:
         f"({min(ratios):.0f} to {max(ratios):.0f}) | {cpu[0]:.2f}, {cpu[1]:.2f} |"
     )
     for name, turns in (("raw", raws), ("exchange", exchanges)):
-        phases = {phase for one in turns for t in one for phase in t.phases}
-        medians = {
-            p: statistics.median(t.phases.get(p, 0) for o in turns for t in o) for p in phases
-        }
-        text = ", ".join(f"{p} {s:.2f}" for p, s in sorted(medians.items(), key=lambda i: -i[1]))
+        medians = phase_medians([t.phases for one in turns for t in one])
+        text = ", ".join(f"{p} {s:.2f}" for p, s in medians.items())
         print(f"    {name}: {text}", file=sys.stderr, flush=True)
 
 

@@ -121,9 +121,11 @@ def weed_binary() -> str | None:
 
 
 @contextlib.contextmanager
-def running_s3(folder: Path, binary: str, *, volumes: int = 8) -> Iterator[S3Server]:
+def running_s3(
+    folder: Path, binary: str, *, volumes: int = 8, memory: str = "400MiB"
+) -> Iterator[S3Server]:
     """SeaweedFS, all of it on the loopback, with signatures checked, for ``volumes`` times half a
-    gigabyte."""
+    gigabyte. With little ``memory`` it is sparing, and slow with many large objects."""
     names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port")
     names += ("filer.port.grpc", "s3.port", "s3.port.grpc")
     ports = dict(zip(names, free_ports(len(names)), strict=True))
@@ -146,7 +148,7 @@ def running_s3(folder: Path, binary: str, *, volumes: int = 8) -> Iterator[S3Ser
         *("-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={folder / 's3.json'}"),
         *(f"-volume.max={volumes}", "-master.volumeSizeLimitMB=512"),
     ]
-    env = {**os.environ, "GOMEMLIMIT": "400MiB", "GOGC": "50"}
+    env = {**os.environ, "GOMEMLIMIT": memory, "GOGC": "50"}
     log = folder / "log"
     # A graceful stop takes 17 s, and nobody wants the data.
     with child(command, log=log, env=env, cwd=folder, ends_by=signal.SIGKILL) as process:

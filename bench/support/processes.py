@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -45,6 +46,13 @@ def in_processes(work: Callable[..., T], each: Sequence[tuple[Any, ...]]) -> lis
         return [done.result() for done in running]
 
 
+def phase_medians(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Seconds by phase, the longest first."""
+    phases = {phase for one in found for phase in one}
+    medians = {p: statistics.median(one.get(p, 0.0) for one in found) for p in phases}
+    return dict(sorted(medians.items(), key=lambda item: -item[1]))
+
+
 @contextlib.contextmanager
 def s3_server() -> Iterator[str]:
     """URI of an empty prefix on a SeaweedFS server, started and ended here.
@@ -60,7 +68,7 @@ def s3_server() -> Iterator[str]:
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with (
         tempfile.TemporaryDirectory(prefix="bench-s3-", dir=memory) as folder,
-        running_s3(Path(folder), binary, volumes=24) as server,
+        running_s3(Path(folder), binary, volumes=24, memory="3GiB") as server,
     ):
         os.environ.update(server.env)
         yield f"s3://{server.bucket}/bench"
