@@ -8,6 +8,7 @@ their gradients. Its exit codes are those of :mod:`diloco.exits`.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import signal
@@ -108,6 +109,19 @@ def run(uri: str, replica: int) -> int:
     return EX_TERMINATED if group.reason == "left" else 0
 
 
+def end_rank() -> None:
+    """Part from the other ranks, if there were any.
+
+    The wrapped model holds on to the process group in reference cycles; if these outlive it, its
+    threads abort the interpreter as it exits.
+    """
+    if dist.is_initialized():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)  # the handlers hold the group, and it the model
+        gc.collect()
+        dist.destroy_process_group()
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m diloco.replica", description=__doc__)
     parser.add_argument("uri", help="rendezvous URI of the run")
@@ -119,7 +133,9 @@ def main(argv: list[str] | None = None) -> int:
     if not rank.isdigit():
         print(f"error: REPLICA_RANK: expected a replica number, found {rank!r}", file=sys.stderr)
         return EX_CONFIG
-    return exit_code_of(lambda: run(arguments.uri, int(rank)))
+    code = exit_code_of(lambda: run(arguments.uri, int(rank)))
+    end_rank()
+    return code
 
 
 if __name__ == "__main__":
