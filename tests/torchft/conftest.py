@@ -1,0 +1,19 @@
+"""What torchft's own tests need, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import pytest
+import torch.distributed as dist
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_process_group() -> Iterator[None]:
+    """torchft's trainers make a default process group and set torchrun's variables."""
+    with patch.dict(os.environ):
+        yield
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,69 @@
+"""torchft's own integration tests, unmodified, with our Manager in the place of theirs."""
+
+from __future__ import annotations
+
+import importlib
+import unittest
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from unittest.mock import patch
+
+import pytest
+
+from tests.torchft.wheel import need_torchft
+
+need_torchft()
+
+from tests.torchft.adapter import patched  # noqa: E402
+
+
+def cases_of(name: str) -> list[unittest.TestCase]:
+    """The test cases of one of torchft's modules."""
+    module = importlib.import_module(name)
+    suites = unittest.defaultTestLoader.loadTestsFromModule(module)
+    return [case for suite in suites for case in suite if isinstance(case, unittest.TestCase)]
+
+
+def run(case: unittest.TestCase) -> None:
+    """Run one as unittest does; what it says is this test's outcome."""
+    result = unittest.TestResult()
+    case.run(result)
+    for _, text in result.errors + result.failures:
+        pytest.fail(text, pytrace=False)
+    for _, reason in result.skipped:
+        pytest.skip(f"torchft's own reason: {reason}")
+    assert result.testsRun == 1
+
+
+INTEGRATION = cases_of("torchft.manager_integ_test") + cases_of("torchft.local_sgd_integ_test")
+REGRESSION = cases_of("torchft.diloco_regression_test")
+
+
+@pytest.mark.parametrize("case", INTEGRATION, ids=lambda case: case.id().rpartition(".")[2])
+def test_integration(case: unittest.TestCase, tmp_path: Path) -> None:
+    with patched(tmp_path):
+        run(case)
+
+
+@pytest.fixture
+def fixtures(tmp_path: Path) -> Iterator[Path]:
+    """Where the regression tests look for their fixtures, which are not in the wheel."""
+    module: ModuleType = importlib.import_module("torchft.diloco_regression_test")
+    folder = tmp_path / "test_fixtures"
+    folder.mkdir()
+    with patch.object(module, "__file__", str(tmp_path / "torchft" / "module.py")):
+        yield folder
+
+
+@pytest.mark.parametrize("case", REGRESSION, ids=lambda case: case.id().rpartition(".")[2])
+def test_histories_equal_those_of_torchfts_manager(
+    case: unittest.TestCase, fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchft's Manager, with its Lighthouse and Gloo, writes the fixture that ours is held to."""
+    monkeypatch.setenv("WRITE_FIXTURE", "true")
+    run(case)
+    assert [path.name for path in fixtures.iterdir()] == [f"{case.id()}.json"]
+    monkeypatch.setenv("WRITE_FIXTURE", "false")
+    with patched(tmp_path / "groups"):
+        run(case)
