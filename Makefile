@@ -9,7 +9,7 @@ BIN := .venv/bin
 MANAGE := $(BIN)/python manage.py
 SETUP := scripts/bootstrap.py
 LOCK := $(BIN)/uv pip compile --quiet --universal --no-annotate --python-version 3.11 \
-	--custom-compile-command 'make lock'
+	--excludes requirements/excluded.in --custom-compile-command 'make lock'
 
 .DEFAULT_GOAL := help
 .PHONY: help demo run test check bench lock clean python setup-run setup-dev

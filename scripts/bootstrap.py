@@ -140,14 +140,16 @@ def uv() -> str | None:
 
 
 def install_lock(target: str, uv_path: str | None) -> None:
+    """All that the lock names and nothing else: what asks for torch must not bring it along."""
     lock = f"requirements/{target}.txt"
     say(f"installing what {lock} pins")
+    wanted = ["--no-deps", "-r", lock]
     if (
         uv_path
-        and run([uv_path, "pip", "install", "--python", str(PYTHON), "-r", lock]).returncode == 0
+        and run([uv_path, "pip", "install", "--python", str(PYTHON), *wanted]).returncode == 0
     ):
         return
-    done = run([str(PYTHON), "-m", "pip", "install", "--retries", "2", "-r", lock])
+    done = run([str(PYTHON), "-m", "pip", "install", "--retries", "2", *wanted])
     if done.returncode != 0:
         raise Stop(f"cannot install {lock}: {why(done.stdout)}")
 

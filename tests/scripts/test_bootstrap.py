@@ -117,7 +117,18 @@ def test_pip_installs_the_lock_where_uv_cannot(tools: Tools) -> None:
     tools.answer("uv pip install", code=1)
     bootstrap.install_lock("run", "/venv/bin/uv")
     assert "-m pip install" in tools.calls[-1]
-    assert tools.calls[-1].endswith("-r requirements/run.txt")
+    assert tools.calls[-1].endswith("--no-deps -r requirements/run.txt")
+
+
+def test_what_the_lock_names_does_not_bring_a_torch(tools: Tools) -> None:
+    bootstrap.install_lock("dev", "/venv/bin/uv")
+    assert tools.calls[-1].endswith("--no-deps -r requirements/dev.txt")
+    names = {
+        line.split("==")[0]
+        for line in (Path(__file__).parents[2] / "requirements/dev.txt").read_text().splitlines()
+    }
+    assert "accelerate" in names  # which asks for torch
+    assert not {name for name in names if name == "torch" or name.startswith("nvidia-")}
 
 
 @pytest.mark.parametrize(
