@@ -1,0 +1,1 @@
+"""Other people's trainers in a group. Each module needs the library that it is named after."""

@@ -1,0 +1,294 @@
+"""``transformers.Trainer`` in a group, by one line::
+
+    trainer.add_callback(DiLoCoCallback(uri, replica=0, trainer=trainer))
+
+The callback joins when training begins, counts every optimizer step to the group, stops the Trainer
+when the run is over, and leaves when the Trainer ends before that. The Trainer keeps model, data,
+inner optimizer and learning rate; its schedule follows the steps of the *run*, so that a replica
+that comes late does not warm up again.
+
+A callback is shown neither batches nor losses. They are read where they are exact: a hook on the
+model sees the labels that go in and the loss that comes out, so gradient accumulation, padding and
+unequal batches are counted as they are.
+
+Left out: losses that are not in the model's output (label smoothing, ``compute_loss_func``),
+``nn.DataParallel`` (use torchrun), DeepSpeed, FSDP1. Where a relaunched process goes on in the data
+is the Trainer's own matter (``resume_from_checkpoint``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+
+from diloco.group import Group, join
+from diloco.parameters import bare
+
+_IGNORED = -100
+"""The label of what is not predicted, as everywhere in Transformers."""
+
+
+class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is untyped
+    """Makes a Trainer a member of the group at ``uri``.
+
+    ``replica`` is the identity in the run, by default the environment's ``REPLICA_RANK``. With
+    ``trainer`` given, rounds go to wherever that Trainer logs, and its ``evaluate`` is called when
+    the group's ``eval_every`` says so and it is this replica's turn, if it has an ``eval_dataset``.
+    ``options`` are those of :func:`diloco.join`; ``config`` is by default the model's own.
+
+    After an exception in ``Trainer.train`` the group is left by :meth:`close`, or at the end of the
+    process.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        replica: int | None = None,
+        trainer: Trainer | None = None,
+        **options: Any,
+    ) -> None:
+        self.group: Group | None = None
+        self._uri = uri
+        self._replica = replica
+        self._trainer = trainer
+        self._options = options
+        self._meter: _Meter | None = None
+        self._logged_round = 0
+        self._final: list[Tensor] = []
+
+    # -- the Trainer's events --------------------------------------------------------------------
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> TrainerControl:
+        self.close()
+        _check(args)
+        model, optimizer, scheduler = (
+            kwargs[name] for name in ("model", "optimizer", "lr_scheduler")
+        )
+        self._meter = meter = _Meter(bare(model))
+        options: dict[str, Any] = {
+            "config": _config(model),
+            "stateful": {"lr_scheduler": scheduler},
+        }
+        if self._trainer is not None and self._trainer.eval_dataset is not None:
+            options["evaluate"] = self._evaluate
+        try:
+            self.group = join(
+                self._uri,
+                replica=self._replica,
+                model=model,
+                # accelerate's wrapper skips steps by itself; the state is the optimizer's inside.
+                inner_optimizer=getattr(optimizer, "optimizer", optimizer),
+                **{**options, **self._options},
+            )
+        except BaseException:
+            meter.remove()
+            raise
+        self._logged_round = self.group.round - 1
+        follow(scheduler, self.group.schedule_step)
+        if self.group.done:  # the run was over; the Trainer looks at the flag after a step only
+            control.should_training_stop = True
+            self._final = [parameter.detach().clone() for parameter in model.parameters()]
+        return control
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> TrainerControl:
+        group, meter = self.group, self._meter
+        assert group is not None and meter is not None
+        if group.done:
+            with torch.no_grad():
+                for parameter, final in zip(kwargs["model"].parameters(), self._final, strict=True):
+                    parameter.copy_(final)
+            control.should_training_stop = True
+            return control
+        tokens, loss = meter.take()
+        lr = kwargs["optimizer"].param_groups[0]["lr"]
+        wanted = control.should_log, control.should_evaluate  # logging and evaluating reset these
+        try:
+            going_on = group.step(tokens=tokens, loss=loss, lr=lr)
+        except BaseException as error:
+            self.close(error)
+            raise
+        self._log(group)
+        control.should_log, control.should_evaluate = wanted
+        follow(kwargs["lr_scheduler"], group.schedule_step)
+        if not going_on:
+            control.should_training_stop = True
+        return control
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        self.close()
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Leave the group, with ``error`` as the reason if there is one. May be called twice."""
+        meter, self._meter = self._meter, None
+        if meter is not None:
+            meter.remove()
+            if self.group is not None:
+                kind = None if error is None else type(error)
+                self.group.__exit__(kind, error, None if error is None else error.__traceback__)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close(error)
+
+    # -- with a Trainer --------------------------------------------------------------------------
+
+    def _evaluate(self) -> tuple[float, int]:
+        assert self._trainer is not None and self._meter is not None
+        self._meter.evaluated = 0
+        metrics = self._trainer.evaluate()
+        return float(metrics["eval_loss"]), int(self._meter.evaluated)
+
+    def _log(self, group: Group) -> None:
+        """One entry for each round that ended, wherever the Trainer logs."""
+        commit = group._loop.state.last_commit
+        if self._trainer is None or commit is None or commit.round <= self._logged_round:
+            return
+        self._logged_round = commit.round
+        included = any(member.replica == group.identity.replica for member in commit.contributors)
+        self._trainer.log(
+            {
+                "diloco/round": commit.round,
+                "diloco/outcome": "void" if commit.void else "included" if included else "late",
+                "diloco/contributors": len(commit.contributors),
+                "diloco/tokens_total": commit.tokens_total,
+                "diloco/loss": commit.loss,
+            }
+        )
+
+
+class _Meter:
+    """What a model's forward passes were given and gave, read by a hook.
+
+    ``evaluated`` counts the tokens of passes without a graph since it was last set to 0.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.evaluated: Tensor | int = 0
+        self._shifted = _shifts_labels(model)
+        self._loss_sum: Tensor | float = 0.0
+        self._tokens: Tensor | int = 0
+        self._handle = model.register_forward_hook(self._see, with_kwargs=True)
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+    def take(self) -> tuple[int, Tensor]:
+        """(tokens, mean nats per token as an fp32 scalar) since the last call.
+
+        Waits for the device, as the Trainer itself does in every step to filter NaN losses.
+        """
+        tokens, self._tokens = int(self._tokens), 0
+        total, self._loss_sum = self._loss_sum, 0.0
+        if tokens == 0:
+            raise ValueError("expected a step with tokens to predict, found none in its labels")
+        return tokens, torch.as_tensor(total, dtype=torch.float32) / tokens
+
+    def _see(
+        self, model: nn.Module, args: tuple[Any, ...], inputs: Mapping[str, Any], output: Any
+    ) -> None:
+        tokens = self._count(inputs)
+        if not (model.training and torch.is_grad_enabled()):
+            self.evaluated = self.evaluated + tokens
+            return
+        loss = output.get("loss") if isinstance(output, Mapping) else output[0]
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise ValueError(
+                "expected a loss in the model's output, found none: label smoothing and "
+                "compute_loss_func keep it from DiLoCoCallback"
+            )
+        # Transformers' losses are sums divided by this where the Trainer gives it, else means.
+        divisor = inputs.get("num_items_in_batch")
+        self._loss_sum = self._loss_sum + loss.detach().float() * (
+            tokens if divisor is None else divisor
+        )
+        self._tokens = self._tokens + tokens
+
+    def _count(self, inputs: Mapping[str, Any]) -> Tensor | int:
+        """Tokens that the loss is a mean of, int64 scalar: labels that are predicted."""
+        if (shifted := inputs.get("shift_labels")) is not None:
+            return _asked_for(shifted)
+        if (labels := inputs.get("labels")) is not None:
+            return _asked_for(labels[..., 1:] if self._shifted else labels)
+        main = inputs.get("input_ids")
+        return 0 if main is None else int(main.numel())
+
+
+def _asked_for(labels: Tensor) -> Tensor:
+    return labels.ne(_IGNORED).sum()
+
+
+def follow(scheduler: Any, step: int) -> None:
+    """Set the learning rates to those of step ``step`` of the run, counted from 0.
+
+    For schedules that are a function of the step, which all of Transformers' are but those that
+    watch a metric; these are left alone.
+    """
+    if not isinstance(scheduler, LambdaLR) or scheduler.last_epoch == step:
+        return
+    scheduler.last_epoch = step
+    rates = [
+        base * factor(step)
+        for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+    ]
+    for settings, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        settings["lr"] = rate
+    scheduler._last_lr = rates
+
+
+def _shifts_labels(model: nn.Module) -> bool:
+    """Whether the model's loss predicts label t + 1 at t, by the Trainer's own rule."""
+    inside: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's
+    if getattr(getattr(inside, "config", None), "is_encoder_decoder", False):
+        return False
+    return LOSS_MAPPING.get(getattr(inside, "loss_type", None)) is ForCausalLMLoss
+
+
+def _check(args: TrainingArguments) -> None:
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"expected one process for each GPU (torchrun), found one for {args.n_gpu} GPUs"
+        )
+    if args.label_smoothing_factor:
+        raise ValueError(
+            f"label_smoothing_factor: expected 0, found {args.label_smoothing_factor}: it keeps "
+            "the loss from DiLoCoCallback"
+        )
+    if args.deepspeed:
+        raise ValueError("expected a Trainer without DeepSpeed, found one with it")
+
+
+def _config(model: nn.Module) -> dict[str, Any]:
+    """``config.json`` of the result, such that ``from_pretrained`` understands it."""
+    inside: Any = bare(model)
+    if not hasattr(inside, "config"):
+        return {}
+    return {**inside.config.to_dict(), "architectures": [type(inside).__name__]}

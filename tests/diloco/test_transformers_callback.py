@@ -1,0 +1,267 @@
+"""Trainers in a group: each one is a thread with a model of its own, and they share a folder."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+from diloco.checkpoint import load_tensors, read_final
+from diloco.errors import ReplicaError
+from diloco.integrations.transformers import DiLoCoCallback, follow
+from tests.diloco.conftest import FastClock, TinyGroup
+
+MakeGroup = Callable[..., TinyGroup]
+
+VOCABULARY, TIME = 32, 12
+
+
+def tiny_model(seed: int) -> GPT2LMHeadModel:
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=TIME, n_embd=16, n_layer=1, n_head=2,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    return GPT2LMHeadModel(config)
+
+
+def rows(replica: int, n: int = 64) -> list[dict[str, Tensor]]:
+    """Runs of consecutive numbers, whose first ``replica`` labels are not predicted."""
+    random = torch.Generator().manual_seed(replica)
+    found = []
+    for start in torch.randint(0, VOCABULARY, (n,), generator=random):
+        tokens = (start + torch.arange(TIME)) % VOCABULARY
+        labels = tokens.clone()
+        labels[: replica + 1] = -100
+        found.append({"input_ids": tokens, "labels": labels})
+    return found
+
+
+@dataclass
+class Training:
+    """One Trainer in a thread of its own, and what became of it."""
+
+    trainer: Trainer
+    callback: DiLoCoCallback
+    error: BaseException | None = None
+    thread: threading.Thread = field(init=False)
+
+    def run(self) -> None:
+        try:
+            self.trainer.train()
+        except BaseException as error:
+            self.error = error
+
+    def start(self) -> Training:
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+        return self
+
+    def wait(self) -> None:
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def reason(self) -> str:
+        assert self.callback.group is not None
+        return self.callback.group.reason
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        return [entry for entry in self.trainer.state.log_history if "diloco/round" in entry]
+
+
+class Watch(TrainerCallback):  # type: ignore[misc]
+    """Calls something after each step, before the group has seen it."""
+
+    def __init__(self, on_step: Callable[[Trainer, Any], None]) -> None:
+        self.on_step = on_step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.on_step(state, kwargs)
+
+
+@pytest.fixture
+def make_training(tmp_path: Path) -> Callable[..., Training]:
+    def make(
+        group: TinyGroup,
+        replica: int,
+        *,
+        seed: int | None = None,
+        max_steps: int = 40,
+        on_step: Callable[[Any, Any], None] | None = None,
+        **arguments: Any,
+    ) -> Training:
+        trainer = Trainer(
+            model=tiny_model(100 + replica if seed is None else seed),
+            args=TrainingArguments(
+                output_dir=str(tmp_path / f"trainer-{replica}"), max_steps=max_steps,
+                per_device_train_batch_size=4, learning_rate=3e-3, logging_steps=1, use_cpu=True,
+                save_strategy="no", report_to=[], disable_tqdm=True, seed=replica, **arguments,
+            ),
+            train_dataset=rows(replica),
+            eval_dataset=rows(7, 8),
+        )  # fmt: skip
+        callback = DiLoCoCallback(
+            str(group.root), replica=replica, trainer=trainer, clock=FastClock()
+        )
+        if on_step is not None:
+            trainer.add_callback(Watch(on_step))
+        trainer.add_callback(callback)
+        return Training(trainer, callback)
+
+    return make
+
+
+def run_together(*trainings: Training) -> None:
+    """All are made before the first starts: a Trainer that is made resets what accelerate keeps
+    for the whole process."""
+    for training in trainings:
+        training.start()
+    for training in trainings:
+        training.wait()
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_two_trainers_end_with_the_same_weights(
+    tiny_group: MakeGroup, make_training: Callable[..., Training]
+) -> None:
+    group = tiny_group(num_replicas=2, sync_every=3, total_rounds=4, eval_every=1)
+    trainings = [make_training(group, replica) for replica in range(2)]
+    run_together(*trainings)
+    one, other = (weights(training.trainer.model) for training in trainings)
+    assert torch.equal(one, other)
+    assert not torch.equal(one, weights(tiny_model(100)))
+    for training in trainings:
+        assert training.reason == "completed"
+        assert training.trainer.state.global_step == 12  # of 40: the group was done
+        assert [entry["diloco/round"] for entry in training.rounds] == [1, 2, 3, 4]
+        assert {entry["diloco/outcome"] for entry in training.rounds} == {"included"}
+        # The Trainer's own logging goes on.
+        assert len([e for e in training.trainer.state.log_history if "grad_norm" in e]) == 12
+    evaluations = [
+        entry["eval_loss"] for t in trainings for entry in t.trainer.state.log_history
+        if "eval_loss" in entry
+    ]  # fmt: skip
+    assert len(evaluations) == 4  # one a round, by whoever's turn it was
+    final = read_final(group.store)
+    assert final is not None
+    published = load_tensors(group.store, final.weights)
+    state = trainings[0].trainer.model.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in published.items())
+
+
+def test_tokens_and_losses_are_those_of_the_labels(
+    tiny_group: MakeGroup, make_training: Callable[..., Training]
+) -> None:
+    group = tiny_group(num_replicas=1, sync_every=2, total_rounds=1)
+    training = make_training(group, 2, gradient_accumulation_steps=2)
+    expected: list[Tensor] = []
+    model = training.trainer.model
+
+    def loss_by_hand(module: nn.Module, args: Any, inputs: Any, output: Any) -> None:
+        logits, labels = output["logits"][:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten()
+        expected.append(nn.functional.cross_entropy(logits, labels, reduction="none").detach())
+
+    model.register_forward_hook(loss_by_hand, with_kwargs=True)
+    training.start().wait()
+    (commit,) = group.commits()
+    # Label 0 is not predicted by anything; of the others, those from the third on are asked for.
+    assert commit.tokens_total == 2 * 2 * 4 * (TIME - 3)
+    asked = torch.stack(expected).reshape(2, -1)
+    per_step = asked.sum(dim=1) / (2 * 4 * (TIME - 3))
+    assert commit.loss == pytest.approx(float(per_step.mean()), rel=1e-5)
+
+
+def test_a_relaunched_trainer_goes_on_where_the_run_is(
+    tiny_group: MakeGroup, make_training: Callable[..., Training]
+) -> None:
+    group = tiny_group(num_replicas=1, sync_every=2, total_rounds=6, state_every=1)
+    first = make_training(group, 0, max_steps=5, lr_scheduler_type="linear")
+    first.start().wait()
+    assert first.reason == "left"
+    assert [commit.round for commit in group.commits()] == [1, 2]
+    rates: list[float] = []
+    moments: list[float] = []
+
+    def watch(state: Any, given: Any) -> None:
+        rates.append(given["lr_scheduler"].get_last_lr()[0])
+        moments.append(float(next(iter(given["optimizer"].state.values()))["step"]))
+
+    second = make_training(
+        group, 0, seed=5, max_steps=40, lr_scheduler_type="linear", on_step=watch
+    )
+    second.start().wait()
+    assert second.reason == "completed"
+    assert second.trainer.state.global_step == 8  # rounds 3 to 6
+    # Its rate is that of step 4 of the run, not of its own first one.
+    assert rates[0] == pytest.approx(3e-3 * (1 - 5 / 40))
+    assert moments[0] > 1  # the inner optimizer's state came back
+
+
+def test_a_trainer_that_ends_first_leaves(
+    tiny_group: MakeGroup, make_training: Callable[..., Training]
+) -> None:
+    group = tiny_group(num_replicas=2, sync_every=3, total_rounds=4, grace_s=5.0)
+    short, long = make_training(group, 0, max_steps=7), make_training(group, 1)
+    run_together(short, long)
+    assert (short.reason, long.reason) == ("left", "completed")
+    assert [len(commit.contributors) for commit in group.commits()] == [2, 2, 1, 1]
+
+
+def test_a_run_that_is_over_leaves_the_result_in_the_model(
+    tiny_group: MakeGroup, make_training: Callable[..., Training]
+) -> None:
+    group = tiny_group(num_replicas=1, sync_every=2, total_rounds=2)
+    first = make_training(group, 0)
+    first.start().wait()
+    late = make_training(group, 0, seed=9)
+    late.start().wait()
+    assert late.reason == "completed"
+    assert torch.equal(weights(late.trainer.model), weights(first.trainer.model))
+
+
+def test_what_goes_wrong_in_the_group_comes_out_of_train(
+    tiny_group: MakeGroup, make_training: Callable[..., Training], tmp_path: Path
+) -> None:
+    group = tiny_group(num_replicas=1)
+    (group.root / "group.json").unlink()
+    with pytest.raises(ReplicaError, match=r"expected group\.json"):
+        make_training(group, 0).start().wait()
+
+
+def test_losses_that_the_model_does_not_give_are_refused(
+    tiny_group: MakeGroup, make_training: Callable[..., Training]
+) -> None:
+    group = tiny_group(num_replicas=1)
+    with pytest.raises(ValueError, match=r"label_smoothing_factor: expected 0, found 0\.1"):
+        make_training(group, 0, label_smoothing_factor=0.1).start().wait()
+    own = make_training(group, 0)
+    own.trainer.compute_loss_func = lambda outputs, labels, **kwargs: outputs["logits"].sum()
+    with pytest.raises(ValueError, match="expected a loss in the model's output"):
+        own.start().wait()
+    own.callback.close()
+    assert own.reason == "left"
+
+
+def test_schedules_follow_the_step_of_the_run() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    follow(schedule, 3)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert schedule.get_last_lr() == [0.5]
+    optimizer.step()
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.4
