@@ -108,8 +108,8 @@ def join(
     if many_ranks():
         from diloco.ranks import join_ranks  # it imports this module, and more of torch
 
-        return join_ranks(lambda: store or open_store(uri), **options)
-    group = Group(store or open_store(uri), **options)
+        return join_ranks(lambda: store or open_store(uri, sole_creator=True), **options)
+    group = Group(store or open_store(uri, sole_creator=True), **options)
     group._start()
     return group
 

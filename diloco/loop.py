@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from diloco.checkpoint import read_final
 from diloco.chores import Chores
-from diloco.errors import Leaving, RunOver
+from diloco.errors import Leaving, ReplicaError, RunOver
 from diloco.exchange import Exchange, Settled, Timings
 from diloco.inner import Inner
 from diloco.layout import Layout
@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 START_POLL_S = 0.25
 MISSES = 3
 """Rounds missed in a row that are worth an alert."""
+DISCARDS = 10
+"""Times in a row that local weights may become non-finite before a replica gives up."""
 
 
 @dataclass
@@ -124,6 +126,7 @@ class RoundLoop:
         self._round_steps = settings.round_steps
         self._rounds_here = 0
         self._misses = 0
+        self._discards = 0
         self._joined = False
         self._over = False
 
@@ -374,7 +377,7 @@ class RoundLoop:
             return "void"
         assert merged is not None
         if ours and ours.sent and self.identity in commit.contributors:
-            self._misses = 0
+            self._misses = self._discards = 0
             kept = None
             if self.settings.overlap_steps > 0 and self.work.now.steps > ours.mark.steps:
                 kept = self.state.drift(fragment)
@@ -428,6 +431,12 @@ class RoundLoop:
             "and the inner optimizer is reset",
             self.round,
         )
+        self._discards += 1
+        if self._discards >= DISCARDS:
+            raise ReplicaError(
+                f"expected finite weights after {self.settings.sync_every} inner steps, found NaN "
+                f"or infinity {DISCARDS} times in a row, each time from the global weights"
+            )
         self.state.discard_local()
         self._inner.reset()
         self._throw_away()

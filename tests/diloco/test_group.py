@@ -198,12 +198,17 @@ def test_late_work_is_rebased_and_counted_once(tiny_group: MakeGroup) -> None:
 
 
 def test_non_finite_weights_never_reach_the_group(tiny_group: MakeGroup) -> None:
-    group = tiny_group()
+    group = tiny_group(grace_s=5.0)
+    others_are_through = threading.Event()
 
     def poison(member: Any, joined: Any) -> None:
+        # Until the others have committed round 2 without it, but not for ever.
         if member.replica == 1 and joined.round == 2:
+            assert others_are_through.wait(60)
             with torch.no_grad():
                 member.model.weight.fill_(float("nan"))
+        if member.replica == 0 and joined.round == 3:
+            others_are_through.set()
 
     members = [group.start(replica, on_step=poison) for replica in range(3)]
     group.wait()
@@ -211,6 +216,20 @@ def test_non_finite_weights_never_reach_the_group(tiny_group: MakeGroup) -> None
     assert bool(torch.isfinite(members[0].weights()).all())
     who = [[c.replica for c in commit.contributors] for commit in group.commits()]
     assert who[0] == [0, 1, 2] and who[1] == [0, 2]
+
+
+def test_weights_that_never_stay_finite_end_the_replica(tiny_group: MakeGroup) -> None:
+    group = tiny_group(num_replicas=1)
+
+    def poison(member: Any, joined: Any) -> None:
+        with torch.no_grad():
+            member.model.weight.fill_(float("inf"))
+
+    member = group.start(0, on_step=poison)
+    group.wait()
+    assert isinstance(member.error, ReplicaError)
+    assert "found NaN or infinity 10 times in a row" in str(member.error)
+    assert not group.commits()
 
 
 def test_another_model_is_refused_with_expected_and_found(tiny_group: MakeGroup) -> None:
