@@ -1,0 +1,60 @@
+"""Groups of Managers in one process: each member is a thread, the store is a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from diloco.manager import Manager
+from diloco.rendezvous.clock import Clock
+from diloco.rendezvous.store import LocalStore, MeteredStore, Store
+from tests.diloco.conftest import FastClock
+
+T = TypeVar("T")
+
+PATIENT_S = 1000.0
+"""On :class:`FastClock`: twenty seconds, for what must not time out."""
+
+
+class World:
+    """Where Managers meet. ``make`` gives one with a clock and limits fit for tests."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = MeteredStore(LocalStore(root))
+        self.clock: Clock = FastClock()
+        self.managers: list[Manager] = []
+
+    def make(self, replica: int | str, *, store: Store | None = None, **keywords: Any) -> Manager:
+        given: dict[str, Any] = {
+            "load_state_dict": lambda state: None,
+            "state_dict": dict,
+            "min_replica_size": 1,
+            "use_async_quorum": False,
+            "replica_id": str(replica),
+            "rank": 0,
+            "world_size": 1,
+            "timeout": timedelta(seconds=PATIENT_S),
+            "quorum_timeout": timedelta(seconds=PATIENT_S),
+            "heartbeat_interval": timedelta(seconds=0.05),
+            "heartbeat_timeout": timedelta(seconds=PATIENT_S),
+            "join_timeout": timedelta(seconds=PATIENT_S),
+            "coalesce": timedelta(seconds=3600),
+            "rendezvous": store or self.store,
+            "clock": self.clock,
+        }
+        manager = Manager(**given | keywords)
+        self.managers.append(manager)
+        return manager
+
+    def together(self, *members: Callable[[], T]) -> list[T]:
+        """Run each in a thread; their results, in order."""
+        with ThreadPoolExecutor(len(members)) as pool:
+            futures: list[Future[T]] = [pool.submit(member) for member in members]
+            return [future.result(timeout=60) for future in futures]
+
+    def close(self) -> None:
+        for manager in self.managers:
+            manager.shutdown()

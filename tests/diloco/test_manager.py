@@ -1,0 +1,497 @@
+"""A few Managers over one store: what an allreduce gives, and what a step is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from diloco.errors import FencedOut
+from diloco.manager import Manager, WorldSizeMode
+from diloco.rendezvous import manager_keys
+from diloco.rendezvous.manager_rounds import Disagreement
+from diloco.rendezvous.store import LocalStore
+from tests.diloco.manager_world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def step(manager: Manager, tensor: Tensor, **how: Any) -> bool:
+    manager.start_quorum()
+    manager.allreduce(tensor, **how).wait()
+    return manager.should_commit()
+
+
+def averaged(world: World, tensors: list[Tensor], **how: Any) -> list[Tensor]:
+    """One step of one Manager for each tensor."""
+
+    def member(replica: int) -> Callable[[], Tensor]:
+        def run() -> Tensor:
+            manager = world.make(replica, min_replica_size=len(tensors), init_sync=False)
+            assert step(manager, tensors[replica], **how)
+            return tensors[replica]
+
+        return run
+
+    return world.together(*(member(replica) for replica in range(len(tensors))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_floats_are_averaged_by_default(world: World, dtype: torch.dtype) -> None:
+    given = [torch.tensor([[1.0, -2.0], [k, 8.0]], dtype=dtype) for k in range(4)]
+    for found in averaged(world, given):
+        assert found.dtype == dtype
+        assert found.tolist() == [[1.0, -2.0], [1.5, 8.0]]
+
+
+@pytest.mark.parametrize(
+    ("reduce_op", "expected"),
+    [
+        (ReduceOp.SUM, [5, 6]),
+        (ReduceOp(ReduceOp.SUM), [5, 6]),
+        ("sum", [5, 6]),
+        ("SUM", [5, 6]),
+        (ReduceOp.MAX, [3, 4]),
+        (ReduceOp.MIN, [2, 2]),
+        (ReduceOp.PRODUCT, [6, 8]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.float32])
+def test_other_operations(
+    world: World, reduce_op: object, expected: list[int], dtype: torch.dtype
+) -> None:
+    given = [torch.tensor([2, 4], dtype=dtype), torch.tensor([3, 2], dtype=dtype)]
+    for found in averaged(world, given, reduce_op=reduce_op):
+        assert found.dtype == dtype
+        assert found.tolist() == expected
+
+
+def test_large_integers_do_not_pass_through_floats(world: World) -> None:
+    given = [torch.tensor([2**53 + 1]), torch.tensor([2])]
+    assert averaged(world, given, reduce_op="sum")[1].item() == 2**53 + 3
+
+
+def test_quantised_tensors_are_close_smaller_and_the_same_for_all(world: World) -> None:
+    generator = torch.Generator().manual_seed(1)
+    given = [torch.randn(10_000, generator=generator) for _ in range(2)]
+    exact = (given[0] + given[1]) / 2
+    first, second = averaged(world, given, should_quantize=True)
+    assert torch.equal(first, second)
+    assert 0 < (first - exact).abs().max() < 0.05
+    assert world.store.usage.bytes_up < 2 * 10_000 * 4 / 3
+
+
+def test_an_average_of_integers_is_refused(world: World) -> None:
+    manager = world.make(0)
+    manager.start_quorum()
+    with pytest.raises(ValueError, match="only supported for floating point tensors"):
+        manager.allreduce(torch.tensor([1]))
+    with pytest.raises(ValueError, match=r"reduce_op: expected one of .* found 'mean'"):
+        manager.allreduce(torch.tensor([1.0]), reduce_op="mean")
+
+
+def test_strided_and_empty_tensors_and_parameters(world: World) -> None:
+    manager = world.make(0)
+    manager.start_quorum()
+    strided = torch.arange(6.0).view(2, 3).t()
+    parameter = torch.nn.Parameter(torch.ones(2))
+    for tensor in (strided, torch.empty(0, 3), parameter, torch.tensor(4.0)):
+        before = tensor.detach().clone()
+        assert manager.allreduce(tensor).wait()
+        assert torch.equal(tensor, before)
+    assert manager.should_commit()
+
+
+def test_a_step_rises_only_when_it_is_committed(world: World) -> None:
+    def member(replica: int) -> Callable[[], list[object]]:
+        def run() -> list[object]:
+            manager = world.make(replica, min_replica_size=2, init_sync=False)
+            seen: list[object] = [manager.num_participants(), manager.participating_rank()]
+            for _ in range(2):
+                manager.start_quorum()
+                manager.wait_quorum()
+                seen += [manager.current_step(), manager.batches_committed()]
+                manager.allreduce(torch.ones(1)).wait()
+                seen.append(manager.current_step())
+                assert manager.should_commit()
+            seen += [manager.state_dict(), manager.num_participants()]
+            seen += [manager.participating_rank(), manager.is_participating()]
+            return seen
+
+        return run
+
+    counts = {"step": 2, "batches_committed": 4}
+    expected = [0, None, 0, 0, 0, 1, 2, 1, counts, 2]
+    assert world.together(member(0), member(1)) == [
+        [*expected, 0, True],
+        [*expected, 1, True],
+    ]
+
+
+def payloads(world: World, n: int) -> list[str]:
+    prefix = f"{manager_keys.round_dir(n)}payloads/"
+    return [info.key for info in world.store.list(prefix)]
+
+
+def test_all_calls_of_a_step_are_one_object(world: World) -> None:
+    manager = world.make(0)
+    manager.start_quorum()
+    tensors = [torch.full((3,), float(k)) for k in range(20)]
+    works = [manager.allreduce(tensor) for tensor in tensors]
+    assert payloads(world, 1) == []
+    assert all(work.wait() for work in works)
+    assert len(payloads(world, 1)) == 1
+    assert manager.should_commit()
+
+
+def test_the_upload_begins_before_anybody_waits(world: World) -> None:
+    manager = world.make(0, coalesce=timedelta(0))
+    manager.start_quorum()
+    work = manager.allreduce(torch.ones(3))
+    clock, tries = world.clock, 0
+    while not payloads(world, 1) and tries < 1000:
+        clock.sleep(0.1)
+        tries += 1
+    assert len(payloads(world, 1)) == 1
+    assert work.wait()
+
+
+def test_members_may_cut_their_calls_into_objects_as_they_like(world: World) -> None:
+    def member(replica: int, waits: list[int]) -> Callable[[], list[float]]:
+        def run() -> list[float]:
+            manager = world.make(replica, min_replica_size=2, init_sync=False)
+            manager.start_quorum()
+            tensors = [torch.tensor([float(k + replica)]) for k in range(5)]
+            works = [manager.allreduce(tensor) for tensor in tensors[: waits[0]]]
+            works[-1].wait()
+            works += [manager.allreduce(tensor) for tensor in tensors[waits[0] :]]
+            assert manager.should_commit()
+            return [tensor.item() for tensor in tensors]
+
+        return run
+
+    expected = [0.5, 1.5, 2.5, 3.5, 4.5]
+    assert world.together(member(0, [1]), member(1, [4])) == [expected, expected]
+
+
+def test_works_that_nobody_waits_for_are_done_at_the_commit(world: World) -> None:
+    def member(replica: int) -> Callable[[], float]:
+        def run() -> float:
+            manager = world.make(replica, min_replica_size=2, init_sync=False)
+            manager.start_quorum()
+            tensor = torch.tensor([float(replica)])
+            manager.allreduce(tensor)
+            assert manager.should_commit()
+            return tensor.item()
+
+        return run
+
+    assert world.together(member(0), member(1)) == [0.5, 0.5]
+
+
+def test_callbacks_run_in_order_and_only_when_somebody_waits(world: World) -> None:
+    manager = world.make(0)
+    manager.start_quorum()
+    tensor = torch.tensor([3.0])
+    work = manager.allreduce(tensor)
+    ran: list[object] = []
+
+    def first(future: Any) -> str:
+        ran.append(future.value().item())
+        return "from first"
+
+    future = work.get_future().then(first)
+    work.get_future().then(lambda future: ran.append(future.value()))
+    assert ran == []
+    assert not future.done()
+    assert work.wait()
+    assert ran == [3.0, "from first"]
+    assert work.wait()  # again: nothing runs twice
+    assert ran == [3.0, "from first"]
+    assert future.wait() == "from first"
+    tail = work.get_future()
+    assert tail._fut is not None
+    assert tail._fut.done()
+
+
+def test_a_callback_that_fails_fails_the_step(world: World) -> None:
+    manager = world.make(0)
+    manager.start_quorum()
+    work = manager.allreduce(torch.ones(1))
+
+    def broken(future: Any) -> None:
+        raise RuntimeError("injected")
+
+    work.get_future().then(broken)
+    assert not work.wait()
+    assert str(manager.errored().original_exception) == "injected"  # type: ignore[union-attr]
+    assert not manager.should_commit()
+
+
+def test_after_an_error_calls_do_nothing_and_nobody_commits(world: World) -> None:
+    error = RuntimeError("injected")
+
+    def member(replica: int) -> Callable[[], list[object]]:
+        def run() -> list[object]:
+            manager = world.make(replica, min_replica_size=2, init_sync=False)
+            seen: list[object] = []
+            for attempt in range(2):
+                manager.start_quorum()
+                assert manager.errored() is None
+                if attempt == replica == 0:
+                    manager.report_error(error)
+                tensor = torch.tensor([float(replica)])
+                manager.allreduce(tensor).wait()
+                seen.append(tensor.item() if replica == 0 else None)
+                seen.append(manager.should_commit())
+                seen.append(manager.current_step())
+            return seen
+
+        return run
+
+    first, second = world.together(member(0), member(1))
+    assert first == [0.0, False, 0, 0.5, True, 1]
+    assert second == [None, False, 0, None, True, 1]
+
+
+def test_members_whose_calls_differ_do_not_average_them(world: World) -> None:
+    def member(replica: int) -> Callable[[], tuple[bool, str]]:
+        def run() -> tuple[bool, str]:
+            manager = world.make(replica, min_replica_size=2, init_sync=False)
+            committed = step(manager, torch.ones(2 + replica))
+            error = manager.errored()
+            return committed, str(error.original_exception if error else "")
+
+        return run
+
+    for committed, error in world.together(member(0), member(1)):
+        assert not committed
+        assert "allreduce call 0: expected" in error or "gave up" in error
+
+
+def test_a_damaged_payload_fails_the_step(world: World) -> None:
+    class Garbling(LocalStore):
+        def get(self, key: str) -> bytes:
+            data = super().get(key)
+            return data[:-1] + b"\xff" if key.endswith(".bin") else data
+
+    def member(replica: int) -> Callable[[], tuple[bool, str]]:
+        def run() -> tuple[bool, str]:
+            store = Garbling(world.store.inner.root) if replica == 1 else None  # type: ignore[attr-defined]
+            manager = world.make(replica, store=store, min_replica_size=2, init_sync=False)
+            committed = step(manager, torch.ones(3))
+            error = manager.errored()
+            return committed, str(error.original_exception if error else "")
+
+        return run
+
+    (first, _), (second, error) = world.together(member(0), member(1))
+    assert (first, second) == (False, False)
+    assert "checksum" in error
+
+
+def test_too_many_failures_in_a_row_raise(world: World) -> None:
+    manager = world.make(0, max_retries=1)
+    for _ in range(2):  # a success in between sets the count back
+        manager.start_quorum()
+        manager.report_error(RuntimeError("injected"))
+        assert not manager.should_commit()
+        manager.start_quorum()
+        assert manager.should_commit()
+    manager.start_quorum()
+    manager.report_error(RuntimeError("injected"))
+    assert not manager.should_commit()
+    with pytest.raises(RuntimeError, match="2 times consecutively, exceeding max_retries=1"):
+        manager.should_commit()
+
+
+def test_a_quorum_that_does_not_come_times_out(world: World) -> None:
+    manager = world.make(0, min_replica_size=2)
+    with pytest.raises(TimeoutError, match=r"expected a quorum of 2 replicas .* found 0/0"):
+        manager.start_quorum(timeout=timedelta(seconds=0.5))
+    with pytest.raises(TimeoutError):
+        manager.should_commit()
+
+
+def test_an_asynchronous_quorum_fails_where_it_is_waited_for(world: World) -> None:
+    manager = world.make(0, min_replica_size=2, use_async_quorum=True)
+    manager.start_quorum(timeout=timedelta(seconds=0.5))
+    with pytest.raises(TimeoutError):
+        manager.allreduce(torch.ones(1))
+    manager.start_quorum(timeout=timedelta(seconds=0.5))  # it may be tried again
+    with pytest.raises(TimeoutError):
+        manager.num_participants()
+
+
+def test_a_member_that_falls_silent_fails_the_step_and_the_others_go_on(world: World) -> None:
+    lost = world.make(1, min_replica_size=1, init_sync=False)
+    keeps = {"min_replica_size": 1, "init_sync": False}
+    other = world.make(0, **keeps, heartbeat_timeout=timedelta(seconds=30))
+
+    def silent() -> None:
+        lost.start_quorum()
+        lost._session._lease._ended.set()  # as if killed: no last beat
+
+    def survivor() -> list[object]:
+        results: list[object] = []
+        other.start_quorum()
+        results += [other.num_participants()]
+        other.allreduce(torch.ones(1)).wait()
+        results += [other.should_commit(), str(other.errored().original_exception)]  # type: ignore[union-attr]
+        other.start_quorum()
+        results += [other.num_participants(), other.should_commit()]
+        return results
+
+    _, found = world.together(silent, survivor)
+    assert found == [2, False, "member 1 is gone", 1, True]
+
+
+def test_spares_receive_the_mean_of_the_others(world: World) -> None:
+    def member(replica: int) -> Callable[[], list[object]]:
+        def run() -> list[object]:
+            manager = world.make(
+                replica,
+                min_replica_size=2,
+                init_sync=False,
+                world_size_mode=WorldSizeMode.FIXED_WITH_SPARES,
+            )
+            while len(world.managers) < 3:
+                world.clock.sleep(0.1)
+            manager.start_quorum()
+            tensor = torch.tensor([float(replica + 1)])
+            work = manager.allreduce(tensor)
+            seen: list[object] = [tensor.item()]
+            work.wait()
+            seen += [tensor.item(), manager.num_participants(), manager.participating_rank()]
+            seen += [manager.is_participating(), manager.should_commit()]
+            return [*seen, manager.batches_committed()]
+
+        return run
+
+    assert world.together(member(0), member(1), member(2)) == [
+        [1.0, 1.5, 2, 0, True, True, 2],
+        [2.0, 1.5, 2, 1, True, True, 2],
+        [0.0, 1.5, 2, None, False, True, 2],
+    ]
+
+
+def test_ranks_average_among_their_likes_and_commit_together(world: World) -> None:
+    def member(replica: int, rank: int) -> Callable[[], list[object]]:
+        def run() -> list[object]:
+            manager = world.make(
+                replica, rank=rank, world_size=2, min_replica_size=2, init_sync=False
+            )
+            seen: list[object] = []
+            for attempt in range(2):
+                manager.start_quorum()
+                tensor = torch.tensor([100.0 * rank + replica])
+                manager.allreduce(tensor).wait()
+                if (attempt, replica, rank) == (1, 1, 1):
+                    manager.report_error(RuntimeError("injected"))
+                seen += [tensor.item(), manager.num_participants(), manager.should_commit()]
+            return seen
+
+        return run
+
+    results = world.together(member(0, 0), member(0, 1), member(1, 0), member(1, 1))
+    low, high = [0.5, 2, True, 0.5, 2, False], [100.5, 2, True, 100.5, 2, False]
+    assert results == [low, high, low, high]
+
+
+def test_a_newer_process_of_a_member_takes_its_place(world: World) -> None:
+    old = world.make("a")
+    new = world.make("a")
+    assert new._session.me.replica == old._session.me.replica
+    old._session._lease.look_around()
+    with pytest.raises(FencedOut):
+        old.start_quorum()
+    assert step(new, torch.ones(1))
+
+
+def test_members_set_up_differently_are_told(world: World) -> None:
+    def member(replica: int) -> Callable[[], None]:
+        def run() -> None:
+            manager = world.make(replica, min_replica_size=2, use_async_quorum=replica == 0)
+            manager.start_quorum(timeout=timedelta(seconds=50))
+            manager.wait_quorum()
+
+        return run
+
+    with pytest.raises(Disagreement, match="same mode of every member"):
+        world.together(member(0), member(1))
+
+
+def test_what_was_exchanged_is_deleted_and_what_was_decided_kept(world: World) -> None:
+    manager = world.make(0)
+    for _ in range(6):
+        assert step(manager, torch.ones(1))
+    manager.shutdown()
+    keys = [info.key for info in world.store.list("manager/")]
+    rounds = {key.split("/")[2] for key in keys if key.startswith("manager/rounds/")}
+    assert rounds == {"00000006"}
+    assert len([key for key in keys if key.startswith("manager/quorums/")]) == 6
+    assert len([key for key in keys if key.startswith("manager/commits/")]) == 6
+
+
+def test_errors_of_a_wrapped_future_become_the_default(world: World) -> None:
+    manager = world.make(0)
+    future: torch.futures.Future[int] = torch.futures.Future()
+    wrapped = manager.wrap_future(future, 2)
+    assert manager.errored() is None
+    error = RuntimeError("injected")
+    future.set_exception(error)
+    assert wrapped.wait() == 2
+    assert manager.errored().original_exception is error  # type: ignore[union-attr]
+
+
+def test_a_wrapped_future_that_takes_too_long_too(world: World) -> None:
+    manager = world.make(0)
+    future: torch.futures.Future[int] = torch.futures.Future()
+    wrapped = manager.wrap_future(future, 2, timedelta(seconds=0.01))
+    assert wrapped.wait() == 2
+    error = manager.errored()
+    assert error is not None
+    with pytest.raises(TimeoutError, match=r"future did not complete within 0\.01 s"):
+        raise error.original_exception
+
+
+def test_an_error_of_the_process_group_fails_the_step(world: World) -> None:
+    class Group:
+        def errored(self) -> Exception:
+            return RuntimeError("injected")
+
+    manager = world.make(0, pg=Group())
+    manager.start_quorum()
+    assert not manager.should_commit()
+    assert str(manager.errored().original_exception) == "injected"  # type: ignore[union-attr]
+
+
+def test_where_the_group_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHFT_LIGHTHOUSE", raising=False)
+    with pytest.raises(ValueError, match="rendezvous: expected a store's URI"):
+        Manager(replica_id="a", lighthouse_addr="http://host:1")
+    uri = (tmp_path / "one").as_uri()
+    Manager(replica_id="a", rank=0, world_size=1, lighthouse_addr=uri).shutdown()
+    assert (tmp_path / "one" / manager_keys.name(1)).exists()
+    monkeypatch.setenv("ARCHIPELAGO_RENDEZVOUS", tmp_path.as_uri())
+    monkeypatch.setenv("TORCHFT_LIGHTHOUSE", "http://host:29510")
+    Manager(replica_id="a", rank=0, world_size=1).shutdown()
+    assert (tmp_path / "http-host-29510" / manager_keys.name(1)).exists()
+
+
+def test_a_store_without_an_atomic_create_is_refused(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.atomic_create = False
+    with pytest.raises(ValueError, match="expected a store with an atomic create"):
+        Manager(replica_id="a", rendezvous=store)
