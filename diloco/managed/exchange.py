@@ -25,16 +25,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from diloco.managed.waiting import Waiting
+from diloco.managed.waiting import MemberLost, Waiting
 from diloco.managed.wire import Spec, decode, encode, pack, unpack
 from diloco.rendezvous import manager_keys
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.records import Identity
 from diloco.rendezvous.store import MissingKey, Store
-
-
-class MemberLost(RuntimeError):
-    """A member of the round will not send what the others wait for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from diloco.managed import states
 from diloco.managed.session import Session
 from diloco.rendezvous.manager_records import Quorum
 from diloco.rendezvous.manager_rounds import Standing
+from diloco.rendezvous.records import Identity
 from diloco.rendezvous.store import MissingKey
 
 if TYPE_CHECKING:
@@ -112,7 +113,15 @@ class Recovery:
         if not place.heals:
             return None
         wait = self._session.wait(self._timeout_s)
-        self._pending = self._checked(states.receive(self._store, quorum.n, rank, wait))
+        source = Identity(replica=place.source.member, incarnation=place.source.incarnation)
+        state = states.receive(
+            self._store,
+            quorum.n,
+            rank,
+            wait,
+            why_lost=lambda: self._session.why_lost(quorum.n, source),
+        )
+        self._pending = self._checked(state)
         own: dict[str, int] = self._pending["torchft"]
         return own
 

@@ -6,12 +6,13 @@ writer; of a saved one, whoever first creates its manifest.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from safetensors.torch import save as save_safetensors
 
 from diloco.checkpoint import load_tensors, put_object
-from diloco.managed.waiting import Waiting
+from diloco.managed.waiting import MemberLost, Waiting
 from diloco.rendezvous import manager_keys
 from diloco.rendezvous.manager_records import StateManifest
 from diloco.rendezvous.records import Identity
@@ -37,13 +38,16 @@ def send(store: Store, n: int, rank: int, state: Any, *, step: int, writer: Iden
     store.put(f"{key}.json", manifest.to_bytes())
 
 
-def receive(store: Store, n: int, rank: int, wait: Waiting) -> Any:
-    """The healing state of round ``n``. Raises :class:`TimeoutError`."""
+def receive(store: Store, n: int, rank: int, wait: Waiting, *, why_lost: Callable[[], str]) -> Any:
+    """The healing state of round ``n``. ``why_lost`` says why it will not come, or ''. Raises
+    :class:`~diloco.managed.waiting.MemberLost`, :class:`TimeoutError`."""
     key = f"{manager_keys.heal_state(n, rank)}.json"
     while True:
         try:
             return _read(store, key)
         except MissingKey:
+            if why := why_lost():
+                raise MemberLost(f"the member to heal from {why}") from None
             if not wait.pause():
                 raise TimeoutError(
                     f"expected a state to heal from within {wait.waited_s:.1f} s, found none"

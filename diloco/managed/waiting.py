@@ -13,6 +13,10 @@ class ShutDown(RuntimeError):
     """The Manager was shut down while something waited."""
 
 
+class MemberLost(RuntimeError):
+    """A member of the round will not send what the others wait for."""
+
+
 class Waiting:
     """One wait. ``stop`` ends it early, at its next pause."""
 

@@ -1,0 +1,251 @@
+"""Managers that come late, die and come back: whose state they take, and from where."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diloco.errors import ReplicaError
+from diloco.managed import states
+from diloco.managed.session import Asking
+from diloco.manager import Manager
+from diloco.rendezvous import manager_keys
+from tests.diloco.manager_world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+class Trainee:
+    """A weight that every committed step lowers by the mean gradient, under a Manager."""
+
+    def __init__(self, world: World, replica: int, weight: float, **keywords: Any) -> None:
+        self.weight = torch.tensor([weight])
+        self.loads = 0
+        self.manager: Manager = world.make(
+            replica, load_state_dict=self.load, state_dict=self.save, **keywords
+        )
+
+    def save(self) -> dict[str, Any]:
+        return {"weight": self.weight, "group": {"betas": (0.9, 0.95), 0: None}}
+
+    def load(self, state: dict[str, Any]) -> None:
+        assert state["group"] == {"betas": (0.9, 0.95), 0: None}
+        self.weight.copy_(state["weight"])
+        self.loads += 1
+
+    def step(self, gradient: float, **how: Any) -> bool:
+        self.manager.start_quorum(**how)
+        mean = torch.tensor([gradient])
+        self.manager.allreduce(mean).wait()
+        self.mean = mean.item()
+        if committed := self.manager.should_commit():
+            self.weight -= mean
+        return committed
+
+    @property
+    def state(self) -> tuple[int, float]:
+        return self.manager.current_step(), self.weight.item()
+
+
+def both(world: World, first: Callable[[], Any], second: Callable[[], Any]) -> list[Any]:
+    return world.together(first, second)
+
+
+@pytest.mark.parametrize("use_async_quorum", [False, True])
+def test_all_begin_with_the_first_ones_weights(world: World, use_async_quorum: bool) -> None:
+    options = {"min_replica_size": 2, "use_async_quorum": use_async_quorum}
+    a = Trainee(world, 0, 10.0, **options)
+    b = Trainee(world, 1, 20.0, **options)
+    assert both(world, lambda: a.step(1.0), lambda: b.step(3.0)) == [True, True]
+    # A replica that heals while it computes has computed on other weights: it contributes zeros.
+    expected = 10.0 - (0.5 if use_async_quorum else 2.0)
+    assert a.state == b.state == (1, expected)
+    assert (a.loads, b.loads) == (0, 1)
+    assert both(world, lambda: a.step(1.0), lambda: b.step(3.0)) == [True, True]
+    assert a.state == b.state == (2, expected - 2.0)
+    assert (a.loads, b.loads) == (0, 1)
+
+
+def test_without_init_sync_all_keep_their_own(world: World) -> None:
+    a = Trainee(world, 0, 10.0, min_replica_size=2, init_sync=False)
+    b = Trainee(world, 1, 20.0, min_replica_size=2, init_sync=False)
+    assert both(world, lambda: a.step(1.0), lambda: b.step(3.0)) == [True, True]
+    assert (a.state, b.state) == ((1, 8.0), (1, 18.0))
+
+
+@pytest.mark.parametrize("use_async_quorum", [False, True])
+def test_a_replica_that_comes_late_takes_a_participants_state(
+    world: World, use_async_quorum: bool
+) -> None:
+    options = {"use_async_quorum": use_async_quorum}
+    a = Trainee(world, 0, 10.0, **options)
+    assert [a.step(1.0), a.step(1.0)] == [True, True]
+    b = Trainee(world, 1, 20.0, **options)
+    b_asked = threading.Event()
+
+    def go_on() -> bool:
+        b_asked.wait(10)
+        return a.step(2.0)
+
+    def come() -> bool:
+        ask = b.manager._session._ask
+
+        def asking(what: Any) -> Any:
+            join = ask(what)
+            b_asked.set()
+            return join
+
+        b.manager._session._ask = asking  # type: ignore[method-assign]
+        return b.step(4.0)
+
+    assert both(world, go_on, come) == [True, True]
+    assert b.loads == 1
+    assert a.state == b.state == (3, 8.0 - (2.0 if use_async_quorum else 3.0))
+    assert b.manager.batches_committed() == a.manager.batches_committed()
+
+
+def test_a_replica_that_is_behind_counts_for_nobody_until_it_has_healed(world: World) -> None:
+    """An asynchronous quorum of two, one of them behind: too few participate."""
+    options = {"use_async_quorum": True, "min_replica_size": 2}
+    a, b = Trainee(world, 0, 10.0, **options), Trainee(world, 1, 10.0, **options)
+    both(world, lambda: a.step(1.0), lambda: b.step(1.0))
+    b.manager.shutdown()
+    again = Trainee(world, 1, 99.0, **options)
+    assert both(world, lambda: a.step(1.0), lambda: again.step(1.0)) == [False, False]
+    assert again.state == a.state
+    assert both(world, lambda: a.step(1.0), lambda: again.step(1.0)) == [True, True]
+    assert again.state == a.state
+
+
+def test_a_state_that_cannot_travel_is_named(world: World) -> None:
+    options = {"min_replica_size": 2, "load_state_dict": lambda state: None}
+    a = world.make(0, state_dict=lambda: {"model": object()}, **options)
+    b = world.make(1, **options)
+
+    def heals() -> bool:
+        b.start_quorum()
+        return b.should_commit()
+
+    def gives() -> None:
+        try:
+            a.start_quorum()
+        finally:
+            a.shutdown()
+
+    with pytest.raises(TypeError, match=r"state\.user\.default\.model: expected plain values"):
+        world.together(gives, heals)
+
+
+def test_a_state_without_what_was_registered_is_refused(world: World) -> None:
+    a = Trainee(world, 0, 10.0, min_replica_size=2)
+    b = Trainee(world, 1, 20.0, min_replica_size=2)
+    b.manager.register_state_dict_fn("more", lambda state: None, dict)
+    assert both(world, lambda: a.step(1.0), lambda: b.step(1.0)) == [False, False]
+    error = b.manager.errored()
+    assert error is not None
+    assert isinstance(error.original_exception, ReplicaError)
+    assert "found none of ['more']" in str(error)
+
+
+def test_a_quorum_that_only_shrinks_lets_nobody_in(world: World) -> None:
+    a = Trainee(world, 0, 10.0)
+    assert a.step(1.0)
+    b = Trainee(world, 1, 20.0)
+    mode = "async_quorum=False world_size_mode=DYNAMIC min_replica_size=1 allow_heal=True"
+    asking = Asking(step=0, min_replicas=1, init_sync=True, shrink_only=False, mode=mode)
+    b.manager._session._ask(asking)
+    assert a.step(1.0, shrink_only=True)
+    assert a.manager.num_participants() == 1
+    b.manager.shutdown()
+
+
+def test_without_healing_who_is_behind_stays_behind(world: World) -> None:
+    a = Trainee(world, 0, 10.0, min_replica_size=1)
+    a.manager.load_state_dict({"step": 5, "batches_committed": 5})
+    b = Trainee(world, 1, 20.0, min_replica_size=1)
+    results = both(
+        world, lambda: a.step(1.0, allow_heal=False), lambda: b.step(3.0, allow_heal=False)
+    )
+    assert results == [True, True]
+    assert a.state == (6, 9.0)
+    assert b.state == (1, 19.0)  # the mean is that of a alone
+    assert not b.manager.is_participating()
+
+
+def test_a_group_resumes_after_everyone_has_died(world: World) -> None:
+    options = {"min_replica_size": 2, "save_every": 2}
+    a, b = Trainee(world, 0, 10.0, **options), Trainee(world, 1, 20.0, **options)
+    for _ in range(3):  # the state of step 2 is saved when the third begins
+        assert both(world, lambda: a.step(1.0), lambda: b.step(1.0)) == [True, True]
+    for member in (a, b):
+        member.manager.shutdown()
+    assert states.saved_steps(world.store, ranks=[0]) == [2]
+
+    a, b = Trainee(world, 0, 0.0, **options), Trainee(world, 1, 0.0, **options)
+    assert both(world, lambda: a.step(1.0), lambda: b.step(1.0)) == [True, True]
+    assert a.state == b.state == (3, 7.0)
+    assert a.manager.batches_committed() == 6
+
+
+def test_a_manager_told_its_step_does_not_look_for_a_saved_state(world: World) -> None:
+    a = Trainee(world, 0, 10.0, save_every=1)
+    assert [a.step(1.0), a.step(1.0)] == [True, True]
+    a.manager.shutdown()
+    again = Trainee(world, 0, 50.0, save_every=0)
+    again.manager.load_state_dict({"step": 7, "batches_committed": 7})
+    assert again.step(1.0)
+    assert again.state == (8, 49.0)
+
+
+def test_the_newest_saved_states_are_kept(world: World) -> None:
+    a = Trainee(world, 0, 10.0, save_every=1)
+    for _ in range(6):
+        assert a.step(1.0)
+    assert states.saved_steps(world.store, ranks=[0]) == [4, 5]
+    keys = [info.key for info in world.store.list(manager_keys.STATES)]
+    assert len(keys) == 2 * len([4, 5])
+
+
+def test_a_group_resumes_only_from_what_all_its_ranks_have_saved(world: World) -> None:
+    writer = Trainee(world, 9, 0.0).manager._session.me
+    for step, ranks in ((2, (0, 1)), (4, (0,))):
+        for rank in ranks:
+            states.save(world.store, rank, {"at": step}, step=step, writer=writer)
+    assert states.saved_steps(world.store, ranks=[0, 1]) == [2]
+    assert states.load(world.store, 1, 2) == {"at": 2}
+
+
+def test_the_state_is_not_read_while_it_changes(world: World) -> None:
+    trainee = Trainee(world, 0, 10.0)
+    manager = trainee.manager
+    manager.disallow_state_dict_read()
+    manager.disallow_state_dict_read()
+    read: list[dict[str, Any]] = []
+    reader = threading.Thread(target=lambda: read.append(manager._manager_state_dict()))
+    reader.start()
+    trainee.weight += 1.0
+    assert not read
+    manager.allow_state_dict_read()
+    manager.allow_state_dict_read()
+    reader.join(10)
+    counts = {"step": 0, "batches_committed": 0}
+    assert read[0]["torchft"] == counts
+    weight: Tensor = read[0]["user"]["default"]["weight"]
+    assert weight.item() == 11.0
+
+
+def test_a_state_key_is_registered_once(world: World) -> None:
+    manager = world.make(0)
+    with pytest.raises(ValueError, match="expected a new one, found 'default' again"):
+        manager.register_state_dict_fn("default", lambda state: None, dict)
