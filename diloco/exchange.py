@@ -116,7 +116,7 @@ class Exchange:
     """One process's side of every round.
 
     ``check`` is called while waiting and raises to leave (stop, fence). ``on_wait`` is told, for
-    people, what is being waited for. ``first`` is this process's place among those that would look
+    people, what is being waited for. ``place`` is this process's place among those that would look
     whether a round can be planned: the first does so at once, the others later.
     """
 
@@ -201,7 +201,9 @@ class Exchange:
         )
         data = record.to_bytes()
         timings.time("upload", lambda: self._store.put(keys.contribution_record(*where), data))
-        return Sent(record=record, own=Own(digest=packing.digest, vector=vector))
+        return Sent(
+            record=record, own=Own(identity=self._identity, digest=packing.digest, vector=vector)
+        )
 
     def replay(self, commit: Commit) -> Merged | None:
         """The merged mean of a round that was committed without this replica; None if void.

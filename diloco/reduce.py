@@ -32,7 +32,7 @@ from diloco.rendezvous.geometry import (
     part_spans,
     shard_spans,
 )
-from diloco.rendezvous.records import Commit, Plan, PlannedContribution
+from diloco.rendezvous.records import Commit, Identity, Plan, PlannedContribution
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import MissingKey, Store
 from diloco.rendezvous.transfer import Range, read_parts
@@ -41,6 +41,9 @@ from diloco.wire import SLICE, BadPayload, decode_body, decode_part, overlaps, r
 
 IN_FLIGHT = 6
 """Ranged reads ahead of the one that is being summed."""
+
+SMALLEST_NORM = 1e-30
+"""Shorter vectors have no direction: a weight divided by their length may be beyond float32."""
 
 
 class CannotReduce(Exception):
@@ -64,10 +67,16 @@ class Merged:
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    """What this replica contributed: the digest of its payload and the vector it encoded."""
+    """What this replica contributed: who it is, the digest of its payload and the vector it
+    encoded. A plan's line is this one only if both agree: whoever writes a digest may copy it."""
 
+    identity: Identity
     digest: str
     vector: Tensor
+
+    def made(self, planned: PlannedContribution) -> bool:
+        who = Identity(replica=planned.replica, incarnation=planned.incarnation)
+        return (who, planned.digest) == (self.identity, self.digest)
 
 
 class Meter:
@@ -236,7 +245,7 @@ class Reducer:
         numel = vector.numel()
         total = WeightedSum(vector[span.start : span.stop])
         parts = self._parts(numel, span, self._codec)
-        mine = [own is not None and own.digest == c.digest for c in plan.contributions]
+        mine = [own is not None and own.made(c) for c in plan.contributions]
         stream = read_parts(
             self._store,
             (
@@ -377,4 +386,4 @@ def _direction_weight(planned: PlannedContribution, index: int, slot: Slot) -> f
     if slot.embedding:
         return planned.weight
     norm = planned.norms[index]
-    return planned.weight / norm if norm > 0 else 0.0
+    return planned.weight / norm if norm > SMALLEST_NORM else 0.0
