@@ -52,8 +52,12 @@ from diloco.rendezvous.streaming import StreamedParts, upload_behind
 if TYPE_CHECKING:
     from obstore.store import S3Credential
 
-REQUEST_TIMEOUT_S = 300
-"""Longest one request may take, its 16 MiB included: half a megabit a second is enough."""
+PART_TIMEOUT_S = 300
+"""Longest one request may take that carries up to 16 MiB: half a megabit a second is enough."""
+RECORD_TIMEOUT_S = 60
+"""Longest a write of up to ``RECORD_BYTES``, a listing or a deletion may take. A beat that a dead
+connection swallowed must be noticed while its lease lasts."""
+RECORD_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 10
 RETRIES = 3
 RETRY_TIMEOUT_S = 20
@@ -142,6 +146,29 @@ def _credentials(session: botocore.session.Session) -> dict[str, Any]:
     return {"credential_provider": provide}
 
 
+def _client(location: S3Location, session: botocore.session.Session, *, timeout_s: float) -> S3Store:
+    endpoint = location.endpoint_url
+    return S3Store(
+        location.bucket,
+        prefix=location.prefix or None,
+        region=location.region,
+        **({"endpoint": endpoint} if endpoint else {"virtual_hosted_style_request": True}),
+        # As Amazon's own clients do it: TLS vouches for the body, else the signature.
+        unsigned_payload=endpoint is None or endpoint.startswith("https://"),
+        client_options={
+            "allow_http": endpoint is not None and endpoint.startswith("http://"),
+            "timeout": timedelta(seconds=timeout_s),
+            "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+        },
+        retry_config={
+            "max_retries": RETRIES,
+            "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S),
+            "backoff": {"max_backoff": timedelta(seconds=2)},
+        },
+        **_credentials(session),
+    )
+
+
 class ObstoreStore:
     """Objects under an ``s3://`` URI."""
 
@@ -151,36 +178,17 @@ class ObstoreStore:
         global _runtime_pid
         self.uri = uri.rstrip("/")
         location, session = s3_location(self.uri)
-        endpoint = location.endpoint_url
         try:
-            self._s3 = S3Store(
-                location.bucket,
-                prefix=location.prefix or None,
-                region=location.region,
-                **({"endpoint": endpoint} if endpoint else {"virtual_hosted_style_request": True}),
-                # As Amazon's own clients do it: TLS vouches for the body, else the signature.
-                unsigned_payload=endpoint is None or endpoint.startswith("https://"),
-                client_options={
-                    "allow_http": endpoint is not None and endpoint.startswith("http://"),
-                    "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
-                    "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
-                },
-                retry_config={
-                    "max_retries": RETRIES,
-                    "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S),
-                    "backoff": {"max_backoff": timedelta(seconds=2)},
-                },
-                **_credentials(session),
-            )
+            self._records = _client(location, session, timeout_s=RECORD_TIMEOUT_S)
+            self._parts = _client(location, session, timeout_s=PART_TIMEOUT_S)
         except (BaseError, ValueError) as error:
             raise StoreDenied(f"{uri}: {_said(error)}") from error
         _runtime_pid = os.getpid()
 
     def put(self, key: str, data: Data) -> None:
+        client = self._records if len(data) <= RECORD_BYTES else self._parts
         with _store_errors(check_key(key)):
-            obstore.put(
-                self._s3, key, data, chunk_size=PART_BYTES, max_concurrency=UPLOADS_IN_FLIGHT
-            )
+            obstore.put(client, key, data, chunk_size=PART_BYTES, max_concurrency=UPLOADS_IN_FLIGHT)
 
     def put_stream(self, key: str, make_parts: MakeParts) -> None:
         check_key(key)
@@ -196,7 +204,7 @@ class ObstoreStore:
 
         def upload(taken: Iterator[Data]) -> None:  # not here: its iterator must not use obstore
             obstore.put(
-                self._s3,
+                self._parts,
                 key,
                 taken,
                 use_multipart=True,
@@ -210,7 +218,7 @@ class ObstoreStore:
     def create(self, key: str, data: Data) -> bool:
         with _store_errors(check_key(key)):
             try:
-                obstore.put(self._s3, key, data, mode="create")
+                obstore.put(self._records, key, data, mode="create")
             except AlreadyExistsError as error:
                 if _status(error) == 409:  # S3 met another write under way: nobody won yet
                     raise StoreUnavailable(f"{key}: {_said(error)}") from error
@@ -228,7 +236,7 @@ class ObstoreStore:
 
     def _get_version(self, key: str) -> bytes:
         try:
-            answer = obstore.get(self._s3, key, options={"range": (0, PART_BYTES)})
+            answer = obstore.get(self._parts, key, options={"range": (0, PART_BYTES)})
             first = answer.bytes()
         except BaseError as error:
             if _status(error) == 416:
@@ -241,7 +249,7 @@ class ObstoreStore:
         def read(start: int) -> Any:
             end = min(size_bytes, start + PART_BYTES)
             wanted = obstore.get(
-                self._s3, key, options={"range": (start, end), "if_match": version}
+                self._parts, key, options={"range": (start, end), "if_match": version}
             )
             return wanted.bytes()
 
@@ -252,7 +260,7 @@ class ObstoreStore:
     def get_range(self, key: str, start: int, length: int) -> bytes:
         with _store_errors(check_key(key)):
             try:
-                return bytes(obstore.get_range(self._s3, key, start=start, length=length))
+                return bytes(obstore.get_range(self._parts, key, start=start, length=length))
             except BaseError as error:
                 if _status(error) == 416:
                     return b""  # S3 refuses a range that starts at or past the end
@@ -261,7 +269,7 @@ class ObstoreStore:
     def list(self, prefix: str) -> builtins.list[ObjectInfo]:
         folder = check_key(prefix.rstrip("/")) if prefix else None
         with _store_errors(prefix):
-            pages = obstore.list(self._s3, prefix=folder, chunk_size=1000)
+            pages = obstore.list(self._records, prefix=folder, chunk_size=1000)
             found = [ObjectInfo(info["path"], info["size"]) for page in pages for info in page]
         return sorted(found, key=lambda info: info.key)
 
@@ -269,7 +277,7 @@ class ObstoreStore:
         names = [check_key(key) for key in keys]
         with _store_errors(", ".join(names[:3])):
             if names:
-                obstore.delete(self._s3, names)
+                obstore.delete(self._records, names)
 
 
 def _status(error: BaseException) -> int | None:

@@ -124,6 +124,18 @@ def test_a_service_that_hangs_up_is_unavailable(
         client().get("a")
 
 
+def test_a_service_that_says_nothing_is_unavailable_in_the_time_a_beat_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and never answers
+        lead_to(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(obstore_store, "RECORD_TIMEOUT_S", 0.2)
+        store = ObstoreStore("s3://bucket/run")
+        for call in (lambda: store.put("a", b"beat"), lambda: store.list("")):
+            with pytest.raises(StoreUnavailable):
+                call()
+
+
 def test_where_nobody_listens_is_unavailable(
     client: Callable[[], Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
