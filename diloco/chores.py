@@ -15,6 +15,7 @@ from diloco.finish import checkpointer, evaluator
 from diloco.inner import Inner
 from diloco.membership import Lease
 from diloco.open_rounds import OpenRound
+from diloco.progress import OnRound, RoundProgress
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.records import Commit
 from diloco.rendezvous.settings import GroupSettings
@@ -47,6 +48,7 @@ class Chores:
         may_create: Callable[[], bool],
     ) -> None:
         self.last_evaluation: Evaluation | None = None
+        self.on_round: OnRound | None = None
         self.tokens_before = 0
         """Trained by earlier processes of this replica."""
         self._identity = lease.identity
@@ -177,3 +179,16 @@ class Chores:
             )
         )
         log.info("round %d: %s, %d contributors", opened.round, outcome, len(commit.contributors))
+        if self.on_round is not None:
+            self.on_round(
+                RoundProgress(
+                    round=opened.round,
+                    total_rounds=self._settings.total_rounds,
+                    committed=commit.committed_total,
+                    contributors=len(commit.contributors),
+                    outcome=outcome,
+                    loss=commit.loss,
+                    tokens=commit.tokens_total,
+                    waited_s=blocked_s,
+                )
+            )

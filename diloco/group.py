@@ -37,6 +37,7 @@ from diloco.inner import Inner, Stateful
 from diloco.layout import Layout
 from diloco.loop import RoundLoop
 from diloco.membership import Lease, claim_incarnation
+from diloco.progress import OnRound, on_round_of
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock, SystemClock
 from diloco.rendezvous.document import GroupDocument
@@ -73,6 +74,7 @@ def join(
     heartbeat_interval_s: float | None = None,
     telemetry_interval_s: float = 2.0,
     stateful: Mapping[str, Stateful] | None = None,
+    progress: bool | OnRound = False,
     store: Store | None = None,
     clock: Clock | None = None,
 ) -> Group:
@@ -84,8 +86,9 @@ def join(
     ``replica`` is the identity in the run, by default the environment's ``REPLICA_RANK``.
     ``evaluate`` is called with the global weights in the model, on the replica whose turn it is.
     ``config`` goes beside the final weights. ``stateful`` (data loader, scheduler, ...) is saved
-    with the inner optimizer and restored when the same replica number is launched again. On return
-    the model holds the group's global weights.
+    with the inner optimizer and restored when the same replica number is launched again.
+    ``progress`` True prints a line after each round; a function is called with a
+    :class:`~diloco.progress.RoundProgress`. On return the model holds the group's global weights.
 
     Raises :class:`~diloco.errors.ReplicaError` (no such group, another model),
     :class:`~diloco.rendezvous.document.ProtocolMismatch`,
@@ -103,6 +106,7 @@ def join(
         "heartbeat_interval_s": heartbeat_interval_s,
         "telemetry_interval_s": telemetry_interval_s,
         "stateful": stateful,
+        "on_round": on_round_of(progress),
         "clock": clock,
     }
     if many_ranks():
@@ -129,6 +133,7 @@ class Group:
         heartbeat_interval_s: float | None,
         telemetry_interval_s: float,
         stateful: Mapping[str, Stateful] | None,
+        on_round: OnRound | None,
         clock: Clock | None,
     ) -> None:
         self._clock: Clock = clock or SystemClock()
@@ -172,6 +177,7 @@ class Group:
             clock=self._clock,
             check=self._check,
         )
+        self._loop.chores.on_round = on_round
         self._tokens_seen = 0
         self._leave = threading.Event()
         self.done = False
