@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from diloco.allreduce import ObjectStoreAllReduce
     from diloco.group import Group, join
     from diloco.init import create_group
+    from diloco.manager import Manager, WorldSizeMode
+    from diloco.outer_loop import MockManager, make_diloco_outer_loop
     from diloco.rendezvous.document import GroupDocument
     from diloco.rendezvous.settings import GroupSettings
 
@@ -21,8 +23,12 @@ __version__ = "0.1.0"
 _HOME = {
     "Group": "diloco.group",
     "ObjectStoreAllReduce": "diloco.allreduce",
+    "Manager": "diloco.manager",
+    "MockManager": "diloco.outer_loop",
+    "WorldSizeMode": "diloco.manager",
     "join": "diloco.group",
     "create_group": "diloco.init",
+    "make_diloco_outer_loop": "diloco.outer_loop",
     "GroupDocument": "diloco.rendezvous.document",
     "GroupSettings": "diloco.rendezvous.settings",
 }
@@ -31,9 +37,13 @@ __all__ = [
     "Group",
     "GroupDocument",
     "GroupSettings",
+    "Manager",
+    "MockManager",
     "ObjectStoreAllReduce",
+    "WorldSizeMode",
     "create_group",
     "join",
+    "make_diloco_outer_loop",
 ]
 
 

@@ -105,8 +105,9 @@ class ObjectStoreAllReduce:
         self._round_id = _checked("round_id", "default" if round_id is None else str(round_id))
         self._clock: Clock = clock or SystemClock()
         rng = random.Random(secrets.randbits(64))
+        self.store = store or open_store(uri)
         self._store = RetryingStore(
-            store or open_store(uri), clock=self._clock, rng=rng, deadline_s=min(RETRY_S, timeout_s)
+            self.store, clock=self._clock, rng=rng, deadline_s=min(RETRY_S, timeout_s)
         )
         self._group = ""
         self._calls = 0
