@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -23,15 +24,17 @@ import torch
 
 from diloco.checkpoint import read_final
 from diloco.codecs import get_codec
+from diloco.fragments import Slot
 from diloco.init import create_group
 from diloco.layout import Layout
-from diloco.outer import OuterOptimizer, digest, l2_norm, merge
+from diloco.outer import OuterOptimizer, WeightedSum, digest, l2_norm
+from diloco.rendezvous.clock import SystemClock
 from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import LocalStore
 from diloco.rendezvous.telemetry import Segment
 from diloco.rendezvous.workload import ByteGPTWorkload
-from diloco.wire import PayloadInfo, pack, unpack
+from diloco.wire import Packing, PayloadInfo
 from diloco.workloads import load_workload
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,45 +85,41 @@ def inner_steps(size: str) -> None:
 def weights(model: torch.nn.Module) -> None:
     layout = Layout(model)
     size = 4 * layout.numel
-    layout.read()
-    pinned = seconds(layout.read)
-    layout._buffer = torch.empty(layout.numel)
-    pageable = seconds(layout.read)
-    layout._buffer = None
-    vector = layout.read().clone()
-    print(f"weights GPU -> host, {size / 1e6:.0f} MB: pinned {size / pinned / 1e9:.1f} GB/s, "
-          f"pageable {size / pageable / 1e9:.1f} GB/s")  # fmt: skip
-    write = seconds(lambda: layout.write(vector))
-    print(f"weights host -> GPU: {size / write / 1e9:.1f} GB/s")
-    codecs(vector)
+    read_s = seconds(layout.read)
+    vector = layout.read()
+    assert vector.is_pinned()
+    pageable = torch.empty(layout.numel)
+    on_gpu = vector.cuda()
+    pageable_s = seconds(lambda: pageable.copy_(on_gpu))
+    print(f"weights GPU -> host, {size / 1e6:.0f} MB: {size / read_s / 1e9:.1f} GB/s, pinning "
+          f"included; one pageable copy {size / pageable_s / 1e9:.1f} GB/s")  # fmt: skip
+    write_s = seconds(lambda: layout.write(vector))
+    print(f"weights host -> GPU: {size / write_s / 1e9:.1f} GB/s")
+    codecs(vector.clone(), layout.slots)
 
 
-def codecs(vector: torch.Tensor) -> None:
-    size = 4 * vector.numel()
-    for name in ("fp32", "bf16"):
+def codecs(vector: torch.Tensor, slots: Sequence[Slot]) -> None:
+    size, clock = 4 * vector.numel(), SystemClock()
+    on_gpu = vector.cuda()
+    for name in ("fp32", "bf16", "int8", "e3m0", "topk"):
         codec = get_codec(name)
         info = PayloadInfo(
             round=1, fragment=0, replica=0, incarnation="00001-00000000", codec=name,
             numel=vector.numel(),
         )  # fmt: skip
-        on_gpu = vector.cuda()
         cpu_s = seconds(lambda codec=codec: codec.encode(vector))
-        gpu_s = seconds(lambda codec=codec, on_gpu=on_gpu: codec.encode(on_gpu))
-        body = codec.encode(vector)
-        assert torch.equal(codec.encode(on_gpu).cpu(), body), "the GPU encodes the same bits"
-        payload = pack(info, body)
-        pack_s = seconds(lambda info=info, body=body: pack(info, body))
-        unpack_s = seconds(
-            lambda info=info, payload=payload: unpack(payload.data, info, digest=payload.digest)
-        )
+        gpu_s = seconds(lambda codec=codec: codec.encode(on_gpu))
+        same = torch.equal(codec.encode(on_gpu).cpu(), codec.encode(vector))
+        packing = Packing(info, vector, codec, slots, clock=clock)
+        pack_s = seconds(lambda packing=packing: deque(packing.parts(), maxlen=0))
         print(f"codec {name}: encode CPU {size / cpu_s / 1e9:.1f} GB/s, GPU "
-              f"{size / gpu_s / 1e9:.0f} GB/s; pack {size / pack_s / 1e9:.2f}, unpack "
-              f"{size / unpack_s / 1e9:.2f} GB/s of fp32")  # fmt: skip
+              f"{size / gpu_s / 1e9:.0f} GB/s, {'the same' if same else 'OTHER'} bits; packed on "
+              f"the CPU, checksums and norms included, {size / pack_s / 1e9:.2f} GB/s")  # fmt: skip
     outer = OuterOptimizer(lr=0.7, momentum=0.9, numel=vector.numel())
-    target = vector.clone()
+    target, total = vector.clone(), WeightedSum(torch.empty(vector.numel()))
     step_s = seconds(lambda: outer.step(target, vector))
-    merge_s = seconds(lambda: merge([(0.5, vector), (0.5, vector)], numel=vector.numel()))
-    print(f"outer step {step_s * 1e3:.0f} ms, merge of two {merge_s * 1e3:.0f} ms, "
+    sum_s = seconds(lambda: [total.add(0, vector, 0.5) for _ in range(2)])
+    print(f"outer step {step_s * 1e3:.0f} ms, sum of two {sum_s * 1e3:.0f} ms, "
           f"norm {seconds(lambda: l2_norm(vector)) * 1e3:.0f} ms, "
           f"digest {seconds(lambda: digest(vector)) * 1e3:.0f} ms")  # fmt: skip
 

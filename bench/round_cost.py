@@ -5,7 +5,8 @@ move the same 144 tensors (2.8M fp32 parameters) over the same store. The baseli
 per tensor, one tensor after the other, and looks for the peers' objects once a second; it is
 measured once, for all sizes at the same time, because it mostly sleeps. Ours is the median of
 ``--rounds`` rounds after one that opens connections, from when the first replica begins to when the
-last one has the mean.
+last one has the mean. *Raw* puts and gets the bytes of the plan and does nothing else: what this
+store and these cores allow at that moment.
 
 Usage: python bench/round_cost.py [--store s3|file|URI ...] [--replicas 2 4 8]
        [--plan auto gather sharded syncer] [--codec C] [--rounds 5] [--baseline]
@@ -30,6 +31,8 @@ import torch
 from bench.support import textbook
 from bench.support.exchanging import SYNCER_NUMBER, BareMember, bare_settings
 from bench.support.processes import in_processes, meet, phase_medians, somewhere
+from diloco.reduce import IN_FLIGHT
+from diloco.rendezvous.plan_cost import RoundCost, round_cost
 from diloco.rendezvous.store import MeteredStore, open_store
 
 TENSORS = 144
@@ -47,6 +50,7 @@ class Sync:
     end: float
     phases: dict[str, float]
     requests: int
+    cpu_s: float
 
 
 def replica(number: int, uri: str, replicas: int, plan: str, codec: str, rounds: int) -> list[Sync]:
@@ -60,11 +64,12 @@ def replica(number: int, uri: str, replicas: int, plan: str, codec: str, rounds:
     found = []
     for round in range(1, rounds + 2):
         meet()
-        before, begin = store.usage.requests, time.monotonic()
+        before, cpu_s, begin = store.usage.requests, time.process_time(), time.monotonic()
         settled, timings = member.round(round, vector)
         end = time.monotonic()
         requests = store.usage.requests - before
-        found.append(Sync(settled.plan.mode, begin, end, timings.seconds, requests))
+        cpu_s = time.process_time() - cpu_s
+        found.append(Sync(settled.plan.mode, begin, end, timings.seconds, requests, cpu_s))
     return found[1:]
 
 
@@ -74,6 +79,7 @@ class Row:
     replicas: int
     seconds: list[float]
     requests: float = 0.0
+    cpu_s: float = 0.0
     phases: dict[str, float] | None = None
 
     @property
@@ -95,8 +101,38 @@ def ours(uri: str, replicas: int, plan: str, codec: str, rounds: int) -> Row:
         replicas=replicas,
         seconds=[max(s.end for s in one) - min(s.begin for s in one) for one in together],
         requests=statistics.mean(sync.requests for sync in everyone),
+        cpu_s=statistics.median(sync.cpu_s for sync in everyone),
         phases=phase_medians([sync.phases for sync in everyone]),
     )
+
+
+def raw_replica(
+    number: int, uri: str, cost: RoundCost, replicas: int, rounds: int
+) -> list[tuple[float, float]]:
+    """Each round one object up and the peers' down, in as many requests as there are peers."""
+    store = open_store(uri)
+    found = []
+    for round in range(rounds + 1):
+        meet()
+        begin = time.monotonic()
+        store.put(f"{round}/{number}", bytes(cost.up))
+        meet()
+        with ThreadPoolExecutor(IN_FLIGHT) as pool:
+            wanted = [f"{round}/{peer}" for peer in range(replicas) if peer != number]
+            share = cost.down // len(wanted)
+            list(pool.map(lambda key, size=share: len(store.get_range(key, 0, size)), wanted))
+        found.append((begin, time.monotonic()))
+    return found[1:]
+
+
+def raw(uri: str, replicas: int, plan: str, codec: str, rounds: int) -> Row:
+    """The same bytes as a round of the plan, and nothing else: what the store allows here."""
+    cost = round_cost(numel=NUMEL, codec=codec, replicas=replicas, mode=plan)
+    where = f"{uri.rstrip('/')}/{uuid.uuid4().hex}"
+    each = [(number, where, cost, replicas, rounds) for number in range(replicas)]
+    together = list(zip(*in_processes(raw_replica, each), strict=True))
+    spans = [max(e for _, e in one) - min(b for b, _ in one) for one in together]
+    return Row(f"raw, bytes of {plan}", replicas, spans)
 
 
 def baselines(uri: str, sizes: Sequence[int]) -> list[Row]:
@@ -116,8 +152,8 @@ def show(row: Row, slow: Row | None) -> None:
     spread = f" ({low:.3f} to {high:.3f})" if len(row.seconds) > 1 else ""
     phases = [f"{(row.phases or {}).get(p, 0.0):.3f}" if row.phases else "" for p in PHASES]
     faster = f"**{slow.median_s / row.median_s:.0f} x**" if slow else ""
-    requests = f"{row.requests:.1f}" if row.requests else ""
-    cells = [row.name, str(row.replicas), f"{row.median_s:.3f}{spread}", *phases, requests, faster]
+    counts = [f"{row.cpu_s:.3f}", f"{row.requests:.1f}"] if row.requests else ["", ""]
+    cells = [row.name, str(row.replicas), f"{row.median_s:.3f}{spread}", *phases, *counts, faster]
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
@@ -133,13 +169,15 @@ def main() -> int:
     for kind in given.store:
         with somewhere(kind) as uri:
             print(f"\n{TENSORS} tensors, {NUMEL:,} parameters, {given.codec}, store {uri}\n")
-            print(f"| plan | N | seconds | {' | '.join(PHASES)} | requests | faster |")
-            print(f"| --- | ---: | --- | {'---: | ' * (len(PHASES) + 2)}")
+            print(f"| plan | N | seconds | {' | '.join(PHASES)} | CPU s each | requests | faster |")
+            print(f"| --- | ---: | --- | {'---: | ' * (len(PHASES) + 3)}")
             slow = baselines(uri, given.replicas) if given.baseline else []
             for row in slow:
                 show(row, None)
             for plan in given.plan:
                 for replicas in given.replicas:
+                    if plan in ("gather", "sharded"):
+                        show(raw(uri, replicas, plan, given.codec, given.rounds), None)
                     row = ours(uri, replicas, plan, given.codec, given.rounds)
                     show(row, next((s for s in slow if s.replicas == replicas), None))
     return 0
