@@ -14,7 +14,7 @@ from diloco.rendezvous import keys
 from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.settings import GroupSettings, SettingsError, setting_fields
 from diloco.rendezvous.store import StoreError, open_store
-from diloco.rendezvous.workload import ByteGPTWorkload
+from diloco.rendezvous.workload import WORKLOADS, ByteGPTWorkload
 
 
 def create_group(
@@ -41,12 +41,28 @@ def create_group(
     return document
 
 
+def _workload(arguments: argparse.Namespace) -> Mapping[str, Any] | None:
+    """What replicas train, checked; None if they bring it themselves."""
+    if arguments.own_loop:
+        return None
+    if arguments.workload is None:
+        return ByteGPTWorkload(size=arguments.size, data=arguments.data).to_dict()
+    values = json.loads(arguments.workload.read_text())
+    if not isinstance(values, dict) or values.get("kind") not in WORKLOADS:
+        expected = ", ".join(WORKLOADS)
+        raise SettingsError(
+            "workload", f"expected an object of a kind {expected}, found {values!r}"
+        )
+    return WORKLOADS[values["kind"]].from_dict(values).to_dict()
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m diloco.init", description=__doc__)
     parser.add_argument("uri", help="rendezvous URI, e.g. s3://bucket/run or a folder")
     parser.add_argument("--settings", type=Path, help="JSON file with group settings to change")
     parser.add_argument("--size", default="demo", help="size of the byte-level GPT")
     parser.add_argument("--data", default="stdlib", help="'stdlib' or a URI of text files")
+    parser.add_argument("--workload", type=Path, help="JSON file that describes another workload")
     parser.add_argument(
         "--own-loop",
         action="store_true",
@@ -64,11 +80,11 @@ def main(argv: list[str] | None = None) -> int:
         for spec in setting_fields():
             if getattr(arguments, spec.name) is not None:
                 chosen[spec.name] = getattr(arguments, spec.name)
-        built_in = ByteGPTWorkload(size=arguments.size, data=arguments.data)
+        workload = _workload(arguments)
         document = create_group(
             arguments.uri,
             GroupSettings.from_dict(GroupSettings().to_dict() | chosen),
-            workload=None if arguments.own_loop else built_in.to_dict(),
+            workload=workload,
             name=arguments.name,
         )
     except (SettingsError, StoreError, OSError, ValueError) as error:

@@ -266,7 +266,8 @@ def follow(scheduler: Any, step: int) -> None:
 
 def _shifts_labels(model: nn.Module) -> bool:
     """Whether the model's loss predicts label t + 1 at t, by the Trainer's own rule."""
-    inside: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's
+    base = getattr(model, "get_base_model", None)  # PEFT's
+    inside = base() if callable(base) else model
     if getattr(getattr(inside, "config", None), "is_encoder_decoder", False):
         return False
     return LOSS_MAPPING.get(getattr(inside, "loss_type", None)) is ForCausalLMLoss
@@ -288,7 +289,8 @@ def _check(args: TrainingArguments) -> None:
 
 def _config(model: nn.Module) -> dict[str, Any]:
     """``config.json`` of the result, such that ``from_pretrained`` understands it."""
-    inside: Any = bare(model)
-    if not hasattr(inside, "config"):
+    inside = bare(model)
+    describe = getattr(getattr(inside, "config", None), "to_dict", None)
+    if not callable(describe):
         return {}
-    return {**inside.config.to_dict(), "architectures": [type(inside).__name__]}
+    return {**describe(), "architectures": [type(inside).__name__]}

@@ -1,15 +1,16 @@
 """Torch-free description of what is trained, shared by the form, the planner and the replica.
 
-A workload document is the ``workload`` object of ``group.json``. The built-in one is the
-byte-level GPT; its sizes and parameter counts are here so that a page can show them without torch.
+A workload document is the ``workload`` object of ``group.json``; its ``kind`` says which class here
+describes it. The built-in one is the byte-level GPT; its sizes and parameter counts are here so
+that a page can show them without torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from diloco.rendezvous.settings import SettingsError
 
@@ -87,3 +88,99 @@ class ByteGPTWorkload:
             return cls(**body)
         except TypeError as error:
             raise SettingsError("workload", str(error)) from None
+
+
+BYTES = "bytes"
+"""Tokenizer: every byte is a token."""
+
+DATA_FORMATS = ("auto", "text", "json", "parquet", "csv", "dataset")
+"""``auto`` goes by the files' names; a name that is no file or URI is a data set of the hub."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceWorkload:
+    """A causal language model of the Transformers library, on text.
+
+    Exactly one of ``model`` (a checkpoint's directory or a name on the hub, with ``revision``) and
+    ``config`` (``config.json`` as an object; the weights come from the group's seed).
+
+    ``tokenizer`` is a directory, a name on the hub or :data:`BYTES`; left out, it is the model's
+    own, and bytes for a ``config``. ``data`` is :data:`STDLIB`, an fsspec URI of files (a folder or
+    a glob too) or a data set's name on the hub, of which ``data_config`` and ``data_split`` choose
+    a part. ``text_column`` is where text is found in rows. ``documents`` takes only so many from
+    the start; 0 takes all. ``context`` and ``eval_tokens`` are in tokens.
+    """
+
+    model: str = ""
+    revision: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: str = ""
+    context: int = 256
+    data: str = STDLIB
+    data_format: str = "auto"
+    data_config: str = ""
+    data_split: str = "train"
+    text_column: str = "text"
+    documents: int = 0
+    eval_tokens: int = 65_536
+
+    kind = "huggingface"
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):
+            value = getattr(self, spec.name)
+            if spec.name == "config":
+                if not isinstance(value, Mapping):
+                    raise SettingsError("config", f"expected an object, found {value!r}")
+            elif not isinstance(value, type(spec.default)) or isinstance(value, bool):
+                kind = "text" if isinstance(spec.default, str) else "a whole number"
+                raise SettingsError(spec.name, f"expected {kind}, found {value!r}")
+        if bool(self.model) == bool(self.config):
+            found = "both" if self.model else "neither"
+            raise SettingsError("model", f"expected either 'model' or 'config', found {found}")
+        if self.config and not isinstance(self.config.get("model_type"), str):
+            found = repr(self.config.get("model_type"))
+            raise SettingsError(
+                "config", f"expected a 'model_type', such as 'llama', found {found}"
+            )
+        if self.revision and not self.model:
+            raise SettingsError("revision", f"expected one of a 'model', found {self.revision!r}")
+        if not self.data.strip():
+            raise SettingsError(
+                "data", f"expected {STDLIB!r}, a URI or a name, found {self.data!r}"
+            )
+        if self.data_format not in DATA_FORMATS:
+            expected = ", ".join(DATA_FORMATS)
+            raise SettingsError(
+                "data_format", f"expected one of {expected}, found {self.data_format!r}"
+            )
+        for name, least in (("context", 1), ("eval_tokens", 1), ("documents", 0)):
+            if getattr(self, name) < least:
+                raise SettingsError(
+                    name, f"expected {least} or more, found {getattr(self, name)!r}"
+                )
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.tokenizer or self.model or BYTES
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        body = dict(values)
+        kind = body.pop("kind", None)
+        if kind != cls.kind:
+            raise SettingsError("kind", f"expected {cls.kind!r}, found {kind!r}")
+        try:
+            return cls(**body)
+        except TypeError as error:
+            raise SettingsError("workload", str(error)) from None
+
+
+WORKLOADS: dict[str, type[ByteGPTWorkload] | type[HuggingFaceWorkload]] = {
+    ByteGPTWorkload.kind: ByteGPTWorkload,
+    HuggingFaceWorkload.kind: HuggingFaceWorkload,
+}
+"""By kind."""

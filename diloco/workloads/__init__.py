@@ -6,7 +6,7 @@ import torch
 
 from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.settings import SettingsError
-from diloco.rendezvous.workload import ByteGPTWorkload
+from diloco.rendezvous.workload import ByteGPTWorkload, HuggingFaceWorkload
 from diloco.workloads.base import HeldOutLoss, Workload
 from diloco.workloads.byte_gpt import ByteGPTTraining
 from diloco.workloads.text import load_corpus
@@ -20,21 +20,34 @@ def load_workload(document: GroupDocument, *, replica: int, device: torch.device
     :class:`SettingsError` where the document or its data is not as it should be; ``ValueError`` for
     a replica number that has no shard.
     """
-    kind = document.workload.get("kind")
-    if kind != ByteGPTWorkload.kind:
-        raise SettingsError("workload", f"expected kind {ByteGPTWorkload.kind!r}, found {kind!r}")
-    workload = ByteGPTWorkload.from_dict(document.workload)
     settings = document.settings
     if not 0 <= replica < settings.max_replicas:
         raise ValueError(
             f"expected a replica number from 0 to {settings.max_replicas - 1}, one for each data "
             f"shard, found {replica}"
         )
-    corpus = load_corpus(
-        workload.data,
-        shard=replica,
-        shards=settings.max_replicas,
-        context=workload.shape.context,
-        eval_bytes=workload.eval_bytes,
-    )
-    return ByteGPTTraining(workload, settings, corpus, replica=replica, device=torch.device(device))
+    device = torch.device(device)
+    kind = document.workload.get("kind")
+    if kind == ByteGPTWorkload.kind:
+        workload = ByteGPTWorkload.from_dict(document.workload)
+        corpus = load_corpus(
+            workload.data,
+            shard=replica,
+            shards=settings.max_replicas,
+            context=workload.shape.context,
+            eval_bytes=workload.eval_bytes,
+        )
+        return ByteGPTTraining(workload, settings, corpus, replica=replica, device=device)
+    if kind == HuggingFaceWorkload.kind:
+        described = HuggingFaceWorkload.from_dict(document.workload)
+        try:
+            from diloco.workloads.huggingface import load_training
+        except ModuleNotFoundError as error:
+            raise SettingsError(
+                "workload",
+                f"expected {error.name} for kind {kind!r}, found none; "
+                "pip install 'archipelago[transformers]'",
+            ) from None
+        return load_training(described, settings, replica=replica, device=device)
+    expected = f"{ByteGPTWorkload.kind!r} or {HuggingFaceWorkload.kind!r}"
+    raise SettingsError("workload", f"expected kind {expected}, found {kind!r}")

@@ -15,6 +15,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -67,6 +69,20 @@ class Workload(Protocol):
     ) -> bytes:
         """``n`` bytes that go on from ``prompt``, which is not repeated."""
         ...
+
+
+def random_starts(
+    settings: GroupSettings, *, replica: int, step: int, positions: int
+) -> npt.NDArray[np.int64]:
+    """Where the windows of a batch begin: (batch_size,) int64, each from 0 to ``positions`` - 1.
+
+    The randomness is Philox's raw output under the key (seed, replica) at counter ``step``, which
+    no version of NumPy changes.
+    """
+    key = np.array([settings.seed, replica], np.uint64)
+    counter = np.array([0, step, 0, 0], np.uint64)
+    random = np.random.Philox(key=key, counter=counter).random_raw(settings.batch_size)
+    return (random % np.uint64(positions)).astype(np.int64)
 
 
 def warmup_cosine(step: int, settings: GroupSettings) -> float:

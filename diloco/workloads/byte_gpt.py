@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.workload import VOCABULARY, ByteGPTWorkload, GPTSize
-from diloco.workloads.base import HeldOutLoss, adamw, warmup_cosine
+from diloco.workloads.base import HeldOutLoss, adamw, random_starts, warmup_cosine
 from diloco.workloads.text import Corpus
 
 _ROTARY_BASE = 10_000.0
@@ -154,12 +154,11 @@ class ByteGPTTraining:
         return warmup_cosine(step, self._settings)
 
     def train_batch(self, step: int) -> Tensor:
-        """Random windows of the shard. The randomness is Philox's raw output under the key (seed,
-        replica) at counter ``step``, which no version of NumPy changes."""
-        key = np.array([self._settings.seed, self._replica], np.uint64)
-        counter = np.array([0, step, 0, 0], np.uint64)
-        random = np.random.Philox(key=key, counter=counter).random_raw(self._settings.batch_size)
-        starts = (random % np.uint64(len(self._train) - len(self._window) + 1)).astype(np.int64)
+        """Random windows of the shard."""
+        positions = len(self._train) - len(self._window) + 1
+        starts = random_starts(
+            self._settings, replica=self._replica, step=step, positions=positions
+        )
         windows = torch.from_numpy(self._train[starts[:, None] + self._window])
         return self._to_device(windows)
 

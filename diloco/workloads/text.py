@@ -72,7 +72,7 @@ class _Extent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _File:
+class TextFile:
     path: str
     name: str
     size: int
@@ -92,14 +92,7 @@ def load_corpus(source: str, *, shard: int, shards: int, context: int, eval_byte
     Every process that sees the same files gets the same windows, and shards that never overlap.
     """
     assert 0 <= shard < shards, (shard, shards)
-    try:
-        fs, files = _stdlib_files() if source == STDLIB else _uri_files(source)
-    except SettingsError:
-        raise
-    except Exception as error:  # fsspec raises whatever the backend's client raises
-        raise _unreadable(source, error) from error
-    if not files:
-        raise SettingsError("data", f"expected text at {source!r}, found no file that is not empty")
+    fs, files = find_files(source)
     train_part, held_out_part = _split(files)
     train, held_out = _Text(source, fs, train_part), _Text(source, fs, held_out_part)
     text_bytes = sum(file.size for file in files)
@@ -113,14 +106,27 @@ def load_corpus(source: str, *, shard: int, shards: int, context: int, eval_byte
         )
     return Corpus(
         train=train.read(_shard_spans(train.size, shard, shards)),
-        held_out=held_out.read(_window_spans(held_out.size, context, eval_bytes)).reshape(
+        held_out=held_out.read(window_spans(held_out.size, context, eval_bytes)).reshape(
             -1, context + 1
         ),
         text_bytes=text_bytes,
     )
 
 
-def _stdlib_files() -> tuple[Any, list[_File]]:
+def find_files(source: str) -> tuple[Any, list[TextFile]]:
+    """The file system of ``source`` and its files that are not empty, by name; at least one."""
+    try:
+        fs, files = _stdlib_files() if source == STDLIB else _uri_files(source)
+    except SettingsError:
+        raise
+    except Exception as error:  # fsspec raises whatever the backend's client raises
+        raise unreadable(source, error) from error
+    if not files:
+        raise SettingsError("data", f"expected text at {source!r}, found no file that is not empty")
+    return fs, files
+
+
+def _stdlib_files() -> tuple[Any, list[TextFile]]:
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = _NOT_SOURCE | _GENERATED
     files = []
@@ -131,7 +137,7 @@ def _stdlib_files() -> tuple[Any, list[_File]]:
                 path = Path(folder, name)
                 size = path.stat().st_size
                 relative = path.relative_to(root).as_posix()
-                files.append(_File(path=str(path), name=relative, size=size))
+                files.append(TextFile(path=str(path), name=relative, size=size))
     if not files:
         raise SettingsError(
             "data", f"expected the standard library's source text in {root}, found no .py file"
@@ -139,7 +145,7 @@ def _stdlib_files() -> tuple[Any, list[_File]]:
     return LocalFileSystem(), _in_order(files)
 
 
-def _uri_files(uri: str) -> tuple[Any, list[_File]]:
+def _uri_files(uri: str) -> tuple[Any, list[TextFile]]:
     fs, path = url_to_fs(uri, skip_instance_cache=True, use_listings_cache=False)
     path = str(path).rstrip("/")
     if any(character in path for character in "*?["):
@@ -157,7 +163,7 @@ def _uri_files(uri: str) -> tuple[Any, list[_File]]:
             continue
         if info.get("size") is None:
             raise SettingsError("data", f"expected a store that tells sizes, found none of {found}")
-        files.append(_File(path=str(found), name=name, size=int(info["size"])))
+        files.append(TextFile(path=str(found), name=name, size=int(info["size"])))
     return fs, _in_order(files)
 
 
@@ -165,11 +171,11 @@ def _is_file(info: dict[str, Any]) -> bool:
     return bool(info["type"] == "file")
 
 
-def _in_order(files: list[_File]) -> list[_File]:
+def _in_order(files: list[TextFile]) -> list[TextFile]:
     return sorted((file for file in files if file.size), key=lambda file: file.name)
 
 
-def _unreadable(source: str, error: Exception) -> SettingsError:
+def unreadable(source: str, error: Exception) -> SettingsError:
     if isinstance(error, FileNotFoundError):
         found = "nothing there"
     else:
@@ -177,7 +183,7 @@ def _unreadable(source: str, error: Exception) -> SettingsError:
     return SettingsError("data", f"expected text that can be read at {source!r}, found {found}")
 
 
-def _split(files: Sequence[_File]) -> tuple[list[_Extent], list[_Extent]]:
+def _split(files: Sequence[TextFile]) -> tuple[list[_Extent], list[_Extent]]:
     """Training and held-out extents of the text."""
     total = sum(file.size for file in files)
     held_out = sum(file.size for file in files if file.held_out)
@@ -200,7 +206,7 @@ def _shard_spans(size: int, shard: int, shards: int) -> list[tuple[int, int]]:
     return [(start, start + block) for start in starts]
 
 
-def _window_spans(size: int, context: int, eval_bytes: int) -> list[tuple[int, int]]:
+def window_spans(size: int, context: int, eval_bytes: int) -> list[tuple[int, int]]:
     """Windows of ``context + 1`` bytes, spread evenly; no byte is predicted twice."""
     windows = max(1, min(eval_bytes, size - 1) // context)
     room = size - (context + 1)
@@ -268,7 +274,7 @@ class _Text:
                     on_error="raise",
                 )
             except Exception as error:  # whatever the store's client raises
-                raise _unreadable(self._source, error) from error
+                raise unreadable(self._source, error) from error
             for request, answer in zip(batch, answers, strict=True):
                 for piece in request.pieces:
                     start = piece.start - (request.start or 0)

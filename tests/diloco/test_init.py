@@ -47,3 +47,15 @@ def test_a_wrong_setting_makes_nothing(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([str(tmp_path / "run"), "--sync-every", "0"]) == 1
     assert "sync_every: expected 1 or more, found 0" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_workload_comes_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "workload.json"
+    described = {"kind": "huggingface", "config": {"model_type": "llama"}, "context": 32}
+    file.write_text(json.dumps(described))
+    assert main([str(tmp_path / "run"), "--workload", str(file)]) == 0
+    found = document(tmp_path / "run").workload
+    assert found | described == found
+    file.write_text(json.dumps({**described, "kind": "jax"}))
+    assert main([str(tmp_path / "other"), "--workload", str(file)]) == 1
+    assert "expected an object of a kind byte_gpt, huggingface" in capsys.readouterr().err

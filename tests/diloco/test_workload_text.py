@@ -79,7 +79,7 @@ def test_shards_and_held_out_are_disjoint_and_cover_the_text(folder: Path, piece
 
 @pytest.mark.parametrize("count", [1, 2, 400])
 def test_every_byte_is_either_trained_on_or_held_out(count: int) -> None:
-    files = [text._File(path=f"/{i}", name=f"{i}", size=100 + i) for i in range(count)]
+    files = [text.TextFile(path=f"/{i}", name=f"{i}", size=100 + i) for i in range(count)]
     found = [
         (extent.path, position)
         for part in text._split(files)
@@ -106,12 +106,12 @@ def test_a_held_out_file_stays_held_out_when_files_are_added(folder: Path) -> No
 
 
 def test_evaluation_windows_are_spread_and_predict_no_byte_twice() -> None:
-    spans = text._window_spans(100_000, CONTEXT, 1600)
+    spans = text.window_spans(100_000, CONTEXT, 1600)
     assert len(spans) == 100
     assert spans[0][0] == 0
     assert spans[-1][1] == 100_000
     assert all(later[0] >= earlier[0] + CONTEXT for earlier, later in itertools.pairwise(spans))
-    short = text._window_spans(CONTEXT * 3 + 1, CONTEXT, 10**9)
+    short = text.window_spans(CONTEXT * 3 + 1, CONTEXT, 10**9)
     assert [start for start, _ in short] == [0, CONTEXT, 2 * CONTEXT]
 
 

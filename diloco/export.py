@@ -1,0 +1,154 @@
+"""``python -m diloco.export URI DIR``: the result of a run as a directory for ``from_pretrained``.
+
+Reads the final weights, or the newest checkpoint of a run that has not ended, and writes what
+Transformers' own ``save_pretrained`` writes: ``config.json``, ``model.safetensors`` and the
+tokenizer's files. ``--push-to-hub NAME`` uploads the directory with the hub's own client and its
+login (``hf auth login`` or ``HF_TOKEN``).
+
+For runs of the ``huggingface`` workload and of Transformers' Trainer; of the latter nothing says
+which tokenizer it used, which ``--tokenizer`` does. Left out: the built-in byte-level GPT, which is
+no model of Transformers (its weights lie in the rendezvous as safetensors already).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import transformers
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from diloco import parameters
+from diloco.checkpoint import get_object, load_tensors, newest_manifest, read_final
+from diloco.errors import ReplicaError
+from diloco.group import read_document
+from diloco.rendezvous.document import GroupDocument, ProtocolMismatch
+from diloco.rendezvous.store import MissingKey, Store, StoreError, open_store
+from diloco.rendezvous.workload import HuggingFaceWorkload
+from diloco.workloads.huggingface import model_config
+from diloco.workloads.tokens import Tokenizer, load_tokenizer
+
+
+def export(store: Store, folder: Path, *, tokenizer: str = "") -> str:
+    """Write the newest weights of the run into ``folder``; returns a line on what they are.
+
+    ``tokenizer`` is a directory, a name on the hub or ``bytes``, in place of the workload's own.
+    Raises :class:`ValueError` or :class:`ReplicaError` where there is nothing that fits.
+    """
+    document = read_document(store)
+    words = _tokenizer(document, tokenizer)
+    try:
+        if final := read_final(store):
+            config = json.loads(get_object(store, final.config))
+            tensors, what = (
+                load_tensors(store, final.weights),
+                f"final weights, round {final.round}",
+            )
+        elif newest := newest_manifest(store):
+            config = _described(document, words)
+            tensors, what = load_tensors(store, newest.weights), f"checkpoint, round {newest.round}"
+        else:
+            raise ValueError(
+                f"expected weights of run {document.name!r} at {store.uri}, "
+                "found neither a final nor a checkpoint yet"
+            )
+    except MissingKey as error:
+        raise ValueError(f"expected the object {error} that a manifest names, found none") from None
+    model = build(config)
+    load(model, tensors)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    if words is not None:
+        words.transformer.save_pretrained(folder)
+    return f"{document.name}: {what}, {sum(t.numel() for t in tensors.values()):,} parameters"
+
+
+def build(config: Mapping[str, Any]) -> Any:
+    """An untrained model of the class and shape that ``config.json`` describes."""
+    if "model_type" not in config:
+        raise ValueError(
+            "config.json: expected the 'model_type' of a Transformers model, found none; "
+            "only such a run can be exported"
+        )
+    settings = AutoConfig.for_model(**config)
+    (architecture,) = config.get("architectures") or [""]
+    named = getattr(transformers, architecture, None)
+    if isinstance(named, type) and issubclass(named, PreTrainedModel):
+        make: Any = named
+        return make._from_config(settings)
+    return AutoModelForCausalLM.from_config(settings)
+
+
+def load(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Set all weights. A checkpoint has what is trained, a final has buffers too."""
+    expected = {name: tuple(tensor.shape) for name, tensor in parameters.state(model)}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    buffers = {name for name, _ in model.named_buffers()}
+    for name in sorted((expected.keys() - buffers) | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise ValueError(
+                f"weights: expected {name} of shape {expected.get(name)}, found {found.get(name)}"
+            )
+    model.load_state_dict(dict(tensors), strict=False)  # tied names are there once
+
+
+def push(folder: Path, name: str, *, private: bool) -> str:
+    """Upload the directory as the model ``name``; returns where it is."""
+    api = HfApi()
+    repository = str(api.create_repo(name, private=private or None, exist_ok=True))
+    api.upload_folder(repo_id=name, folder_path=folder, commit_message="Weights of a DiLoCo run")
+    return repository
+
+
+def _tokenizer(document: GroupDocument, name: str) -> Tokenizer | None:
+    if name:
+        return load_tokenizer(name)
+    if document.workload.get("kind") != HuggingFaceWorkload.kind:
+        return None
+    workload = HuggingFaceWorkload.from_dict(document.workload)
+    return load_tokenizer(
+        workload.tokenizer_name, revision="" if workload.tokenizer else workload.revision
+    )
+
+
+def _described(document: GroupDocument, tokenizer: Tokenizer | None) -> Mapping[str, Any]:
+    if document.workload.get("kind") != HuggingFaceWorkload.kind or tokenizer is None:
+        raise ValueError(
+            f"expected final weights of run {document.name!r}, found only a checkpoint, which does "
+            "not say what model it is of"
+        )
+    workload = HuggingFaceWorkload.from_dict(document.workload)
+    config: Mapping[str, Any] = model_config(workload, tokenizer).to_dict()
+    return config
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m diloco.export",
+        description="Write the result of a run as a directory that from_pretrained loads.",
+    )
+    parser.add_argument("uri", help="rendezvous URI of the run")
+    parser.add_argument("folder", type=Path, help="directory to write")
+    parser.add_argument("--tokenizer", default="", help="directory, name on the hub or 'bytes'")
+    parser.add_argument("--push-to-hub", metavar="NAME", help="upload it as this model")
+    parser.add_argument("--private", action="store_true", help="make a new model private")
+    arguments = parser.parse_args(argv)
+    try:
+        print(export(open_store(arguments.uri), arguments.folder, tokenizer=arguments.tokenizer))
+        if arguments.push_to_hub:
+            print(push(arguments.folder, arguments.push_to_hub, private=arguments.private))
+    except (ValueError, ReplicaError, ProtocolMismatch, StoreError, HfHubHTTPError, OSError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""Any causal language model of the Transformers library as a workload.
+
+The model comes from a ``config`` (its weights from the group's seed) or from a checkpoint, a
+directory or a name on the hub; of that only safetensors are read and no code is run. Weights are
+fp32; on a GPU passes are in bf16 by autocast. Dropout is a function of (seed, replica, step).
+
+Left out: losses of a model's own (those of mixtures of experts), adapters, a key-value cache in
+:meth:`HuggingFaceTraining.sample`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from diloco.rendezvous.settings import GroupSettings, SettingsError
+from diloco.rendezvous.workload import HuggingFaceWorkload
+from diloco.workloads.base import HeldOutLoss, adamw, random_starts, warmup_cosine
+from diloco.workloads.documents import TokenCorpus, load_tokens
+from diloco.workloads.tokens import Tokenizer, load_tokenizer, pretrained
+
+_EVALUATED_TOGETHER = 8
+"""Windows per forward pass of an evaluation: a constant, so that the result depends on nothing
+that is set."""
+
+
+class Batch(NamedTuple):
+    """``tokens``: (batch_size, context + 1) int64, inputs and, one on, their targets."""
+
+    step: int
+    tokens: Tensor
+
+
+def load_training(
+    workload: HuggingFaceWorkload,
+    settings: GroupSettings,
+    *,
+    replica: int,
+    device: torch.device,
+) -> HuggingFaceTraining:
+    """The workload of one replica. :class:`SettingsError` where something cannot be had."""
+    tokenizer = load_tokenizer(workload.tokenizer_name, revision=_revision(workload))
+    config = model_config(workload, tokenizer)
+    corpus = load_tokens(workload, tokenizer, shard=replica, shards=settings.max_replicas)
+    return HuggingFaceTraining(
+        workload, settings, config, tokenizer, corpus, replica=replica, device=device
+    )
+
+
+def model_config(workload: HuggingFaceWorkload, tokenizer: Tokenizer) -> Any:
+    """Transformers' configuration of the model; what the tokenizer decides may be left out."""
+    if workload.model:
+        name = workload.model
+        config = pretrained(
+            "model", name, lambda **how: AutoConfig.from_pretrained(name, **how), workload.revision
+        )
+    else:
+        special = {
+            key: getattr(tokenizer.transformer, key)
+            for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+        }
+        try:
+            config = AutoConfig.for_model(
+                **{"vocab_size": tokenizer.size, **special, **workload.config}
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise SettingsError("config", f"expected a model's configuration: {error}") from error
+    if tokenizer.size > config.vocab_size:
+        raise SettingsError(
+            "tokenizer",
+            f"expected at most the model's {config.vocab_size:,} tokens, found {tokenizer.size:,}",
+        )
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and workload.context > longest:
+        raise SettingsError(
+            "context", f"expected at most the model's {longest:,}, found {workload.context:,}"
+        )
+    return config
+
+
+class HuggingFaceTraining:
+    """:class:`~diloco.workloads.base.Workload` of one replica: a causal model on a token shard."""
+
+    def __init__(
+        self,
+        workload: HuggingFaceWorkload,
+        settings: GroupSettings,
+        config: Any,
+        tokenizer: Tokenizer,
+        corpus: TokenCorpus,
+        *,
+        replica: int,
+        device: torch.device,
+    ) -> None:
+        self._workload = workload
+        self._settings = settings
+        self._config = config
+        self._tokenizer = tokenizer
+        self._replica = replica
+        self._device = device
+        self._train = corpus.train
+        self._held_out = torch.from_numpy(corpus.held_out)
+        self._window = np.arange(workload.context + 1)
+
+    def build_model(self) -> nn.Module:
+        with self._random(self._settings.seed):
+            model = self._new_model()
+        return model.to(self._device, torch.float32).train()
+
+    def _new_model(self) -> nn.Module:
+        if not self._workload.model:
+            fresh: nn.Module = AutoModelForCausalLM.from_config(self._config)
+            return fresh
+        name = self._workload.model
+        loaded: nn.Module = pretrained(
+            "model",
+            name,
+            lambda **how: AutoModelForCausalLM.from_pretrained(
+                name, config=self._config, dtype=torch.float32, use_safetensors=True, **how
+            ),
+            self._workload.revision,
+        )
+        return loaded
+
+    def inner_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return adamw(model, self._settings)
+
+    def lr_at(self, step: int) -> float:
+        return warmup_cosine(step, self._settings)
+
+    def train_batch(self, step: int) -> Batch:
+        """Random windows of the shard."""
+        positions = len(self._train) - len(self._window) + 1
+        starts = random_starts(
+            self._settings, replica=self._replica, step=step, positions=positions
+        )
+        windows = torch.from_numpy(self._train[starts[:, None] + self._window])
+        return Batch(step, self._to_device(windows))
+
+    def _to_device(self, windows: Tensor) -> Tensor:
+        """int32 on the host -> int64 on the device."""
+        if self._device.type == "cuda":
+            windows = windows.pin_memory().to(self._device, non_blocking=True)
+        return windows.to(self._device, torch.int64)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        if not model.training:
+            return self._loss(model, batch.tokens)
+        seeds = np.random.SeedSequence([self._settings.seed, self._replica, batch.step])
+        with self._random(int(seeds.generate_state(1)[0])):
+            return self._loss(model, batch.tokens)
+
+    def _loss(self, model: nn.Module, tokens: Tensor) -> Tensor:
+        with self._autocast():
+            logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+        return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+    def tokens(self, batch: Batch) -> int:
+        return batch.tokens.shape[0] * (batch.tokens.shape[1] - 1)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> HeldOutLoss:
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        count = 0
+        with _evaluating(model):
+            for start in range(0, len(self._held_out), _EVALUATED_TOGETHER):
+                windows = self._to_device(self._held_out[start : start + _EVALUATED_TOGETHER])
+                predicted = windows.shape[0] * (windows.shape[1] - 1)
+                total += self._loss(model, windows).double() * predicted
+                count += predicted
+        return HeldOutLoss(loss=float(total) / count, tokens=count)
+
+    def config(self) -> Mapping[str, Any]:
+        """What ``from_pretrained`` reads, and where the tokenizer is from."""
+        name = AutoModelForCausalLM._model_mapping[type(self._config)].__name__
+        return {**self._config.to_dict(), "architectures": [name]}
+
+    @torch.no_grad()
+    def sample(
+        self, model: nn.Module, prompt: bytes, n: int, *, temperature: float, seed: int
+    ) -> bytes:
+        """``n`` bytes or, where the model says that the text ends, fewer."""
+        generator = torch.Generator().manual_seed(seed)
+        (start,) = self._tokenizer.encode([prompt.decode(errors="replace") or "\n"])
+        seen = [int(token) for token in start]
+        first = len(seen)
+        text = b""
+        with _evaluating(model):
+            while len(text) < n:
+                window = torch.tensor([seen[-self._workload.context :]], device=self._device)
+                logits = model(input_ids=window, use_cache=False).logits[0, -1].float().cpu()
+                if temperature == 0:
+                    token = int(logits.argmax())
+                else:
+                    odds = torch.softmax(logits / temperature, dim=-1)
+                    token = int(torch.multinomial(odds, 1, generator=generator))
+                if token == self._tokenizer.end:
+                    break
+                seen.append(token)
+                text = self._tokenizer.decode(seen[first:])
+        return text[:n]
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self._device.type == "cuda":
+            return torch.autocast("cuda", torch.bfloat16)
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _random(self, seed: int) -> Iterator[None]:
+        """Torch's own random state is ``seed``'s inside, and as it was afterwards."""
+        devices = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)
+            yield
+
+
+def _revision(workload: HuggingFaceWorkload) -> str:
+    """The model's revision is that of its own tokenizer, and of no other."""
+    return "" if workload.tokenizer else workload.revision
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    was = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was)

@@ -1,0 +1,104 @@
+"""The part of the Hugging Face hub's HTTP API that models use, for tests.
+
+No such server is to be had as a package. It keeps the files of one model in memory;
+``islands/gated`` is gated, any other name is absent. Commits carry all files in themselves. Left
+out: data sets (see :mod:`tests.hub_server`), large-file transfers, branches.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+REPO = "islands/trained"
+TOKEN = "hf_test_token"
+
+
+class ModelHub(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.files: dict[str, bytes] = {}
+        self.created: list[dict[str, object]] = []
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"HF_ENDPOINT": self.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_TELEMETRY": "1",
+                "HF_HUB_OFFLINE": "0"}  # fmt: skip
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: ModelHub
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._route(b"")
+
+    def do_GET(self) -> None:
+        self._route(b"")
+
+    def do_POST(self) -> None:
+        self._route(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+
+    def _route(self, body: bytes) -> None:
+        path = self.path.partition("?")[0]
+        api = f"/api/models/{REPO}"
+        if path == "/":
+            self._answer(200, {})
+        elif "islands/gated" in path:
+            self._answer(403, {"error": "Access to model islands/gated is restricted."},
+                         {"X-Error-Code": "GatedRepo"})  # fmt: skip
+        elif path == "/api/repos/create":
+            self.server.created.append(json.loads(body))
+            self._answer(200, {"url": f"{self.server.url}/{REPO}", "name": REPO})
+        elif path == f"{api}/preupload/main":
+            modes = [
+                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for file in json.loads(body)["files"]
+            ]
+            self._answer(200, {"files": modes})
+        elif path == f"{api}/commit/main":
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    content = base64.b64decode(line["value"]["content"])
+                    self.server.files[line["value"]["path"]] = content
+            url = f"{self.server.url}/{REPO}/commit/{1:040x}"
+            self._answer(200, {"success": True, "commitUrl": url, "commitOid": f"{1:040x}"})
+        elif path in (api, f"{api}/revision/main"):
+            self._answer(200, {"id": REPO, "sha": f"{0:040x}", "siblings": []})
+        elif path == "/api/validate-yaml":
+            self._answer(200, {"errors": [], "warnings": []})
+        else:
+            self._answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+
+    def _answer(self, status: int, content: object, headers: dict[str, str] | None = None) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+@contextlib.contextmanager
+def running_model_hub() -> Iterator[ModelHub]:
+    hub = ModelHub()
+    thread = threading.Thread(target=hub.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        hub.shutdown()
+        hub.server_close()
+        thread.join()
