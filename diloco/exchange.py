@@ -221,13 +221,15 @@ class Exchange:
     def settle(self, round: int, *, base: Base, sent: Sent | None, timings: Timings) -> Settled:
         """Wait for the round's commit, doing whatever it needs when nobody else does.
 
-        Raises :class:`RoundTimeout` after ``round_timeout_s``, :class:`~diloco.errors.RunOver` when
+        Raises :class:`RoundTimeout` after ``round_timeout_s`` (time below quorum not counted, as far
+        as this process has looked), :class:`~diloco.errors.RunOver` when
         an earlier round turns out to be the last, :class:`CannotReduce` where a committed round
         cannot be read here, and whatever ``check`` raises.
         """
         started_s = self._clock.monotonic()
         # Followers list only when the replica whose turn it is does not seem to act.
         list_from_s = started_s + STAGGER_S * 2 * self._place()
+        waiting_since_s = started_s
         course = _Course(sent, timings)
         poll_s = FIRST_POLL_S
         while True:
@@ -249,7 +251,9 @@ class Exchange:
                 poll_s = FIRST_POLL_S
                 continue
             self._on_wait(action.why)
-            if now_s > started_s + self._settings.round_timeout_s:
+            if action.patient:
+                waiting_since_s = now_s
+            if now_s > waiting_since_s + self._settings.round_timeout_s:
                 raise RoundTimeout(
                     f"round {round}: expected a commit within "
                     f"{self._settings.round_timeout_s:g} s, found none ({action.why})"
@@ -317,6 +321,8 @@ class Exchange:
             return Settled(commit=commit, plan=plan, merged=None, refusal=refusal)
         if merged is None:
             merged = self._committed(plan, commit, course)
+        else:
+            self._compare(commit, merged)
         return Settled(commit=commit, plan=plan, merged=merged, refusal=refusal)
 
     def _committed(self, plan: Plan, commit: Commit, course: _Course) -> Merged:
@@ -327,12 +333,18 @@ class Exchange:
             done={shard: merge.digest for shard, merge in course.merges.items()},
         )  # fmt: skip
         course.timings.reduced(meter)
+        self._compare(commit, merged)
+        return merged
+
+    @staticmethod
+    def _compare(commit: Commit, merged: Merged) -> None:
+        """The mean is a function of the payloads, so this replica goes by its own; who of the two
+        is wrong shows when the digests of the weights are compared."""
         if merged.digest != commit.merged_digest:
             log.error(
                 "round %d: expected merged digest %s as committed by replica %d, found %s",
                 commit.round, commit.merged_digest, commit.committer.replica, merged.digest,
             )  # fmt: skip
-        return merged
 
     # -- pace ------------------------------------------------------------------------------------
 

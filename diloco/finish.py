@@ -65,11 +65,13 @@ def finish(
     clock: Clock,
     *,
     may_create: Callable[[], bool] = lambda: True,
+    gave_up: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Return when the final manifest is there, having written it if nobody else did in time."""
+    """Return when the final manifest is there, having written it if nobody else did in time; or
+    when this replica has been told to leave (``gave_up``)."""
     pause_s = STOPPED_TURN_S if result.reason == "stopped" else TURN_S
     my_turn_s = clock.monotonic() + pause_s * _turn(identity, result)
-    while read_final(store) is None:
+    while read_final(store) is None and not gave_up():
         if clock.monotonic() < my_turn_s or not may_create():
             clock.sleep(POLL_S)
             continue

@@ -293,7 +293,14 @@ class Group:
             last_commit=state.last_commit,
             last_evaluation=self._loop.chores.last_evaluation,
         )
-        finish(self._store, self.identity, result, self._clock, may_create=self._loop.may_create)
+        finish(
+            self._store,
+            self.identity,
+            result,
+            self._clock,
+            may_create=self._loop.may_create,
+            gave_up=lambda: self._leave.is_set() or self._lease.fenced,
+        )
 
     def __enter__(self) -> Self:
         return self

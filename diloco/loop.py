@@ -12,55 +12,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from diloco.checkpoint import read_final
 from diloco.chores import Chores
-from diloco.errors import Leaving, ReplicaError, RunOver
-from diloco.exchange import Exchange, Settled, Timings
+from diloco.errors import Leaving, RunOver
+from diloco.exchange import Exchange, Settled
 from diloco.inner import Inner
 from diloco.layout import Layout
+from diloco.ledger import Ledger
 from diloco.membership import Lease, Observer
 from diloco.open_rounds import Exchanged, OpenRound, OpenRounds, TooLate
-from diloco.outer import OuterOptimizer
-from diloco.reduce import CannotReduce, Merged
+from diloco.pace import Pace
+from diloco.reduce import CannotReduce
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock
-from diloco.rendezvous.records import Commit, Plan
+from diloco.rendezvous.records import Commit
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import MeteredStore, Store
 from diloco.replica_state import load_replica_state
 from diloco.reporter import Reporter
-from diloco.residual import Residuals
 from diloco.sight import Sight
-from diloco.state import GlobalState, is_finite
 from diloco.sync import first_state, newest_state
-from diloco.work import Work
 
 log = logging.getLogger(__name__)
 
 START_POLL_S = 0.25
-MISSES = 3
-"""Rounds missed in a row that are worth an alert."""
-DISCARDS = 10
-"""Times in a row that local weights may become non-finite before a replica gives up."""
-
-
-@dataclass
-class _Pace:
-    """How fast everybody is, for dynamic local updates."""
-
-    speeds: dict[int, float]
-
-    def learn(self, plan: Plan) -> None:
-        self.speeds = {
-            c.replica: c.steps / c.compute_s for c in plan.contributions if c.compute_s > 0
-        }
-
-    def steps(self, replica: int, most: int) -> int:
-        """``H_w = max(1, floor(v_w / max v * H))`` (arXiv:2401.09135); H where v_w is unknown."""
-        own = self.speeds.get(replica)
-        return most if own is None else max(1, int(own / max(self.speeds.values()) * most + 1e-9))
 
 
 class RoundLoop:
@@ -83,12 +59,8 @@ class RoundLoop:
         self.identity = lease.identity
         self.settings = settings
         self.round = 1
-        outer = OuterOptimizer(
-            lr=settings.outer_lr, momentum=settings.outer_momentum, numel=layout.numel
-        )
-        self.state = GlobalState(layout, outer)
-        self.work = Work(clock, fragments=settings.num_fragments)
-        self.residuals = Residuals(settings, fragments=settings.num_fragments)
+        self.ledger = Ledger(self.identity, settings, layout, clock)
+        self.state, self.work = self.ledger.state, self.ledger.work
         self._store = store
         self._inner = inner
         self._lease = lease
@@ -122,12 +94,8 @@ class RoundLoop:
         shortest = 1 if settings.dylu == "on" else settings.round_steps
         at_once = min(settings.num_fragments, settings.overlap_steps // shortest + 1)
         self._open = OpenRounds(self._exchange_round, at_once=at_once)
-        self._pace = _Pace({})
+        self._pace = Pace()
         self._round_steps = settings.round_steps
-        self._rounds_here = 0
-        self._misses = 0
-        self._discards = 0
-        self._joined = False
         self._over = False
 
     @property
@@ -162,8 +130,8 @@ class RoundLoop:
             return final.reason
         if commit is not None and commit.last:
             return self._after(commit)
-        self._rounds_here = 0
-        self._joined = True
+        self.ledger.rounds_here = 0
+        self.ledger.joined = True
         self._restore()
         if commit is None:
             self._wait_for_everybody()
@@ -175,10 +143,14 @@ class RoundLoop:
         saved = load_replica_state(self._store, self.identity.replica)
         if saved is None:
             return
-        self._inner.load(saved.trees)
+        try:
+            self._inner.load(saved.trees)
+        except (ValueError, KeyError, TypeError, RuntimeError) as error:
+            log.error("what was saved after round %d does not fit: %s", saved.round, error)
+            return
         self.chores.tokens_before = saved.tokens
-        self.residuals.restore(saved.residuals, taken=self._taken_since(saved.round))
-        self._rounds_here = self.settings.quarantine_rounds  # its inner optimizer is not cold
+        self.ledger.residuals.restore(saved.residuals, taken=self._taken_since(saved.round))
+        self.ledger.rounds_here = self.settings.quarantine_rounds  # its inner optimizer is not cold
         log.info("inner optimizer and residual are those saved after round %d", saved.round)
 
     def _taken_since(self, round: int) -> set[int]:
@@ -197,14 +169,9 @@ class RoundLoop:
             self._store, state.layout, state.outer, at_least, self._clock, self._check
         )
         state.load(restored, self._sight.commit_of(restored.round) if restored.round else None)
-        self._throw_away()
-        self._open.drop_before(state.round)
-
-    def _throw_away(self) -> None:
-        """The books of local weights that have just been replaced by the global ones."""
-        self.work.throw_away()
-        self.residuals.drop()
+        self.ledger.throw_away()
         self._open.thrown_away()
+        self._open.drop_before(state.round)
 
     def _catch_up(self, missed: OpenRound | None) -> None:
         """Apply every commit there is, up to the next open round. ``missed`` is the round that
@@ -223,7 +190,7 @@ class RoundLoop:
                 self._reload(at_least=commit.round)
                 continue
             ours = missed if missed and missed.round == commit.round else None
-            self._apply(commit, merged, ours, policy=self.settings.late_policy)
+            self.ledger.apply(commit, merged, ours, policy=self.settings.late_policy)
             if commit.last:
                 break
         if self.round < state.round:
@@ -272,26 +239,12 @@ class RoundLoop:
 
     def _end_round(self) -> str:
         """Send off what was done for the round; then wait for it, or begin the next."""
-        fragment = self._sight.fragment(self.round)
-        gradient = self.state.drift(fragment).neg_()
-        if not is_finite(gradient):
+        opened = self.ledger.open(self.round, self._sight.fragment(self.round))
+        if opened is None:
             return self._discard_local()
         overlapping = self.settings.overlap_steps > 0
         if not overlapping:
             self.say("uploading")
-        opened = OpenRound(
-            round=self.round,
-            fragment=fragment,
-            base=self.state.bases[fragment],
-            mark=self.work.now,
-            due_steps=self.work.now.steps + self.settings.overlap_steps,
-            work=self.work.contribute(fragment),
-            gradient=gradient,
-            contributed=self.residuals.added_to(gradient, fragment),
-            timings=Timings(self._clock),
-            started_wall_s=self.work.round_started_wall_s,
-            compute_s=self.work.compute_in_round_s,
-        )
         self._open.begin(opened)
         if not overlapping:
             return self._close_round()
@@ -308,7 +261,7 @@ class RoundLoop:
             model_hash=self.state.layout.model_hash,
             vector=opened.contributed,
             work=opened.work,
-            rounds_here=self._rounds_here,
+            rounds_here=self.ledger.rounds_here,
             timings=opened.timings,
         )
         self._lease.update(round=self._promised_round())
@@ -361,59 +314,7 @@ class RoundLoop:
         policy = self.settings.late_policy
         if settled.refusal and settled.refusal.kind == "spare":
             policy = "overwrite"  # a spare follows
-        return self._apply(settled.commit, settled.merged, opened, policy=policy)
-
-    def _apply(
-        self, commit: Commit, merged: Merged | None, ours: OpenRound | None, *, policy: str
-    ) -> str:
-        """Take the outer step of a commit, and keep of the local drift what is to be kept."""
-        fragment = commit.fragment
-        self._rounds_here += 1
-        if commit.void:
-            log.error("round %d is void: %s", commit.round, commit.void)
-            self.state.apply(commit, None, kept=None)
-            if ours and ours.lives:
-                self.work.take_back(ours.work)
-            return "void"
-        assert merged is not None
-        if ours and ours.sent and self.identity in commit.contributors:
-            self._misses = self._discards = 0
-            kept = None
-            if self.settings.overlap_steps > 0 and self.work.now.steps > ours.mark.steps:
-                kept = self.state.drift(fragment)
-                if ours.lives:
-                    # What came after the snapshot: (local - base) - (snapshot - base).
-                    kept.add_(ours.gradient)
-                kept.mul_(self.settings.mixing_alpha)
-            self.state.apply(commit, merged, kept=kept)
-            if ours.lives:
-                self.work.move_base(fragment, ours.mark)
-            self.residuals.taken(ours.contributed, fragment)
-            return "included"
-        self._missed(commit)
-        if policy == "rebase" and self.work.steps_since_base(fragment) > 0:
-            self.state.apply(commit, merged, kept=self.state.drift(fragment))
-            if ours and ours.lives:
-                self.work.take_back(ours.work)
-        else:
-            self.state.apply(commit, merged, kept=None)
-            self.work.move_base(fragment, self.work.now)
-            if ours and ours.lives:
-                self.residuals.overwritten(ours.contributed, fragment)
-        if any(c.replica == self.identity.replica for c in commit.contributors):
-            # An earlier process of this replica had contributed, with the residual that was saved.
-            self.residuals.of[fragment] = None
-        return "late"
-
-    def _missed(self, commit: Commit) -> None:
-        if not self._joined:
-            return  # it is replaying the log
-        self._misses += 1
-        if self._misses == MISSES:
-            log.error(
-                "%d rounds in a row, up to %d, were committed without this replica",
-                MISSES, commit.round,
-            )  # fmt: skip
+        return self.ledger.apply(settled.commit, settled.merged, opened, policy=policy)
 
     def _refused(self, kind: str, reason: str) -> None:
         """Something is wrong with what this replica stands on: start from what everybody has."""
@@ -426,20 +327,9 @@ class RoundLoop:
 
     def _discard_local(self) -> str:
         """Non-finite local weights: nothing of them may reach the group."""
-        log.error(
-            "round %d: expected finite weights, found NaN or infinity; local work is discarded "
-            "and the inner optimizer is reset",
-            self.round,
-        )
-        self._discards += 1
-        if self._discards >= DISCARDS:
-            raise ReplicaError(
-                f"expected finite weights after {self.settings.sync_every} inner steps, found NaN "
-                f"or infinity {DISCARDS} times in a row, each time from the global weights"
-            )
-        self.state.discard_local()
+        self.ledger.discard(self.round)
         self._inner.reset()
-        self._throw_away()
+        self._open.thrown_away()
         self._catch_up(None)
         self._begin_round(self.round)
         self._lease.update(round=self.round + 1)  # nobody need wait for this replica
@@ -448,7 +338,7 @@ class RoundLoop:
 
     def _after(self, commit: Commit) -> str:
         """What whoever's turn it is does beside training; then the next round or the end."""
-        self.chores.after(commit, self.residuals)
+        self.chores.after(commit, self.ledger.residuals)
         if commit.last:
             full = commit.committed_total >= self.settings.total_rounds
             return "completed" if full else "token_limit"
@@ -463,7 +353,7 @@ class RoundLoop:
 
     def save(self) -> None:
         """Save what is this replica's own, so that a relaunch can take it up."""
-        self.chores.save_own(self.residuals)
+        self.chores.save_own(self.ledger.residuals)
 
     def close(self) -> None:
         """End the exchanges that are on their way."""

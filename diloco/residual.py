@@ -58,7 +58,8 @@ class Residuals:
         a contribution: part of that residual is in the global weights already."""
         if self.active:
             for fragment, residual in saved.items():
-                self.of[fragment] = None if fragment in taken else residual
+                if fragment < len(self.of) and fragment not in taken:
+                    self.of[fragment] = residual
 
     def drop(self) -> None:
         self.of = [None] * len(self.of)

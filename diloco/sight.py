@@ -123,6 +123,7 @@ class Sight:
             expected=self._observer.working_towards(round),
             live=self._observer.live(),
             syncers=self._observer.syncers(),
+            shunned=self._shunned(round),
             waited_s=waited_s,
             sync_s=sync_s,
         )
@@ -144,6 +145,14 @@ class Sight:
             merges=merges,
             reduced=reduced,
         )
+
+    def _shunned(self, round: int) -> int | None:
+        """Who voided both rounds before this one: without it the run would stand still for ever."""
+        if round < 3:
+            return None
+        before = [self.commit_of(round - 1), self.commit_of(round - 2)]
+        culprits = {commit.void_replica if commit and commit.void else None for commit in before}
+        return culprits.pop() if len(culprits) == 1 else None
 
     def _view(self, round: int, base: Base) -> RoundView:
         slots = self.slots(round)

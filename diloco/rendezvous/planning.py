@@ -37,6 +37,8 @@ def screen(view: RoundView) -> tuple[list[ContributionRecord], list[Refusal]]:
     for replica in sorted(view.contributions):
         record = view.contributions[replica]
         reason = _wrong(view, record, agreed)
+        if replica == view.shunned:
+            reason = "its payloads could not be read in the last two rounds, which are void"
         if reason:
             refused.append(_refusal(record, reason))
         elif record.tokens > 0 and record.steps > 0:
@@ -90,9 +92,9 @@ def _wrong(view: RoundView, record: ContributionRecord, agreed_digest: str) -> s
         ("steps", record.steps),
         ("compute seconds", record.compute_s),
     )
-    for what, count in claims:
-        if not 0 <= count <= MOST_COUNTED:
-            return f"expected {what} from 0 to {MOST_COUNTED:,}, found {count}"[:200]
+    for what, claimed in claims:
+        if not 0 <= claimed <= MOST_COUNTED:
+            return f"expected {what} from 0 to {MOST_COUNTED:,}, found {claimed}"[:200]
     return ""
 
 

@@ -55,7 +55,7 @@ def _decide_plan(
         why = f"quorum {len(accepted)}/{settings.min_quorum}"
         if missing:
             why += f", waiting for {names(missing)}"
-        return Wait(FAR, why), replace(memory, quorum_s=None, ready_s=None)
+        return Wait(FAR, why, patient=True), replace(memory, quorum_s=None, ready_s=None)
     if memory.quorum_s is None:
         memory = replace(memory, quorum_s=now_s, grace_s=grace_window_s(view, accepted))
     assert memory.quorum_s is not None

@@ -327,6 +327,18 @@ class GroupSettings:
                 f"expected the target of {self.num_replicas} replicas, because the world size "
                 f"is fixed, found {self.min_quorum}",
             )
+        if self.round_timeout_s <= self.grace_s:
+            raise SettingsError(
+                "round_timeout_s",
+                f"expected more than the grace window of {plain(self.grace_s)} s, "
+                f"found {plain(self.round_timeout_s)}",
+            )
+        if self.grace_gamma > 0 and not self.overlap_steps:
+            raise SettingsError(
+                "grace_gamma",
+                "expected 0 without overlap, because the adaptive window is what overlap leaves, "
+                f"found {plain(self.grace_gamma)}",
+            )
         if self.grace_floor_s > self.grace_s and self.grace_gamma > 0:
             raise SettingsError(
                 "grace_floor_s",

@@ -54,6 +54,7 @@ class RoundView:
     Once there is a plan: ``merges`` are the observer's own reductions by shard, ``reduced`` what a
     listing of the reduced objects showed (shard -> digests; None: not listed).
 
+    ``shunned`` is the replica whose payloads voided the last two rounds, if it was one.
     ``committer``, where the store has no atomic create, is the one replica that may create.
     """
 
@@ -71,6 +72,7 @@ class RoundView:
     expected: frozenset[int] = frozenset()
     live: frozenset[int] = frozenset()
     syncers: frozenset[int] = frozenset()
+    shunned: int | None = None
     waited_s: float = 0.0
     sync_s: float = 0.0
     plan: Plan | None = None
@@ -91,10 +93,12 @@ class Memory:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing to do before ``until_s`` unless something new is seen; ``why`` is for people."""
+    """Nothing to do before ``until_s`` unless something new is seen; ``why`` is for people.
+    ``patient``: it may take for ever, and that is no error (below quorum the run waits)."""
 
     until_s: float
     why: str
+    patient: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from diloco.loop import _Pace
+from diloco.pace import Pace
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import Identity, Plan, PlannedContribution
 from diloco.replica_state import ReplicaState, load_replica_state, save_replica_state
@@ -151,7 +151,7 @@ def planned(replica: int, steps: int, compute_s: float) -> PlannedContribution:
 
 
 def test_dynamic_local_updates_follow_the_speeds_of_the_last_plan() -> None:
-    pace = _Pace({})
+    pace = Pace()
     assert pace.steps(0, 100) == 100, "nothing is known yet"
     me = Identity(replica=0, incarnation="00001-00000000")
     contributions = (planned(0, 100, 10.0), planned(1, 33, 10.0), planned(2, 1, 1000.0))

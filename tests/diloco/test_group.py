@@ -339,3 +339,27 @@ def test_the_global_state_is_a_function_of_checkpoint_and_log(tiny_group: MakeGr
         assert merged.digest == commit.merged_digest
         outer.step(weights, merged.vector)
     assert torch.equal(weights, members[0].weights())
+
+
+def test_a_replica_whose_payloads_are_always_damaged_does_not_stop_the_group(
+    tiny_group: MakeGroup,
+) -> None:
+    group = tiny_group(total_rounds=4, checkpoint_every=1)
+    members = [group.start(n) for n in (0, 1)]
+    group.start(2, spoil=("rounds/*/contributions/00002.*.bin", "corrupt"))
+    group.wait()
+    group.assert_agreed(*members)
+    assert group.assert_log()[-1].committed_total == 4
+
+
+def test_below_quorum_the_run_waits_for_as_long_as_it_takes(tiny_group: MakeGroup) -> None:
+    group = tiny_group(
+        num_replicas=2, min_quorum=2, start_wait_s=0.0, grace_s=5.0, round_timeout_s=20.0,
+        heartbeat_timeout_s=15.0, total_rounds=1,
+    )  # fmt: skip
+    first = group.start(0)
+    first.thread.join(1.0)  # fifty seconds on the group's clock
+    assert first.thread.is_alive()
+    second = group.start(1)
+    group.wait()
+    group.assert_agreed(first, second)

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.loop import MISSES, _Pace
+from diloco.ledger import MISSES
+from diloco.pace import Pace
 
 MakeGroup = Callable[..., Any]
 
@@ -74,7 +75,7 @@ def test_dynamic_local_updates_never_send_a_fragment_that_is_on_its_way(
     tiny_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One step a round, and five steps of overlap: the round before must be applied first."""
-    monkeypatch.setattr(_Pace, "steps", lambda pace, replica, most: 1)
+    monkeypatch.setattr(Pace, "steps", lambda pace, replica, most: 1)
     group = tiny_group(
         **OVERLAPPING | {"num_fragments": 1, "sync_every": 6, "overlap_steps": 5},
         dylu="on", total_rounds=12,
@@ -108,6 +109,6 @@ def test_who_joins_late_has_missed_nothing(
     group.start(0, on_step=watch)
     assert reached.wait(60)
     group.start(1)
-    with caplog.at_level(logging.ERROR, logger="diloco.loop"):
+    with caplog.at_level(logging.ERROR, logger="diloco.ledger"):
         group.wait()
     assert "in a row" not in caplog.text

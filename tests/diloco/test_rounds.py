@@ -78,7 +78,7 @@ def test_everybody_is_there_so_the_first_plans_at_once() -> None:
 
 def test_below_quorum_the_round_waits_and_says_for_whom() -> None:
     action = Watch().at(1000, view(0, contribution(0)))
-    assert action == Wait(float("inf"), "quorum 1/2, waiting for replicas 1, 2")
+    assert action == Wait(float("inf"), "quorum 1/2, waiting for replicas 1, 2", patient=True)
 
 
 def test_a_live_straggler_is_waited_for_until_the_grace_is_over() -> None:
@@ -381,3 +381,17 @@ def test_only_the_named_committer_creates() -> None:
     assert Watch().at(99, done) == Wait(float("inf"), "replica 1 is to commit")
     action = Watch().at(0, dataclasses.replace(done, me=dataclasses.replace(done.me, replica=1)))
     assert isinstance(action, MakeCommit)
+
+
+def test_who_voided_two_rounds_in_a_row_is_shunned_in_the_next() -> None:
+    seen = view(0, contribution(0), contribution(1), contribution(2), shunned=2)
+    plan = planned(seen)
+    assert [c.replica for c in plan.contributions] == [0, 1]
+    assert "could not be read in the last two rounds" in plan.refused[0].reason
+
+
+def test_below_quorum_is_no_reason_to_give_up() -> None:
+    below = Watch().at(0, view(0, contribution(0)))
+    assert isinstance(below, Wait) and below.patient
+    straggling = Watch().at(0, view(0, contribution(0), contribution(1)))
+    assert isinstance(straggling, Wait) and not straggling.patient

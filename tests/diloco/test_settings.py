@@ -43,7 +43,13 @@ from diloco.rendezvous.settings import GroupSettings, SettingsError, setting_fie
             "min_quorum",
             "the world size is fixed",
         ),
-        ({"grace_gamma": 1, "grace_s": 1, "grace_floor_s": 2}, "grace_floor_s", "at most"),
+        (
+            {"overlap_steps": 1, "grace_gamma": 1, "grace_s": 1, "grace_floor_s": 2},
+            "grace_floor_s",
+            "at most",
+        ),
+        ({"grace_gamma": 1}, "grace_gamma", "expected 0 without overlap"),
+        ({"grace_s": 900, "round_timeout_s": 900}, "round_timeout_s", "the grace window of 900"),
         ({"round_timeout_s": 5, "heartbeat_timeout_s": 10}, "round_timeout_s", "more than"),
     ],
 )

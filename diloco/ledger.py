@@ -1,0 +1,147 @@
+"""The ledger of one replica: global state, its own work, and what becomes of it with each commit.
+
+Every inner step is in exactly one of four places: in the local weights on top of its fragment's
+base, in a contribution that is on its way, in the global weights, or thrown away on purpose.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from diloco.errors import ReplicaError
+from diloco.exchange import Timings
+from diloco.layout import Layout
+from diloco.open_rounds import OpenRound
+from diloco.outer import OuterOptimizer
+from diloco.reduce import Merged
+from diloco.rendezvous.clock import Clock
+from diloco.rendezvous.records import Commit, Identity
+from diloco.rendezvous.settings import GroupSettings
+from diloco.residual import Residuals
+from diloco.state import GlobalState, is_finite
+from diloco.work import Work
+
+log = logging.getLogger(__name__)
+
+MISSES = 3
+"""Rounds missed in a row that are worth an alert."""
+DISCARDS = 10
+"""Times in a row that local weights may become non-finite before a replica gives up."""
+
+
+class Ledger:
+    """``joined`` says that the log has been caught up with: from then on a miss is a miss.
+    ``rounds_here`` counts the rounds followed since."""
+
+    def __init__(
+        self, identity: Identity, settings: GroupSettings, layout: Layout, clock: Clock
+    ) -> None:
+        self.identity = identity
+        self.settings = settings
+        outer = OuterOptimizer(
+            lr=settings.outer_lr, momentum=settings.outer_momentum, numel=layout.numel
+        )
+        self.state = GlobalState(layout, outer)
+        self.work = Work(clock, fragments=settings.num_fragments)
+        self.residuals = Residuals(settings, fragments=settings.num_fragments)
+        self.joined = False
+        self.rounds_here = 0
+        self._clock = clock
+        self._misses = 0
+        self._discards = 0
+
+    def open(self, round: int, fragment: int) -> OpenRound | None:
+        """What is to be contributed to a round whose steps are over; None if the local weights are
+        not finite, and nothing of them may reach the group."""
+        gradient = self.state.drift(fragment).neg_()
+        if not is_finite(gradient):
+            return None
+        return OpenRound(
+            round=round,
+            fragment=fragment,
+            base=self.state.bases[fragment],
+            mark=self.work.now,
+            due_steps=self.work.now.steps + self.settings.overlap_steps,
+            work=self.work.contribute(fragment),
+            gradient=gradient,
+            contributed=self.residuals.added_to(gradient, fragment),
+            timings=Timings(self._clock),
+            started_wall_s=self.work.round_started_wall_s,
+            compute_s=self.work.compute_in_round_s,
+        )
+
+    def apply(
+        self, commit: Commit, merged: Merged | None, ours: OpenRound | None, *, policy: str
+    ) -> str:
+        """Take the outer step of a commit, and keep of the local drift what is to be kept."""
+        fragment = commit.fragment
+        self.rounds_here += 1
+        if commit.void:
+            log.error("round %d is void: %s", commit.round, commit.void)
+            self.state.apply(commit, None, kept=None)
+            if ours and ours.lives:
+                self.work.take_back(ours.work)
+            return "void"
+        assert merged is not None
+        if ours and ours.sent and self.identity in commit.contributors:
+            self._misses = self._discards = 0
+            kept = None
+            if self.settings.overlap_steps > 0 and self.work.now.steps > ours.mark.steps:
+                kept = self.state.drift(fragment)
+                if ours.lives:
+                    # What came after the snapshot: (local - base) - (snapshot - base).
+                    kept.add_(ours.gradient)
+                kept.mul_(self.settings.mixing_alpha)
+            self.state.apply(commit, merged, kept=kept)
+            if ours.lives:
+                self.work.move_base(fragment, ours.mark)
+            self.residuals.taken(ours.contributed, fragment)
+            return "included"
+        self._miss(commit)
+        if policy == "rebase" and self.work.steps_since_base(fragment) > 0:
+            self.state.apply(commit, merged, kept=self.state.drift(fragment))
+            if ours and ours.lives:
+                self.work.take_back(ours.work)
+        else:
+            self.state.apply(commit, merged, kept=None)
+            self.work.move_base(fragment, self.work.now)
+            if ours and ours.lives:
+                self.residuals.overwritten(ours.contributed, fragment)
+        if any(c.replica == self.identity.replica for c in commit.contributors):
+            # An earlier process of this replica had contributed, with the residual that was saved.
+            self.residuals.of[fragment] = None
+        return "late"
+
+    def throw_away(self) -> None:
+        """The local weights have just been replaced by the global ones."""
+        self.work.throw_away()
+        self.residuals.drop()
+
+    def discard(self, round: int) -> None:
+        """Take the global weights in place of local ones that are not finite.
+
+        Raises :class:`~diloco.errors.ReplicaError` when that has become a habit.
+        """
+        log.error(
+            "round %d: expected finite weights, found NaN or infinity; local work is discarded "
+            "and the inner optimizer is reset",
+            round,
+        )
+        self._discards += 1
+        if self._discards >= DISCARDS:
+            raise ReplicaError(
+                f"expected finite weights after {self.settings.sync_every} inner steps, found NaN "
+                f"or infinity {DISCARDS} times in a row, each time from the global weights"
+            )
+        self.state.discard_local()
+        self.throw_away()
+
+    def _miss(self, commit: Commit) -> None:
+        if not self.joined:
+            return  # it is replaying the log
+        self._misses += 1
+        if self._misses == MISSES:
+            log.error(
+                "%d rounds in a row, up to %d, were committed without this replica",
+                MISSES, commit.round,
+            )  # fmt: skip
