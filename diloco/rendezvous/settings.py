@@ -327,10 +327,10 @@ class GroupSettings:
                 f"expected the target of {self.num_replicas} replicas, because the world size "
                 f"is fixed, found {self.min_quorum}",
             )
-        if self.round_timeout_s <= self.grace_s:
+        if self.round_timeout_s < self.grace_s:
             raise SettingsError(
                 "round_timeout_s",
-                f"expected more than the grace window of {plain(self.grace_s)} s, "
+                f"expected at least the grace window of {plain(self.grace_s)} s, "
                 f"found {plain(self.round_timeout_s)}",
             )
         if self.grace_gamma > 0 and not self.overlap_steps:

@@ -49,7 +49,7 @@ from diloco.rendezvous.settings import GroupSettings, SettingsError, setting_fie
             "at most",
         ),
         ({"grace_gamma": 1}, "grace_gamma", "expected 0 without overlap"),
-        ({"grace_s": 900, "round_timeout_s": 900}, "round_timeout_s", "the grace window of 900"),
+        ({"grace_s": 901, "round_timeout_s": 900}, "round_timeout_s", "the grace window of 901"),
         ({"round_timeout_s": 5, "heartbeat_timeout_s": 10}, "round_timeout_s", "more than"),
     ],
 )
