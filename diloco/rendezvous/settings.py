@@ -327,12 +327,6 @@ class GroupSettings:
                 f"expected the target of {self.num_replicas} replicas, because the world size "
                 f"is fixed, found {self.min_quorum}",
             )
-        if self.round_timeout_s < self.grace_s:
-            raise SettingsError(
-                "round_timeout_s",
-                f"expected at least the grace window of {plain(self.grace_s)} s, "
-                f"found {plain(self.round_timeout_s)}",
-            )
         if self.grace_gamma > 0 and not self.overlap_steps:
             raise SettingsError(
                 "grace_gamma",
@@ -350,6 +344,12 @@ class GroupSettings:
                 "round_timeout_s",
                 f"expected more than the heartbeat timeout of {plain(self.heartbeat_timeout_s)} "
                 f"s, found {plain(self.round_timeout_s)}",
+            )
+        if self.round_timeout_s < self.grace_s:
+            raise SettingsError(
+                "round_timeout_s",
+                f"expected at least the grace window of {plain(self.grace_s)} s, "
+                f"found {plain(self.round_timeout_s)}",
             )
 
     @property
