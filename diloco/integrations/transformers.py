@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 from diloco.group import Group, join
 from diloco.parameters import bare
@@ -265,12 +265,16 @@ def follow(scheduler: Any, step: int) -> None:
 
 
 def _shifts_labels(model: nn.Module) -> bool:
-    """Whether the model's loss predicts label t + 1 at t, by the Trainer's own rule."""
+    """Whether the model's loss predicts label t + 1 at t.
+
+    Asked of the loss itself: for models whose class is not called ...ForCausalLM, such as GPT-2's,
+    the Trainer takes the first label for one that is predicted.
+    """
     base = getattr(model, "get_base_model", None)  # PEFT's
     inside = base() if callable(base) else model
     if getattr(getattr(inside, "config", None), "is_encoder_decoder", False):
         return False
-    return LOSS_MAPPING.get(getattr(inside, "loss_type", None)) is ForCausalLMLoss
+    return getattr(inside, "loss_function", None) is ForCausalLMLoss
 
 
 def _check(args: TrainingArguments) -> None:

@@ -33,13 +33,13 @@ def tiny_model(seed: int) -> GPT2LMHeadModel:
 
 
 def rows(replica: int, n: int = 64) -> list[dict[str, Tensor]]:
-    """Runs of consecutive numbers, whose first ``replica`` labels are not predicted."""
+    """Runs of consecutive numbers, whose last ``replica`` labels are not predicted."""
     random = torch.Generator().manual_seed(replica)
     found = []
     for start in torch.randint(0, VOCABULARY, (n,), generator=random):
         tokens = (start + torch.arange(TIME)) % VOCABULARY
         labels = tokens.clone()
-        labels[: replica + 1] = -100
+        labels[TIME - replica :] = -100
         found.append({"input_ids": tokens, "labels": labels})
     return found
 
@@ -178,7 +178,7 @@ def test_tokens_and_losses_are_those_of_the_labels(
     model.register_forward_hook(loss_by_hand, with_kwargs=True)
     training.start().wait()
     (commit,) = group.commits()
-    # Label 0 is not predicted by anything; of the others, those from the third on are asked for.
+    # The first label is predicted by nothing, and the last two are not asked for.
     assert commit.tokens_total == 2 * 2 * 4 * (TIME - 3)
     asked = torch.stack(expected).reshape(2, -1)
     per_step = asked.sum(dim=1) / (2 * 4 * (TIME - 3))
