@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
 import torch
@@ -31,6 +31,9 @@ from diloco.rendezvous import manager_keys
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.records import Identity
 from diloco.rendezvous.store import MissingKey, Store
+
+READERS = 8
+"""Members read from at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,20 +157,37 @@ class Exchange:
             key = manager_keys.payload(round.n, me.replica, me.incarnation, self._batches)
             self._store.put(key, data)
             self._batches += 1
-        wait = Waiting(
+        for call in calls:
+            self._fill()
+            call.result.set_result(self._reduced(call))
+
+    def _fill(self) -> None:
+        """Read from all members at once whose next call is not there yet."""
+        empty = [feed for feed in self._feeds.values() if not feed.ready]
+        if not empty:
+            return
+        with ThreadPoolExecutor(min(READERS, len(empty)), "exchange-read") as pool:
+            futures = [pool.submit(feed.fill, self._waiting()) for feed in empty]
+            try:
+                for future in as_completed(futures):
+                    future.result()
+            except Exception:
+                self._abandoned.set()  # for the others: the step has failed
+                raise
+
+    def _waiting(self) -> Waiting:
+        return Waiting(
             self._clock,
             self._abandoned,
-            timeout_s=round.timeout_s,
+            timeout_s=self._round.timeout_s,
             longest_pause_s=self._poll_interval_s,
         )
-        for call in calls:
-            call.result.set_result(self._reduced(call, wait))
 
-    def _reduced(self, call: Call, wait: Waiting) -> Tensor:
+    def _reduced(self, call: Call) -> Tensor:
         spec, total = call.spec, None
         for who in self._round.contributors:
             own = who == self._round.me
-            body = call.body if own else self._feeds[who].take(call, wait)
+            body = call.body if own else self._feeds[who].take(call)
             theirs = _widened(decode(body, spec))
             total = theirs if total is None else _COMBINE[spec.op](total, theirs)
         if total is None:
@@ -204,18 +224,18 @@ class _Feed:
         self._why_lost = why_lost
         self._next_call = 0
         self._next_batch = 0
-        self._ready: deque[tuple[Spec, memoryview]] = deque()
+        self.ready: deque[tuple[Spec, memoryview]] = deque()
 
-    def take(self, call: Call, wait: Waiting) -> memoryview:
-        while not self._ready:
-            data = self._read(wait)
-            calls = unpack(
-                data, self._who, n=self._n, batch=self._next_batch, first=self._next_call
-            )
-            self._ready.extend(calls)
-            self._next_call += len(calls)
-            self._next_batch += 1
-        spec, body = self._ready.popleft()
+    def fill(self, wait: Waiting) -> None:
+        """Wait for this member's next object and take it apart."""
+        data = self._read(wait)
+        calls = unpack(data, self._who, n=self._n, batch=self._next_batch, first=self._next_call)
+        self.ready.extend(calls)
+        self._next_call += len(calls)
+        self._next_batch += 1
+
+    def take(self, call: Call) -> memoryview:
+        spec, body = self.ready.popleft()
         if spec != call.spec:
             raise ValueError(
                 f"allreduce call {call.index}: expected {call.spec} as on this member, found "

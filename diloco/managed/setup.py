@@ -8,7 +8,8 @@ import uuid
 from datetime import timedelta
 from urllib.parse import urlsplit
 
-from diloco.rendezvous.store import Store, open_store
+from diloco.rendezvous import keys
+from diloco.rendezvous.store import MissingKey, Store, open_store
 
 
 def timeouts_s(timeout: timedelta, quorum_timeout: timedelta) -> tuple[float, float]:
@@ -38,12 +39,25 @@ def find_store(rendezvous: str | Store | None, lighthouse_addr: str | None) -> S
                 "rendezvous: expected a store's URI, here or as lighthouse_addr, "
                 f"TORCHFT_LIGHTHOUSE or ARCHIPELAGO_RENDEZVOUS, found {address!r}"
             )
+    if exists(store, keys.GROUP):
+        raise ValueError(
+            f"rendezvous: expected one without {keys.GROUP}, found that of a run of diloco.join "
+            f"in {store.uri}"
+        )
     if not store.atomic_create:
         raise ValueError(
             f"rendezvous: expected a store with an atomic create, found {store.uri}, "
             "where two members could each decide otherwise"
         )
     return store
+
+
+def exists(store: Store, key: str) -> bool:
+    try:
+        store.get(key)
+    except MissingKey:
+        return False
+    return True
 
 
 def rank_and_size(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -135,7 +135,7 @@ def unpack(
             for spec in found.pop("specs")
         )
         header = Batch(specs=specs, **found)
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError):
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise BadPayload(f"{who}: expected a payload, found {data[:16]!r}...") from None
     place = (header.n, header.member, header.incarnation, header.batch, header.first)
     expected = (n, identity.replica, identity.incarnation, batch, first)
@@ -145,7 +145,11 @@ def unpack(
            for s in specs):  # fmt: skip
         raise BadPayload(f"{who}: expected tensors, found {specs}")
     body = memoryview(data)[_PREFIX.size + length :]
-    if len(body) != sum(spec.size_bytes for spec in specs) or checksum(body) != header.checksum:
+    if (
+        not specs
+        or len(body) != sum(spec.size_bytes for spec in specs)
+        or checksum(body) != header.checksum
+    ):
         raise BadPayload(f"{who}: expected checksum {header.checksum}, found a damaged body")
     calls, offset = [], 0
     for spec in specs:

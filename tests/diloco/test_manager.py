@@ -14,7 +14,7 @@ from torch.distributed import ReduceOp
 
 from diloco.errors import FencedOut
 from diloco.manager import Manager, WorldSizeMode
-from diloco.rendezvous import manager_keys
+from diloco.rendezvous import keys, manager_keys
 from diloco.rendezvous.manager_rounds import Disagreement
 from diloco.rendezvous.store import LocalStore
 from tests.diloco.manager_world import World
@@ -495,3 +495,21 @@ def test_a_store_without_an_atomic_create_is_refused(tmp_path: Path) -> None:
     store.atomic_create = False
     with pytest.raises(ValueError, match="expected a store with an atomic create"):
         Manager(replica_id="a", rendezvous=store)
+
+
+def test_the_rendezvous_of_a_run_is_refused(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put(keys.GROUP, b"{}")
+    with pytest.raises(ValueError, match=r"expected one without group\.json"):
+        Manager(replica_id="a", rendezvous=store)
+
+
+def test_the_state_is_shaped_as_torchfts(world: World) -> None:
+    manager = world.make(0)
+    counts = {"step": 0, "batches_committed": 0}
+    assert manager.state_dict() == counts
+    assert manager._manager_state_dict() == {"user": {"default": {}}, "torchft": counts}
+    manager.register_state_dict_fn("state", lambda state: None, lambda: {"new": 1})
+    assert manager._manager_state_dict()["user"] == {"default": {}, "state": {"new": 1}}
+    manager.load_state_dict({"step": 1234, "batches_committed": 2345})
+    assert (manager.current_step(), manager.batches_committed()) == (1234, 2345)
