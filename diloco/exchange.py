@@ -221,10 +221,10 @@ class Exchange:
     def settle(self, round: int, *, base: Base, sent: Sent | None, timings: Timings) -> Settled:
         """Wait for the round's commit, doing whatever it needs when nobody else does.
 
-        Raises :class:`RoundTimeout` after ``round_timeout_s`` (time below quorum not counted, as far
-        as this process has looked), :class:`~diloco.errors.RunOver` when
-        an earlier round turns out to be the last, :class:`CannotReduce` where a committed round
-        cannot be read here, and whatever ``check`` raises.
+        Raises :class:`RoundTimeout` after ``round_timeout_s`` (without the time below quorum, as far
+        as this process has looked), :class:`~diloco.errors.RunOver` when an earlier round turns out
+        to be the last, :class:`CannotReduce` where a committed round cannot be read here, and
+        whatever ``check`` raises.
         """
         started_s = self._clock.monotonic()
         # Followers list only when the replica whose turn it is does not seem to act.
