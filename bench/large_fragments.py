@@ -1,4 +1,4 @@
-"""Fragments of 256 MB: an exchange beside raw parallel PUT and GET of the same bytes.
+"""Large fragments: an exchange beside raw parallel PUT and GET of the same bytes.
 
 Two replicas, each a process, on one S3 server. *Raw* is what the same store gives to the same
 processes when nothing is encoded, checked, summed or agreed upon: each uploads as many bytes as the
@@ -7,7 +7,7 @@ too, and then reads as many of the other's in the same way. The exchange is cont
 Raw and exchange take turns, ``--repeat`` times; medians and ranges are printed. CPU is the
 processes' own, without the server.
 
-Usage: python bench/large_fragments.py [--store s3|file|URI] [--mb 256] [--repeat 5]
+Usage: python bench/large_fragments.py [--store s3|file|URI] [--mb 256] [--repeat 3]
        [--codec fp32 bf16] [--plan gather sharded]
 """
 
@@ -134,7 +134,7 @@ def report(case: Case, found: list[list[tuple[Turn, Turn]]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--store", default="s3", help="s3: a server of its own; file; or a URI")
-    parser.add_argument("--mb", type=int, default=256, help="payload, MiB")
+    parser.add_argument("--mb", type=int, default=64, help="payload, MiB")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--codec", nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--plan", nargs="+", default=["gather", "sharded"])

@@ -9,6 +9,7 @@ it is listed apart.
 Blocks and parts are made small, so that even these fragments are of many parts.
 
 Usage: python bench/plan_traffic.py [--replicas 2 3 .. 16] [--numel N ...] [--codec C ...]
+       [--plan P ...]
 """
 
 from __future__ import annotations
@@ -109,11 +110,18 @@ def control_of(traffic: dict[str, Traffic]) -> tuple[int, int]:
     return requests, sum(found.up + found.down for found in others)
 
 
+def report(wrong: list[str]) -> list[str]:
+    for line in wrong:
+        print(line, file=sys.stderr, flush=True)
+    return wrong
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--replicas", type=int, nargs="+", default=[*range(2, 17)])
     parser.add_argument("--numel", type=int, nargs="+", default=[*NUMELS])
     parser.add_argument("--codec", nargs="+", choices=CODECS, default=[*FEW_CODECS])
+    parser.add_argument("--plan", nargs="+", choices=PLANS, default=[*PLANS])
     given = parser.parse_args()
     torch.set_num_threads(1)
     wrong: list[str] = []
@@ -122,19 +130,17 @@ def main() -> int:
     print("| plan | N | up, bytes | down, bytes | puts | gets | control: requests | bytes |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     with small_cuts():
-        for plan in PLANS:
+        for plan in given.plan:
             for replicas in given.replicas:
                 for codec in given.codec:
                     for numel in given.numel:
                         case = {"replicas": replicas, "plan": plan, "codec": codec, "numel": numel}
                         with tempfile.TemporaryDirectory() as folder:
                             found = one_round(Path(folder), **case)  # type: ignore[arg-type]
-                        wrong += differences(found, **case)
+                        wrong += report(differences(found, **case))
                         rounds, processes = rounds + 1, processes + len(found)
                         if (codec, numel) == (given.codec[0], max(given.numel)):
                             print_rows(plan, replicas, found)
-    for line in wrong:
-        print(line, file=sys.stderr)
     print(f"\n{rounds} rounds of {len(given.codec)} codecs and fragments of "
           f"{', '.join(f'{n:,}' for n in given.numel)} elements, {processes} processes: "
           f"{4 * processes - len(wrong)} of {4 * processes} counts equal the formulas")  # fmt: skip
