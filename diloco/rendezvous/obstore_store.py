@@ -146,7 +146,9 @@ def _credentials(session: botocore.session.Session) -> dict[str, Any]:
     return {"credential_provider": provide}
 
 
-def _client(location: S3Location, session: botocore.session.Session, *, timeout_s: float) -> S3Store:
+def _client(
+    location: S3Location, session: botocore.session.Session, *, timeout_s: float
+) -> S3Store:
     endpoint = location.endpoint_url
     return S3Store(
         location.bucket,
