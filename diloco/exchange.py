@@ -221,7 +221,7 @@ class Exchange:
     def settle(self, round: int, *, base: Base, sent: Sent | None, timings: Timings) -> Settled:
         """Wait for the round's commit, doing whatever it needs when nobody else does.
 
-        Raises :class:`RoundTimeout` after ``round_timeout_s`` (time below quorum is left out, as far
+        Raises :class:`RoundTimeout` after ``round_timeout_s`` (time below quorum left out, as far
         as this process has looked), :class:`~diloco.errors.RunOver` when an earlier round turns out
         to be the last, :class:`CannotReduce` where a committed round cannot be read here, and
         whatever ``check`` raises.
