@@ -124,6 +124,7 @@ class Manager:
             replica_id, world_size=world_size, store_addr=store_addr, store_port=store_port
         )
         self._pg = pg
+        self._world_size = world_size
         self._use_async_quorum = use_async_quorum
         self._min_replica_size = min_replica_size
         self._mode = WorldSizeMode[world_size_mode.name]
@@ -282,13 +283,14 @@ class Manager:
     def _take_quorum(self, allow_heal: bool, shrink_only: bool, timeout_s: float) -> None:
         mode = (
             f"async_quorum={self._use_async_quorum} world_size_mode={self._mode.name} "
-            f"min_replica_size={self._min_replica_size} allow_heal={allow_heal}"
+            f"min_replica_size={self._min_replica_size} world_size={self._world_size}"
         )
         asking = Asking(
             step=self._step,
             min_replicas=self._min_replica_size,
             init_sync=self._init_sync,
             shrink_only=shrink_only,
+            allow_heal=allow_heal,
             mode=mode,
         )
         quorum = self._session.join(asking, timeout_s=timeout_s)

@@ -17,7 +17,7 @@ from diloco.membership import Lease, Observer, claim_incarnation
 from diloco.rendezvous import manager_keys
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.manager_records import Join, Name, Quorum, Seat, Verdict, Vote
-from diloco.rendezvous.manager_rounds import decide_quorum, decide_verdict
+from diloco.rendezvous.manager_rounds import Disagreement, decide_quorum, decide_verdict
 from diloco.rendezvous.records import BadRecord, Identity, Record
 from diloco.rendezvous.store import MissingKey, Store
 
@@ -33,6 +33,7 @@ class Asking:
     min_replicas: int
     init_sync: bool
     shrink_only: bool
+    allow_heal: bool
     mode: str
 
 
@@ -65,6 +66,8 @@ class Session:
         self.me = claim_incarnation(store, number, nonce=nonce)
         self._observer = Observer(store, clock=clock, timeout_s=heartbeat_timeout_s)
         self._look_every_s = heartbeat_interval_s
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._is_new = True
         self._look_lock = threading.Lock()
         self._next_look_s = clock.monotonic() + heartbeat_interval_s
         self._lease = Lease(
@@ -96,6 +99,9 @@ class Session:
         :class:`~diloco.rendezvous.manager_rounds.Disagreement`, and
         :class:`~diloco.errors.FencedOut` where a newer process of this member has started."""
         self._lease.check_fence()
+        if self._is_new:
+            self._check_mode(asking.mode)
+            self._is_new = False
         self._lease.update(step=asking.step, round=self.n + 1, state="training")
         wait = self.wait(timeout_s)
         while True:
@@ -103,6 +109,20 @@ class Session:
             self.n = quorum.n
             if any(_process(seat) == self.me for seat in quorum.seats):
                 return quorum
+
+    def _check_mode(self, mode: str) -> None:
+        """A newcomer set up otherwise than a group that goes on must not get in its way. Of a group
+        that has died nobody is there any more once the leases have run out."""
+        newest = self._find(manager_keys.quorum(self.n), Quorum)
+        if newest is None or newest.mode == mode:
+            return
+        others = [_process(s) for s in newest.seats if s.member != self.me.replica]
+        wait = self.wait(1.5 * self._heartbeat_timeout_s)
+        self.look(at_once=True)
+        while not all(self._observer.is_gone(other) for other in others):
+            if not wait.pause():
+                raise Disagreement(f"expected mode {newest.mode!r} of the group, found {mode!r}")
+            self.look()
 
     def _ask(self, asking: Asking) -> Join:
         me, n = self.me, self.n + 1
@@ -116,6 +136,7 @@ class Session:
             min_replicas=asking.min_replicas,
             init_sync=asking.init_sync,
             shrink_only=asking.shrink_only,
+            allow_heal=asking.allow_heal,
             mode=asking.mode,
         )
         self.store.put(manager_keys.join(n, me.replica, me.incarnation), join.to_bytes())
@@ -134,7 +155,8 @@ class Session:
             self._read_new(manager_keys.joins(n), Join, seen)
             if len(seen) > known:
                 last_came_s = wait.waited_s
-            if not before or not before <= {join.member for join in seen.values()}:
+            absent = not before or not before <= {join.member for join in seen.values()}
+            if absent or any(self._observer.is_gone(_process(join)) for join in seen.values()):
                 self.look(at_once=not looked)
                 looked = True
             plan = decide_quorum(

@@ -20,7 +20,8 @@ class Name(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Join(Record):
-    """A member wants to be in the next quorum. ``mode`` is what all members must agree on."""
+    """A member wants to be in the next quorum. ``mode`` is what a group agrees on for good,
+    ``allow_heal`` what it agrees on in a round."""
 
     member: int
     incarnation: str
@@ -31,6 +32,7 @@ class Join(Record):
     min_replicas: int
     init_sync: bool
     shrink_only: bool
+    allow_heal: bool
     mode: str
 
 
@@ -52,6 +54,7 @@ class Quorum(Record):
 
     n: int
     step: int
+    mode: str
     seats: tuple[Seat, ...]
     writer: Identity
 

@@ -61,7 +61,7 @@ def decide_quorum(
     Raises :class:`Disagreement`.
     """
     newest = newest_joins(joins)
-    for what in ("mode", "world_size"):
+    for what in ("mode", "allow_heal"):
         found = {str(getattr(join, what)) for join in newest.values()}
         if len(found) > 1:
             raise Disagreement(f"expected the same {what} of every member, found {sorted(found)}")
@@ -86,6 +86,7 @@ def decide_quorum(
     return Quorum(
         n=n,
         step=step,
+        mode=present[0].mode,
         seats=tuple(
             Seat(
                 member=join.member,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from diloco.managed import states
 from diloco.managed.session import Asking
 from diloco.manager import Manager
 from diloco.rendezvous import manager_keys
+from diloco.rendezvous.manager_rounds import Disagreement
 from tests.diloco.manager_world import World
 
 
@@ -162,8 +165,10 @@ def test_a_quorum_that_only_shrinks_lets_nobody_in(world: World) -> None:
     a = Trainee(world, 0, 10.0)
     assert a.step(1.0)
     b = Trainee(world, 1, 20.0)
-    mode = "async_quorum=False world_size_mode=DYNAMIC min_replica_size=1 allow_heal=True"
-    asking = Asking(step=0, min_replicas=1, init_sync=True, shrink_only=False, mode=mode)
+    mode = "async_quorum=False world_size_mode=DYNAMIC min_replica_size=1 world_size=1"
+    asking = Asking(
+        step=0, min_replicas=1, init_sync=True, shrink_only=False, allow_heal=True, mode=mode
+    )
     b.manager._session._ask(asking)
     assert a.step(1.0, shrink_only=True)
     assert a.manager.num_participants() == 1
@@ -249,3 +254,35 @@ def test_a_state_key_is_registered_once(world: World) -> None:
     manager = world.make(0)
     with pytest.raises(ValueError, match="expected a new one, found 'default' again"):
         manager.register_state_dict_fn("default", lambda state: None, dict)
+
+
+def test_a_member_that_was_thought_gone_is_let_in_again(world: World) -> None:
+    """What the others remember of its lease is looked up before its wish is passed over."""
+    a, b = Trainee(world, 0, 10.0), Trainee(world, 1, 10.0)
+    assert both(world, lambda: a.step(1.0), lambda: b.step(1.0)) == [True, True]
+    observer = a.manager._session._observer
+    number = b.manager._session.me.replica
+    observer.look()
+    old = observer._seen[number]
+    observer._seen[number] = replace(old, since_s=old.since_s - 1e9, count=-1)
+    assert observer.is_gone(b.manager._session.me)
+    assert both(world, lambda: a.step(1.0), lambda: b.step(1.0)) == [True, True]
+    assert a.manager.num_participants() == 2
+
+
+def test_a_newcomer_set_up_otherwise_does_not_disturb_the_group(world: World) -> None:
+    a = Trainee(world, 0, 10.0)
+    assert a.step(1.0)
+    other = Trainee(world, 1, 10.0, use_async_quorum=True, heartbeat_timeout=timedelta(seconds=10))
+    other.manager.start_quorum()
+    with pytest.raises(Disagreement, match="expected mode 'async_quorum=False"):
+        other.manager.wait_quorum()
+    assert a.step(1.0)
+
+
+def test_a_group_that_has_died_may_be_set_up_otherwise(world: World) -> None:
+    a = Trainee(world, 0, 10.0)
+    assert a.step(1.0)
+    a.manager.shutdown()
+    other = Trainee(world, 1, 10.0, use_async_quorum=True)
+    assert other.step(1.0)

@@ -41,6 +41,7 @@ def join(text: str, **fields: object) -> Join:
         min_replicas=1,
         init_sync=True,
         shrink_only=False,
+        allow_heal=True,
         mode="",
     )
     return replace(made, **fields)  # type: ignore[arg-type]
