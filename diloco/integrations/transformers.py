@@ -169,8 +169,10 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is unty
 
     def _log(self, group: Group) -> None:
         """One entry for each round that ended, wherever the Trainer logs."""
+        if self._trainer is None or not isinstance(group, Group):
+            return  # of many ranks, the first knows the rounds
         commit = group._loop.state.last_commit
-        if self._trainer is None or commit is None or commit.round <= self._logged_round:
+        if commit is None or commit.round <= self._logged_round:
             return
         self._logged_round = commit.round
         included = any(member.replica == group.identity.replica for member in commit.contributors)
