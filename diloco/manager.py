@@ -42,11 +42,11 @@ from diloco.managed.exchange import OPS, Exchange, Round
 from diloco.managed.futures import ExceptionWithTraceback, guarded
 from diloco.managed.recovery import Recovery
 from diloco.managed.session import Asking, Session
-from diloco.managed.wire import spec_of
+from diloco.managed.step import Calls, Mode, Part, nothing_to_do
 from diloco.managed.work import ManagedWork
 from diloco.rendezvous.clock import Clock, SystemClock
 from diloco.rendezvous.manager_records import Quorum, Seat, Vote
-from diloco.rendezvous.manager_rounds import Standing, counts, participants, standing
+from diloco.rendezvous.manager_rounds import Standing, counts
 from diloco.rendezvous.records import Identity
 from diloco.rendezvous.store import Store
 from diloco.retry import RetryingStore
@@ -124,10 +124,14 @@ class Manager:
             replica_id, world_size=world_size, store_addr=store_addr, store_port=store_port
         )
         self._pg = pg
-        self._world_size = world_size
         self._use_async_quorum = use_async_quorum
         self._min_replica_size = min_replica_size
-        self._mode = WorldSizeMode[world_size_mode.name]
+        self._mode = Mode(
+            asynchronous=use_async_quorum,
+            spares=world_size_mode.name == WorldSizeMode.FIXED_WITH_SPARES.name,  # torchft's too
+            min_replica_size=min_replica_size,
+            world_size=world_size,
+        )
         self._init_sync = init_sync
         self._max_retries = max_retries
         self._timeout_s, self._quorum_timeout_s = setup.timeouts_s(timeout, quorum_timeout)
@@ -177,8 +181,7 @@ class Manager:
         self._quorum: Quorum | None = None
         self._needed: frozenset[int] = frozenset()
         self._commits_asked = 0
-        self._exchange: Exchange | None = None
-        self._works: list[ManagedWork] = []
+        self._calls: Calls | None = None
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -249,10 +252,9 @@ class Manager:
         """
         if self._quorum_future is not None:
             concurrent.futures.wait([self._quorum_future])
-        if self._exchange is not None:
-            self._exchange.abandon()
-            self._exchange = None
-        self._works.clear()
+        if self._calls is not None:
+            self._calls.abandon()
+            self._calls = None
         self._errored = None
         self._healing = False
         self._quorum = None
@@ -281,42 +283,24 @@ class Manager:
             log.info("resumed at step %d", self._step)
 
     def _take_quorum(self, allow_heal: bool, shrink_only: bool, timeout_s: float) -> None:
-        mode = (
-            f"async_quorum={self._use_async_quorum} world_size_mode={self._mode.name} "
-            f"min_replica_size={self._min_replica_size} world_size={self._world_size}"
-        )
         asking = Asking(
             step=self._step,
             min_replicas=self._min_replica_size,
             init_sync=self._init_sync,
             shrink_only=shrink_only,
             allow_heal=allow_heal,
-            mode=mode,
+            mode=str(self._mode),
         )
         quorum = self._session.join(asking, timeout_s=timeout_s)
-        healed_take_part = allow_heal and not self._use_async_quorum
-        spares = self._mode == WorldSizeMode.FIXED_WITH_SPARES
-        place = standing(
-            quorum,
-            self._session.me.replica,
-            healed_take_part=healed_take_part,
-            heal=allow_heal,
-            at_most=self._min_replica_size if spares else None,
-        )
-        rank, size = (
-            (place.rank, place.size) if healed_take_part else (place.newest_rank, place.newest_size)
-        )
-        if spares:
-            size = min(size, self._min_replica_size)
-            rank = None if rank is None or rank >= self._min_replica_size else rank
-        self._participating_replica_rank = rank
-        self._participating_replica_world_size = size
-        self._needed = participants(quorum, healed_take_part=healed_take_part)
+        part = self._mode.part(quorum, self._session.me.replica, allow_heal=allow_heal)
+        self._participating_replica_rank = part.rank
+        self._participating_replica_world_size = part.size
+        self._needed = part.needed
         self._commits_asked = 0
-        self._exchange = self._new_exchange(quorum, place, divisor=size)
+        self._calls = Calls(self._new_exchange(quorum, part), self.report_error)
         self._quorum = quorum
         if allow_heal:
-            self._recover(quorum, place)
+            self._recover(quorum, part.standing)
 
     def _recover(self, quorum: Quorum, place: Standing) -> None:
         """Hand this member's state to those who need it, or take one. TypeError is the caller's
@@ -331,12 +315,12 @@ class Manager:
         except Exception as error:
             self.report_error(error)
 
-    def _new_exchange(self, quorum: Quorum, place: Standing, *, divisor: int) -> Exchange:
+    def _new_exchange(self, quorum: Quorum, part: Part) -> Exchange:
         round = Round(
             n=quorum.n,
             me=self._session.me,
-            contributors=tuple(_process(seat) for seat in place.contributors),
-            divisor=divisor,
+            contributors=tuple(_process(seat) for seat in part.standing.contributors),
+            divisor=part.size,
             timeout_s=self._timeout_s,
             coalesce_s=self._coalesce_s,
         )
@@ -361,7 +345,7 @@ class Manager:
         PRODUCT. A member that does not participate gives nothing; its tensor is zeroed until then.
         """
         if self._errored is not None:
-            return ManagedWork(tensor, lambda timeout_s: None, self.report_error)
+            return nothing_to_do(tensor, self.report_error)
         self.wait_quorum()
         op = op_name(reduce_op)
         if op == "avg" and not tensor.is_floating_point():
@@ -369,26 +353,12 @@ class Manager:
                 f"average reduce op is only supported for floating point tensors, "
                 f"found {tensor.dtype}"
             )
-        target = tensor.detach()
         if not self.is_participating():
-            target.zero_()
-        exchange = self._exchange
-        if exchange is None:  # after an error in this step's quorum, or once it is committed
+            tensor.detach().zero_()
+        if self._calls is None:  # the step has been committed already
             self.report_error(RuntimeError("expected start_quorum before allreduce"))
-            return ManagedWork(tensor, lambda timeout_s: None, self.report_error)
-        try:
-            call = exchange.submit(target, spec_of(target, op=op, quantise=should_quantize))
-        except Exception as error:
-            self.report_error(error)
-            return ManagedWork(tensor, lambda timeout_s: None, self.report_error)
-
-        def finish(timeout_s: float | None) -> None:
-            exchange.flush()
-            target.copy_(call.result.result(timeout_s).view(target.shape))
-
-        work = ManagedWork(tensor, finish, self.report_error)
-        self._works.append(work)
-        return work
+            return nothing_to_do(tensor, self.report_error)
+        return self._calls.begin(tensor, op=op, quantise=should_quantize)
 
     # -- commit ----------------------------------------------------------------------------------
 
@@ -403,7 +373,9 @@ class Manager:
         errored = getattr(self._pg, "errored", None)
         if callable(errored) and isinstance(error := errored(), Exception):
             self.report_error(error)
-        self._finish_works()
+        if self._calls is not None:
+            self._calls.finish(lambda: self._errored is not None)
+            self._calls = None
         if self._healing:
             self._apply_healed()
         enough = self.num_participants() >= self._min_replica_size
@@ -440,19 +412,6 @@ class Manager:
             )
         return False
 
-    def _finish_works(self) -> None:
-        """Nobody may have waited for some: torchft's PureDistributedDataParallel does not."""
-        for work in self._works:
-            if self._errored is None:
-                work.wait()
-        self._works.clear()
-        if self._exchange is not None:
-            if self._errored is None:
-                self._exchange.close()
-            else:
-                self._exchange.abandon()
-            self._exchange = None
-
     def _apply_healed(self) -> None:
         if not self._recovery.apply() and self._errored is None:
             self.report_error(RuntimeError("expected a state to heal from, found none"))
@@ -485,8 +444,8 @@ class Manager:
 
     def shutdown(self, wait: bool = True) -> None:
         """Leave the group; the others need not wait for a timeout to notice."""
-        if self._exchange is not None:
-            self._exchange.abandon()
+        if self._calls is not None:
+            self._calls.abandon()
         self._session.end()
         self._executor.shutdown(wait=wait, cancel_futures=True)
 
