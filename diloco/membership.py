@@ -17,6 +17,7 @@ from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.records import ENDED_STATES, BadRecord, Beat, Command, Identity
 from diloco.rendezvous.store import MissingKey, Store, StoreError
+from diloco.rendezvous.transfer import get_each
 
 log = logging.getLogger(__name__)
 
@@ -214,11 +215,11 @@ class Observer:
             parsed = keys.parse_beat(info.key)
             if parsed and parsed[0] not in skip:
                 newest[parsed[0]] = max(parsed[1], newest.get(parsed[0], ""))
-        for replica, incarnation in newest.items():
+        leases = {keys.beat(replica, newest[replica]): replica for replica in newest}
+        for key, data in get_each(self._store, list(leases)).items():
+            replica, incarnation = leases[key], newest[leases[key]]
             try:
-                beat = Beat.from_bytes(self._store.get(keys.beat(replica, incarnation)))
-            except MissingKey:
-                continue
+                beat = Beat.from_bytes(data)
             except BadRecord as error:
                 log.warning("lease of replica %d is refused: %s", replica, error)
                 continue

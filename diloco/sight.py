@@ -17,6 +17,7 @@ from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord, Commit, ContributionRecord, Identity, Plan
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import MissingKey, Store
+from diloco.rendezvous.transfer import get_each
 from diloco.rendezvous.view import MODES, Merge, RoundView, Totals
 
 log = logging.getLogger(__name__)
@@ -172,26 +173,23 @@ class Sight:
 
     def _contributions(self, round: int) -> dict[int, ContributionRecord]:
         """The highest incarnation's record of each replica."""
-        newest: dict[int, ContributionRecord] = {}
-        for info in self._store.list(keys.contributions(round)):
-            parsed = keys.parse_contribution_record(info.key)
-            if parsed is None or info.key in self._refused_keys:
+        listed = [info.key for info in self._store.list(keys.contributions(round))]
+        named = {key: who for key in listed if (who := keys.parse_contribution_record(key))}
+        known = {key: record for key in named if (record := self._records.get(key))}
+        wanted = [key for key in named if key not in known and key not in self._refused_keys]
+        # A store may list what it does not yet show: that is looked for again next time.
+        for key, data in get_each(self._store, wanted).items():
+            try:
+                record = ContributionRecord.from_bytes(data)
+                if (record.replica, record.incarnation) != named[key][1:]:
+                    raise BadRecord(f"expected the record of {named[key][1:]}, found another's")
+            except BadRecord as error:
+                log.warning("round %d: %s is refused: %s", round, key, error)
+                self._refused_keys.add(key)
                 continue
-            record = self._records.get(info.key)
-            if record is None:
-                try:
-                    record = ContributionRecord.from_bytes(self._store.get(info.key))
-                    if (record.replica, record.incarnation) != parsed[1:]:
-                        raise BadRecord(f"expected the record of {parsed[1:]}, found another's")
-                except MissingKey:
-                    continue  # a store may list what it does not yet show
-                except BadRecord as error:
-                    log.warning("round %d: %s is refused: %s", round, info.key, error)
-                    self._refused_keys.add(info.key)
-                    continue
-                self._records[info.key] = record
-            newest[parsed[1]] = record  # sorted by incarnation: the last one is the highest
-        return newest
+            self._records[key] = known[key] = record
+        # Sorted by incarnation: the last one of a replica is the highest.
+        return {known[key].replica: known[key] for key in named if key in known}
 
     def reduced_shards(self, round: int) -> dict[int, tuple[str, ...]]:
         """Shard -> the digests of what lies there; lists the reduced objects and the leases."""

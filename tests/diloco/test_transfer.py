@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from diloco.rendezvous.store import LocalStore, MissingKey
-from diloco.rendezvous.transfer import Range, read_parts
+from diloco.rendezvous.transfer import Range, get_each, read_parts
 
 
 class Watched(LocalStore):
@@ -90,3 +90,12 @@ def test_a_failure_comes_after_the_parts_before_it_and_ends_the_threads(store: W
 def test_nothing_in_flight_is_refused(store: Watched) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         next(read_parts(store, ranges(1), in_flight=0))
+
+
+def test_small_objects_are_read_side_by_side_and_missing_ones_left_out(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    names = [f"records/{n}" for n in range(20)]
+    for name in names[:15]:
+        store.put(name, name.encode())
+    assert get_each(store, names) == {name: name.encode() for name in names[:15]}
+    assert get_each(store, []) == {} and list(get_each(store, names[:1])) == names[:1]
