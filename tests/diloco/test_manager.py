@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from diloco.errors import FencedOut
+from diloco.managed.waiting import ShutDown
 from diloco.manager import Manager, WorldSizeMode
 from diloco.rendezvous import keys, manager_keys
 from diloco.rendezvous.manager_rounds import Disagreement
@@ -513,3 +515,11 @@ def test_the_state_is_shaped_as_torchfts(world: World) -> None:
     assert manager._manager_state_dict()["user"] == {"default": {}, "state": {"new": 1}}
     manager.load_state_dict({"step": 1234, "batches_committed": 2345})
     assert (manager.current_step(), manager.batches_committed()) == (1234, 2345)
+
+
+def test_a_manager_that_is_shut_down_stops_waiting(world: World) -> None:
+    manager = world.make(0, min_replica_size=2, use_async_quorum=True)
+    manager.start_quorum(timeout=timedelta(days=1))
+    manager.shutdown()
+    with pytest.raises((ShutDown, CancelledError)):
+        manager.wait_quorum()
