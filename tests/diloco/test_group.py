@@ -76,6 +76,35 @@ def test_the_group_trains_by_the_papers_algorithm(tiny_group: MakeGroup) -> None
     torch.testing.assert_close(members[0].weights(), layout.read().detach(), rtol=1e-4, atol=1e-5)
 
 
+def test_with_outer_sgd_at_one_it_is_local_sgd(tiny_group: MakeGroup) -> None:
+    """Plain averaging of parameters every H steps (LocalSGD) is a setting of the outer optimizer."""
+    group = tiny_group(
+        total_rounds=3, num_replicas=2, checkpoint_every=100, outer_lr=1.0, outer_momentum=0.0
+    )
+    members = [group.start(replica) for replica in range(2)]
+    group.wait()
+    group.assert_agreed(*members)
+    manifest = CheckpointManifest.from_bytes(group.store.get(keys.checkpoint_manifest(0)))
+    shared = nn.Linear(4, 2)
+    layout = Layout(shared)
+    outer = OuterOptimizer(lr=1.0, momentum=0.0, numel=layout.numel)
+    layout.write(load_checkpoint(group.store, manifest, layout, outer).weights)
+    for round in range(3):
+        locals_ = [copy.deepcopy(shared) for _ in range(2)]
+        for replica, local in enumerate(locals_):
+            inner = torch.optim.SGD(local.parameters(), lr=0.05)
+            for step in range(3):
+                inner.zero_grad()
+                group.batch_loss(local, replica, 3 * round + step).backward()
+                inner.step()
+        with torch.no_grad():
+            for mean, *theirs in zip(
+                shared.parameters(), *(local.parameters() for local in locals_), strict=True
+            ):
+                mean.copy_(torch.stack(theirs).mean(0))
+    torch.testing.assert_close(members[0].weights(), layout.read(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("codec", ["fp32", "bf16"])
 def test_a_late_joiner_replays_the_log_to_the_same_bits(tiny_group: MakeGroup, codec: str) -> None:
     group = tiny_group(total_rounds=6, num_replicas=2, checkpoint_every=100, codec=codec)

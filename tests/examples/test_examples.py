@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -40,3 +42,20 @@ def test_a_replica_of_two_ranks_and_one_of_one_end_with_the_same_weights() -> No
     sums = dict(re.findall(r"(replica \d rank \d): completed, sum of weights (\S+)", done.stdout))
     assert sorted(sums) == ["replica 0 rank 0", "replica 0 rank 1", "replica 1 rank 0"]
     assert len(set(sums.values())) == 1
+
+
+@pytest.mark.parametrize(("name", "steps"), [("train_ddp.py", 30), ("train_diloco.py", 8)])
+def test_a_loop_with_a_manager_ends_with_the_same_weights_on_both_replicas(
+    name: str, steps: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, f"examples/{name}"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    sums = re.findall(rf"replica \d: {steps} steps, sum of weights (\S+)", done.stdout)
+    assert len(sums) == 2 and sums[0] == sums[1], done.stdout

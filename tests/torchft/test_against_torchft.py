@@ -21,6 +21,8 @@ STREAMING = {"sync_every": 4, "fragment_sync_delay": 1, "fragment_update_alpha":
 TRAININGS = {
     "ddp": Training("ddp", asynchronous=True),
     "ddp, synchronous": Training("ddp", fails_at=3),
+    "our ddp": Training("our ddp", asynchronous=True),
+    "our pure ddp": Training("our pure ddp", fails_at=3),
     "LocalSGD": Training("local_sgd", fails_at=2),
     "DiLoCo": Training("diloco", {"sync_every": 2}, fails_at=4),
     "DiLoCo, in buckets": Training("diloco", {"sync_every": 2, "use_bucketization": True}),

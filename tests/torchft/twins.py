@@ -27,6 +27,7 @@ from torchft.manager import Manager as TheirManager
 from torchft.optim import OptimizerWrapper
 from torchft.process_group import ProcessGroupGloo
 
+from diloco import ddp
 from diloco.manager import Manager
 from tests.torchft.adapter import adapted
 
@@ -91,6 +92,13 @@ def train(training: Training, replica: int, make: Callable[..., Any]) -> Seen:
             DistributedDataParallel(manager, model),
             OptimizerWrapper(manager, inner),
         )
+    elif training.loop in ("our ddp", "our pure ddp"):
+        wrapper = (
+            ddp.DistributedDataParallel
+            if training.loop == "our ddp"
+            else ddp.PureDistributedDataParallel
+        )
+        forward, optimizer = wrapper(manager, model), OptimizerWrapper(manager, inner)
     elif training.loop == "local_sgd":
         context = LocalSGD(manager, model, inner, sync_every=2)
     else:

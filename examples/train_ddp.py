@@ -1,0 +1,92 @@
+"""Data parallel training whose gradients go through a bucket, one averaged step at a time.
+
+    python examples/train_ddp.py                           two replicas, in a folder that is deleted
+    python examples/train_ddp.py URI REPLICA [--steps N]   one of them, e.g. on two machines
+
+A step that not everybody got through is not taken by anybody; a replica that is started again takes
+the others' state, and a group that died altogether resumes from the bucket. It exchanges at every
+step, so it needs a fast bucket: it is the baseline that DiLoCo (train_diloco.py) is compared with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import tempfile
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import nn
+
+from diloco.ddp import DistributedDataParallel
+from diloco.manager import Manager
+
+STEPS = 30
+
+
+def train(uri: str, replica: int, steps: int) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(replica)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+
+    def state_dict() -> dict[str, Any]:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    def load_state_dict(state: dict[str, Any]) -> None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+    manager = Manager(
+        load_state_dict=load_state_dict,
+        state_dict=state_dict,
+        min_replica_size=2,
+        use_async_quorum=False,  # a newcomer takes the others' state before its first step
+        timeout=timedelta(seconds=60),
+        replica_id=f"replica-{replica}",
+        rendezvous=uri,
+    )
+    wrapped = DistributedDataParallel(manager, model)
+    while manager.current_step() < steps:
+        # Data by step and replica: who comes back goes on where the group is.
+        data = torch.Generator().manual_seed(1000 * manager.current_step() + replica)
+        x = torch.randn(32, 4, generator=data)
+        manager.start_quorum()
+        optimizer.zero_grad()
+        loss = (wrapped(x) - x.sin().sum(1, keepdim=True)).square().mean()
+        loss.backward()  # the gradients are the replicas' mean when this returns
+        if manager.should_commit():
+            optimizer.step()
+    total = sum(float(parameter.detach().double().sum()) for parameter in model.parameters())
+    print(
+        f"replica {replica}: {manager.current_step()} steps, sum of weights {total!r}", flush=True
+    )
+    manager.shutdown()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("uri", nargs="?")
+    parser.add_argument("replica", nargs="?", type=int)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    arguments = parser.parse_args()
+    if arguments.replica is not None:
+        train(arguments.uri, arguments.replica, arguments.steps)
+        return 0
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as uri:
+        replicas = [
+            context.Process(target=train, args=(uri, number, arguments.steps))
+            for number in range(2)
+        ]
+        for process in replicas:
+            process.start()
+        for process in replicas:
+            process.join()
+        return max(process.exitcode or 0 for process in replicas)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
