@@ -77,7 +77,7 @@ def test_the_group_trains_by_the_papers_algorithm(tiny_group: MakeGroup) -> None
 
 
 def test_with_outer_sgd_at_one_it_is_local_sgd(tiny_group: MakeGroup) -> None:
-    """Plain averaging of parameters every H steps (LocalSGD) is a setting of the outer optimizer."""
+    """Plain averaging of parameters every H steps is a setting of the outer optimizer."""
     group = tiny_group(
         total_rounds=3, num_replicas=2, checkpoint_every=100, outer_lr=1.0, outer_momentum=0.0
     )
