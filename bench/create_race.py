@@ -125,7 +125,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--store", nargs="+", choices=STORES, default=[*STORES])
     parser.add_argument("--uri", help="a bucket of your own, in place of the servers")
-    parser.add_argument("--races", type=int, default=300)
+    parser.add_argument("--races", type=int, default=10)
     parser.add_argument("--writers", type=int, default=32)
     given = parser.parse_args()
     contenders: dict[str, Callable[[], Opened]] = {name: STORES[name] for name in given.store}

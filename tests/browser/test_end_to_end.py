@@ -39,7 +39,7 @@ def test_submit_watch_stop(window: Window, live_stack: LiveStack) -> None:
     page.get_by_label("Name").fill("From the form")
     page.get_by_role("radio", name="demo").check()
     page.get_by_role("spinbutton", name="Replicas").fill("2")
-    page.get_by_label("Local steps per round (H)").fill("10")
+    page.get_by_label("Local steps (H)").fill("10")
     page.get_by_label("Rounds", exact=True).fill("500")
     page.get_by_label("Batch size").fill("2")
     page.get_by_label("Warm-up").fill("10")
