@@ -8,12 +8,20 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from executors.registry import CLASSES
+
 if TYPE_CHECKING:
     from executors.local import LocalProcessExecutor
 
-_HOME = {"LocalProcessExecutor": "executors.local"}
+_HOME = {path.partition(":")[2]: path.partition(":")[0] for path in CLASSES.values()}
 
-__all__ = ["LocalProcessExecutor"]
+__all__ = [  # noqa: F822 (found by __getattr__)
+    "HFJobsExecutor",
+    "KubernetesExecutor",
+    "LocalProcessExecutor",
+    "ModalExecutor",
+    "SageMakerExecutor",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,9 @@ process, and :meth:`ServerlessExecutor.find` recovers it from the *launch key*, 
 backend knows the job by. Launching one key twice starts one job.
 
 Unknown is not failed: :data:`JobState.UNKNOWN` says that the backend could not be asked.
+
+Errors say what helps: :class:`RetryLater` waiting, :class:`NeedsPerson` somebody who changes a
+credential, a quota or a bill, :class:`LaunchRefused` nothing but another request.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import enum
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -22,11 +26,23 @@ class ExecutorError(Exception):
 
 
 class RetryLater(ExecutorError):
-    """Trying again can help: the backend is down, slow, or out of capacity."""
+    """Trying again can help: the backend is down, slow, or out of capacity.
+
+    ``after_s``: how long the backend asked us to wait, None where it did not say.
+    """
+
+    def __init__(self, message: str, *, after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.after_s = after_s
 
 
 class LaunchRefused(ExecutorError):
-    """Trying again cannot help until a person changes something."""
+    """Trying again cannot help: what was asked for is wrong."""
+
+
+class NeedsPerson(LaunchRefused):
+    """No request of this account can succeed until a person acts: a credential is wrong or has
+    expired, a permission, a quota or a payment is missing."""
 
 
 class JobState(enum.StrEnum):
@@ -46,14 +62,62 @@ class Cause(enum.StrEnum):
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
     LOST = "lost"
+    """The backend knows no such job (any more)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorConfig:
+    """What one executor works with. Two executors of one configuration see the same jobs.
+
+    ``deployment`` marks our jobs among others of the account, so that no control plane takes
+    another's for orphans. ``credentials`` are named as the backend's own environment variables
+    (``MODAL_TOKEN_ID``); where one is missing the SDK finds its own in this process's environment.
+    ``options`` are the backend's own and documented by its executor. ``state_dir`` is where local
+    jobs keep their files.
+    """
+
+    deployment: str = "archipelago"
+    credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    state_dir: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeRef:
+    """The code a replica runs, in its rendezvous: see :mod:`executors.bootstrap`.
+
+    ``sha256`` names ``code/<sha256>.zip`` under ``uri``. ``archives`` are further zips of user code
+    by digest, put on the path before it. ``requirements`` are pip requirements, installed where the
+    image lacks them.
+    """
+
+    uri: str
+    sha256: str
+    archives: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaSpec:
-    """One replica to launch. ``launch_key`` is unique per attempt, for ever."""
+    """One replica to launch. ``launch_key`` is unique per attempt, for ever.
+
+    ``hardware`` is a name in the backend's catalogue (:mod:`executors.catalogue`), ``region`` and
+    ``image`` the backend's words, empty for the executor's default. ``timeout_s`` is the deadline
+    the backend is given; None means the longest it allows, never a shorter default of its own.
+    ``secrets`` are this replica's alone, added to those of the whole launch. ``options`` are the
+    backend's own and documented by its executor.
+    """
 
     launch_key: str
     replica: int
+    hardware: str = "cpu"
+    region: str = ""
+    spot: bool = False
+    timeout_s: float | None = None
+    image: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,20 +138,64 @@ class ReplicaHandle:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaStatus:
-    """How a job is. ``cause``, ``exit_code`` and ``ended_wall_s`` are None until it has ended."""
+    """How a job is. ``cause``, ``exit_code`` and ``ended_wall_s`` are None until it has ended.
+
+    ``phase`` is the backend's own word (``Scheduling``, ``Starting``). Times are Unix seconds of
+    the backend's clock, for display and billing. ``deadline_wall_s`` is when the backend will end
+    the job, None where that is not known.
+    """
 
     state: JobState
     cause: Cause | None = None
     exit_code: int | None = None
     message: str = ""
+    phase: str = ""
     started_wall_s: float | None = None
     ended_wall_s: float | None = None
+    deadline_wall_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """A line of a job's output. ``position`` is opaque: what ``logs(after=)`` takes to go on
+    behind this line."""
+
+    text: str
+    position: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What a backend can do; the form, the preflight and the control plane ask here.
+
+    ``max_lifetime_s`` is the longest ``timeout_s`` it takes, None for no limit. ``unique_names``:
+    launching one key twice at once starts one job; without it the reaper ends the younger.
+    """
+
+    max_lifetime_s: float | None = None
+    spot: bool = False
+    regions: tuple[str, ...] = ()
+    images: bool = True
+    unique_names: bool = True
+    remote: bool = True
+    """Jobs run on other machines: they cannot reach a folder or a loopback address of this one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What a launch would fail of. ``field`` is the part of :class:`ReplicaSpec` it is about, or
+    ``credential``."""
+
+    field: str
+    message: str
 
 
 class ServerlessExecutor(Protocol):
-    """One backend. Errors are :class:`RetryLater` or :class:`LaunchRefused`."""
+    """One backend. Errors are :class:`RetryLater`, :class:`LaunchRefused` or
+    :class:`NeedsPerson`; methods may be called from several threads."""
 
     backend: str
+    capabilities: Capabilities
 
     def launch_replicas(
         self,
@@ -97,6 +205,8 @@ class ServerlessExecutor(Protocol):
         *,
         specs: Sequence[ReplicaSpec] | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+        code: CodeRef | None = None,
     ) -> list[ReplicaHandle]:
         """Start ``n_replicas`` jobs that run ``python -m entrypoint``.
 
@@ -104,25 +214,55 @@ class ServerlessExecutor(Protocol):
         environment variable that carries the replica number (default ``REPLICA_RANK``). ``specs``
         names each job; without it keys are made up and replicas are numbered from 0. A key that
         was launched before gives the handle of that job, whether it still runs or not.
+
+        ``env`` is not secret. ``secrets`` become environment variables too, by the backend's own
+        means for secrets: never in arguments, labels or handles. With ``code`` the job fetches
+        and checks that first (:mod:`executors.bootstrap`); without, the image has the module.
+
+        When one of several cannot be launched the others may have been: launch again with the
+        same specs and they are found.
         """
         ...
 
     def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
-        """The state of each, in order; one question to the backend for many jobs."""
+        """The state of each, in order; as few questions to the backend as it allows for many.
+
+        A job the backend does not know (any more) is ENDED with cause LOST.
+        """
         ...
 
     def find(self, launch_key: str) -> ReplicaHandle | None:
-        """The job of that key, or None if there never was one."""
+        """The job of that key, ended or not, or None if there never was one."""
         ...
 
-    def logs(self, handle: ReplicaHandle, *, follow: bool = False) -> Iterator[str]:
-        """Lines of the job's output, oldest first; with ``follow`` until the job ends."""
+    def live(self) -> list[ReplicaHandle]:
+        """Every job of our deployment that has not ended, for the reaper."""
+        ...
+
+    def logs(
+        self, handle: ReplicaHandle, *, after: str = "", follow: bool = False
+    ) -> Iterator[LogLine]:
+        """The job's output, oldest line first, behind the position ``after``; with ``follow``
+        until the job ends."""
         ...
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
-        """Ask each job to end, then end it. A job that has ended already is no error."""
+        """Ask each job to end, then end it; does not wait. One that has ended, or that nobody
+        knows, is no error."""
         ...
 
     def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
         """Wait up to ``timeout`` seconds for all to end; the states then."""
+        ...
+
+    def check(self) -> str:
+        """Who and where we are to the backend (account, workspace, cluster), for a person.
+
+        Raises what the backend says where the credential does not work.
+        """
+        ...
+
+    def preflight(self, spec: ReplicaSpec, count: int) -> list[Problem]:
+        """What launching ``count`` of ``spec`` would fail of, as far as the backend tells without
+        starting anything; empty when nothing is known to be wrong."""
         ...

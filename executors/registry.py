@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import importlib
+from typing import cast
 
-from executors.base import ServerlessExecutor
+from executors.base import ExecutorConfig, ServerlessExecutor
 
-BACKENDS = {"local": "Local processes on this machine"}
+BACKENDS = {
+    "local": "Local processes on this machine",
+    "modal": "Modal",
+    "huggingface": "Hugging Face Jobs",
+    "sagemaker": "Amazon SageMaker",
+    "kubernetes": "Kubernetes",
+}
 """Backend name -> what a form calls it."""
 
+CLASSES = {
+    "local": "executors.local:LocalProcessExecutor",
+    "modal": "executors.modal:ModalExecutor",
+    "huggingface": "executors.hf_jobs:HFJobsExecutor",
+    "sagemaker": "executors.sagemaker:SageMakerExecutor",
+    "kubernetes": "executors.kubernetes:KubernetesExecutor",
+}
+"""Backend name -> where its class is; the module, and its SDK, is loaded when it is asked for."""
 
-def get_executor(backend: str, *, state_dir: Path) -> ServerlessExecutor:
-    """The executor of ``backend``; ``state_dir`` is where local jobs keep their files.
 
-    Raises :class:`ValueError` for an unknown name.
-    """
-    if backend == "local":
-        from executors.local import LocalProcessExecutor
-
-        return LocalProcessExecutor(state_dir / "jobs")
-    raise ValueError(f"expected a backend of {', '.join(BACKENDS)}, found {backend!r}")
+def get_executor(backend: str, config: ExecutorConfig) -> ServerlessExecutor:
+    """The executor of ``backend``. Raises :class:`ValueError` for an unknown name."""
+    if backend not in CLASSES:
+        raise ValueError(f"expected a backend of {', '.join(BACKENDS)}, found {backend!r}")
+    module, _, name = CLASSES[backend].partition(":")
+    return cast(ServerlessExecutor, getattr(importlib.import_module(module), name)(config))

@@ -1,0 +1,120 @@
+"""Hardware a person can choose, by backend, and what an hour of it costs.
+
+Prices are list prices in US dollars, read on the date and at the page that each backend's table
+names, for information and for estimates: a bill is the backend's to write. What is not known is
+None, never 0. A TOML file replaces or adds entries (see ``docs/backends.md``)::
+
+    [modal.H100]
+    price_usd_h = 3.49
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """One choice. ``name`` is the backend's own word (flavour, instance type).
+
+    ``gpu`` is the backend's word for the accelerator, empty for none; ``gpus`` of them belong to
+    one replica. Sizes in GiB, prices in USD per hour for the whole.
+    """
+
+    backend: str
+    name: str
+    label: str
+    gpu: str = ""
+    gpus: int = 0
+    gpu_memory_gib: float | None = None
+    cpus: float | None = None
+    memory_gib: float | None = None
+    price_usd_h: float | None = None
+    spot_price_usd_h: float | None = None
+
+    def price(self, *, spot: bool) -> float | None:
+        """USD per hour, None where it is not known."""
+        return self.spot_price_usd_h if spot else self.price_usd_h
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One backend's choices; ``read_on`` (ISO date) and ``source`` say where its prices are from."""
+
+    backend: str
+    hardware: tuple[Hardware, ...]
+    read_on: str = ""
+    source: str = ""
+
+
+LOCAL = Table(
+    backend="local",
+    hardware=(
+        Hardware(backend="local", name="cpu", label="CPU of this machine", price_usd_h=0.0),
+        Hardware(
+            backend="local", name="gpu", label="One GPU of this machine", gpu="any", gpus=1,
+            price_usd_h=0.0,
+        ),
+    ),
+)  # fmt: skip
+
+
+class Catalogue:
+    """All choices of all backends. Raises :class:`ValueError` for a file that says nonsense."""
+
+    def __init__(self, tables: tuple[Table, ...], overrides: Path | None = None) -> None:
+        self.tables = {table.backend: table for table in tables}
+        self._hardware = {(h.backend, h.name): h for table in tables for h in table.hardware}
+        if overrides is not None:
+            self._override(overrides)
+
+    def of(self, backend: str) -> tuple[Hardware, ...]:
+        return tuple(h for (owner, _), h in self._hardware.items() if owner == backend)
+
+    def get(self, backend: str, name: str) -> Hardware | None:
+        return self._hardware.get((backend, name))
+
+    def _override(self, path: Path) -> None:
+        try:
+            given = tomllib.loads(path.read_text())
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise ValueError(f"{path}: expected a TOML file of hardware, found: {error}") from error
+        for backend, entries in given.items():
+            if backend not in self.tables:
+                raise ValueError(
+                    f"{path}: expected a backend of {', '.join(self.tables)}, found {backend!r}"
+                )
+            for name, fields in entries.items() if isinstance(entries, Mapping) else ():
+                self._hardware[backend, name] = _merged(
+                    self.get(backend, name), backend, name, fields, path
+                )
+
+
+_NUMBERS = ("gpu_memory_gib", "cpus", "memory_gib", "price_usd_h", "spot_price_usd_h")
+
+
+def _merged(
+    known: Hardware | None, backend: str, name: str, fields: object, path: Path
+) -> Hardware:
+    where = f"{path}: {backend}.{name}"
+    if not isinstance(fields, Mapping):
+        raise ValueError(f"{where}: expected a table of fields, found {fields!r}")
+    for field, value in fields.items():
+        if field in ("label", "gpu"):
+            kind: type | tuple[type, ...] = str
+        elif field in _NUMBERS:
+            kind = (int, float)
+        elif field == "gpus":
+            kind = int
+        else:
+            raise ValueError(
+                f"{where}: expected fields of label, gpu, gpus, {', '.join(_NUMBERS)}, "
+                f"found {field!r}"
+            )
+        if not isinstance(value, kind) or (not isinstance(value, str) and value < 0):
+            raise ValueError(f"{where}.{field}: expected a {kind}, not negative, found {value!r}")
+    base = known or Hardware(backend=backend, name=name, label=name)
+    return replace(base, **fields)
