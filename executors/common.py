@@ -19,6 +19,7 @@ from executors.base import (
     ReplicaHandle,
     ReplicaSpec,
     ReplicaStatus,
+    RetryLater,
 )
 
 DEPLOYMENT_LABEL = "archipelago-deployment"
@@ -121,8 +122,8 @@ def launch_each(
     with ThreadPoolExecutor(min(at_once, len(specs)), thread_name_prefix="launch") as pool:
         futures = [pool.submit(start, spec) for spec in specs]
     failed = [error for future in futures if (error := future.exception()) is not None]
-    for error in sorted(failed, key=lambda error: isinstance(error, ExecutorError)):
-        raise error
+    if failed:  # a bug before what a backend said
+        raise min(failed, key=lambda error: isinstance(error, ExecutorError))
     return [future.result() for future in futures]
 
 
@@ -137,18 +138,27 @@ def collect(
 ) -> list[ReplicaStatus]:
     """Poll until all have ended or ``timeout`` seconds are over; the states then.
 
-    Asks only for those that have not ended: an end is final.
+    Asks only for those that have not ended: an end is final. A backend that cannot be asked for a
+    while (:class:`RetryLater`) is asked again until the time is over, and then that is raised.
     """
     deadline = clock() + timeout
-    statuses = poll(handles) if handles else []
+    statuses: dict[int, ReplicaStatus] = {}
     while True:
-        left = [n for n, status in enumerate(statuses) if status.state is not JobState.ENDED]
-        left_s = deadline - clock()
-        if not left or left_s <= 0:
-            return statuses
-        sleep(min(every_s, left_s))
-        for n, status in zip(left, poll([handles[n] for n in left]), strict=True):
-            statuses[n] = status
+        left = [
+            n
+            for n in range(len(handles))
+            if n not in statuses or statuses[n].state is not JobState.ENDED
+        ]
+        try:
+            found = poll([handles[n] for n in left]) if left else []
+        except RetryLater:
+            if clock() >= deadline:
+                raise
+        else:
+            statuses.update(zip(left, found, strict=True))
+            if all(status.state is JobState.ENDED for status in found) or clock() >= deadline:
+                return [statuses[n] for n in range(len(handles))]
+        sleep(max(0.0, min(every_s, deadline - clock())))
 
 
 def scrub(message: str, secrets: Iterable[str]) -> str:
