@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +26,17 @@ def _list(name: str, default: str) -> list[str]:
     return [item for item in os.environ.get(name, default).split(",") if item]
 
 
-def _secret_key() -> str:
+def _kept(name: str, variable: str, make: Callable[[], str]) -> str:
     """From the environment, else made once and kept in the state folder, readable by its owner."""
-    key = os.environ.get("ARCHIPELAGO_SECRET_KEY")
-    if key:
-        return key
-    path = VAR_DIR / "secret_key"
+    given = os.environ.get(variable)
+    if given:
+        return given
+    path = VAR_DIR / name
     if not path.exists():
         VAR_DIR.mkdir(parents=True, exist_ok=True)
-        made = VAR_DIR / f".secret_key.{secrets.token_hex(4)}"
+        made = VAR_DIR / f".{name}.{secrets.token_hex(4)}"
         made.touch(mode=0o600)
-        made.write_text(secrets.token_urlsafe(48))
+        made.write_text(make())
         try:
             os.link(made, path)  # whoever is first wins; the others read the winner's
         except FileExistsError:
@@ -44,7 +46,17 @@ def _secret_key() -> str:
     return path.read_text()
 
 
-SECRET_KEY = _secret_key()
+def _file(variable: str) -> Path | None:
+    path = os.environ.get(variable)
+    return Path(path).absolute() if path else None
+
+
+def _toml(variable: str) -> dict[str, Any]:
+    path = _file(variable)
+    return tomllib.loads(path.read_text()) if path else {}
+
+
+SECRET_KEY = _kept("secret_key", "ARCHIPELAGO_SECRET_KEY", lambda: secrets.token_urlsafe(48))
 DEBUG = _flag("ARCHIPELAGO_DEBUG", False)
 ALLOWED_HOSTS = _list("ARCHIPELAGO_ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 CSRF_TRUSTED_ORIGINS = _list("ARCHIPELAGO_TRUSTED_ORIGINS", "")
@@ -176,6 +188,18 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
     "visibility_timeout": 120,
     "unacked_restore_interval": 2,
 }
+
+# Backends.
+DEPLOYMENT = _kept("deployment", "ARCHIPELAGO_DEPLOYMENT", lambda: f"a{secrets.token_hex(4)}")
+"""Marks our jobs on every backend: the reaper ends jobs that carry it and that nobody knows."""
+BACKEND_OPTIONS = _toml("ARCHIPELAGO_BACKENDS")
+"""Backend -> options of its executor, under those of a credential."""
+HARDWARE_FILE = _file("ARCHIPELAGO_HARDWARE")
+LOOPBACK_BACKENDS = frozenset(_list("ARCHIPELAGO_LOOPBACK_BACKENDS", ""))
+"""Backends whose jobs run on this machine, whatever their kind: they reach its folders and its
+loopback addresses."""
+REAPER_POLICY = os.environ.get("ARCHIPELAGO_REAPER", "cancel")
+"""What becomes of jobs nobody knows: ``cancel``, or ``report`` only."""
 
 DEFAULT_RENDEZVOUS = os.environ.get("ARCHIPELAGO_RENDEZVOUS", (VAR_DIR / "rendezvous").as_uri())
 """Prefix under which a run gets its own folder unless the form names another."""

@@ -42,7 +42,7 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """One backend's choices; ``read_on`` (ISO date) and ``source`` say where its prices are from."""
+    """One backend's choices; ``read_on`` (ISO date) and ``source`` tell of its prices."""
 
     backend: str
     hardware: tuple[Hardware, ...]
@@ -114,7 +114,7 @@ def _merged(
                 f"{where}: expected fields of label, gpu, gpus, {', '.join(_NUMBERS)}, "
                 f"found {field!r}"
             )
-        if not isinstance(value, kind) or (not isinstance(value, str) and value < 0):
+        if not isinstance(value, kind) or (isinstance(value, int | float) and value < 0):
             raise ValueError(f"{where}.{field}: expected a {kind}, not negative, found {value!r}")
     base = known or Hardware(backend=backend, name=name, label=name)
     return replace(base, **fields)

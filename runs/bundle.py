@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import diloco
-from diloco.rendezvous import keys
-from diloco.rendezvous.store import Store
-from runs.exceptions import LaunchFailed
 
 LIBRARY = Path(diloco.__file__).parent
 
@@ -44,23 +39,3 @@ def make_bundle(library: Path = LIBRARY) -> CodeBundle:
             archive.writestr(info, path.read_bytes(), compresslevel=6)
     data = buffer.getvalue()
     return CodeBundle(data=data, sha256=hashlib.sha256(data).hexdigest())
-
-
-def local_bundle(store: Store, sha256: str, cache_dir: Path) -> Path:
-    """A path on this machine of the bundle **in the rendezvous**, so that local replicas run just
-    what remote ones would. A bucket's is downloaded once, and checked, into ``cache_dir``."""
-    key = keys.code_bundle(sha256)
-    parts = urlsplit(store.uri)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path)) / key
-    path = cache_dir / f"{sha256}.zip"
-    if not path.exists():
-        data = store.get(key)
-        found = hashlib.sha256(data).hexdigest()
-        if found != sha256:
-            raise LaunchFailed(f"{key}: expected sha256 {sha256}, found {found}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        made = path.with_suffix(f".{os.getpid()}.tmp")
-        made.write_bytes(data)
-        made.replace(path)
-    return path

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
-from django.conf import settings
 from django.db.models import Q
 
 from executors.base import (
@@ -19,10 +18,10 @@ from executors.base import (
     ReplicaStatus,
     ServerlessExecutor,
 )
-from executors.registry import get_executor
+from runs.backends import executor_for
 from runs.decide import Job
 from runs.launch import save_handle
-from runs.models import Replica, ReplicaAttempt, Run
+from runs.models import Replica, ReplicaAttempt, ReplicaPool, Run
 from runs.states import REPLICA_ENDED, ReplicaState
 from runs.transitions import clean_text
 
@@ -35,10 +34,6 @@ is cancelled by :func:`runs.launch.launch_replica`."""
 _SETTLED = REPLICA_ENDED | {ReplicaState.PENDING, ReplicaState.RESTARTING}
 
 
-def executor_for(backend: str) -> ServerlessExecutor:
-    return get_executor(backend, state_dir=settings.VAR_DIR)
-
-
 def attempts_to_look_at(run: Run) -> list[ReplicaAttempt]:
     """Attempts that may still have a job, and all of replicas that wait for nothing; oldest
     first."""
@@ -46,7 +41,7 @@ def attempts_to_look_at(run: Run) -> list[ReplicaAttempt]:
         ReplicaAttempt.objects.filter(
             Q(ended_at=None) | ~Q(replica__state__in=_SETTLED), replica__run=run
         )
-        .select_related("replica__pool", "replica__run")
+        .select_related("replica__pool__credential", "replica__run")
         .order_by("replica__number", "number")
     )
 
@@ -74,16 +69,13 @@ def poll_jobs(attempts: Sequence[ReplicaAttempt], *, now: datetime) -> dict[int,
     key: the worker that launched it may have died before it could say so.
     """
     jobs: dict[int, Job] = {}
-    by_backend: dict[str, list[ReplicaAttempt]] = defaultdict(list)
-    for attempt in attempts:
-        by_backend[attempt.replica.pool.backend].append(attempt)
-    for backend, group in by_backend.items():
-        executor = executor_for(backend)
+    for pool, group in _by_account(attempts):
         try:
+            executor = executor_for(pool)
             known = [(a, h) for a in group if (h := _handle(executor, a)) is not None]
             statuses = executor.poll([handle for _, handle in known]) if known else []
         except ExecutorError as error:
-            logger.warning("%s could not be asked: %s", backend, error)
+            logger.warning("%s could not be asked: %s", pool.backend, error)
             unknown = Job(state=JobState.UNKNOWN, message=str(error))
             jobs |= {attempt.replica_id: unknown for attempt in group}
             continue
@@ -152,12 +144,20 @@ def close_unlaunched(attempts: Iterable[ReplicaAttempt], *, now: datetime) -> di
 
 def cancel(attempts: Iterable[ReplicaAttempt]) -> None:
     """Ask the backends to end these jobs; asked again at every tick until they have."""
-    by_backend: dict[str, list[ReplicaHandle]] = defaultdict(list)
-    for attempt in attempts:
-        if attempt.ended_at is None and attempt.handle is not None:
-            by_backend[attempt.replica.pool.backend].append(ReplicaHandle(**attempt.handle))
-    for backend, handles in by_backend.items():
+    started = [a for a in attempts if a.ended_at is None and a.handle is not None]
+    for pool, group in _by_account(started):
         try:
-            executor_for(backend).cancel(handles)
+            executor_for(pool).cancel([ReplicaHandle(**a.handle) for a in group if a.handle])
         except ExecutorError as error:
-            logger.warning("%s could not be asked to end jobs: %s", backend, error)
+            logger.warning("%s could not be asked to end jobs: %s", pool.backend, error)
+
+
+def _by_account(
+    attempts: Iterable[ReplicaAttempt],
+) -> list[tuple[ReplicaPool, list[ReplicaAttempt]]]:
+    """Attempts that one executor answers for, with a pool to make it for."""
+    groups: dict[tuple[str, int | None], list[ReplicaAttempt]] = defaultdict(list)
+    for attempt in attempts:
+        pool = attempt.replica.pool
+        groups[pool.backend, pool.credential_id].append(attempt)
+    return [(group[0].replica.pool, group) for group in groups.values()]

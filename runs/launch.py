@@ -16,7 +16,6 @@ import logging
 import os
 from datetime import timedelta
 
-from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
@@ -24,13 +23,24 @@ from diloco.rendezvous import keys
 from diloco.rendezvous.document import GroupDocument, ProtocolMismatch
 from diloco.rendezvous.settings import GroupSettings, SettingsError
 from diloco.rendezvous.store import MissingKey, Store, StoreDenied, StoreUnavailable
-from executors.base import LaunchRefused, ReplicaHandle, ReplicaSpec, RetryLater, ServerlessExecutor
-from executors.registry import get_executor
-from runs.bundle import local_bundle, make_bundle
+from executors.base import (
+    CodeRef,
+    LaunchRefused,
+    NeedsPerson,
+    ReplicaHandle,
+    ReplicaSpec,
+    RetryLater,
+    ServerlessExecutor,
+)
+from runs import breaker
+from runs.backends import executor_for
+from runs.bundle import make_bundle
+from runs.credentials import replica_secrets
 from runs.decide import REFUSED
 from runs.exceptions import LaunchFailed, LaunchLater
 from runs.models import Replica, ReplicaAttempt, Run
 from runs.queue import enqueue
+from runs.requirements import replica_requirements
 from runs.states import RUN_ENDED, RUN_LIVE, ReplicaState, RunState
 from runs.stores import store_for
 from runs.transitions import clean_text, record_event, transition, transition_replica
@@ -91,6 +101,8 @@ def publish_group(run: Run, store: Store) -> None:
             code_sha256=bundle.sha256, group_fingerprint=document.fingerprint
         )
         store.create(keys.code_bundle(bundle.sha256), bundle.data)
+        if run.archive is not None:
+            store.create(keys.code_bundle(run.archive.sha256), bytes(run.archive.data))
         if not store.create(keys.GROUP, document.to_bytes()):
             found = _existing_group(store)
     run.refresh_from_db()
@@ -138,13 +150,20 @@ def launch_replica(replica_id: int) -> None:
         return
     replica = attempt.replica
     run = replica.run
-    executor = get_executor(replica.pool.backend, state_dir=settings.VAR_DIR)
+    pool = replica.pool
     try:
+        executor = executor_for(pool)
         handle = executor.find(attempt.launch_key) or _start(executor, run, attempt)
+    except NeedsPerson as error:
+        breaker.call_person(pool, str(error))
+        refuse_attempt(attempt, str(error))
+        return
     except (LaunchRefused, LaunchFailed, StoreDenied, MissingKey) as error:
         refuse_attempt(attempt, str(error))
         return
     except (RetryLater, StoreUnavailable) as error:
+        if isinstance(error, RetryLater):
+            breaker.count_failure(pool, str(error), after_s=error.after_s)
         if timezone.now() - attempt.created_at > GIVE_UP_AFTER:
             refuse_attempt(attempt, str(error))
             return
@@ -206,29 +225,54 @@ def _begin_attempt(replica_id: int) -> ReplicaAttempt | None:
 
 
 def _start(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> ReplicaHandle:
-    replica = attempt.replica
+    replica, pool = attempt.replica, attempt.replica.pool
+    lifetime_s = pool.timeout_s or executor.capabilities.max_lifetime_s
+    opened = replica_secrets(run, replica, lifetime_s=lifetime_s)
+    spec = ReplicaSpec(
+        launch_key=attempt.launch_key,
+        replica=replica.number,
+        hardware=pool.hardware,
+        region=pool.region,
+        spot=pool.spot,
+        timeout_s=lifetime_s,
+        image=pool.image,
+        labels={"archipelago-run": run.pk.hex},
+        secrets=opened.environment,
+        options=pool.options,
+    )
+    ends = [s for s in (lifetime_s, opened.lifetime_s) if s is not None]
+    ReplicaAttempt.objects.filter(pk=attempt.pk).update(
+        price_usd_h=pool.price_usd_h,
+        deadline_at=timezone.now() + timedelta(seconds=min(ends)) if ends else None,
+    )
     [handle] = executor.launch_replicas(
         1,
         ENTRYPOINT,
         {"args": [run.rendezvous], "rank_env": RANK_ENV},
-        specs=[ReplicaSpec(launch_key=attempt.launch_key, replica=replica.number)],
-        env=replica_env(run),
+        specs=[spec],
+        env=replica_env(run, remote=executor.capabilities.remote),
+        code=code_of(run, remote=executor.capabilities.remote),
     )
     return handle
 
 
-def replica_env(run: Run) -> dict[str, str]:
-    """Where the code is, and a fair share of this machine's cores. Nothing about the group."""
-    bundle = local_bundle(store_for(run), run.code_sha256, settings.VAR_DIR / "code")
-    if not bundle.exists():
-        raise LaunchFailed(f"expected the code bundle at {bundle}, found nothing")
-    threads = max(1, (os.cpu_count() or 1) // int(run.group_settings["num_replicas"]))
-    return {
-        "PYTHONPATH": str(bundle),
-        # Else the working directory would come before the bundle.
-        "PYTHONSAFEPATH": "1",
-        "OMP_NUM_THREADS": str(threads),
-    }
+def code_of(run: Run, *, remote: bool) -> CodeRef:
+    """What a replica fetches before it starts. A machine of our own has what the image of another
+    must be given."""
+    return CodeRef(
+        uri=run.rendezvous,
+        sha256=run.code_sha256,
+        archives=(run.archive_id,) if run.archive_id else (),
+        requirements=replica_requirements(run, remote=remote),
+    )
+
+
+def replica_env(run: Run, *, remote: bool) -> dict[str, str]:
+    """Here, a fair share of this machine's cores. Nothing about the group."""
+    if remote:
+        return {}
+    threads = max(1, (os.cpu_count() or 1) // max(1, run.replicas.count()))
+    return {"OMP_NUM_THREADS": str(threads)}
 
 
 def save_handle(attempt: ReplicaAttempt, handle: ReplicaHandle) -> bool:

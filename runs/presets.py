@@ -6,7 +6,9 @@ stores it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.workload import ByteGPTWorkload
@@ -14,17 +16,33 @@ from diloco.rendezvous.workload import ByteGPTWorkload
 
 @dataclass(frozen=True, kw_only=True)
 class PoolDraft:
-    """``count`` replicas on one backend and hardware."""
+    """``count`` replicas on one backend and hardware.
+
+    ``hardware`` is a name of :func:`runs.backends.catalogue`. ``timeout_s`` 0 is the longest
+    deadline the backend allows. ``credential`` is the id of a :class:`~runs.models.Credential` of
+    that backend, None for the server's own environment. ``price_usd_h`` replaces the catalogue's.
+    """
 
     backend: str = "local"
     hardware: str = "cpu"
     count: int = 1
+    region: str = ""
+    spot: bool = False
+    image: str = ""
+    timeout_s: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    credential: int | None = None
+    price_usd_h: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunDraft:
     """``rendezvous`` is the URI of the run's own prefix; '' means the default prefix + run id.
-    ``time_limit_s`` 0 means no limit."""
+    ``time_limit_s``, ``budget_usd`` and ``start_timeout_s`` 0 mean no limit; ``start_timeout_s`` is
+    how long the first step may be waited for. ``store_credential`` is the id of a credential of
+    kind ``store``, None for the server's own environment. ``archive`` is a zip of user code, for
+    workloads that name a function in it.
+    """
 
     name: str
     settings: GroupSettings
@@ -32,6 +50,11 @@ class RunDraft:
     pools: tuple[PoolDraft, ...]
     rendezvous: str = ""
     time_limit_s: int = 0
+    budget_usd: float = 0.0
+    start_timeout_s: int = 0
+    max_restarts: int = 3
+    store_credential: int | None = None
+    archive: bytes = field(default=b"", repr=False)
 
 
 def local_demo() -> RunDraft:

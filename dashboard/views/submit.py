@@ -19,7 +19,7 @@ from dashboard.estimate import estimate as make_estimate
 from dashboard.forms import RunForm, initial_from
 from diloco.rendezvous.settings import SECTIONS, setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
-from runs import preflight, presets, selectors, services
+from runs import create, preflight, presets, selectors, services
 from runs.exceptions import InvalidRun
 from runs.models import Run
 from runs.presets import RunDraft
@@ -75,7 +75,7 @@ def estimate(request: HttpRequest) -> JsonResponse:
 def _reachable(form: RunForm, draft: RunDraft) -> bool:
     """Ask the bucket and the data, so that what cannot work is said here and not after launch."""
     try:
-        own = services.check_draft(draft, uuid.uuid4())
+        own = create.check_draft(draft, uuid.uuid4())
     except InvalidRun as error:
         form.point_at(error.field, error.message)
         return False

@@ -23,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> w.Clock:
 def executor(monkeypatch: pytest.MonkeyPatch) -> w.FakeExecutor:
     made = w.FakeExecutor()
     for module in ("launch", "jobs"):
-        monkeypatch.setattr(f"runs.{module}.get_executor", lambda backend, **_: made)
+        monkeypatch.setattr(f"runs.{module}.executor_for", lambda pool: made)
     return made
 
 
@@ -32,7 +32,7 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """(task, *args) of everything that was enqueued. That this waits for the commit is
     ``test_queue``'s to prove."""
     sent: list[tuple[Any, ...]] = []
-    for module in ("services", "launch", "reconcile", "tasks"):
+    for module in ("services", "create", "launch", "reconcile", "tasks"):
         monkeypatch.setattr(
             f"runs.{module}.enqueue", lambda task, *args, expires=None: sent.append((task, *args))
         )

@@ -29,17 +29,22 @@ from diloco.rendezvous.store import Store
 from diloco.rendezvous.telemetry import Evaluation, LogLine, RoundReport, Segment, StepColumns
 from diloco.rendezvous.workload import ByteGPTWorkload
 from executors.base import (
+    Capabilities,
     Cause,
+    CodeRef,
     JobState,
     LaunchRefused,
+    Problem,
     ReplicaHandle,
     ReplicaSpec,
     ReplicaStatus,
     RetryLater,
 )
+from executors.base import LogLine as JobLine
 from runs.presets import PoolDraft, RunDraft
 
 DIGEST = "d" * 64
+_DRAFT_FIELDS = frozenset(RunDraft.__dataclass_fields__) - {"settings"}
 
 
 def person(name: str, role: str = "", *, superuser: bool = False) -> Any:
@@ -55,7 +60,7 @@ def person(name: str, role: str = "", *, superuser: bool = False) -> Any:
 
 def draft(*, replicas: int = 2, rendezvous: str = "", **changes: Any) -> RunDraft:
     """``changes`` are group settings, or fields of the draft."""
-    own = {k: changes.pop(k) for k in ("name", "pools", "time_limit_s") if k in changes}
+    own = {k: changes.pop(k) for k in _DRAFT_FIELDS if k in changes}
     settings = {
         "num_replicas": replicas, "max_replicas": 32, "min_quorum": 1, "sync_every": 10,
         "total_rounds": 4, "warmup_steps": 5, "heartbeat_timeout_s": 15.0,
@@ -91,13 +96,16 @@ class FakeExecutor:
     backend = "local"
 
     def __init__(self) -> None:
+        self.capabilities = Capabilities(remote=False)
         self.jobs: dict[str, ReplicaStatus] = {}
         self.env: dict[str, Mapping[str, str]] = {}
         self.args: dict[str, Any] = {}
+        self.specs: dict[str, ReplicaSpec] = {}
+        self.code: dict[str, CodeRef | None] = {}
         self.cancelled: list[str] = []
         self.launches = 0
         self.away = ""
-        self.refuses = ""
+        self.refuses: str | Exception = ""
 
     def launch_replicas(
         self,
@@ -107,10 +115,14 @@ class FakeExecutor:
         *,
         specs: Sequence[ReplicaSpec] | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+        code: CodeRef | None = None,
     ) -> list[ReplicaHandle]:
         self._answer()
         if self.refuses:
-            raise LaunchRefused(self.refuses)
+            raise (
+                self.refuses if isinstance(self.refuses, Exception) else LaunchRefused(self.refuses)
+            )
         assert specs is not None
         assert n_replicas == len(specs)
         for spec in specs:
@@ -118,6 +130,8 @@ class FakeExecutor:
             assert spec.launch_key not in self.jobs, f"{spec.launch_key} launched twice"
             self.jobs[spec.launch_key] = ReplicaStatus(state=JobState.RUNNING)
             self.env[spec.launch_key] = dict(env or {})
+            self.specs[spec.launch_key] = spec
+            self.code[spec.launch_key] = code
             self.args[spec.launch_key] = (entrypoint, dict(entrypoint_args or {}))
         return [self._handle(spec.launch_key) for spec in specs]
 
@@ -129,8 +143,21 @@ class FakeExecutor:
         self._answer()
         return self._handle(launch_key) if launch_key in self.jobs else None
 
-    def logs(self, handle: ReplicaHandle, *, follow: bool = False) -> Iterator[str]:
+    def live(self) -> list[ReplicaHandle]:
+        self._answer()
+        return [self._handle(k) for k, s in self.jobs.items() if s.state != JobState.ENDED]
+
+    def logs(
+        self, handle: ReplicaHandle, *, after: str = "", follow: bool = False
+    ) -> Iterator[JobLine]:
         return iter(())
+
+    def check(self) -> str:
+        self._answer()
+        return "a test's own backend"
+
+    def preflight(self, spec: ReplicaSpec, count: int) -> list[Problem]:
+        return []
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
         self._answer()

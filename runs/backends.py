@@ -1,0 +1,68 @@
+"""Executors for pools: which credential, which options, and what their hardware costs.
+
+Executors are kept per process, because their clients do not survive a fork and opening one costs
+connections; a changed credential makes a new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+from executors.base import ExecutorConfig, ServerlessExecutor
+from executors.catalogue import Catalogue
+from executors.hardware import TABLES
+from executors.registry import BACKENDS, get_executor
+from runs.credentials import open_credential
+from runs.models import Credential, ReplicaPool
+
+__all__ = ["BACKENDS", "catalogue", "executor_for", "executor_of"]
+
+
+def executor_for(pool: ReplicaPool) -> ServerlessExecutor:
+    return executor_of(pool.backend, pool.credential)
+
+
+def executor_of(backend: str, credential: Credential | None) -> ServerlessExecutor:
+    """The executor of a backend with a credential; None is the server's own environment."""
+    secrets = open_credential(credential)
+    options = {
+        **settings.BACKEND_OPTIONS.get(backend, {}),
+        **(credential.options if credential else {}),
+    }
+    return _executor(
+        os.getpid(), backend, _key(secrets), _key(options), settings.DEPLOYMENT, settings.VAR_DIR
+    )
+
+
+def catalogue() -> Catalogue:
+    """Hardware of all backends, with the prices of ``ARCHIPELAGO_HARDWARE`` over the list's."""
+    return _catalogue(settings.HARDWARE_FILE)
+
+
+def _key(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, sort_keys=True)
+
+
+@lru_cache(maxsize=64)
+def _executor(
+    pid: int, backend: str, secrets: str, options: str, deployment: str, state_dir: Path
+) -> ServerlessExecutor:
+    config = ExecutorConfig(
+        deployment=deployment,
+        credentials=json.loads(secrets),
+        options=json.loads(options),
+        state_dir=state_dir,
+    )
+    return get_executor(backend, config)
+
+
+@lru_cache(maxsize=4)
+def _catalogue(overrides: Path | None) -> Catalogue:
+    return Catalogue(TABLES, overrides)

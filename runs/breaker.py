@@ -1,0 +1,94 @@
+"""The circuit breaker of a pool: a backend that fails again and again is left alone for a while.
+
+After :data:`FAILURES` launches in a row that failed, nothing is launched in the pool for
+:func:`closed_for_s`; then one replica is tried, and the first that works closes the matter.
+Where only a person can help (a credential, a quota), nothing is launched until one has acted:
+the credential was tested well or changed, or somebody asked for a restart.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.db.models import F
+from django.utils import timezone
+
+from runs.models import Credential, ReplicaPool, Run
+from runs.transitions import clean_text, record_event
+
+FAILURES = 3
+CLOSED_S = 30.0
+CLOSED_CAP_S = 900.0
+
+
+def closed_for_s(failures: int) -> float:
+    """How long after that many failures in a row; 0 below the limit."""
+    if failures < FAILURES:
+        return 0.0
+    return float(min(CLOSED_S * 2 ** (failures - FAILURES), CLOSED_CAP_S))
+
+
+def may_launch(pool: ReplicaPool, now: datetime, *, trying: int) -> bool:
+    """Whether the pool may launch one more, with ``trying`` launches of it under way."""
+    if pool.needs_person or (pool.closed_until is not None and pool.closed_until > now):
+        return False
+    return pool.failures < FAILURES or trying == 0
+
+
+def count_failure(pool: ReplicaPool, message: str, *, after_s: float | None = None) -> None:
+    """A launch failed, or a job died before it worked. ``after_s``: what the backend asked for."""
+    ReplicaPool.objects.filter(pk=pool.pk).update(
+        failures=F("failures") + 1, trouble=clean_text(message)
+    )
+    pool.refresh_from_db(fields=("failures", "trouble"))
+    wait_s = max(closed_for_s(pool.failures), after_s or 0.0)
+    if not wait_s:
+        return
+    until = timezone.now() + timedelta(seconds=wait_s)
+    ReplicaPool.objects.filter(pk=pool.pk).update(closed_until=until)
+    pool.closed_until = until
+    record_event(
+        _run(pool),
+        "breaker",
+        f"{pool}: {pool.failures} failures in a row, nothing is launched for {wait_s:.0f} s: "
+        f"{message}",
+        level="warning",
+    )
+
+
+def count_success(pool: ReplicaPool) -> None:
+    """A replica of the pool works."""
+    moved = (
+        ReplicaPool.objects.filter(pk=pool.pk)
+        .exclude(failures=0, needs_person=False)
+        .update(failures=0, closed_until=None, needs_person=False, trouble="")
+    )
+    if moved and (pool.failures >= FAILURES or pool.needs_person):
+        record_event(_run(pool), "breaker", f"{pool}: works again")
+    pool.failures, pool.closed_until, pool.needs_person, pool.trouble = 0, None, False, ""
+
+
+def call_person(pool: ReplicaPool, message: str) -> None:
+    """Only somebody who acts can help; said once."""
+    message = clean_text(message)
+    if ReplicaPool.objects.filter(pk=pool.pk, needs_person=False).update(
+        needs_person=True, trouble=message
+    ):
+        record_event(
+            _run(pool),
+            "breaker",
+            f"{pool}: nothing is launched until somebody acts: {message}",
+            level="error",
+        )
+    pool.needs_person, pool.trouble = True, message
+
+
+def person_acted(backend: str, credential: Credential | None) -> int:
+    """Somebody changed or proved a credential: what waited for it may go on. Returns how many."""
+    return ReplicaPool.objects.filter(
+        backend=backend, credential=credential, needs_person=True
+    ).update(needs_person=False, failures=0, closed_until=None)
+
+
+def _run(pool: ReplicaPool) -> Run:
+    return Run.objects.get(pk=pool.run_id)

@@ -1,0 +1,30 @@
+"""Tables of the control plane. They cache the bucket: only users and credentials live here alone.
+
+Models hold fields, constraints and cheap properties. Transitions are in :mod:`runs.services`,
+queries in :mod:`runs.selectors`.
+"""
+
+from __future__ import annotations
+
+from runs.models.archive import Archive
+from runs.models.credential import Credential
+from runs.models.event import Event
+from runs.models.rounds import Checkpoint, Contribution, Round
+from runs.models.run import Replica, ReplicaAttempt, ReplicaPool, Run
+from runs.models.telemetry import LogLine, MetricBlock, TelemetryCursor
+
+__all__ = [
+    "Archive",
+    "Checkpoint",
+    "Contribution",
+    "Credential",
+    "Event",
+    "LogLine",
+    "MetricBlock",
+    "Replica",
+    "ReplicaAttempt",
+    "ReplicaPool",
+    "Round",
+    "Run",
+    "TelemetryCursor",
+]

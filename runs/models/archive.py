@@ -1,0 +1,16 @@
+"""Code that people upload."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class Archive(models.Model):
+    """A zip of user code, named by its contents, until launches have put it into buckets."""
+
+    sha256 = models.CharField(max_length=64, primary_key=True)
+    data = models.BinaryField()
+    created_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return self.sha256[:12]
