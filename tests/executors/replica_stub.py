@@ -1,7 +1,9 @@
-"""Stands for a replica: ``python -m replica_stub WHAT ARGS...``."""
+"""Stands for a replica: ``python -m replica_stub WHAT ARGS...``. Imports nothing but the standard
+library: it runs wherever an executor puts it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -16,12 +18,23 @@ def forever() -> None:
         time.sleep(60)
 
 
+def wait_for(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.01)
+
+
 def main() -> None:
     what, *args = sys.argv[1:]
     if what == "env":
         print(json.dumps(dict(os.environ)))
+    elif what == "args":
+        print(json.dumps(args))
+    elif what == "digests":
+        for name in args:
+            print(hashlib.sha256(os.environ[name].encode()).hexdigest())
+        print(json.dumps([sys.orig_argv, sys.argv]))
     elif what == "exit":
-        print(*args[1:], sep="\n")
+        print(*args[1:], sep="\n", flush=True)
         sys.exit(int(args[0]))
     elif what == "kill":
         os.kill(os.getpid(), int(args[0]))
@@ -46,10 +59,14 @@ def main() -> None:
         forever()
     elif what == "lines":
         print("first", flush=True)
-        while not Path(args[0]).exists():
-            time.sleep(0.01)
+        wait_for(args[0])
         print("second")
         print("no newline at the end", end="")
+    elif what == "hog":
+        Path(args[0]).write_text(str(os.getpid()))
+        held = [b"x" * (1 << 20) for _ in range(int(args[1]))]
+        print(len(held))
+        forever()
 
 
 main()

@@ -16,9 +16,11 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
+
+import pytest
 
 from executors.base import (
     ExecutorConfig,
@@ -55,12 +57,14 @@ FEATURES = {
     "deadline": "timeout_s of a few seconds ends a job, and the backend says so",
     "exit_code": "the exit code of a job that failed is told",
     "follow": "lines of a running job are seen before it ends",
+    "impatient": "impatient() makes an executor that does not wait for slow answers",
     "credentials": "a wrong credential is refused",
     "cancel_is_told": "a job that was cancelled is told from one that failed",
 }
 
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("local", "server"): "processes of this machine: no server is asked",
+    ("local", "impatient"): "processes of this machine: no server is asked",
     ("local", "requests"): "processes of this machine: no server is asked",
     ("local", "one_poll"): "processes of this machine: no server is asked",
     ("local", "quota"): "nobody grants processes of one's own machine",
@@ -70,13 +74,26 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
 
 
 class World(Protocol):
-    """One backend. ``executor`` makes a new instance every time, as another process would; its
-    keyword arguments are options of its :class:`ExecutorConfig`, except ``deployment`` and
-    ``credentials``."""
+    """One backend."""
 
     backend: str
+    wrong_credentials: Mapping[str, str]
+    """Well-formed, and nobody's."""
 
-    def executor(self, **options: Any) -> ServerlessExecutor: ...
+    def executor(self, **options: Any) -> ServerlessExecutor:
+        """A new instance every time, as another process would have. Keyword arguments are options
+        of its :class:`ExecutorConfig`, except ``deployment`` and ``credentials`` (see
+        :func:`config`). It takes hardware ``cpu``."""
+        ...
+
+    def impatient(self) -> ServerlessExecutor:
+        """One that gives an answer up after a second or so."""
+        ...
+
+    def description(self, handle: ReplicaHandle) -> str:
+        """All that a person who may look at the job sees of it at the backend: command, labels,
+        plain environment."""
+        ...
 
     def preempt(self, handle: ReplicaHandle) -> None: ...
 
@@ -109,10 +126,25 @@ def why_not(backend: str, feature: str) -> str:
     return EXCEPTIONS.get((backend, feature), "")
 
 
+def present() -> list[str]:
+    """Backends whose world is there."""
+    return [name for name, (module, *_) in _parts().items() if (HERE / f"{module}.py").exists()]
+
+
+def _parts() -> dict[str, list[str]]:
+    return {backend: path.split(":") for backend, path in _CLASSES.items()}
+
+
+def every_world(*features: str) -> pytest.MarkDecorator:
+    """Runs a test, by its fixture ``world``, in every world that can do ``features``."""
+    able = [name for name in present() if not any(why_not(name, what) for what in features)]
+    return pytest.mark.parametrize("world", able, indirect=True)
+
+
 @contextlib.contextmanager
 def open_world(backend: str, folder: Path) -> Iterator[World]:
     """The world of ``backend``, with its files in ``folder``."""
-    module, _, name = _CLASSES[backend].partition(":")
+    module, name = _parts()[backend]
     made = getattr(importlib.import_module(f"tests.executors.{module}"), name)
     with made(folder) as world:
         yield cast(World, world)
@@ -129,17 +161,19 @@ def launch(
     *args: object,
     key: str = "run-0-1",
     replica: int = 0,
-    env: dict[str, str] | None = None,
-    secrets: dict[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
+    own_secrets: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> ReplicaHandle:
-    """One job that runs ``tests/executors/replica_stub.py`` with ``args``."""
+    """One job that runs ``tests/executors/replica_stub.py`` with ``args``; ``spec`` are further
+    fields of its :class:`ReplicaSpec`, whose secrets are ``own_secrets``."""
     (handle,) = executor.launch_replicas(
         1,
         "replica_stub",
         {"args": args},
-        specs=[ReplicaSpec(launch_key=key, replica=replica, **spec)],
-        env=stub_env() | (env or {}),
+        specs=[ReplicaSpec(launch_key=key, replica=replica, secrets=own_secrets or {}, **spec)],
+        env={**stub_env(), **(env or {})},
         secrets=secrets,
     )
     return handle
