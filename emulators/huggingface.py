@@ -1,0 +1,327 @@
+"""Hugging Face's Hub as far as Jobs go, on this machine.
+
+Speaks ``/api/jobs`` and ``/api/whoami-v2`` as the real client of ``huggingface_hub`` 2.4 does, asks
+for a bearer token, and runs each job as a process. Stages, status messages and the refusal for
+want of credit are the Hub's own words where they are documented or reported by its users; the
+``Reason:`` of a machine that went away is Kubernetes' word for it and not seen on the Hub. Like the
+Hub it lets two jobs have one name and the same labels.
+
+Left out: images, volumes (checked, not mounted), scheduled jobs, exposed ports, metrics, and
+restarts of this process.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from emulators.huggingface_http import Server, time_text
+from emulators.huggingface_spec import DEFAULT_TIMEOUT_S, Refused, about_machine, check, hardware
+from emulators.processes import Job, Processes
+
+TOKEN = "hf_emulated"  # noqa: S105 (no real one)
+USER = "islands"
+ORG = "archipelago"
+
+NO_CREDIT = (
+    "Pre-paid credit balance is insufficient - add more credits to your account to use Jobs."
+)
+
+SubmitFault = Literal["refused", "started", "hung_up"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    """What the Hub keeps of a job besides its process."""
+
+    id: str
+    namespace: str
+    spec: Mapping[str, Any] = field(repr=False)
+    created_wall_s: float
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self.spec.get("labels") or {})
+
+
+class HuggingFaceHub:
+    """The emulated Hub; a context manager. ``root`` holds a folder for each job.
+
+    ``tokens`` says which user each token belongs to; every user is a member of :data:`ORG`.
+    With ``scheduling`` new jobs wait in SCHEDULING until :meth:`schedule`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        port: int = 0,
+        tokens: Mapping[str, str] | None = None,
+        page_size: int = 50,
+        grace_s: float = 10.0,
+    ) -> None:
+        self.processes = Processes(root, grace_s=grace_s)
+        self.tokens = dict(tokens or {TOKEN: USER})
+        self.page_size = page_size
+        self.scheduling = False
+        self.delay_s = 0.0
+        self.requests = 0
+        self._server = Server(self, port)
+        self._lock = threading.Lock()
+        self._records: dict[str, _Record] = {}
+        self._quota: str | None = None
+        self._limited_s: float | None = None
+        self._submit_faults: list[SubmitFault] = []
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+        self.processes.close()
+
+    # Faults.
+
+    def start(self) -> None:
+        """Serve, at the same address after a :meth:`stop`."""
+        self._server.start()
+
+    def stop(self) -> None:
+        """Refuse connections, and drop those that are open. Jobs go on."""
+        self._server.stop()
+
+    def preempt(self, job: str) -> None:
+        self.processes.kill(self._id(job), "preempted", grace_s=0)
+
+    def oom(self, job: str) -> None:
+        self.processes.kill(self._id(job), "oom", grace_s=0)
+
+    def lose(self, job: str) -> None:
+        """The record vanishes, and the process with it."""
+        job = self._id(job)
+        with self._lock:
+            del self._records[job]
+        self.processes.forget(job)
+
+    def refuse_quota(self, message: str | None = NO_CREDIT) -> None:
+        """Refuse to run jobs for want of credit, in these words; None ends it."""
+        self._quota = message
+
+    def slow(self, seconds: float) -> None:
+        """Each answer takes so long."""
+        self.delay_s = seconds
+
+    def rate_limit(self, seconds: float | None) -> None:
+        """Answer everything with 429 and this time until the window's end; None ends it."""
+        self._limited_s = seconds
+
+    def fail_submit(self, fault: SubmitFault, times: int = 1) -> None:
+        """The next submissions go wrong: ``refused`` with 500 and nothing started, ``started`` and
+        500 all the same, or started and ``hung_up`` on without an answer."""
+        self._submit_faults.extend([fault] * times)
+
+    def schedule(self) -> None:
+        """Start what waits in SCHEDULING."""
+        self.scheduling = False
+        for job in self.processes.all():
+            self.processes.begin(job.id)
+
+    # The API. Raises Refused.
+
+    def user(self, authorization: str) -> str:
+        """Whose token that is."""
+        user = self.tokens.get(authorization.removeprefix("Bearer "))
+        if user is None:
+            words = "Invalid credentials in Authorization header"
+            raise Refused(401, words, {"X-Error-Message": words})
+        if self._limited_s is not None:
+            raise Refused(
+                429,
+                "We had to rate limit you",
+                {
+                    "RateLimit": f'"api";r=0;t={round(self._limited_s)}',
+                    "RateLimit-Policy": '"fixed window";"api";q=1000;w=300',
+                },
+            )
+        return user
+
+    def whoami(self, user: str) -> dict[str, Any]:
+        return {
+            "type": "user",
+            "id": _object_id(user),
+            "name": user,
+            "fullname": user,
+            "email": f"{user}@example.invalid",
+            "canPay": True,
+            "isPro": True,
+            "orgs": [
+                {
+                    "type": "org",
+                    "id": _object_id(ORG),
+                    "name": ORG,
+                    "fullname": ORG,
+                    "canPay": True,
+                    "plan": "team",
+                    "roleInOrg": "write",
+                }
+            ],
+            "auth": {
+                "type": "access_token",
+                "accessToken": {
+                    "displayName": "emulated",
+                    "role": "write",
+                    "createdAt": "2026-01-01T00:00:00.000Z",
+                },
+            },
+        }
+
+    def hardware(self) -> list[dict[str, Any]]:
+        return hardware()
+
+    def run(self, user: str, namespace: str, spec: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Start a job; None where the connection is to be dropped without an answer."""
+        self._member(user, namespace)
+        if self._quota is not None:
+            raise Refused(402, self._quota)
+        check(spec)
+        with self._lock:
+            fault = self._submit_faults.pop(0) if self._submit_faults else None
+        if fault == "refused":
+            raise Refused(500, "Internal Error")
+        now = time.time()
+        job_id = f"{int(now):08x}{secrets.token_hex(8)}"
+        with self._lock:
+            self._records[job_id] = _Record(
+                id=job_id, namespace=namespace, spec=spec, created_wall_s=now
+            )
+        self.processes.start(
+            [*spec["command"], *spec.get("arguments", ())],
+            {
+                "JOB_ID": job_id,
+                **about_machine(spec["flavor"]),
+                **spec["environment"],
+                **spec.get("secrets", {}),
+            },
+            timeout_s=spec.get("timeoutSeconds", DEFAULT_TIMEOUT_S),
+            job_id=job_id,
+            held=self.scheduling,
+        )
+        if fault == "started":
+            raise Refused(500, "Internal Error")
+        return None if fault == "hung_up" else self.inspect(user, namespace, job_id)
+
+    def list(
+        self, user: str, namespace: str, *, stages: list[str], labels: list[str], after: str
+    ) -> tuple[list[dict[str, Any]], str]:
+        """A page, newest first, and the cursor of the next one, empty for none."""
+        self._member(user, namespace)
+        wanted = dict(label.split("=", 1) for label in labels)
+        with self._lock:
+            records = [r for r in self._records.values() if r.namespace == namespace]
+        records.sort(key=lambda record: (record.created_wall_s, record.id), reverse=True)
+        found = [
+            told
+            for record in records
+            if wanted.items() <= record.labels.items()
+            for told in [self._told(record)]
+            if not stages or told["status"]["stage"] in stages
+        ]
+        start = next((n for n, told in enumerate(found, 1) if told["id"] == after), 0)
+        page = found[start : start + self.page_size]
+        more = len(found) > start + self.page_size
+        return page, page[-1]["id"] if more else ""
+
+    def inspect(self, user: str, namespace: str, job: str) -> dict[str, Any]:
+        return self._told(self._record(user, namespace, job))
+
+    def cancel(self, user: str, namespace: str, job: str) -> dict[str, Any]:
+        record = self._record(user, namespace, job)
+        if self.processes.get(job).state == "ended":
+            raise Refused(409, "Job is already finished")
+        self.processes.kill(job, "cancelled")
+        return self._told(record)
+
+    def check_logs(self, user: str, namespace: str, job: str) -> None:
+        self._record(user, namespace, job)
+
+    def _member(self, user: str, namespace: str) -> None:
+        if namespace not in (user, ORG):
+            raise Refused(403, f"You don't have the rights to use Jobs under {namespace!r}")
+
+    def _record(self, user: str, namespace: str, job: str) -> _Record:
+        self._member(user, namespace)
+        with self._lock:
+            record = self._records.get(job)
+        if record is None or record.namespace != namespace:
+            raise Refused(404, "Job not found")
+        return record
+
+    def _id(self, job: str) -> str:
+        """A job's id, given that or its name."""
+        with self._lock:
+            named = [r.id for r in self._records.values() if job in (r.id, r.labels.get("name"))]
+        if not named:
+            raise KeyError(f"expected a job's id or name, found {job!r}")
+        return named[-1]
+
+    def _told(self, record: _Record) -> dict[str, Any]:
+        job = self.processes.get(record.id)
+        stage, message = _stage(job)
+        spec = record.spec
+        until = job.ended_wall_s or time.time()
+        return {
+            "id": record.id,
+            "createdAt": time_text(record.created_wall_s),
+            "startedAt": time_text(job.started_wall_s),
+            "finishedAt": time_text(job.ended_wall_s),
+            "dockerImage": spec.get("dockerImage"),
+            "spaceId": spec.get("spaceId"),
+            "command": spec["command"],
+            "arguments": spec.get("arguments", []),
+            "environment": spec["environment"],
+            "secrets": sorted(spec.get("secrets", {})),
+            "flavor": spec["flavor"],
+            "labels": record.labels,
+            "volumes": spec.get("volumes"),
+            "status": {"stage": stage, "message": message},
+            "durations": {
+                "schedulingSecs": round((job.started_wall_s or until) - record.created_wall_s),
+                "runningSecs": round(until - job.started_wall_s) if job.started_wall_s else None,
+                "totalSecs": round(until - record.created_wall_s),
+            },
+            "owner": {
+                "id": _object_id(record.namespace),
+                "name": record.namespace,
+                "type": "org" if record.namespace == ORG else "user",
+            },
+            "initiator": None,
+        }
+
+
+def _stage(job: Job) -> tuple[str, str | None]:
+    if job.state == "pending":
+        return "SCHEDULING", None
+    if job.state == "running":
+        return "RUNNING", None
+    if job.ended_by == "cancelled":
+        return "CANCELED", None
+    if job.ended_by == "deadline":
+        return "ERROR", "Job timeout"
+    if job.exit_code == 0:
+        return "COMPLETED", None
+    reason = {"oom": "OOMKilled", "preempted": "Evicted"}.get(job.ended_by, "Error")
+    return "ERROR", f"Job failed with exit code: {job.exit_code}. Reason: {reason}"
+
+
+def _object_id(name: str) -> str:
+    return name.encode().hex()[:24].ljust(24, "0")
