@@ -18,4 +18,5 @@ app.conf.beat_schedule = {
         "schedule": 1.0,
         "options": {"expires": 5},
     },
+    "reap": {"task": "runs.tasks.reap", "schedule": 60.0, "options": {"expires": 30}},
 }

@@ -36,6 +36,7 @@ from dashboard import broker, commands
 from dashboard.celery import app as celery_app
 from dashboard.children import Child
 from executors import LocalProcessExecutor
+from executors.base import ExecutorConfig
 
 FREE_BYTES = 200_000_000
 START_S = 60.0
@@ -130,7 +131,7 @@ class Supervisor:
         server = by_name.pop("broker", None)
         # The worker first: it would take a replica that we end for one that was lost.
         self._end(list(by_name.values()))
-        local = LocalProcessExecutor(self.var / "jobs")
+        local = LocalProcessExecutor(ExecutorConfig(state_dir=self.var))
         left = local.live()
         if left:
             self.say(f"stopping {len(left)} local replicas")

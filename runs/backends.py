@@ -15,14 +15,14 @@ from typing import Any
 
 from django.conf import settings
 
-from executors.base import ExecutorConfig, ServerlessExecutor
+from executors.base import Capabilities, ExecutorConfig, ServerlessExecutor
 from executors.catalogue import Catalogue
 from executors.hardware import TABLES
-from executors.registry import BACKENDS, get_executor
+from executors.registry import BACKENDS, executor_class, get_executor
 from runs.credentials import open_credential
 from runs.models import Credential, ReplicaPool
 
-__all__ = ["BACKENDS", "catalogue", "executor_for", "executor_of"]
+__all__ = ["BACKENDS", "capabilities_of", "catalogue", "executor_for", "executor_of"]
 
 
 def executor_for(pool: ReplicaPool) -> ServerlessExecutor:
@@ -39,6 +39,12 @@ def executor_of(backend: str, credential: Credential | None) -> ServerlessExecut
     return _executor(
         os.getpid(), backend, _key(secrets), _key(options), settings.DEPLOYMENT, settings.VAR_DIR
     )
+
+
+def capabilities_of(backend: str) -> Capabilities:
+    """What a backend can do, whoever asks it. Loads its module, but makes no executor: without a
+    credential some cannot be made."""
+    return executor_class(backend).capabilities
 
 
 def catalogue() -> Catalogue:

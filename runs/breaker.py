@@ -14,6 +14,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from runs.models import Credential, ReplicaPool, Run
+from runs.states import ReplicaState
 from runs.transitions import clean_text, record_event
 
 FAILURES = 3
@@ -28,11 +29,13 @@ def closed_for_s(failures: int) -> float:
     return float(min(CLOSED_S * 2 ** (failures - FAILURES), CLOSED_CAP_S))
 
 
-def may_launch(pool: ReplicaPool, now: datetime, *, trying: int) -> bool:
-    """Whether the pool may launch one more, with ``trying`` launches of it under way."""
+def may_launch(pool: ReplicaPool, now: datetime) -> bool:
+    """Whether the pool may launch one more: after too many failures one at a time."""
     if pool.needs_person or (pool.closed_until is not None and pool.closed_until > now):
         return False
-    return pool.failures < FAILURES or trying == 0
+    if pool.failures < FAILURES:
+        return True
+    return not pool.replicas.filter(state=ReplicaState.PROVISIONING).exists()
 
 
 def count_failure(pool: ReplicaPool, message: str, *, after_s: float | None = None) -> None:
@@ -88,6 +91,11 @@ def person_acted(backend: str, credential: Credential | None) -> int:
     return ReplicaPool.objects.filter(
         backend=backend, credential=credential, needs_person=True
     ).update(needs_person=False, failures=0, closed_until=None)
+
+
+def person_looked(pool: ReplicaPool) -> None:
+    """Somebody asked for a launch: it is tried, whatever was."""
+    ReplicaPool.objects.filter(pk=pool.pk).update(needs_person=False, failures=0, closed_until=None)
 
 
 def _run(pool: ReplicaPool) -> Run:

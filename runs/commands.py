@@ -1,31 +1,63 @@
 """What the control plane asks of replicas, as create-once objects under ``control/``.
 
-Left out until there are other commands than *stop*: a queue of them.
+Numbers have no gaps; whoever finds one taken takes the next. What was sent is remembered in the
+database after it was sent, so a command may be there twice: each means the same twice.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord, Command
 from diloco.rendezvous.store import Store
-from runs.models import Run
+from runs.models import Replica, Run
 from runs.reading import refuse
 
 
 def send_stop(run: Run, store: Store, now: datetime) -> None:
-    """Write the command under the next free number; another writer's command takes the next."""
-    command = Command(n=run.next_command, command="stop", wall_s=now.timestamp())
+    """End the run at its newest committed round."""
+    _send(run, store, Command(n=run.next_command, command="stop", wall_s=now.timestamp()))
+    Run.objects.filter(pk=run.pk, stop_sent_at=None).update(stop_sent_at=now)
+    run.stop_sent_at = now
+
+
+def send_drain(replica: Replica, store: Store, now: datetime, *, within_s: float) -> None:
+    """Ask this incarnation to give its work to a round, save its state, and leave."""
+    run = replica.run
+    arguments: Mapping[str, Any] = {"incarnation": replica.incarnation, "within_s": within_s}
+    _send(
+        run,
+        store,
+        Command(
+            n=run.next_command,
+            command="drain",
+            replica=replica.number,
+            arguments=arguments,
+            wall_s=now.timestamp(),
+        ),
+    )
+    Replica.objects.filter(pk=replica.pk).update(drain_sent_at=now)
+    replica.drain_sent_at = now
+
+
+def _send(run: Run, store: Store, command: Command) -> None:
     while not store.create(keys.control(command.n), command.to_bytes()):
         try:
             theirs = Command.from_bytes(store.get(keys.control(command.n)))
-            if theirs.command == "stop" and theirs.replica is None:
+            if _meaning(theirs) == _meaning(command):
                 break
         except BadRecord as error:
             refuse(run, keys.control(command.n), error)
-        command = Command(n=command.n + 1, command="stop", wall_s=now.timestamp())
-    Run.objects.filter(pk=run.pk, stop_sent_at=None).update(
-        stop_sent_at=now, next_command=command.n + 1
+        command = replace(command, n=command.n + 1)
+    run.next_command = command.n + 1
+    Run.objects.filter(pk=run.pk, next_command__lt=run.next_command).update(
+        next_command=run.next_command
     )
-    run.stop_sent_at = now
+
+
+def _meaning(command: Command) -> tuple[Any, ...]:
+    return command.command, command.replica, command.arguments.get("incarnation")

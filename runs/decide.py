@@ -19,27 +19,13 @@ from runs.states import (
     RunState,
 )
 
-MAX_RESTARTS = 3
-"""Relaunches of one replica that nobody asked for; after that a person must."""
-
-BACKOFF_S = 2.0
-BACKOFF_CAP_S = 60.0
 SUSPECT_AFTER_BEATS = 3.0
-STOP_GRACE_S = 30.0
-"""How long replicas may take to end by themselves before their jobs are cancelled."""
-
 SLOW_START_S = 120.0
 STALL_FLOOR_S = 60.0
 """A run is never called stalled for want of a commit sooner than this."""
 
-REFUSED = "refused"
-"""Cause of an attempt that the backend would not take; not tried again."""
-
 TRY_LATER = 75
 """Exit code (EX_TEMPFAIL) of a replica that gave up for now."""
-
-WILL_NOT_MEND = 78
-"""Exit code (EX_CONFIG) of a replica that found something wrong which a restart does not change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,17 +138,6 @@ def _by_silence(view: ReplicaView, beat: BeatView) -> Verdict | None:
     )
 
 
-def relaunch_delay_s(
-    state: ReplicaState, *, restarts: int, cause: str, exit_code: int | None = None
-) -> float | None:
-    """Seconds to wait before a failed or lost replica is launched again, None for never."""
-    if state not in (ReplicaState.FAILED, ReplicaState.LOST):
-        return None
-    if restarts >= MAX_RESTARTS or cause == REFUSED or exit_code == WILL_NOT_MEND:
-        return None
-    return float(min(BACKOFF_S * 2**restarts, BACKOFF_CAP_S))
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunView:
     """The run as this tick found it, replicas already judged."""
@@ -184,6 +159,9 @@ class RunView:
     stop_reason: str = ""
     age_s: float = 0.0
     time_limit_s: int = 0
+    start_timeout_s: int = 0
+    cost_usd: float = 0.0
+    budget_usd: float = 0.0
     since_commit_s: float = 0.0
     round_s: float | None = None
 
@@ -216,6 +194,15 @@ def judge_run(view: RunView) -> RunVerdict | None:
     if view.time_limit_s and view.age_s > view.time_limit_s:
         return RunVerdict(
             to=RunState.STOPPING, reason=f"time limit of {view.time_limit_s} s reached"
+        )
+    if view.budget_usd and view.cost_usd >= view.budget_usd:
+        return RunVerdict(to=RunState.STOPPING, reason=f"budget of ${view.budget_usd:.2f} reached")
+    if view.start_timeout_s and not view.training and view.age_s > view.start_timeout_s:
+        came = sum(state in REPLICA_WORKING for state in view.replicas)
+        return RunVerdict(
+            to=RunState.STOPPING,
+            reason=f"expected a first step within {view.start_timeout_s} s, found {came} of "
+            f"{view.target} replicas there",
         )
     return _by_live_count(view)
 

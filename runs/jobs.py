@@ -96,9 +96,11 @@ def _handle(executor: ServerlessExecutor, attempt: ReplicaAttempt) -> ReplicaHan
 
 def _record(attempt: ReplicaAttempt, status: ReplicaStatus, now: datetime) -> Job:
     message = clean_text(status.message)
-    if attempt.replica.backend_state != status.state:
-        Replica.objects.filter(pk=attempt.replica_id).update(backend_state=status.state)
-        attempt.replica.backend_state = status.state
+    said = clean_text(status.phase or status.state, 32)
+    if attempt.replica.backend_state != said:
+        Replica.objects.filter(pk=attempt.replica_id).update(backend_state=said)
+        attempt.replica.backend_state = said
+    _save_times(attempt, status)
     if status.state == JobState.ENDED:
         ended_at = now
         if status.ended_wall_s is not None:
@@ -117,6 +119,23 @@ def _record(attempt: ReplicaAttempt, status: ReplicaStatus, now: datetime) -> Jo
         exit_code=status.exit_code,
         message=message,
     )
+
+
+def _save_times(attempt: ReplicaAttempt, status: ReplicaStatus) -> None:
+    """When it began and when it will be ended, in the backend's words."""
+    fields = {
+        name: datetime.fromtimestamp(wall_s, tz=UTC)
+        for name, wall_s in (
+            ("started_at", status.started_wall_s),
+            ("deadline_at", status.deadline_wall_s),
+        )
+        if wall_s is not None
+    }
+    changed = {name: at for name, at in fields.items() if getattr(attempt, name) != at}
+    if changed:
+        ReplicaAttempt.objects.filter(pk=attempt.pk).update(**changed)
+        for name, at in changed.items():
+            setattr(attempt, name, at)
 
 
 def close_unlaunched(attempts: Iterable[ReplicaAttempt], *, now: datetime) -> dict[int, Job]:

@@ -14,9 +14,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-from datetime import timedelta
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.utils import timezone
 
 from diloco.rendezvous import keys
@@ -36,9 +37,9 @@ from runs import breaker
 from runs.backends import executor_for
 from runs.bundle import make_bundle
 from runs.credentials import replica_secrets
-from runs.decide import REFUSED
 from runs.exceptions import LaunchFailed, LaunchLater
 from runs.models import Replica, ReplicaAttempt, Run
+from runs.policy import REFUSED
 from runs.queue import enqueue
 from runs.requirements import replica_requirements
 from runs.states import RUN_ENDED, RUN_LIVE, ReplicaState, RunState
@@ -52,6 +53,10 @@ RANK_ENV = "REPLICA_RANK"
 GIVE_UP_AFTER = timedelta(minutes=10)
 """How long a backend or a bucket that is away is tried before the launch has failed."""
 
+THREADS = 16
+"""Launches of one pool at once."""
+
+_TO_LAUNCH = (ReplicaState.PENDING, ReplicaState.PROVISIONING, ReplicaState.RESTARTING)
 _LAUNCHABLE = RUN_LIVE | {RunState.PROVISIONING}
 
 
@@ -84,8 +89,8 @@ def launch_run(run_id: str) -> None:
             raise LaunchLater(str(error)) from error
         transition(run, RunState.PROVISIONING, reason="group and code are in the rendezvous")
     if run.state == RunState.PROVISIONING:
-        for replica in run.replicas.filter(state=ReplicaState.PENDING):
-            enqueue("launch_replica", replica.pk)
+        for pool in run.pools.all():
+            enqueue("launch_pool", pool.pk)
 
 
 def publish_group(run: Run, store: Store) -> None:
@@ -140,6 +145,30 @@ def launch_key(run: Run, replica: Replica, attempt: int) -> str:
     return f"{run.pk.hex[:12]}-{replica.number}-{attempt}"
 
 
+def launch_pool(pool_id: int, *, threads: int = THREADS) -> None:
+    """Start what waits to be started in the pool, many at once: a backend may take seconds for
+    each, and one that hangs must not keep every worker busy.
+
+    Raises :class:`LaunchLater` when some could not be launched now.
+    """
+    waiting = Replica.objects.filter(pool_id=pool_id, state__in=_TO_LAUNCH)
+    with ThreadPoolExecutor(threads, thread_name_prefix="launch") as pool:
+        done = [pool.submit(_launch_in_thread, pk) for pk in waiting.values_list("pk", flat=True)]
+    later = [str(f.exception()) for f in done if isinstance(f.exception(), LaunchLater)]
+    for future in done:
+        if future.exception() is not None and not isinstance(future.exception(), LaunchLater):
+            future.result()
+    if later:
+        raise LaunchLater(later[0])
+
+
+def _launch_in_thread(replica_id: int) -> None:
+    try:
+        launch_replica(replica_id)
+    finally:
+        connections.close_all()  # those of this thread
+
+
 def launch_replica(replica_id: int) -> None:
     """Start the replica's next attempt, or finish one that was begun. Done twice, one job.
 
@@ -156,7 +185,7 @@ def launch_replica(replica_id: int) -> None:
         handle = executor.find(attempt.launch_key) or _start(executor, run, attempt)
     except NeedsPerson as error:
         breaker.call_person(pool, str(error))
-        refuse_attempt(attempt, str(error))
+        refuse_attempt(attempt, str(error), to=ReplicaState.RESTARTING)
         return
     except (LaunchRefused, LaunchFailed, StoreDenied, MissingKey) as error:
         refuse_attempt(attempt, str(error))
@@ -206,6 +235,8 @@ def _begin_attempt(replica_id: int) -> ReplicaAttempt | None:
                 return None
         elif replica.state != ReplicaState.PENDING:
             return None
+        if not breaker.may_launch(replica.pool, timezone.now()):
+            return None
         number = last.number + 1 if last else 1
         attempt = ReplicaAttempt.objects.create(
             replica=replica,
@@ -219,6 +250,9 @@ def _begin_attempt(replica_id: int) -> ReplicaAttempt | None:
             reason=f"launching {attempt.launch_key} on {replica.pool.backend}",
             backend_state="",
             relaunch_at=None,
+            drain_sent_at=None,
+            cancel_at=None,
+            worked_since=None,
         )
         assert moved, "the replica's row is locked"
         return attempt
@@ -240,10 +274,10 @@ def _start(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> R
         secrets=opened.environment,
         options=pool.options,
     )
-    ends = [s for s in (lifetime_s, opened.lifetime_s) if s is not None]
     ReplicaAttempt.objects.filter(pk=attempt.pk).update(
         price_usd_h=pool.price_usd_h,
-        deadline_at=timezone.now() + timedelta(seconds=min(ends)) if ends else None,
+        deadline_at=_from_now(lifetime_s),
+        expires_at=_from_now(opened.lifetime_s),
     )
     [handle] = executor.launch_replicas(
         1,
@@ -254,6 +288,10 @@ def _start(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> R
         code=code_of(run, remote=executor.capabilities.remote),
     )
     return handle
+
+
+def _from_now(seconds: float | None) -> datetime | None:
+    return None if seconds is None else timezone.now() + timedelta(seconds=seconds)
 
 
 def code_of(run: Run, *, remote: bool) -> CodeRef:
@@ -288,8 +326,11 @@ def save_handle(attempt: ReplicaAttempt, handle: ReplicaHandle) -> bool:
     return bool(saved)
 
 
-def refuse_attempt(attempt: ReplicaAttempt, message: str) -> None:
-    """The backend will not have it: the attempt is over before it began."""
+def refuse_attempt(
+    attempt: ReplicaAttempt, message: str, *, to: ReplicaState = ReplicaState.FAILED
+) -> None:
+    """The backend will not have it: the attempt is over before it began. Where a person can mend
+    that, the replica waits (``to`` restarting) and goes on by itself afterwards."""
     with transaction.atomic():
         now = timezone.now()
         ended = ReplicaAttempt.objects.filter(pk=attempt.pk, ended_at=None).update(
@@ -299,6 +340,6 @@ def refuse_attempt(attempt: ReplicaAttempt, message: str) -> None:
         if ended and replica.state == ReplicaState.PROVISIONING:
             transition_replica(
                 replica,
-                ReplicaState.FAILED,
+                to,
                 reason=f"{attempt.launch_key} could not be launched: {message}",
             )

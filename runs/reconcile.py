@@ -8,67 +8,40 @@ what it did not get to, the next one does. The decisions are :mod:`runs.decide`'
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from django.utils import timezone
 
 from diloco.rendezvous import keys
-from diloco.rendezvous.records import BadRecord, FinalManifest
+from diloco.rendezvous.records import BadRecord
 from diloco.rendezvous.store import Store, StoreError, StoreUnavailable
-from runs import decide, jobs
+from runs import care, costs, decide, jobs, leaving
 from runs.beats import read_leases, store_leases
 from runs.commands import send_stop
-from runs.decide import BeatView, Job, ReplicaView, RunView
+from runs.decide import RunView
 from runs.history import ingest_rounds
 from runs.ingest import ingest_telemetry
-from runs.models import Event, Replica, ReplicaAttempt, Run
+from runs.models import Event, ReplicaAttempt, Run
 from runs.publish import publish_changes
 from runs.queue import enqueue
-from runs.reading import Changes, refuse
+from runs.reading import refuse
 from runs.results import ingest_checkpoints, read_final, store_final
 from runs.states import (
     REPLICA_ENDED,
-    REPLICA_TRANSITIONS,
     RUN_ENDED,
-    RUN_LIVE,
     RUN_TRANSITIONS,
     ReplicaState,
     RunState,
 )
 from runs.stores import store_for
+from runs.tick import LOST_TASK_AFTER, Tick
 from runs.transitions import record_event, transition, transition_replica
 
 logger = logging.getLogger(__name__)
 
-LOST_TASK_AFTER = timedelta(seconds=5)
-"""A launch that nobody has worked on for so long was lost with its message or its worker."""
 STORE_EVENT_EVERY = timedelta(minutes=5)
 STORE_AWAY_FOR = timedelta(minutes=10)
 """How long a run that was asked to stop waits for a bucket that does not answer."""
-
-
-@dataclass
-class _Tick:
-    """What one tick has seen so far."""
-
-    run: Run
-    now: datetime
-    replicas: list[Replica]
-    attempts: list[ReplicaAttempt]
-    jobs: dict[int, Job] = field(default_factory=dict)
-    beats: dict[int, BeatView] = field(default_factory=dict)
-    final: FinalManifest | None = None
-    bucket_was_read: bool = True
-    changes: Changes = field(default_factory=Changes)
-
-    @property
-    def over(self) -> bool:
-        return (
-            self.final is not None
-            or self.run.state in RUN_ENDED
-            or self.run.state == RunState.STOPPING
-        )
 
 
 def reconcile_run(run_id: str) -> None:
@@ -80,7 +53,7 @@ def reconcile_run(run_id: str) -> None:
             enqueue("launch_run", str(run.pk), expires=LOST_TASK_AFTER.total_seconds())
         return
     attempts = jobs.attempts_to_look_at(run)
-    tick = _Tick(
+    tick = Tick(
         run=run,
         now=now,
         replicas=list(run.replicas.select_related("pool", "run").order_by("number")),
@@ -100,18 +73,22 @@ def reconcile_run(run_id: str) -> None:
         # Where trying again cannot help, what is not there now will not come.
         tick.bucket_was_read = not isinstance(error, StoreUnavailable)
         _store_is_away(run, error, now)
-    _call_off_launches(tick)
-    _judge_replicas(tick)
-    _relaunch(tick)
-    _cancel_what_must_end(tick)
+    care.call_off_launches(tick)
+    care.judge_replicas(tick)
+    leaving.hand_over(tick)
+    leaving.end_hung(tick)
+    care.relaunch(tick)
+    leaving.cancel_what_must_end(tick)
+    costs.add_up(tick)
     _judge_run(tick)
     publish_changes(run, tick.changes)
 
 
-def _read_bucket(tick: _Tick, store: Store) -> None:
+def _read_bucket(tick: Tick, store: Store) -> None:
     run = tick.run
     if run.stop_requested_at is not None and run.stop_sent_at is None:
         send_stop(run, store, tick.now)
+    leaving.send_drains(tick, store)
     leases = read_leases(store)
     tick.beats = store_leases(run, tick.replicas, leases, now=tick.now)
     tick.changes.replicas |= any(beat.changed for beat in tick.beats.values())
@@ -139,7 +116,7 @@ def _read_bucket(tick: _Tick, store: Store) -> None:
     _sum_up(tick)
 
 
-def _sum_up(tick: _Tick) -> None:
+def _sum_up(tick: Tick) -> None:
     """Header figures that are made of the replicas' own."""
     live = [r for r in tick.replicas if r.state not in REPLICA_ENDED]
     losses = [r.loss for r in live if r.loss is not None]
@@ -165,99 +142,10 @@ def _store_is_away(run: Run, error: StoreError, now: datetime) -> None:
         )
 
 
-# Replicas.
-
-
-def _judge_replicas(tick: _Tick) -> None:
-    timeout_s = float(tick.run.group_settings["heartbeat_timeout_s"])
-    for replica in tick.replicas:
-        view = ReplicaView(
-            state=ReplicaState(replica.state),
-            job=tick.jobs.get(replica.pk),
-            beat=tick.beats.get(replica.number),
-            heartbeat_timeout_s=timeout_s,
-            run_is_over=tick.over,
-            bucket_was_read=tick.bucket_was_read,
-        )
-        verdict = decide.judge_replica(view)
-        if verdict is not None and verdict.to in REPLICA_TRANSITIONS[view.state]:
-            tick.changes.replicas |= transition_replica(replica, verdict.to, reason=verdict.reason)
-
-
-def _relaunch(tick: _Tick) -> None:
-    """Schedule relaunches by policy, and call for every launch that is due."""
-    if tick.over or tick.run.state not in RUN_LIVE | {RunState.PROVISIONING}:
-        return
-    open_by_replica = {a.replica_id: a for a in tick.attempts if a.ended_at is None}
-    for replica in tick.replicas:
-        delay_s = _relaunch_delay_s(replica)
-        if delay_s is not None:
-            tick.changes.replicas |= transition_replica(
-                replica,
-                ReplicaState.RESTARTING,
-                reason=f"restart {replica.restarts + 1} of {decide.MAX_RESTARTS} "
-                f"in {delay_s:g} s, after: {replica.state_reason}",
-                restarts=replica.restarts + 1,
-                relaunch_at=tick.now + timedelta(seconds=delay_s),
-            )
-        attempt = open_by_replica.get(replica.pk)
-        if _launch_is_due(replica, attempt, tick.now):
-            enqueue("launch_replica", replica.pk, expires=LOST_TASK_AFTER.total_seconds())
-
-
-def _relaunch_delay_s(replica: Replica) -> float | None:
-    last = replica.attempts.order_by("-number").first() if replica.ended else None
-    return decide.relaunch_delay_s(
-        ReplicaState(replica.state),
-        restarts=replica.restarts,
-        cause=last.cause if last else "",
-        exit_code=last.exit_code if last else None,
-    )
-
-
-def _launch_is_due(replica: Replica, attempt: ReplicaAttempt | None, now: datetime) -> bool:
-    waited = now - replica.state_since > LOST_TASK_AFTER
-    if replica.state == ReplicaState.RESTARTING:
-        return attempt is None and (replica.relaunch_at is None or replica.relaunch_at <= now)
-    if replica.state == ReplicaState.PROVISIONING:
-        return waited and attempt is not None and attempt.handle is None
-    return waited and replica.state == ReplicaState.PENDING
-
-
-def _leaving(tick: _Tick) -> set[int]:
-    """Ids of replicas whose current job, if they have one, is to end."""
-    states = (ReplicaState.DRAINING, ReplicaState.RESTARTING, ReplicaState.EVICTED)
-    return {replica.pk for replica in tick.replicas if replica.state in states}
-
-
-def _call_off_launches(tick: _Tick) -> None:
-    """Launches that were begun, have no job, and are not wanted any more."""
-    leaving = _leaving(tick)
-    tick.jobs |= jobs.close_unlaunched(
-        (
-            attempt
-            for attempt in tick.attempts
-            # In jobs: there is a job, or the backend could not be asked.
-            if attempt.replica_id not in tick.jobs and (tick.over or attempt.replica_id in leaving)
-        ),
-        now=tick.now,
-    )
-
-
-def _cancel_what_must_end(tick: _Tick) -> None:
-    """Jobs of replicas that were told to leave, and of a run that had time enough to end."""
-    run = tick.run
-    told_at = run.ended_at or run.stop_requested_at
-    grace = timedelta(seconds=decide.STOP_GRACE_S)
-    time_is_up = told_at is not None and tick.now - told_at > grace
-    leaving = _leaving(tick)
-    jobs.cancel(a for a in tick.attempts if time_is_up or a.replica_id in leaving)
-
-
 # The run.
 
 
-def _judge_run(tick: _Tick) -> None:
+def _judge_run(tick: Tick) -> None:
     run = tick.run
     if run.state in RUN_ENDED:
         _let_go(tick)
@@ -285,35 +173,39 @@ def _waited_for_the_bucket(run: Run, now: datetime) -> bool:
     return run.stop_requested_at is not None and now - run.stop_requested_at > STORE_AWAY_FOR
 
 
-def _run_view(tick: _Tick) -> RunView:
+def _run_view(tick: Tick) -> RunView:
     run, now = tick.run, tick.now
     settings = run.group_settings
     began = run.started_at or run.created_at
+    pools = {replica.pool_id: replica.pool for replica in tick.replicas}
     committed = run.committed_at or run.first_step_at or now
     failed = next((r for r in tick.replicas if r.state == ReplicaState.FAILED), None)
     waiting = (ReplicaState.PENDING, ReplicaState.RESTARTING)
     return RunView(
         state=RunState(run.state),
         quorum=int(settings["min_quorum"]),
-        target=int(settings["num_replicas"]),
+        target=sum(pool.count for pool in pools.values()),
         replicas=tuple(ReplicaState(r.state) for r in tick.replicas),
         training=run.first_step_at is not None,
         final_reason=tick.final.reason if tick.final else "",
         final_round=tick.final.round if tick.final else 0,
         jobs_open=sum(attempt.ended_at is None for attempt in tick.attempts),
         relaunchable=sum(
-            r.state in waiting or _relaunch_delay_s(r) is not None for r in tick.replicas
+            r.state in waiting or care.relaunch_delay_s(r) is not None for r in tick.replicas
         ),
         first_error=f"{failed}: {failed.state_reason}" if failed else "",
         stop_reason=run.state_reason if run.state == RunState.STOPPING else "",
         age_s=(now - began).total_seconds(),
         time_limit_s=run.time_limit_s,
+        start_timeout_s=run.start_timeout_s,
+        cost_usd=run.cost_usd,
+        budget_usd=run.budget_usd,
         since_commit_s=(now - committed).total_seconds(),
         round_s=run.round_s,
     )
 
 
-def _let_go(tick: _Tick) -> None:
+def _let_go(tick: Tick) -> None:
     """A replica that never got a job, or lost it, has nothing to wait for when the run is over."""
     busy = {a.replica_id for a in tick.attempts if a.ended_at is None}
     for replica in tick.replicas:

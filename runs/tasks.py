@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from runs import launch, reconcile, selectors
+from runs import launch, reaper, reconcile, selectors
 from runs.exceptions import LaunchLater
 from runs.lease import lease
 from runs.queue import enqueue
 
 TICK_EXPIRES_S = 5.0
+LAUNCH_LEASE_S = 110.0
+"""A task's time limit: whoever has died by then holds nothing up."""
 
 
 @shared_task
@@ -33,5 +35,15 @@ def launch_run(run_id: str) -> None:
 
 
 @shared_task(autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=30, max_retries=20)
-def launch_replica(replica_id: int) -> None:
-    launch.launch_replica(replica_id)
+def launch_pool(pool_id: int) -> None:
+    """One at a time per pool, so that ticks do not pile up workers on a backend that hangs."""
+    with lease(f"launch:{pool_id}", ttl_s=LAUNCH_LEASE_S) as held:
+        if held:
+            launch.launch_pool(pool_id)
+
+
+@shared_task
+def reap() -> None:
+    with lease("reap", ttl_s=LAUNCH_LEASE_S) as held:
+        if held:
+            reaper.reap()

@@ -168,6 +168,12 @@ class Replica(models.Model):
     drain_sent_at = models.DateTimeField(
         null=True, blank=True, help_text="When the current attempt was told to finish and leave"
     )
+    cancel_at = models.DateTimeField(
+        null=True, blank=True, help_text="Leaving: when its job is ended if it has not by itself"
+    )
+    worked_since = models.DateTimeField(
+        null=True, blank=True, help_text="When the current attempt was first seen at work"
+    )
 
     class Meta:
         ordering = ("number",)
@@ -203,6 +209,9 @@ class ReplicaAttempt(models.Model):
     )
     deadline_at = models.DateTimeField(
         null=True, blank=True, help_text="When the backend will end it"
+    )
+    expires_at = models.DateTimeField(
+        null=True, blank=True, help_text="When the credentials it was given end"
     )
     ended_at = models.DateTimeField(null=True, blank=True)
     price_usd_h = models.FloatField(null=True, blank=True)

@@ -104,9 +104,11 @@ class World:
 
         due = dict.fromkeys(self.outbox)
         self.outbox.clear()
-        for task, *args in due:
-            if task == "launch_replica":
-                launch_replica(*args)
+        for task, pool_id, *_ in due:
+            if task == "launch_pool":
+                waiting = self.run.replicas.filter(pool_id=pool_id).order_by("number")
+                for pk in list(waiting.values_list("pk", flat=True)):
+                    launch_replica(pk)
 
     def tick(self, after_s: float = 1.0) -> Any:
         from runs.reconcile import reconcile_run

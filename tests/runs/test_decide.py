@@ -8,10 +8,6 @@ import pytest
 
 from executors.base import Cause, JobState
 from runs.decide import (
-    BACKOFF_CAP_S,
-    MAX_RESTARTS,
-    REFUSED,
-    WILL_NOT_MEND,
     BeatView,
     Job,
     ReplicaView,
@@ -19,7 +15,6 @@ from runs.decide import (
     Verdict,
     judge_replica,
     judge_run,
-    relaunch_delay_s,
 )
 from runs.states import REPLICA_ENDED, ReplicaState, RunState
 
@@ -145,38 +140,6 @@ def test_how_a_job_ended(
 @pytest.mark.parametrize("cause", list(Cause))
 def test_who_was_told_to_leave_is_evicted_however_it_went(cause: Cause) -> None:
     assert judge(R.DRAINING, ended(cause, 1), None).to == R.EVICTED
-
-
-@pytest.mark.parametrize(
-    ("state", "restarts", "cause", "delay_s"),
-    [
-        (R.FAILED, 0, "error", 2.0),
-        (R.LOST, 1, "lost", 4.0),
-        (R.FAILED, 2, "error", 8.0),
-        (R.FAILED, MAX_RESTARTS, "error", None),
-        (R.FAILED, 0, REFUSED, None),
-        (R.DONE, 0, "done", None),
-        (R.EVICTED, 0, "cancelled", None),
-        (R.COMPUTING, 0, "", None),
-    ],
-)
-def test_relaunches_back_off_and_end(
-    state: ReplicaState, restarts: int, cause: str, delay_s: float | None
-) -> None:
-    assert relaunch_delay_s(state, restarts=restarts, cause=cause) == delay_s
-
-
-def test_what_a_restart_will_not_mend_is_not_restarted() -> None:
-    delays = [
-        relaunch_delay_s(R.FAILED, restarts=0, cause="error", exit_code=code)
-        for code in (1, 75, WILL_NOT_MEND)
-    ]
-    assert delays == [2.0, 2.0, None]
-
-
-def test_the_backoff_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runs.decide.MAX_RESTARTS", 50)
-    assert relaunch_delay_s(R.FAILED, restarts=40, cause="error") == BACKOFF_CAP_S
 
 
 # The run. Its quorum is 2 and its target 3.

@@ -10,11 +10,13 @@ import pytest
 from diloco.rendezvous import keys
 from diloco.rendezvous.store import LocalStore, StoreUnavailable
 from executors.base import Cause, JobState, ReplicaStatus
-from runs.decide import BACKOFF_S, MAX_RESTARTS, SLOW_START_S
+from runs.decide import SLOW_START_S
 from runs.models import Event
+from runs.policy import BACKOFF_S
 from runs.reconcile import LOST_TASK_AFTER, reconcile_run
 from tests.runs.world import incarnation
 
+MAX_RESTARTS = 3
 pytestmark = pytest.mark.django_db
 MakeWorld = Callable[..., Any]
 LATE_S = LOST_TASK_AFTER.total_seconds() + 1

@@ -12,10 +12,10 @@ from diloco.rendezvous import keys
 from diloco.rendezvous.records import Command
 from executors.base import Cause
 from runs import services
-from runs.decide import STOP_GRACE_S
 from runs.exceptions import IllegalTransition
 from runs.launch import launch_run
 from runs.models import Run
+from runs.policy import DRAIN_FLOOR_S as STOP_GRACE_S
 from runs.reconcile import reconcile_run
 from runs.selectors import DRAIN_FOR, runs_to_look_after
 from runs.stores import store_for

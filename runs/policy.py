@@ -1,0 +1,75 @@
+"""How long, how often, how much: what the control plane allows, as pure functions.
+
+Sources: relaunch with exponential backoff as in Kubernetes' Job controller; a failure is forgiven
+when the attempt before it had worked for long enough, so that a run of weeks is not ended by its
+fourth preemption.
+"""
+
+from __future__ import annotations
+
+from executors.base import Cause
+from runs.states import ReplicaState
+
+BACKOFF_S = 2.0
+BACKOFF_CAP_S = 60.0
+
+FORGIVE_AFTER_S = 600.0
+"""An attempt that worked for so long starts the count of failures anew."""
+
+DRAIN_FLOOR_S, DRAIN_CAP_S = 30.0, 600.0
+HAND_OVER_FLOOR_S = 60.0
+HUNG_AFTER_S = 600.0
+"""How long a replica may be silent while its backend says that it runs."""
+
+REFUSED = "refused"
+"""Cause of an attempt that the backend would not take; not tried again."""
+
+WILL_NOT_MEND = 78
+"""Exit code (EX_CONFIG) of a replica that found something wrong which a restart does not change."""
+
+INNOCENT = frozenset({Cause.PREEMPTED, Cause.DEADLINE})
+"""Ends that say nothing about the replica: they do not count against it."""
+
+
+def relaunch_delay_s(
+    state: ReplicaState,
+    *,
+    restarts: int,
+    cause: str,
+    exit_code: int | None = None,
+    max_restarts: int = 3,
+) -> float | None:
+    """Seconds to wait before a failed or lost replica is launched again, None for never.
+
+    ``restarts``: relaunches in a row that nobody asked for, see :func:`restarts_after`.
+    """
+    if state not in (ReplicaState.FAILED, ReplicaState.LOST):
+        return None
+    if cause == REFUSED or exit_code == WILL_NOT_MEND:
+        return None
+    if restarts >= max_restarts and cause not in INNOCENT:
+        return None
+    return float(min(BACKOFF_S * 2 ** min(restarts, 16), BACKOFF_CAP_S))
+
+
+def restarts_after(restarts: int, *, cause: str, worked_s: float) -> int:
+    """The count of failures in a row, this end included."""
+    if cause in INNOCENT:
+        return restarts
+    return 1 if worked_s >= FORGIVE_AFTER_S else restarts + 1
+
+
+def drain_s(round_s: float | None) -> float:
+    """How long a replica gets to give its work to a round and leave: two rounds, within bounds."""
+    return min(max(2 * (round_s or 0.0), DRAIN_FLOOR_S), DRAIN_CAP_S)
+
+
+def hand_over_s(round_s: float | None, lifetime_s: float) -> float:
+    """How long before its deadline a replica is asked to leave: a drain, at most a quarter of its
+    life."""
+    return min(max(drain_s(round_s), HAND_OVER_FLOOR_S), lifetime_s / 4)
+
+
+def hung_s(heartbeat_timeout_s: float) -> float:
+    """After so long without a beat a job that its backend calls running is taken for hung."""
+    return max(HUNG_AFTER_S, 20 * heartbeat_timeout_s)
