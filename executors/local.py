@@ -2,11 +2,14 @@
 
 ::
 
-    root/<launch_key>/lock         flock, held by the job's shim: held means alive
-                      handle.json  who the shim is (pid, start time, boot); its first act
-                      log          what the replica printed
-                      cancel       somebody asked for the end
-                      exit.json    how it ended; the shim's last act
+    state_dir/jobs/<launch_key>/lock         flock, held by the job's shim: held means alive
+                                job.json     what to run and its limits, without the environment
+                                handle.json  who the shim is (pid, start time, boot); its first act
+                                log          what the replica printed
+                                cancel       somebody asked for the end
+                                exit.json    how it ended; the shim's last act
+    state_dir/gpus/<gpu>.lock                flock, held by the shim of the job that has it
+    state_dir/code/                          code that replicas fetched (executors.bootstrap)
 
 A launcher takes the lock and hands it to a *shim* (:mod:`executors.local_shim`) in a session of its
 own, which starts the replica and outlives the launcher. Whoever finds the lock taken finds
@@ -15,13 +18,15 @@ starts one job, and any process can ask about it. A process is signalled only wh
 held and its start time is the recorded one, so a reused process id never is.
 
 ``cancel`` does not wait: the shim sends SIGTERM to the replica's process group and, when
-``grace_s`` is over, SIGKILL. A shim that is itself killed takes the replica with it on Linux;
-elsewhere the replica lives on unobserved. Processes that a replica puts into a group or
-session of their own are not followed.
+``grace_s`` is over, SIGKILL; so it does at the deadline. A shim that is itself killed takes the
+replica with it on Linux; elsewhere the replica lives on unobserved. Processes that a replica puts
+into a group or session of their own are not followed.
 
-Left out: limits on memory or cores (one thread per replica is only a default of OpenMP and MKL),
-the removal of old folders, and telling a ``kill -9`` from the kernel's out-of-memory killer,
-which takes a cgroup. ``root`` must be on a local disk. Linux and macOS only.
+A replica on ``cpu`` sees no GPU, one on ``gpu`` sees the one it was given
+(:mod:`executors.local_gpus`). Options: :mod:`executors.local_options`.
+
+Left out: limits on cores (one thread per replica is only a default of OpenMP and MKL), and the
+removal of old folders. ``state_dir`` must be on a local disk. Linux and macOS only.
 """
 
 from __future__ import annotations
@@ -29,38 +34,39 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
-import secrets
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from executors import local_job, local_shim
+from executors import bootstrap, common, local_job, local_shim
 from executors.base import (
+    Capabilities,
+    CodeRef,
+    ExecutorConfig,
     JobState,
     LaunchRefused,
+    LogLine,
+    Problem,
     ReplicaHandle,
     ReplicaSpec,
     ReplicaStatus,
     RetryLater,
 )
-
-GRACE_S = 10.0
-"""Between SIGTERM and SIGKILL unless told otherwise."""
+from executors.catalogue import LOCAL
+from executors.local_gpus import free_gpu, gpus_of
+from executors.local_options import read_options, this_machine
 
 POLL_S = 0.05
-
-_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 # A replica gets what a program needs to run and to reach a store, and none of the control plane's
 # own secrets (database, broker, signing key).
 # fmt: off
 _INHERITED = frozenset((
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR",
-    "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES",
+    "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "CUDA_HOME",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
     "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
 ))
@@ -72,13 +78,16 @@ _DEFAULTS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED":
 
 
 class LocalProcessExecutor:
-    """Runs replicas as child processes; ``root`` holds one folder per job."""
+    """Runs replicas as processes that outlive this one."""
 
     backend = "local"
+    capabilities = Capabilities(images=False, remote=False)
 
-    def __init__(self, root: Path, *, grace_s: float = GRACE_S) -> None:
-        self.root = root
-        self.grace_s = grace_s
+    def __init__(self, config: ExecutorConfig) -> None:
+        if config.state_dir is None:
+            raise ValueError("local: expected a state_dir, where jobs keep their files, found none")
+        self.config = config
+        self.root = config.state_dir / "jobs"
 
     def launch_replicas(
         self,
@@ -88,29 +97,22 @@ class LocalProcessExecutor:
         *,
         specs: Sequence[ReplicaSpec] | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+        code: CodeRef | None = None,
     ) -> list[ReplicaHandle]:
         """See :meth:`executors.base.ServerlessExecutor.launch_replicas`.
 
         The environment is :data:`_INHERITED` of ours, then one thread for OpenMP and MKL, then
-        ``env``. When one of several cannot be launched the others may have been: launch again
-        with the same specs and they are found.
+        ``env`` and the secrets.
         """
-        given = dict(entrypoint_args or {})
-        args = [str(arg) for arg in given.pop("args", ())]
-        rank_env = str(given.pop("rank_env", "REPLICA_RANK"))
-        if given:
-            raise ValueError(f"entrypoint_args: expected args and rank_env, found {sorted(given)}")
-        if specs is None:
-            made = secrets.token_hex(6)
-            specs = [ReplicaSpec(launch_key=f"{made}-{n}", replica=n) for n in range(n_replicas)]
-        if len(specs) != n_replicas:
-            raise ValueError(f"expected {n_replicas} specs, found {len(specs)}")
-        command = [sys.executable, "-m", entrypoint, *args]
+        request = common.prepare(n_replicas, entrypoint_args, specs)
+        command = bootstrap.command(entrypoint, request.args, python=sys.executable, code=code)
         with contextlib.ExitStack() as started:
-            for spec in specs:
-                environment = _environment({rank_env: str(spec.replica), **(env or {})})
-                started.enter_context(self._start(spec.launch_key, command, environment))
-        return [self._handle(spec.launch_key) for spec in specs]
+            for spec in request.specs:
+                plain, hidden = request.environment(spec, env=env, secrets=secrets)
+                environment = self._environment({**plain, **hidden})
+                started.enter_context(self._start(spec, command, environment))
+        return [self._handle(spec.launch_key) for spec in request.specs]
 
     def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
         return [local_job.status(self._folder(handle.launch_key)) for handle in handles]
@@ -122,33 +124,41 @@ class LocalProcessExecutor:
         return None
 
     def live(self) -> list[ReplicaHandle]:
-        """Every job of this root that has not ended."""
         if not self.root.is_dir():
             return []
-        keys = sorted(path.name for path in self.root.iterdir() if _KEY.fullmatch(path.name))
-        return [self._handle(key) for key in keys if local_job.held(self._folder(key) / "lock")]
+        return [
+            self._handle(folder.name)
+            for folder in sorted(self.root.iterdir())
+            if local_job.held(folder / "lock")
+            and local_job.deployment_of(folder) == self.config.deployment
+        ]
 
-    def logs(self, handle: ReplicaHandle, *, follow: bool = False) -> Iterator[str]:
-        path = self._folder(handle.launch_key) / "log"
-        held = b""
+    def logs(
+        self, handle: ReplicaHandle, *, after: str = "", follow: bool = False
+    ) -> Iterator[LogLine]:
+        """See :meth:`executors.base.ServerlessExecutor.logs`. A position is a number of bytes."""
+        folder = self._folder(handle.launch_key)
+        position, held = int(after or 0), b""
         with contextlib.ExitStack() as stack:
-            file = None
+            file: BinaryIO | None = None
             while True:
                 # Asked before reading: what is written before the end is then surely read.
-                ended = local_job.status(self._folder(handle.launch_key)).state is JobState.ENDED
-                if file is None and path.exists():
-                    file = stack.enter_context(path.open("rb"))
+                ended = local_job.status(folder).state is JobState.ENDED
+                if file is None and (folder / "log").exists():
+                    file = stack.enter_context((folder / "log").open("rb"))
+                    file.seek(position)
                 *lines, held = (held + (file.read() if file else b"")).split(b"\n")
                 for line in lines:
-                    yield line.decode(errors="replace")
+                    position += len(line) + 1
+                    yield LogLine(text=line.decode(errors="replace"), position=str(position))
                 if ended or not follow:
                     break
                 time.sleep(POLL_S)
-        if held:
-            yield held.decode(errors="replace")
+        if held and ended:
+            position += len(held)
+            yield LogLine(text=held.decode(errors="replace"), position=str(position))
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
-        """Ask each to end and return at once; :meth:`collect` waits for it."""
         for handle in handles:
             folder = self._folder(handle.launch_key)
             if not folder.is_dir() or (folder / "exit.json").exists():
@@ -161,47 +171,61 @@ class LocalProcessExecutor:
             local_job.ask_to_end(folder)
 
     def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
-        deadline = time.monotonic() + timeout
-        while True:
-            statuses = self.poll(handles)
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or all(status.state is JobState.ENDED for status in statuses):
-                return statuses
-            time.sleep(min(POLL_S, left_s))
+        return common.collect(self.poll, handles, timeout, every_s=POLL_S)
+
+    def check(self) -> str:
+        return this_machine(len(gpus_of(self.config.options)))
+
+    def preflight(self, spec: ReplicaSpec, count: int) -> list[Problem]:
+        return list(self._problems(spec, count))
+
+    def _problems(self, spec: ReplicaSpec, count: int) -> Iterator[Problem]:
+        names = [hardware.name for hardware in LOCAL.hardware]
+        if spec.hardware not in names:
+            yield Problem(
+                field="hardware", message=f"expected {' or '.join(names)}, found {spec.hardware!r}"
+            )
+        elif spec.hardware == "gpu" and count > (there := len(gpus_of(self.config.options))):
+            yield Problem(
+                field="hardware",
+                message=f"expected at most {there} replicas, one for each GPU of this machine, "
+                f"found {count}",
+            )
+        if spec.region:
+            yield Problem(field="region", message=f"expected none, found {spec.region!r}")
+        if spec.image:
+            yield Problem(
+                field="image", message=f"expected none for a process, found {spec.image!r}"
+            )
+        if spec.spot:
+            yield Problem(field="spot", message="this machine has no spot price")
+        if spec.timeout_s is not None and spec.timeout_s <= 0:
+            yield Problem(
+                field="timeout_s", message=f"expected more than 0, found {spec.timeout_s}"
+            )
+        try:
+            read_options(self.config.options, spec.options)
+        except LaunchRefused as error:
+            yield Problem(field="options", message=str(error))
 
     def _handle(self, launch_key: str) -> ReplicaHandle:
         return ReplicaHandle(backend=self.backend, launch_key=launch_key)
 
     def _folder(self, launch_key: str) -> Path:
-        if not _KEY.fullmatch(launch_key):
-            raise LaunchRefused(
-                f"launch key: expected 1 to 128 letters, digits, '.', '_' or '-', "
-                f"found {launch_key!r}"
-            )
-        return self.root / launch_key
+        return self.root / common.check_launch_key(launch_key)
 
     @contextlib.contextmanager
-    def _start(self, launch_key: str, command: list[str], env: dict[str, str]) -> Iterator[None]:
+    def _start(self, spec: ReplicaSpec, command: list[str], env: dict[str, str]) -> Iterator[None]:
         """Start the job unless it was started before; on leaving, its shim is on its own."""
-        folder = self._folder(launch_key)
+        for problem in self._problems(spec, 0):
+            raise LaunchRefused(f"{problem.field}: {problem.message}")
+        folder = self._folder(spec.launch_key)
         process = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with (folder / "lock").open("ab") as lock, (folder / "log").open("ab") as log:
+            with (folder / "lock").open("ab") as lock:
                 if local_job.take(lock.fileno(), folder):
-                    process = subprocess.Popen(
-                        [
-                            *(sys.executable, "-I", local_shim.__file__),
-                            *(str(lock.fileno()), str(self.grace_s), str(folder.absolute())),
-                            *command,
-                        ],
-                        env=env,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        pass_fds=(lock.fileno(),),
-                        start_new_session=True,
-                    )
+                    process = self._start_shim(spec, command, env, lock)
         except OSError as error:
             refused = error.errno in (
                 errno.EACCES,
@@ -211,16 +235,53 @@ class LocalProcessExecutor:
                 errno.ENOSPC,
             )
             kind = LaunchRefused if refused else RetryLater
-            raise kind(f"cannot start {launch_key} in {folder}: {error.strerror}") from error
+            raise kind(f"cannot start {spec.launch_key} in {folder}: {error.strerror}") from error
         yield
         if process is not None and process.wait() != 0:
-            raise RetryLater(f"cannot start {launch_key}: {local_job.tail(folder / 'log')}")
+            raise RetryLater(f"cannot start {spec.launch_key}: {local_job.tail(folder / 'log')}")
 
+    def _start_shim(
+        self, spec: ReplicaSpec, command: list[str], env: dict[str, str], lock: BinaryIO
+    ) -> subprocess.Popen[bytes]:
+        folder = self._folder(spec.launch_key)
+        options = read_options(self.config.options, spec.options)
+        with contextlib.ExitStack() as stack:
+            locks, gpu = [lock], ""
+            if spec.hardware == "gpu":
+                gpus = gpus_of(self.config.options)
+                gpu, taken = stack.enter_context(free_gpu(self.root.parent / "gpus", gpus))
+                locks.append(taken)
+            local_shim.write_json(
+                folder / "job.json",
+                {
+                    "command": command,
+                    "labels": common.labels_of(self.config, spec),
+                    "gpu": gpu,
+                    "timeout_s": spec.timeout_s,
+                    "memory_bytes": options.memory_bytes,
+                    "nice": options.nice,
+                    "grace_s": options.grace_s,
+                },
+            )
+            descriptors = [file.fileno() for file in locks]
+            log = stack.enter_context((folder / "log").open("ab"))
+            return subprocess.Popen(
+                [
+                    *(sys.executable, "-I", local_shim.__file__, str(folder.absolute())),
+                    *map(str, descriptors),
+                ],
+                env={"CUDA_VISIBLE_DEVICES": gpu, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=descriptors,
+                start_new_session=True,
+            )
 
-def _environment(given: Mapping[str, str]) -> dict[str, str]:
-    ours = {
-        name: value
-        for name, value in os.environ.items()
-        if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
-    }
-    return {**ours, **_DEFAULTS, **given}
+    def _environment(self, given: Mapping[str, str]) -> dict[str, str]:
+        ours = {
+            name: value
+            for name, value in os.environ.items()
+            if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
+        }
+        return {**ours, **_DEFAULTS, **given}

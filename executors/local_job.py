@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ import psutil
 
 from executors import local_shim
 from executors.base import Cause, JobState, ReplicaStatus, RetryLater
+from executors.common import DEPLOYMENT_LABEL
 
 START_S = 30.0
 """How long a shim may take to be up; then the launch is to be tried again."""
@@ -26,6 +28,9 @@ START_S = 30.0
 TRY_S = 0.01
 TAIL_LINES = 8
 TAIL_BYTES = 4_000
+
+_NO_MEMORY = re.compile(r"^([\w.]+\.)?(MemoryError|OutOfMemoryError)\b", re.MULTILINE)
+"""How Python and torch say it at the end of a traceback, torch also of a GPU's memory."""
 
 SAME_START_S = 2.0
 """Start times are counted from the boot, whose time of day moves a little as clocks are set."""
@@ -90,6 +95,12 @@ def ask_to_end(folder: Path) -> None:
                 os.close(pidfd)
 
 
+def deployment_of(folder: Path) -> str | None:
+    """Whose job it is."""
+    job = _read(folder / "job.json")
+    return None if job is None else str(job["labels"][DEPLOYMENT_LABEL])
+
+
 def status(folder: Path) -> ReplicaStatus:
     """How the job of ``folder`` is, by its files and its lock."""
     try:
@@ -104,8 +115,11 @@ def status(folder: Path) -> ReplicaStatus:
     if end is not None:
         return _ended(end, folder, started_wall_s)
     if alive:
-        state = JobState.RUNNING if handle else JobState.PENDING
-        return ReplicaStatus(state=state, started_wall_s=started_wall_s)
+        return ReplicaStatus(
+            state=JobState.RUNNING if handle else JobState.PENDING,
+            started_wall_s=started_wall_s,
+            deadline_wall_s=handle["deadline_wall_s"] if handle else None,
+        )
     if handle is None:
         message = f"no job {folder.name} was ever started in {folder.parent}"
     else:
@@ -126,17 +140,27 @@ def _read(path: Path) -> dict[str, Any] | None:
     return found
 
 
+_ENDED_BY = {
+    "cancelled": Cause.CANCELLED,
+    "deadline": Cause.DEADLINE,
+    "memory": Cause.OUT_OF_MEMORY,
+}
+
+
 def _ended(end: Mapping[str, Any], folder: Path, started_wall_s: float | None) -> ReplicaStatus:
     exit_code: int | None = end["exit_code"]
     message = str(end["message"])
-    if end["cancelled"]:
-        cause = Cause.CANCELLED
+    cause = _ENDED_BY.get(end["ended_by"])
+    if cause is Cause.CANCELLED:
         message = message or "cancelled"
-    elif exit_code == 0:
+    elif cause is None and exit_code == 0:
         cause = Cause.DONE
     else:
-        cause = Cause.LOST if exit_code == -signal.SIGKILL else Cause.ERROR
         said = tail(folder / "log")
+        if cause is None and _NO_MEMORY.search(said):
+            cause = Cause.OUT_OF_MEMORY
+        if cause is None:
+            cause = Cause.LOST if exit_code == -signal.SIGKILL else Cause.ERROR
         message = (message or _how(exit_code)) + (
             f". Last lines of its log:\n{said}" if said else ""
         )
@@ -155,10 +179,7 @@ def _how(exit_code: int | None) -> str:
         return f"ended with exit code {exit_code}"
     name = signal.Signals(-exit_code).name
     if exit_code == -signal.SIGKILL:
-        return (
-            f"killed by {name}: by somebody, or by the kernel for want of memory "
-            "(a local process cannot tell which)"
-        )
+        return f"killed by {name} by somebody (the kernel counted no kill for want of memory)"
     return f"killed by {name}"
 
 

@@ -1,9 +1,10 @@
 """The process that stands between :mod:`executors.local` and one replica.
 
-    launcher --lock--> shim (own session) --> replica (own process group)
+    launcher --locks--> shim (own session) --> replica (own process group)
 
-The shim holds the job's lock for as long as it lives; that is what "running" means to everybody
-else. It writes ``handle.json`` as its first act, starts the replica, ends it when asked by SIGTERM
+The shim holds the locks of the job and of its GPU for as long as it lives; a held lock is what
+"running" means to everybody else. It writes ``handle.json`` as its first act, starts the command
+of ``job.json``, ends it when asked by SIGTERM, at its deadline, or when it uses too much memory
 (SIGTERM to the replica's group, SIGKILL after the grace), and writes ``exit.json`` as its last.
 
 It is run by path in isolated mode and imports nothing of ours, so that it neither depends on the
@@ -16,6 +17,7 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -27,6 +29,7 @@ from typing import Any
 
 import psutil
 
+MEMORY_EVERY_S = 0.25
 PR_SET_PDEATHSIG = 1
 _ON_LINUX = sys.platform.startswith("linux")
 _ASKED_BY = {signal.SIGTERM, signal.SIGINT, signal.SIGALRM}
@@ -47,51 +50,84 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     made.replace(path)
 
 
-class Shim:
-    """One replica's life, from the lock to ``exit.json``."""
+def memory_of(pid: int) -> int:
+    """Bytes in memory of a process and those it has started; pages they share count for each."""
+    total = 0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += one.memory_info().rss
+    return total
 
-    def __init__(self, folder: Path, grace_s: float) -> None:
+
+def kernel_kills() -> int:
+    """How many processes the kernel has killed for want of memory since this machine's start."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+class Shim:
+    """One replica's life, from the locks to ``exit.json``."""
+
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.grace_s = grace_s
-        self.cancelled = False
+        job = json.loads((folder / "job.json").read_text())
+        self.command: list[str] = job["command"]
+        self.grace_s: float = job["grace_s"]
+        self.timeout_s: float | None = job["timeout_s"]
+        self.memory_bytes: int | None = job["memory_bytes"]
+        self.nice: int = job["nice"]
+        self.ended_by = ""
+        self.message = ""
         self.group: int | None = None
         self.libc = ctypes.CDLL(None) if _ON_LINUX else None
 
-    def run(self, command: list[str]) -> None:
+    def run(self) -> None:
         signal.signal(signal.SIGTERM, self.on_cancel)
         signal.signal(signal.SIGINT, self.on_cancel)
-        signal.signal(signal.SIGALRM, self.on_grace_over)
+        signal.signal(signal.SIGALRM, self.on_alarm)
         me = psutil.Process()
+        now = time.time()
         write_json(
             self.folder / "handle.json",
             {
                 "pid": me.pid,
                 "created_s": me.create_time(),
                 "boot_id": boot_id(),
-                "started_wall_s": time.time(),
+                "started_wall_s": now,
+                "deadline_wall_s": None if self.timeout_s is None else now + self.timeout_s,
             },
         )
         # Looked for only now: a canceller leaves this file first and then looks for handle.json,
         # so one of the two sees the other.
         if (self.folder / "cancel").exists():
-            self.cancelled = True
-        if self.cancelled:
+            self.ended_by = "cancelled"
+        if self.ended_by:
             self.write_end(exit_code=None, message="cancelled before it was started")
             return
+        kills = kernel_kills()
         try:
-            exit_code = self.wait(self.start(command))
+            exit_code = self.wait(self.start())
         except OSError as error:
             self.write_end(
-                exit_code=None, message=f"could not start {command[0]}: {error.strerror}"
+                exit_code=None, message=f"could not start {self.command[0]}: {error.strerror}"
             )
             return
-        self.write_end(exit_code=exit_code)
+        if exit_code == -signal.SIGKILL and not self.ended_by and kernel_kills() > kills:
+            self.ended_by = "memory"
+            self.message = "killed, while the kernel killed processes for want of memory"
+        self.write_end(exit_code=exit_code, message=self.message)
 
-    def start(self, command: list[str]) -> subprocess.Popen[bytes]:
+    def start(self) -> subprocess.Popen[bytes]:
         shim_pid = os.getpid()
 
         def in_child() -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            os.nice(self.nice)
             if self.libc is not None:
                 # A shim that is killed takes the replica with it: nobody would see how it ends.
                 self.libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -100,7 +136,7 @@ class Shim:
 
         with _blocked(), (self.folder / "log").open("ab") as log:
             process = subprocess.Popen(
-                command,
+                self.command,
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -109,11 +145,15 @@ class Shim:
                 preexec_fn=in_child,
             )
             self.group = process.pid
-            if self.cancelled:  # asked before there was a group to end
+            if self.ended_by:  # asked before there was a group to end
                 self.end_group()
+            elif self.timeout_s is not None:
+                signal.setitimer(signal.ITIMER_REAL, self.timeout_s)
         return process
 
     def wait(self, process: subprocess.Popen[bytes]) -> int:
+        if self.memory_bytes is not None:
+            self.watch_memory(process, self.memory_bytes)
         if _ON_LINUX:
             # Not reaped yet, so that its number cannot be given to a stranger.
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -124,18 +164,49 @@ class Shim:
             self.group = None
             return process.wait()
 
+    def watch_memory(self, process: subprocess.Popen[bytes], limit_bytes: int) -> None:
+        """Until the process ends or is to end."""
+        pidfd = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
+        while not self.ended_by:
+            if pidfd is not None:
+                if select.select([pidfd], [], [], MEMORY_EVERY_S)[0]:
+                    break
+            elif process.poll() is not None:
+                break
+            else:
+                time.sleep(MEMORY_EVERY_S)
+            used = memory_of(process.pid)
+            if used > limit_bytes:
+                with _blocked():
+                    if not self.ended_by:
+                        self.ended_by = "memory"
+                        self.message = (
+                            f"used {used >> 20} MiB of memory, more than its limit of "
+                            f"{limit_bytes >> 20} MiB"
+                        )
+                        # At once: asked to end, it would go on to fill what is left.
+                        self.signal_group(signal.SIGKILL)
+        if pidfd is not None:
+            os.close(pidfd)
+
     def on_cancel(self, signum: int, frame: FrameType | None) -> None:
-        if not self.cancelled:
-            self.cancelled = True
+        if not self.ended_by:
+            self.ended_by = "cancelled"
+            self.end_group()
+
+    def on_alarm(self, signum: int, frame: FrameType | None) -> None:
+        """The deadline, or the end of the grace."""
+        if self.ended_by:
+            self.signal_group(signal.SIGKILL)
+        else:
+            self.ended_by = "deadline"
+            self.message = f"ended at its deadline, {self.timeout_s:g} s after its start"
             self.end_group()
 
     def end_group(self) -> None:
         if self.group is not None:
             signal.setitimer(signal.ITIMER_REAL, max(self.grace_s, 1e-3))
             self.signal_group(signal.SIGTERM)
-
-    def on_grace_over(self, signum: int, frame: FrameType | None) -> None:
-        self.signal_group(signal.SIGKILL)
 
     def signal_group(self, signum: signal.Signals) -> None:
         if self.group is not None:
@@ -147,7 +218,7 @@ class Shim:
             self.folder / "exit.json",
             {
                 "exit_code": exit_code,
-                "cancelled": self.cancelled,
+                "ended_by": self.ended_by,
                 "ended_wall_s": time.time(),
                 "message": message,
             },
@@ -165,13 +236,14 @@ def _blocked() -> Iterator[None]:
 
 
 def main() -> None:
-    """``local_shim.py LOCK_FD GRACE_S FOLDER COMMAND...``"""
-    lock_fd, grace_s, folder = int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3])
-    os.set_inheritable(lock_fd, False)  # the replica must not hold the lock
+    """``local_shim.py FOLDER LOCK_FD...``"""
+    folder = Path(sys.argv[1])
+    for lock_fd in sys.argv[2:]:
+        os.set_inheritable(int(lock_fd), False)  # the replica must not hold the locks
     if os.fork():
         # Nobody's child: the launcher is left no zombie and may end at any time.
         os._exit(0)
-    Shim(folder, grace_s).run(sys.argv[4:])
+    Shim(folder).run()
 
 
 if __name__ == "__main__":

@@ -69,6 +69,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("local", "one_poll"): "processes of this machine: no server is asked",
     ("local", "quota"): "nobody grants processes of one's own machine",
     ("local", "preempt"): "nobody takes one's own machine away",
+    ("local", "oom"): "a process ends so by itself: test_local_limits.py has one that does",
     ("local", "credentials"): "processes of this machine need none",
 }
 

@@ -1,0 +1,45 @@
+"""Processes of this machine as a world: there is no server, only a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+from executors.base import ReplicaHandle
+from executors.local import LocalProcessExecutor
+from tests.executors.worlds import LIMIT_S, config, is_gone, wait_for
+
+
+class LocalWorld:
+    backend = "local"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> LocalWorld:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for deployment in ("contract", "another"):
+            executor = self.executor(deployment=deployment, grace_s=0)
+            left = executor.live()
+            executor.cancel(left)
+            executor.collect(left, LIMIT_S)
+
+    def executor(self, **options: Any) -> LocalProcessExecutor:
+        return LocalProcessExecutor(config(self.folder, **{"grace_s": 0.5, **options}))
+
+    def description(self, handle: ReplicaHandle) -> str:
+        folder = self.folder / "jobs" / handle.launch_key
+        return "\n".join(path.read_text() for path in folder.glob("*.json"))
+
+    def lose(self, handle: ReplicaHandle) -> None:
+        folder = self.folder / "jobs" / handle.launch_key
+        shim = int(json.loads((folder / "handle.json").read_text())["pid"])
+        os.kill(shim, signal.SIGKILL)
+        wait_for(lambda: is_gone(shim), "the shim to end")
+        shutil.rmtree(folder)
