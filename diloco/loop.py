@@ -197,20 +197,31 @@ class RoundLoop:
             self._begin_round(state.round)
 
     def _wait_for_everybody(self) -> None:
-        """Before round 1: wait for all target replicas, at most ``start_wait_s``."""
+        """Before round 1: wait at most ``start_wait_s`` for all target replicas, and for
+        ``start_replicas`` of them for ever, unless others have begun already."""
+        settings = self.settings
         self.say("waiting")
         self._lease.beat()  # at once: who is still syncing is not waited for
-        give_up_s = self._clock.monotonic() + self.settings.start_wait_s
-        target = self.settings.num_replicas
-        while self._clock.monotonic() < give_up_s:
+        give_up_s = self._clock.monotonic() + settings.start_wait_s
+        me, wanted, ready = {self.identity.replica}, settings.start_replicas, 1
+        while ready < wanted or self._clock.monotonic() < give_up_s:
             self._observer.look()
-            live = len(self._observer.working_towards(1) | {self.identity.replica})
-            if live >= target or self._store.list(keys.contributions(1)):
+            if self._observer.begun() or self._store.list(keys.contributions(1)):
                 return
-            self._lease.update(message=f"{live} of {target} replicas are here")
+            ready = len(self._observer.ready_to_begin() | me)
+            live = len(self._observer.working_towards(1) | me)
+            if ready >= wanted and live >= settings.num_replicas:
+                return
+            message = f"{live} of {settings.num_replicas} replicas are here"
+            if ready < wanted:
+                message = (
+                    f"{ready} of {settings.num_replicas} replicas are here, "
+                    f"the first step is taken with {wanted}"
+                )
+            self._lease.update(message=message)
             self._check()
             self._clock.sleep(START_POLL_S)
-        log.warning("started without all replicas after %g s", self.settings.start_wait_s)
+        log.warning("started without all replicas after %g s", settings.start_wait_s)
 
     # -- rounds ----------------------------------------------------------------------------------
 

@@ -15,7 +15,14 @@ from dataclasses import dataclass, replace
 from diloco.errors import FencedOut
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock
-from diloco.rendezvous.records import ENDED_STATES, BadRecord, Beat, Command, Identity
+from diloco.rendezvous.records import (
+    ENDED_STATES,
+    STEPPING_STATES,
+    BadRecord,
+    Beat,
+    Command,
+    Identity,
+)
 from diloco.rendezvous.store import MissingKey, Store, StoreError
 from diloco.rendezvous.transfer import get_each
 
@@ -191,6 +198,8 @@ class _Seen:
     count: int
     since_s: float
     beat: Beat
+    moved: bool
+    """Whether it has changed before this observer's eyes, or come under them."""
 
 
 class Observer:
@@ -201,7 +210,7 @@ class Observer:
         self._clock = clock
         self._timeout_s = timeout_s
         self._seen: dict[int, _Seen] = {}
-        self._looked_s = 0.0
+        self._looked_s: float | None = None
         self._lock = threading.Lock()
 
     def look(self, *, skip: frozenset[int] = frozenset()) -> None:
@@ -225,7 +234,8 @@ class Observer:
                 continue
             seen = self._seen.get(replica)
             if seen is None or (seen.incarnation, seen.count) != (incarnation, beat.count):
-                self._seen[replica] = _Seen(incarnation, beat.count, self._clock.monotonic(), beat)
+                now_s, moved = self._clock.monotonic(), self._looked_s is not None
+                self._seen[replica] = _Seen(incarnation, beat.count, now_s, beat, moved)
         self._looked_s = self._clock.monotonic()
 
     def live(self) -> frozenset[int]:
@@ -246,6 +256,17 @@ class Observer:
             and now_s - seen.since_s < self._timeout_s
         )
 
+    def ready_to_begin(self) -> frozenset[int]:
+        """Replicas that :meth:`working_towards` the first round, their leases seen to change: to a
+        newcomer a dead one's looks as good as any other until the timeout."""
+        return frozenset(r for r in self.working_towards(1) if self._seen[r].moved)
+
+    def begun(self) -> bool:
+        """Whether any replica, alive or not, had come to its first inner step in its newest
+        process, as far as this observer has looked."""
+        beats = [seen.beat for seen in list(self._seen.values()) if seen.beat.role == REPLICA]
+        return any(beat.step > 0 or beat.state in STEPPING_STATES for beat in beats)
+
     def is_gone(self, identity: Identity) -> bool:
         """Whether that process had ended, fallen silent or been followed by a newer one when this
         observer last looked; False for one whose lease it has not seen yet."""
@@ -254,7 +275,8 @@ class Observer:
             return False
         if identity.incarnation < seen.incarnation or seen.beat.state in ENDED_STATES:
             return True
-        return self._looked_s - seen.since_s >= self._timeout_s
+        looked_s = self._looked_s
+        return looked_s is not None and looked_s - seen.since_s >= self._timeout_s
 
     def working_towards(self, round: int) -> frozenset[int]:
         """Live replicas that a round may wait for: those neither in a later one already nor still

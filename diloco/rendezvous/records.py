@@ -138,6 +138,8 @@ REPLICA_STATES = (
     "left",
 )
 ENDED_STATES = frozenset({"done", "failed", "left"})
+STEPPING_STATES = frozenset({"computing", "uploading", "applying"})
+"""Of one that has come to its first inner step."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -216,6 +216,12 @@ class GroupSettings:
         maximum=86_400.0,
         unit="s",
     )
+    start_replicas: int = int_setting(
+        0, "Start together",
+        "No replica takes the first step of the run before this many are there and ready, however "
+        "long that takes. 0: they start after the wait above, with whoever came.",
+        "membership", minimum=0, maximum=1024, unit="replicas",
+    )  # fmt: skip
     grace_s: float = float_setting(
         60.0,
         "Grace window",
@@ -314,6 +320,12 @@ class GroupSettings:
                 "min_quorum",
                 f"expected at most the target of {self.num_replicas} replicas, "
                 f"found {self.min_quorum}",
+            )
+        if self.start_replicas > self.num_replicas:
+            raise SettingsError(
+                "start_replicas",
+                f"expected at most the target of {self.num_replicas} replicas, "
+                f"found {self.start_replicas}",
             )
         if self.max_replicas < self.num_replicas:
             raise SettingsError(

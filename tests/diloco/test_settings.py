@@ -20,6 +20,7 @@ from diloco.rendezvous.settings import GroupSettings, SettingsError, setting_fie
         ({"inner_lr": float("nan")}, "inner_lr", "finite number"),
         ({"codec": "zip"}, "codec", "expected one of fp32, bf16, int8, e3m0, topk, found 'zip'"),
         ({"min_quorum": 5, "num_replicas": 4}, "min_quorum", "at most the target of 4"),
+        ({"start_replicas": 5, "num_replicas": 4}, "start_replicas", "at most the target of 4"),
         ({"max_replicas": 2, "num_replicas": 4}, "max_replicas", "at least the target of 4"),
         (
             {"warmup_steps": 999, "sync_every": 10, "total_rounds": 2},

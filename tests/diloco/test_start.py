@@ -1,0 +1,116 @@
+"""Before round 1: who waits for whom."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from diloco.membership import Observer
+from diloco.rendezvous import keys
+from diloco.rendezvous.records import Beat
+from diloco.rendezvous.store import MissingKey, Store
+
+MakeGroup = Callable[..., Any]
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"  # the lease of a killed member
+)
+
+
+def lease_of(store: Store, replica: int) -> Beat | None:
+    listed = [info.key for info in store.list(keys.member(replica)) if keys.parse_beat(info.key)]
+    try:
+        return Beat.from_bytes(store.get(max(listed))) if listed else None
+    except MissingKey:
+        return None
+
+
+def until_it_says(group: Any, replica: int, words: str) -> Beat:
+    """The lease of a replica, once its message has ``words``."""
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up:
+        beat = lease_of(group.store, replica)
+        if beat is not None and words in beat.message:
+            return beat
+    raise AssertionError(f"replica {replica} never said {words!r}")
+
+
+def test_nobody_takes_a_step_before_enough_are_there_whoever_dies_meanwhile(
+    tiny_group: MakeGroup,
+) -> None:
+    group = tiny_group(
+        num_replicas=4, start_replicas=3, start_wait_s=0.0, heartbeat_timeout_s=40.0, grace_s=0.0
+    )
+    first, dying = group.start(0), group.start(1)
+    beat = until_it_says(group, 0, "2 of 4 replicas are here, the first step is taken with 3")
+    assert (beat.state, beat.step) == ("waiting", 0)
+    dying.store.dead = True
+    until_it_says(group, 0, "1 of 4")
+    second = group.start(2)
+    until_it_says(group, 2, "2 of 4")
+    assert [member.steps for member in group.members] == [0, 0, 0]
+    third = group.start(3)
+    group.wait(first, second, third)
+    group.assert_agreed(first, second, third)
+    assert 1 not in [c.replica for commit in group.commits() for c in commit.contributors]
+
+
+def test_who_comes_after_the_first_step_waits_for_nobody(tiny_group: MakeGroup) -> None:
+    """Though those that had begun together are fewer by now than have to begin together."""
+    group = tiny_group(
+        num_replicas=3, start_replicas=3, start_wait_s=0.0, heartbeat_timeout_s=40.0, grace_s=0.0
+    )
+    begun, come = threading.Event(), threading.Event()
+
+    def hold(member: Any, joined: Any) -> None:
+        begun.set()
+        assert come.wait(60)
+
+    first, *dying = [group.start(replica, on_step=hold) for replica in range(3)]
+    assert begun.wait(60)
+    for member in dying:
+        member.store.dead = True
+    late = group.start(3, on_step=lambda member, joined: come.set())
+    group.wait(first, late)
+    group.assert_agreed(first, late)
+    assert late.steps > 0
+
+
+def test_a_step_is_seen_in_a_lease_that_has_died(tiny_group: MakeGroup) -> None:
+    group = tiny_group()
+    observer = Observer(group.store, clock=group_clock(), timeout_s=1e-9)
+    base = Beat(
+        replica=1, incarnation="00001-00000000", count=1, interval_s=2.0, state="waiting",
+        round=1, step=0, tokens=0, started_wall_s=0.0, wall_s=0.0,
+    )  # fmt: skip
+    for changes, begun in (
+        ({}, False),
+        ({"state": "computing"}, True),
+        ({"state": "left"}, False),
+        ({"state": "failed", "step": 1}, True),
+        ({"role": "syncer", "step": 1}, False),
+    ):
+        beat = Beat(**{**{f: getattr(base, f) for f in base.__dataclass_fields__}, **changes})
+        group.store.put(keys.beat(1, base.incarnation), beat.to_bytes())
+        observer = Observer(group.store, clock=group_clock(), timeout_s=1e-9)
+        observer.look()
+        assert observer.begun() is begun, changes
+        assert observer.live() == frozenset()
+
+
+def group_clock() -> Any:
+    class Now:
+        def wall(self) -> float:
+            return 0.0
+
+        def monotonic(self) -> float:
+            return time.monotonic()
+
+        def sleep(self, seconds: float) -> None:
+            raise AssertionError("nobody waits here")
+
+    return Now()
