@@ -62,6 +62,8 @@ def main() -> None:
         wait_for(args[0])
         print("second")
         print("no newline at the end", end="")
+    elif what == "hog-child":
+        subprocess.run([sys.executable, __file__, "hog", *args])
     elif what == "hog":
         Path(args[0]).write_text(str(os.getpid()))
         held = [b"x" * (1 << 20) for _ in range(int(args[1]))]

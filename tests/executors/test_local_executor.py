@@ -2,81 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from executors.base import (
-    Cause,
-    JobState,
-    LaunchRefused,
-    ReplicaHandle,
-    ReplicaSpec,
-    ReplicaStatus,
-)
+from executors.base import Cause, JobState, LaunchRefused, ReplicaHandle
 from executors.local import LocalProcessExecutor
+from tests.executors.worlds import (
+    HERE,
+    LIMIT_S,
+    config,
+    end_of,
+    is_gone,
+    launch,
+    number_in,
+    stub_env,
+    text_of,
+    wait_for,
+)
 
-HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
-ENV = {"PYTHONPATH": str(HERE)}
-LIMIT_S = 60.0
 
 pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
 def executor(tmp_path: Path) -> Iterator[LocalProcessExecutor]:
-    made = LocalProcessExecutor(tmp_path / "jobs", grace_s=30)
+    made = LocalProcessExecutor(config(tmp_path, grace_s=30))
     yield made
     left = made.live()
     made.cancel(left)
     for status in made.collect(left, 5):
         assert status.state is JobState.ENDED
-
-
-def start(executor: LocalProcessExecutor, *args: object, key: str = "run-0-1") -> ReplicaHandle:
-    (handle,) = executor.launch_replicas(
-        1,
-        "replica_stub",
-        {"args": args},
-        specs=[ReplicaSpec(launch_key=key, replica=0)],
-        env=ENV,
-    )
-    return handle
-
-
-def end_of(executor: LocalProcessExecutor, handle: ReplicaHandle) -> ReplicaStatus:
-    (status,) = executor.collect([handle], LIMIT_S)
-    assert status.state is JobState.ENDED
-    return status
-
-
-def wait_for(ready: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not ready():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.01)
-
-
-def number_in(path: Path) -> int:
-    """The process id a stub leaves once it is ready."""
-    wait_for(lambda: path.exists() and path.read_text(), str(path))
-    return int(path.read_text())
-
-
-def is_gone(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    return True
 
 
 def shim_of(executor: LocalProcessExecutor, handle: ReplicaHandle) -> int:
@@ -85,37 +49,32 @@ def shim_of(executor: LocalProcessExecutor, handle: ReplicaHandle) -> int:
     return int(json.loads(path.read_text())["pid"])
 
 
-def test_many_are_launched_each_with_its_number_and_environment(
+def test_it_inherits_what_reaches_a_store_and_no_secret_of_ours(
     executor: LocalProcessExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", "secret")
     monkeypatch.setenv("ARCHIPELAGO_SECRET_KEY", "secret")
     monkeypatch.setenv("AWS_REGION", "eu-north-1")
-    handles = executor.launch_replicas(
-        3, "replica_stub", {"args": ["env"], "rank_env": "MY_RANK"}, env={**ENV, "GIVEN": "yes"}
-    )
-    assert {s.cause for s in executor.collect(handles, LIMIT_S)} == {Cause.DONE}
-    seen = [json.loads("".join(executor.logs(handle))) for handle in handles]
-    assert [env["MY_RANK"] for env in seen] == ["0", "1", "2"]
-    for env in seen:
-        assert env["GIVEN"] == "yes"
-        assert env["AWS_REGION"] == "eu-north-1"
-        assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "1"
-        assert "PATH" in env
-        assert "DATABASE_URL" not in env
-        assert "ARCHIPELAGO_SECRET_KEY" not in env
+    handle = launch(executor, "env")
+    end_of(executor, handle)
+    env = json.loads("".join(text_of(executor, handle)))
+    assert env["AWS_REGION"] == "eu-north-1"
+    assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "1"
+    assert "PATH" in env
+    assert "DATABASE_URL" not in env
+    assert "ARCHIPELAGO_SECRET_KEY" not in env
 
 
 def test_a_given_thread_count_wins(executor: LocalProcessExecutor) -> None:
     (handle,) = executor.launch_replicas(
-        1, "replica_stub", {"args": ["env"]}, env={**ENV, "OMP_NUM_THREADS": "2"}
+        1, "replica_stub", {"args": ["env"]}, env={**stub_env(), "OMP_NUM_THREADS": "2"}
     )
     end_of(executor, handle)
-    assert json.loads("".join(executor.logs(handle)))["OMP_NUM_THREADS"] == "2"
+    assert json.loads("".join(text_of(executor, handle)))["OMP_NUM_THREADS"] == "2"
 
 
 def test_a_clean_end_is_done_and_dated(executor: LocalProcessExecutor) -> None:
-    status = end_of(executor, start(executor, "exit", 0))
+    status = end_of(executor, launch(executor, "exit", 0))
     assert (status.cause, status.exit_code, status.message) == (Cause.DONE, 0, "")
     assert status.started_wall_s is not None and status.ended_wall_s is not None
     assert status.started_wall_s <= status.ended_wall_s
@@ -124,7 +83,7 @@ def test_a_clean_end_is_done_and_dated(executor: LocalProcessExecutor) -> None:
 def test_an_error_carries_its_code_and_the_last_lines_of_the_log(
     executor: LocalProcessExecutor,
 ) -> None:
-    status = end_of(executor, start(executor, "exit", 75, *range(30), "the reason"))
+    status = end_of(executor, launch(executor, "exit", 75, *range(30), "the reason"))
     assert (status.cause, status.exit_code) == (Cause.ERROR, 75)
     assert status.message.startswith("ended with exit code 75")
     assert status.message.endswith("the reason")
@@ -132,35 +91,26 @@ def test_an_error_carries_its_code_and_the_last_lines_of_the_log(
 
 
 def test_a_missing_module_is_an_error_that_names_it(executor: LocalProcessExecutor) -> None:
-    (handle,) = executor.launch_replicas(1, "no_such_module_at_all", env=ENV)
+    (handle,) = executor.launch_replicas(1, "no_such_module_at_all", env=stub_env())
     status = end_of(executor, handle)
     assert status.cause is Cause.ERROR
     assert "no_such_module_at_all" in status.message
 
 
 def test_a_killed_replica_is_lost_with_its_signal(executor: LocalProcessExecutor) -> None:
-    status = end_of(executor, start(executor, "kill", int(signal.SIGKILL)))
+    status = end_of(executor, launch(executor, "kill", int(signal.SIGKILL)))
     assert (status.cause, status.exit_code) == (Cause.LOST, -9)
     assert "SIGKILL" in status.message and "memory" in status.message
 
 
 def test_a_crash_is_an_error_with_its_signal(executor: LocalProcessExecutor) -> None:
-    status = end_of(executor, start(executor, "kill", int(signal.SIGSEGV)))
+    status = end_of(executor, launch(executor, "kill", int(signal.SIGSEGV)))
     assert (status.cause, status.exit_code) == (Cause.ERROR, -11)
     assert "SIGSEGV" in status.message
 
 
-def test_running_is_running_until_the_end(executor: LocalProcessExecutor, tmp_path: Path) -> None:
-    handle = start(executor, "wait", tmp_path / "up")
-    number_in(tmp_path / "up")
-    assert executor.poll([handle])[0].state is JobState.RUNNING
-    assert executor.live() == [handle]
-    (status,) = executor.collect([handle], 0)
-    assert status.state is JobState.RUNNING
-
-
 def test_cancel_twice_ends_it_once(executor: LocalProcessExecutor, tmp_path: Path) -> None:
-    handle = start(executor, "wait", tmp_path / "up")
+    handle = launch(executor, "wait", tmp_path / "up")
     pid = number_in(tmp_path / "up")
     executor.cancel([handle])
     executor.cancel([handle])
@@ -174,7 +124,7 @@ def test_cancel_twice_ends_it_once(executor: LocalProcessExecutor, tmp_path: Pat
 def test_a_replica_that_leaves_cleanly_when_asked(
     executor: LocalProcessExecutor, tmp_path: Path
 ) -> None:
-    handle = start(executor, "polite", tmp_path / "up")
+    handle = launch(executor, "polite", tmp_path / "up")
     number_in(tmp_path / "up")
     executor.cancel([handle])
     status = end_of(executor, handle)
@@ -182,8 +132,8 @@ def test_a_replica_that_leaves_cleanly_when_asked(
 
 
 def test_a_replica_deaf_to_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
-    executor = LocalProcessExecutor(tmp_path / "jobs", grace_s=0.2)
-    handle = start(executor, "deaf", tmp_path / "up")
+    executor = LocalProcessExecutor(config(tmp_path, grace_s=0.2))
+    handle = launch(executor, "deaf", tmp_path / "up")
     pid = number_in(tmp_path / "up")
     executor.cancel([handle])
     status = end_of(executor, handle)
@@ -196,7 +146,7 @@ def test_a_cancel_before_the_start_is_kept(executor: LocalProcessExecutor, tmp_p
     folder = executor.root / "run-0-1"
     folder.mkdir(parents=True)
     executor.cancel([ReplicaHandle(backend="local", launch_key="run-0-1")])
-    status = end_of(executor, start(executor, "wait", tmp_path / "up"))
+    status = end_of(executor, launch(executor, "wait", tmp_path / "up"))
     assert (status.cause, status.exit_code) == (Cause.CANCELLED, None)
     assert not (tmp_path / "up").exists()
 
@@ -204,7 +154,7 @@ def test_a_cancel_before_the_start_is_kept(executor: LocalProcessExecutor, tmp_p
 def test_what_a_replica_leaves_behind_ends_with_it(
     executor: LocalProcessExecutor, tmp_path: Path
 ) -> None:
-    status = end_of(executor, start(executor, "child", tmp_path / "inner"))
+    status = end_of(executor, launch(executor, "child", tmp_path / "inner"))
     assert status.cause is Cause.DONE
     inner = number_in(tmp_path / "inner")
     wait_for(lambda: is_gone(inner), "the replica's own child to end")
@@ -213,15 +163,17 @@ def test_what_a_replica_leaves_behind_ends_with_it(
 def test_another_process_finds_polls_and_cancels_it(
     executor: LocalProcessExecutor, tmp_path: Path
 ) -> None:
-    handle = start(executor, "wait", tmp_path / "up")
+    handle = launch(executor, "wait", tmp_path / "up")
     number_in(tmp_path / "up")
     code = (
-        "import sys; from pathlib import Path; from executors.local import LocalProcessExecutor\n"
-        "e = LocalProcessExecutor(Path(sys.argv[1])); h = e.find(sys.argv[2])\n"
+        "import sys; from pathlib import Path; from executors.base import ExecutorConfig\n"
+        "from executors.local import LocalProcessExecutor\n"
+        "e = LocalProcessExecutor(ExecutorConfig(state_dir=Path(sys.argv[1])))\n"
+        "h = e.find(sys.argv[2])\n"
         "print(h.to_json(), e.poll([h])[0].state); e.cancel([h])"
     )
     said = subprocess.run(
-        [sys.executable, "-c", code, executor.root, handle.launch_key],
+        [sys.executable, "-c", code, executor.root.parent, handle.launch_key],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -231,39 +183,14 @@ def test_another_process_finds_polls_and_cancels_it(
     assert end_of(executor, handle).cause is Cause.CANCELLED
 
 
-def test_handles_survive_json(executor: LocalProcessExecutor) -> None:
-    handle = start(executor, "exit", 0)
-    assert ReplicaHandle.from_json(handle.to_json()) == handle
-    assert end_of(executor, ReplicaHandle.from_json(handle.to_json())).cause is Cause.DONE
-
-
-def test_the_same_key_again_is_the_same_job(executor: LocalProcessExecutor, tmp_path: Path) -> None:
-    first = start(executor, "count", tmp_path / "starts")
-    wait_for((tmp_path / "starts").exists, "the start")
-    again = start(executor, "count", tmp_path / "starts")
-    executor.cancel([first])
-    assert end_of(executor, again).cause is Cause.CANCELLED
-    after_its_end = start(executor, "count", tmp_path / "starts")
-    assert end_of(executor, after_its_end).cause is Cause.CANCELLED
-    assert (tmp_path / "starts").read_text() == "started\n"
-
-
-def test_a_key_whose_job_is_over_starts_nothing(executor: LocalProcessExecutor) -> None:
-    first = end_of(executor, start(executor, "exit", 0, "once"))
-    again = start(executor, "exit", 0, "once")
-    assert end_of(executor, again) == first
-    wait_for(lambda: not executor.live(), "anything it started")
-    assert list(executor.logs(again)) == ["once"]
-
-
 _RACER = """
 import sys
 from pathlib import Path
-from executors.base import ReplicaSpec
+from executors.base import ExecutorConfig, ReplicaSpec
 from executors.local import LocalProcessExecutor
 print("ready", flush=True)
 sys.stdin.readline()
-e = LocalProcessExecutor(Path(sys.argv[1]))
+e = LocalProcessExecutor(ExecutorConfig(state_dir=Path(sys.argv[1])))
 e.launch_replicas(1, "replica_stub", {"args": ["count", sys.argv[2]]},
                   specs=[ReplicaSpec(launch_key="raced", replica=0)],
                   env={"PYTHONPATH": sys.argv[3]})
@@ -276,7 +203,7 @@ def test_one_key_launched_by_many_processes_at_once_is_one_job(
 ) -> None:
     racers = [
         subprocess.Popen(
-            [sys.executable, "-c", _RACER, executor.root, tmp_path / "starts", HERE],
+            [sys.executable, "-c", _RACER, executor.root.parent, tmp_path / "starts", HERE],
             cwd=REPOSITORY,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -304,14 +231,14 @@ _KILLED_LAUNCHER = """
 import os, signal, subprocess, sys
 from pathlib import Path
 from executors import local
-from executors.base import ReplicaSpec
+from executors.base import ExecutorConfig, ReplicaSpec
 spawn = subprocess.Popen
 def spawn_and_die(*args, **kwargs):
     if sys.argv[4] == "after":
         spawn(*args, **kwargs)
     os.kill(os.getpid(), signal.SIGKILL)
 local.subprocess.Popen = spawn_and_die
-local.LocalProcessExecutor(Path(sys.argv[1])).launch_replicas(
+local.LocalProcessExecutor(ExecutorConfig(state_dir=Path(sys.argv[1]))).launch_replicas(
     1, "replica_stub", {"args": ["count", sys.argv[2]]},
     specs=[ReplicaSpec(launch_key="orphan", replica=0)], env={"PYTHONPATH": sys.argv[3]})
 """
@@ -322,13 +249,21 @@ def test_a_launcher_killed_around_the_start_leaves_one_job(
     executor: LocalProcessExecutor, tmp_path: Path, when: str
 ) -> None:
     killed = subprocess.run(
-        [sys.executable, "-c", _KILLED_LAUNCHER, executor.root, tmp_path / "starts", HERE, when],
+        [
+            sys.executable,
+            "-c",
+            _KILLED_LAUNCHER,
+            executor.root.parent,
+            tmp_path / "starts",
+            HERE,
+            when,
+        ],
         cwd=REPOSITORY,
     )
     assert killed.returncode == -signal.SIGKILL
     if when == "before":
         assert executor.find("orphan") is None
-    handle = start(executor, "count", tmp_path / "starts", key="orphan")
+    handle = launch(executor, "count", tmp_path / "starts", key="orphan")
     wait_for((tmp_path / "starts").exists, "the start")
     assert executor.find("orphan") == handle
     executor.cancel([handle])
@@ -342,7 +277,7 @@ def test_a_launcher_killed_around_the_start_leaves_one_job(
 def test_a_killed_shim_takes_the_replica_with_it(
     executor: LocalProcessExecutor, tmp_path: Path
 ) -> None:
-    handle = start(executor, "deaf", tmp_path / "up")
+    handle = launch(executor, "deaf", tmp_path / "up")
     pid = number_in(tmp_path / "up")
     os.kill(shim_of(executor, handle), signal.SIGKILL)
     status = end_of(executor, handle)
@@ -355,7 +290,7 @@ def test_a_reused_process_id_is_never_signalled(
     executor: LocalProcessExecutor, tmp_path: Path
 ) -> None:
     """The job is over, and its shim's number now belongs to a stranger."""
-    handle = start(executor, "wait", tmp_path / "up")
+    handle = launch(executor, "wait", tmp_path / "up")
     number_in(tmp_path / "up")
     os.kill(shim_of(executor, handle), signal.SIGKILL)
     end_of(executor, handle)
@@ -372,7 +307,7 @@ def test_a_reused_process_id_is_never_signalled(
 def test_a_held_lock_with_a_strangers_process_id_signals_nobody(
     executor: LocalProcessExecutor, tmp_path: Path, wrong: str
 ) -> None:
-    handle = start(executor, "wait", tmp_path / "up")
+    handle = launch(executor, "wait", tmp_path / "up")
     number_in(tmp_path / "up")
     shim_of(executor, handle)
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -389,7 +324,7 @@ def test_a_held_lock_with_a_strangers_process_id_signals_nobody(
 
 
 def test_the_replica_does_not_hold_the_lock(executor: LocalProcessExecutor, tmp_path: Path) -> None:
-    handle = start(executor, "wait", tmp_path / "up")
+    handle = launch(executor, "wait", tmp_path / "up")
     opened = psutil.Process(number_in(tmp_path / "up")).open_files()
     assert str(executor.root / handle.launch_key / "lock") not in {file.path for file in opened}
 
@@ -406,30 +341,7 @@ def test_an_unknown_job_never_was(executor: LocalProcessExecutor) -> None:
     assert not (executor.root / "nobody").exists()
 
 
-def test_logs_follow_to_the_last_byte(executor: LocalProcessExecutor, tmp_path: Path) -> None:
-    handle = start(executor, "lines", tmp_path / "go on")
-    lines = executor.logs(handle, follow=True)
-    assert next(lines) == "first"
-    (tmp_path / "go on").touch()
-    assert list(lines) == ["second", "no newline at the end"]
-
-
-@pytest.mark.parametrize("key", ["", "../up", "a/b", ".hidden", "x" * 129])
-def test_a_key_that_is_no_file_name_is_refused(executor: LocalProcessExecutor, key: str) -> None:
-    with pytest.raises(LaunchRefused, match="launch key"):
-        start(executor, "exit", 0, key=key)
-
-
 def test_a_root_that_is_no_folder_is_refused_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "jobs").write_text("in the way")
     with pytest.raises(LaunchRefused, match=r"cannot start run-0-1 in .*jobs"):
-        start(LocalProcessExecutor(tmp_path / "jobs"), "exit", 0)
-
-
-def test_arguments_it_does_not_know_are_named(executor: LocalProcessExecutor) -> None:
-    with pytest.raises(ValueError, match="gpu"):
-        executor.launch_replicas(1, "replica_stub", {"gpu": "H100"})
-    with pytest.raises(ValueError, match="expected 2 specs, found 1"):
-        executor.launch_replicas(
-            2, "replica_stub", specs=[ReplicaSpec(launch_key="a", replica=0)], env=ENV
-        )
+        launch(LocalProcessExecutor(config(tmp_path)), "exit", 0)
