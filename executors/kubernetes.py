@@ -1,0 +1,316 @@
+"""Replicas as Jobs of a Kubernetes cluster, by the official client.
+
+::
+
+    launch key --sha256--> Job  <name>     one pod, one completion, never tried again
+                           Secret <name>   owned by the Job, goes with it
+    labels archipelago-deployment, archipelago-key, archipelago-replica on all of them
+
+The Job's name is made of the deployment and the launch key, so the API itself refuses the second
+of two launches, and whoever is refused takes the handle of the first. The Secret is made after the
+Job, because its owner must exist first; a pod that is there earlier waits for it, and a launch that
+died between the two is completed by the next one of its key.
+
+``cancel`` does not delete: a deleted Job would be forgotten, and its key could start again. It
+gives the Job a deadline that is over, by which the cluster ends the pod with its grace and marks
+the Job as failed for good. The cluster deletes pods that it ends so, and their logs with them.
+
+``poll`` takes two lists, of Jobs and of pods, however many are asked for (a third, of warnings,
+while a Job waits and its pod does not say why). An ended Job stays ``keep_s`` seconds, then it is
+lost.
+
+Kubernetes 1.28 or newer. Left out: indexed or parallel Jobs (a replica is one pod; several GPUs of
+one node are one replica's), and watching: the control plane polls anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from executors import common, kubernetes_logs, kubernetes_manifest, kubernetes_options
+from executors import kubernetes_status as states
+from executors.base import (
+    Capabilities,
+    CodeRef,
+    ExecutorConfig,
+    JobState,
+    LaunchRefused,
+    LogLine,
+    NeedsPerson,
+    Problem,
+    ReplicaHandle,
+    ReplicaSpec,
+    ReplicaStatus,
+    RetryLater,
+)
+from executors.bootstrap import command
+from executors.kubernetes_access import CREDENTIAL, connection
+from executors.kubernetes_api import AlreadyThere, Cluster, Gone
+from executors.kubernetes_options import Json
+from executors.kubernetes_preflight import problems
+
+POLL_S = 2.0
+SELECTOR_CHARS = 4_000
+"""Of a label selector: it travels in the address of a request, and 8 KB is what a proxy takes."""
+
+UNEXPLAINED_S = 10.0
+"""A Job that waits so long without its pod saying why is worth asking for warnings."""
+
+
+class KubernetesExecutor:
+    """Jobs in one namespace. Options and credentials: ``docs/backends/kubernetes.md``."""
+
+    backend = "kubernetes"
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        self.config = config
+        kubernetes_manifest.check_label("deployment", config.deployment)
+        kubernetes_options.read(config.options, {})
+        self.capabilities = Capabilities(spot=bool(config.options.get("spot")))
+        self.poll_s = float(config.options.get("poll_s", POLL_S))
+        self._cluster: Cluster | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def cluster(self) -> Cluster:
+        """Made when it is first needed. Raises :class:`NeedsPerson` without a usable credential."""
+        with self._lock:
+            if self._cluster is None:
+                made, namespace = connection(
+                    self.config.credentials.get(CREDENTIAL, ""),
+                    context=str(self.config.options.get("context", "")),
+                )
+                namespace = str(self.config.options.get("namespace") or namespace)
+                self._cluster = Cluster(made, namespace)
+            return self._cluster
+
+    def launch_replicas(
+        self,
+        n_replicas: int,
+        entrypoint: str,
+        entrypoint_args: Mapping[str, Any] | None = None,
+        *,
+        specs: Sequence[ReplicaSpec] | None = None,
+        env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+        code: CodeRef | None = None,
+    ) -> list[ReplicaHandle]:
+        """See :meth:`executors.base.ServerlessExecutor.launch_replicas`."""
+        request = common.prepare(n_replicas, entrypoint_args, specs)
+
+        def start(spec: ReplicaSpec) -> ReplicaHandle:
+            plain, hidden = request.environment(spec, env=env, secrets=secrets)
+            options = kubernetes_options.read(self.config.options, spec.options)
+            line = command(entrypoint, request.args, python=options.python, code=code)
+            return self._launch(self._job(spec, line, plain, hidden), spec, hidden)
+
+        return common.launch_each(start, request.specs)
+
+    def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
+        jobs: dict[str, Json] = {}
+        pods: defaultdict[str, list[Json]] = defaultdict(list)
+        for selector in self._selectors(handle.launch_key for handle in handles):
+            # Jobs first: the pod of a Job that has ended is then surely in its last state.
+            jobs |= {job["metadata"]["name"]: job for job in self.cluster.list_jobs(selector)}
+            for pod in self.cluster.list_pods(selector):
+                pods[_owner(pod)].append(pod)
+        found = [(jobs.get(name), states.newest(pods[name])) for name in map(self._name, handles)]
+        warnings: dict[str, str] = {}
+        if any(job is not None and _is_unexplained(job, pod) for job, pod in found):
+            with contextlib.suppress(NeedsPerson):  # a right we can do without
+                warnings = self.cluster.warnings()
+        return [states.status(job, pod, warnings) for job, pod in found]
+
+    def find(self, launch_key: str) -> ReplicaHandle | None:
+        handle = self._handle(common.check_launch_key(launch_key))
+        job = self.cluster.read_job(self._name(handle))
+        return handle if job is not None and _is_of(job, launch_key) else None
+
+    def live(self) -> list[ReplicaHandle]:
+        """Every Job of our deployment that has not ended."""
+        found = self.cluster.list_jobs(f"{common.DEPLOYMENT_LABEL}={self.config.deployment}")
+        return [
+            self._handle(job["metadata"]["labels"][common.KEY_LABEL])
+            for job in found
+            if states.ended(job) is None and common.KEY_LABEL in job["metadata"]["labels"]
+        ]
+
+    def logs(
+        self, handle: ReplicaHandle, *, after: str = "", follow: bool = False
+    ) -> Iterator[LogLine]:
+        """Positions are times of the log: they hold as long as the pod does."""
+        (selector,) = self._selectors([handle.launch_key])
+        while True:
+            # Asked before reading: what is written before the end is then surely read.
+            pod = states.newest(self.cluster.list_pods(selector))
+            if pod is None:
+                job = self.cluster.read_job(self._name(handle))
+                over = job is None or states.ended(job) is not None
+            else:
+                over = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+                for line in self._read(pod, after, follow=follow and not over):
+                    after = line.position
+                    yield line
+            if over or not follow:
+                return
+            time.sleep(self.poll_s)
+
+    def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
+        """See :func:`executors.kubernetes_manifest.cancellation`."""
+
+        def end(handle: ReplicaHandle) -> None:
+            with contextlib.suppress(Gone):
+                self.cluster.patch_job(self._name(handle), kubernetes_manifest.cancellation())
+
+        with ThreadPoolExecutor(common.LAUNCHES_AT_ONCE, thread_name_prefix="cancel") as pool:
+            list(pool.map(end, handles))
+
+    def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
+        return common.collect(self.poll, handles, timeout, every_s=self.poll_s)
+
+    def check(self) -> str:
+        """Lists our Jobs, so that a credential without rights shows too."""
+        who = self.cluster.whoami()
+        self.live()
+        version = self.cluster.version()
+        return (
+            f"{who or 'a user'} in namespace {self.cluster.namespace} of {self.cluster.host} "
+            + (f"(Kubernetes {version})")
+        )
+
+    def preflight(self, spec: ReplicaSpec, count: int) -> list[Problem]:
+        autoscaled = bool(self.config.options.get("autoscaled"))
+        try:
+            options = kubernetes_options.read(self.config.options, spec.options)
+            machine = kubernetes_options.machine(options, spec)
+            job = self._job(spec, ["python"], {}, {})
+        except LaunchRefused as error:
+            return [Problem(field=_field(str(error)), message=str(error))]
+        return problems(self.cluster, job, machine, count, autoscaled=autoscaled)
+
+    def _job(
+        self,
+        spec: ReplicaSpec,
+        line: Sequence[str],
+        env: Mapping[str, str],
+        secrets: Mapping[str, str],
+    ) -> Json:
+        options = kubernetes_options.read(self.config.options, spec.options)
+        return kubernetes_manifest.job(
+            kubernetes_manifest.name_of(self.config.deployment, spec.launch_key),
+            spec=spec,
+            options=options,
+            machine=kubernetes_options.machine(options, spec),
+            labels=common.labels_of(self.config, spec),
+            command=line,
+            env=env,
+            secrets=sorted(secrets),
+        )
+
+    def _launch(self, job: Json, spec: ReplicaSpec, secrets: Mapping[str, str]) -> ReplicaHandle:
+        name = job["metadata"]["name"]
+        is_new = True
+        try:
+            made = self.cluster.create_job(job)
+        except AlreadyThere as error:
+            is_new = False
+            found = self.cluster.read_job(name)
+            if found is None:
+                raise RetryLater(f"Job {name} was there and is gone: {error}") from error
+            if not _is_of(found, spec.launch_key):
+                raise LaunchRefused(
+                    f"Job {name}: expected one of launch key {spec.launch_key}, found another's"
+                ) from error
+            made = found
+        if secrets and states.ended(made) is None:
+            self._hand_over(made, secrets, is_new=is_new)
+        return self._handle(spec.launch_key)
+
+    def _hand_over(self, job: Json, secrets: Mapping[str, str], *, is_new: bool) -> None:
+        """Make the Secret its pod waits for. A new Job that can have none is taken back, so that
+        nothing waits in vain and the key is free."""
+        meta = job["metadata"]
+        made = kubernetes_manifest.secret(
+            meta["name"], job_uid=meta["uid"], labels=meta["labels"], values=secrets
+        )
+        try:
+            self.cluster.create_secret(made)
+        except AlreadyThere:
+            pass
+        except LaunchRefused as error:
+            if is_new:
+                self.cluster.delete_job(meta["name"], meta["uid"])
+            raise type(error)(common.scrub(str(error), secrets.values())) from None
+
+    def _read(self, pod: Json, after: str, *, follow: bool) -> Iterator[LogLine]:
+        """What there is to read now; with ``follow`` until the container ends or the line
+        breaks."""
+        import urllib3
+
+        with contextlib.suppress(Gone):
+            since = kubernetes_logs.since(after)
+            container = kubernetes_manifest.CONTAINER
+            with self.cluster.log(
+                pod["metadata"]["name"], container, since=since, follow=follow
+            ) as chunks:
+                try:
+                    yield from kubernetes_logs.behind(kubernetes_logs.lines(chunks), after)
+                except urllib3.exceptions.HTTPError as error:
+                    if not follow:
+                        raise RetryLater(f"the log broke off: {error}") from error
+
+    def _handle(self, launch_key: str) -> ReplicaHandle:
+        name = kubernetes_manifest.name_of(self.config.deployment, launch_key)
+        data = {"name": name, "namespace": self.cluster.namespace}
+        return ReplicaHandle(backend=self.backend, launch_key=launch_key, data=data)
+
+    def _name(self, handle: ReplicaHandle) -> str:
+        return kubernetes_manifest.name_of(self.config.deployment, handle.launch_key)
+
+    def _selectors(self, launch_keys: Iterable[str]) -> Iterator[str]:
+        """Label selectors that together match the Jobs and pods of the keys."""
+        batch: list[str] = []
+        for key in dict.fromkeys(launch_keys):
+            if sum(map(len, batch)) + len(batch) + len(key) > SELECTOR_CHARS:
+                yield self._selector(batch)
+                batch = []
+            batch.append(key)
+        if batch:
+            yield self._selector(batch)
+
+    def _selector(self, launch_keys: Sequence[str]) -> str:
+        return (
+            f"{common.DEPLOYMENT_LABEL}={self.config.deployment},"
+            f"{common.KEY_LABEL} in ({','.join(launch_keys)})"
+        )
+
+
+def _owner(pod: Json) -> str:
+    """The name of a pod's Job, by the label that every supported version sets."""
+    labels = pod["metadata"].get("labels") or {}
+    return str(labels.get("batch.kubernetes.io/job-name") or labels.get("job-name", ""))
+
+
+def _is_of(job: Json, launch_key: str) -> bool:
+    annotations = job["metadata"].get("annotations") or {}
+    return bool(annotations.get(kubernetes_manifest.KEY_ANNOTATION) == launch_key)
+
+
+def _is_unexplained(job: Json, pod: Json | None) -> bool:
+    if states.status(job, pod).state is not JobState.PENDING:
+        return False
+    made = states.seconds(job["metadata"].get("creationTimestamp"))
+    _, message = states.waits_for(job, pod, {})
+    return not message and made is not None and time.time() - made > UNEXPLAINED_S
+
+
+def _field(message: str) -> str:
+    """The part of the spec that a refusal is about, by its first word."""
+    first = message.partition(":")[0]
+    return first if first in ("image", "hardware", "spot", "labels") else "options"
