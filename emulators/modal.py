@@ -1,0 +1,277 @@
+"""Modal on one machine: its control plane's API, with Sandboxes that really run.
+
+A gRPC server of the methods of :mod:`emulators.modal_api`, with the messages that Modal's client
+ships (``modal_proto``). ``MODAL_SERVER_URL`` leads the client here, ``MODAL_TOKEN_ID`` and
+``MODAL_TOKEN_SECRET`` are :attr:`ModalServer.token`. ``POST /_emulator/<fault>`` with its keyword
+arguments as JSON makes something go wrong, on the same port: :data:`FAULTS`.
+
+What it knows outlives :meth:`ModalServer.stop`, not its process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpclib.const
+from google.protobuf.message_factory import GetMessageClass
+from grpclib.config import Configuration
+from grpclib.protocol import H2Protocol
+from grpclib.server import Server, Stream
+from modal_proto import api_pb2
+
+from emulators.modal_api import ModalApi
+from emulators.processes import Processes
+
+FAULTS = ("preempt", "oom", "lose", "refuse_quota", "slow", "starve", "build")
+"""Methods of :class:`ModalServer` that anybody who reaches the port may call."""
+
+TOKEN = ("ak-emulated", "as-emulated")
+_SERVICE = api_pb2.DESCRIPTOR.services_by_name["ModalClient"]
+
+
+class ModalServer:
+    """One emulated Modal with one account, on a port of the loopback; 0 takes a free one."""
+
+    def __init__(self, folder: Path, *, port: int = 0, token: tuple[str, str] = TOKEN) -> None:
+        self.port = port
+        self.token = token
+        self.processes = Processes(folder)
+        self.api = ModalApi(self.processes)
+        self.api.tokens[token[0]] = token[1]
+        self._slow_s = 0.0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="modal", daemon=True)
+        self._server: _Server | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def requests(self) -> int:
+        return self.api.requests
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        self.processes.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    # Being there or not
+
+    def start(self) -> None:
+        if self._server is None:
+            self._do(self._start())
+
+    def stop(self) -> None:
+        """Connections end and are refused; jobs go on."""
+        server, self._server = self._server, None
+        if server is not None:
+            self._do(server.end())
+
+    def slow(self, seconds: float) -> None:
+        """Each answer takes so long."""
+        self._slow_s = seconds
+
+    # What goes wrong there
+
+    def preempt(self, sandbox_id: str, *, as_termination: bool = False) -> None:
+        """Take the machine away: reported as an internal failure, as for functions, or as a
+        termination from outside."""
+        self.api.sandboxes[sandbox_id].stopped_from_outside = as_termination
+        self.processes.kill(sandbox_id, "preempted")
+
+    def oom(self, sandbox_id: str) -> None:
+        self.processes.kill(sandbox_id, "oom", grace_s=0)
+
+    def lose(self, sandbox_id: str) -> None:
+        """Nobody knows it any more, and it does not run."""
+        with self.api.lock:
+            del self.api.sandboxes[sandbox_id]
+        self.processes.forget(sandbox_id)
+
+    def refuse_quota(self, message: str | None) -> None:
+        self.api.quota = message
+
+    def starve(self, starved: bool = True) -> None:
+        """No GPU is free: Sandboxes that ask for one wait; False starts them."""
+        self.api.starved = starved
+        if not starved:
+            for job in self.processes.all():
+                if job.state == "pending":
+                    self.processes.begin(job.id)
+
+    def build(self, *, building: bool = False, error: str = "") -> None:
+        """Images take until ``building`` is False, or fail with ``error``."""
+        self.api.building, self.api.build_error = building, error
+
+    # The server
+
+    async def _start(self) -> None:
+        self._server = _Server(self._method_of, self._post)
+        self.port = await self._server.listen(self.port)
+
+    def _method_of(self, name: str) -> Callable[[Stream[Any, Any]], Awaitable[None]]:
+        async def answer(stream: Stream[Any, Any]) -> None:
+            request = await stream.recv_message()
+            self.api.requests += 1
+            await asyncio.sleep(self._slow_s)
+            self.api.authorise(name, stream.metadata)
+            method = getattr(self.api, name)
+            if inspect.isasyncgenfunction(method):
+                async for message in method(request):
+                    await stream.send_message(message)
+            else:  # in a thread: some wait for a process
+                await stream.send_message(await asyncio.to_thread(method, request))
+
+        return answer
+
+    def _post(self, path: str, body: bytes) -> dict[str, Any]:
+        """In a thread. Raises :class:`LookupError` for what there is not."""
+        fault = path.removeprefix("/_emulator/")
+        if path == fault or fault not in FAULTS:
+            raise LookupError(f"expected /_emulator/ and one of {', '.join(FAULTS)}, found {path}")
+        getattr(self, fault)(**json.loads(body or b"{}"))
+        return {"done": fault}
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+
+class _Server(Server):
+    """gRPC and, for ``POST /_emulator/...``, HTTP/1.1, whose connections can be ended."""
+
+    def __init__(
+        self,
+        method_of: Callable[[str], Callable[[Stream[Any, Any]], Awaitable[None]]],
+        post: Callable[[str, bytes], dict[str, Any]],
+    ) -> None:
+        self._methods = {
+            f"/{_SERVICE.full_name}/{method.name}": grpclib.const.Handler(
+                method_of(method.name),
+                (
+                    grpclib.const.Cardinality.UNARY_STREAM
+                    if method.server_streaming
+                    else grpclib.const.Cardinality.UNARY_UNARY
+                ),
+                GetMessageClass(method.input_type),
+                GetMessageClass(method.output_type),
+            )
+            for method in _SERVICE.methods
+            if hasattr(ModalApi, method.name)
+        }
+        super().__init__([self], config=Configuration(http2_connection_window_size=2**24))
+        self._post = post
+        self.transports: set[asyncio.BaseTransport] = set()
+
+    def __mapping__(self) -> dict[str, grpclib.const.Handler]:
+        return self._methods
+
+    async def listen(self, port: int) -> int:
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                self._server = await asyncio.get_running_loop().create_server(
+                    lambda: _Connection(self, self._protocol_factory()), "127.0.0.1", port
+                )
+            except OSError:  # the former server's connections are not all gone yet
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.05)
+            else:
+                return int(self._server.sockets[0].getsockname()[1])
+
+    async def end(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for handler in self._handlers:
+            handler.close()
+        for transport in list(self.transports):
+            transport.abort()  # type: ignore[attr-defined]
+        await asyncio.gather(*(handler.wait_closed() for handler in self._handlers))
+
+    async def control(self, request: bytes) -> bytes:
+        """The answer to an HTTP/1.1 request."""
+        head, _, body = request.partition(b"\r\n\r\n")
+        path = head.split(b" ", 2)[1].decode()
+        try:
+            said, status = await asyncio.to_thread(self._post, path, body), "200 OK"
+        except (LookupError, TypeError, ValueError) as error:
+            said, status = {"error": str(error)}, "404 Not Found"
+        text = json.dumps(said)
+        return (
+            f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(text)}\r\nConnection: close\r\n\r\n{text}"
+        ).encode()
+
+
+class _Connection(asyncio.Protocol):
+    """Looks at the first bytes and hands the connection to HTTP/2, or answers HTTP/1.1 itself."""
+
+    def __init__(self, server: _Server, http2: H2Protocol) -> None:
+        self.server = server
+        self.http2 = http2
+        self.seen = b""
+        self.is_http2 = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: Any = transport
+        self.server.transports.add(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_http2:
+            self.http2.data_received(data)
+            return
+        self.seen += data
+        if self.seen.startswith(b"PRI * "):
+            self.is_http2 = True
+            self.http2.connection_made(self.transport)
+            self.http2.data_received(self.seen)
+        elif self.seen.startswith(b"POST ") and self._complete():
+            self.task = asyncio.ensure_future(self._answer())
+
+    def _complete(self) -> bool:
+        head, found, body = self.seen.partition(b"\r\n\r\n")
+        lengths = [
+            int(line.partition(b":")[2])
+            for line in head.lower().split(b"\r\n")
+            if line.startswith(b"content-length:")
+        ]
+        return bool(found) and len(body) >= (lengths or [0])[0]
+
+    async def _answer(self) -> None:
+        answer = await self.server.control(self.seen)
+        self.transport.write(answer)
+        self.transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.server.transports.discard(self.transport)
+        if self.is_http2:
+            self.http2.connection_lost(error)
+
+    def pause_writing(self) -> None:
+        if self.is_http2:
+            self.http2.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self.is_http2:
+            self.http2.resume_writing()

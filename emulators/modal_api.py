@@ -1,0 +1,411 @@
+"""The part of Modal's API that Sandboxes need, with Sandboxes as processes of this machine.
+
+Two kinds of Sandbox, as the SDK knows them: those with a GPU (V1: an id of 22 letters and digits,
+found by name only while they live) and the others (V2: any other id, found by name after their end
+too). ``SandboxListV2`` lists both. A name belongs to one living Sandbox of an App. Whatever is
+refused is refused with Modal's own gRPC status.
+
+Images are taken as they are asked for and never built: jobs run on this interpreter. Left out:
+functions, ``exec``, tunnels, snapshots, the contents of volumes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import json
+import secrets
+import string
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from grpclib import GRPCError, Status
+from modal_proto import api_pb2 as api
+
+from emulators.processes import Job, Processes
+
+GRACE_S = 2.0
+PAGE = 10
+"""Sandboxes on one page of a listing."""
+
+_ENDED = {
+    "deadline": api.GenericResult.GENERIC_STATUS_TIMEOUT,
+    "cancelled": api.GenericResult.GENERIC_STATUS_TERMINATED,
+    "preempted": api.GenericResult.GENERIC_STATUS_INTERNAL_FAILURE,
+    "oom": api.GenericResult.GENERIC_STATUS_KERNEL_OOM_KILL,
+}
+
+
+@dataclass
+class Sandbox:
+    """One Sandbox. ``job`` is the id of its process."""
+
+    id: str
+    app_id: str
+    definition: api.Sandbox
+    created_wall_s: float
+    job: str
+    tags: dict[str, str] = field(default_factory=dict)
+    stopped_from_outside: bool = False
+    """Ended by a preemption that Modal reports as it reports a termination."""
+
+    @property
+    def v1(self) -> bool:
+        return len(self.id) == len("sb-") + 22
+
+    @property
+    def task_id(self) -> str:
+        return self.id.replace("sb-", "ta-", 1)
+
+
+class ModalApi:
+    """Answers of the API: one method for each call, named as it. Plain methods return the answer,
+    asynchronous generators stream it."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self.lock = threading.RLock()
+        self.tokens: dict[str, str] = {}
+        self.sandboxes: dict[str, Sandbox] = {}
+        self.images: dict[bytes, str] = {}
+        self.built: dict[str, str] = {}
+        self.requests = 0
+        self.quota: str | None = None
+        self.starved = False
+        self.build_error = ""
+        self.building = False
+        self._secrets: dict[str, dict[str, str]] = {}
+        self._apps: dict[tuple[str, str], str] = {}
+        self._jwt = ".".join(("e30", _base64({"exp": time.time() + 86400}), secrets.token_hex(8)))
+        self._clock = itertools.count(1)
+
+    def authorise(self, name: str, metadata: Any) -> None:
+        """Raises what Modal says to a stranger."""
+        secret = self.tokens.get(metadata.get("x-modal-token-id", ""))
+        if secret is None or secret != metadata.get("x-modal-token-secret"):
+            raise GRPCError(Status.UNAUTHENTICATED, "Token validation failed")
+        if name.endswith("V2") and metadata.get("x-modal-auth-token") != self._jwt:
+            raise GRPCError(Status.UNAUTHENTICATED, "Auth token is missing or not valid")
+
+    # Who we are
+
+    def ClientHello(self, request: Empty) -> Message:
+        return api.ClientHelloResponse()
+
+    def AuthTokenGet(self, request: Message) -> Message:
+        return api.AuthTokenGetResponse(token=self._jwt)
+
+    def WorkspaceNameLookup(self, request: Message) -> Message:
+        return api.WorkspaceNameLookupResponse(username="emulated", workspace_name="emulated")
+
+    def EnvironmentGetOrCreate(self, request: Any) -> Message:
+        name = request.deployment_name or "main"
+        if name.startswith("no-such"):
+            raise GRPCError(Status.NOT_FOUND, f"Environment '{name}' not found")
+        settings = api.EnvironmentSettings(image_builder_version="2025.06")
+        return api.EnvironmentGetOrCreateResponse(
+            environment_id=f"en-{name}",
+            metadata=api.EnvironmentMetadata(name=name, settings=settings),
+        )
+
+    # What a Sandbox is made of
+
+    def AppGetOrCreate(self, request: Any) -> Message:
+        key = (request.environment_name, request.app_name)
+        if key not in self._apps:
+            if request.object_creation_type != api.OBJECT_CREATION_TYPE_CREATE_IF_MISSING:
+                raise GRPCError(Status.NOT_FOUND, f"App '{request.app_name}' not found")
+            self._apps[key] = f"ap-{_letters(22)}"
+        return api.AppGetOrCreateResponse(
+            app_id=self._apps[key],
+            handle_metadata=api.AppHandleMetadata(app_id=self._apps[key]),
+        )
+
+    def ImageGetOrCreate(self, request: Any) -> Message:
+        wanted = request.image.SerializeToString(deterministic=True)
+        image_id = self.images.setdefault(wanted, f"im-{_letters(22)}")
+        if self.build_error:
+            return api.ImageGetOrCreateResponse(
+                image_id=image_id,
+                result=api.GenericResult(
+                    status=api.GenericResult.GENERIC_STATUS_FAILURE, exception=self.build_error
+                ),
+            )
+        done = api.GenericResult(status=api.GenericResult.GENERIC_STATUS_SUCCESS)
+        return api.ImageGetOrCreateResponse(
+            image_id=image_id, result=None if self.building else done
+        )
+
+    async def ImageJoinStreaming(self, request: Any) -> AsyncIterator[Message]:
+        while self.building:
+            await asyncio.sleep(0.02)
+        yield api.ImageJoinStreamingResponse(
+            result=api.GenericResult(status=api.GenericResult.GENERIC_STATUS_SUCCESS), eof=True
+        )
+
+    def MountGetOrCreate(self, request: Any) -> Message:
+        return api.MountGetOrCreateResponse(mount_id=f"mo-{_letters(22)}")
+
+    def VolumeGetOrCreate(self, request: Any) -> Message:
+        return api.VolumeGetOrCreateResponse(
+            volume_id=f"vo-{request.deployment_name}",
+            metadata=api.VolumeMetadata(name=request.deployment_name),
+        )
+
+    def SecretGetOrCreate(self, request: Any) -> Message:
+        secret_id = f"st-{_letters(22)}"
+        self._secrets[secret_id] = dict(request.env_dict)
+        return api.SecretGetOrCreateResponse(
+            secret_id=secret_id, metadata=api.SecretMetadata(keys=sorted(request.env_dict))
+        )
+
+    # Sandboxes
+
+    def SandboxCreate(self, request: Any) -> Message:
+        env: dict[str, str] = {}
+        for secret_id in request.definition.secret_ids:
+            env |= self._secrets[secret_id]
+        made = self._create(f"sb-{_letters(22)}", request, env)
+        return api.SandboxCreateResponse(
+            sandbox_id=made.id, metadata=api.SandboxHandleMetadata(app_id=made.app_id)
+        )
+
+    def SandboxCreateV2(self, request: Any) -> Message:
+        if request.definition.resources.gpu_config.count:
+            raise GRPCError(Status.INVALID_ARGUMENT, "GPUs are not supported by V2 Sandboxes")
+        env: dict[str, str] = {}
+        for source in request.secret_sources:
+            if source.WhichOneof("source") == "env":
+                env |= dict(source.env.contents)
+            else:
+                env |= self._secrets[source.secret_id]
+        made = self._create(f"sb-v2-{_letters(26)}", request, env)
+        return api.SandboxCreateV2Response(
+            sandbox_id=made.id,
+            task_id=made.task_id,
+            metadata=api.SandboxHandleMetadata(app_id=made.app_id),
+        )
+
+    def _create(self, sandbox_id: str, request: Any, env: dict[str, str]) -> Sandbox:
+        wanted = request.definition
+        if self.quota is not None:
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, self.quota)
+        if request.app_id not in self._apps.values():
+            raise GRPCError(Status.NOT_FOUND, f"App '{request.app_id}' not found")
+        with self.lock:
+            if wanted.name and self._named(request.app_id, wanted.name):
+                raise GRPCError(
+                    Status.ALREADY_EXISTS, f"Sandbox with name '{wanted.name}' already exists"
+                )
+            made = Sandbox(
+                id=sandbox_id,
+                app_id=request.app_id,
+                definition=wanted,
+                created_wall_s=time.time() + next(self._clock) * 1e-6,  # never twice the same
+                job=sandbox_id,
+                tags={tag.tag_name: tag.tag_value for tag in request.tags},
+            )
+            self.processes.start(
+                wanted.entrypoint_args,
+                {**env, "MODAL_SANDBOX_ID": sandbox_id, "MODAL_TASK_ID": made.task_id},
+                timeout_s=wanted.timeout_secs,
+                job_id=sandbox_id,
+                grace_s=GRACE_S,
+                held=self.starved and wanted.resources.gpu_config.count > 0,
+            )
+            self.sandboxes[sandbox_id] = made
+        return made
+
+    def SandboxGetTaskId(self, request: Any) -> Message:
+        made, job = self._known(request.sandbox_id)
+        if job.started_wall_s:
+            return api.SandboxGetTaskIdResponse(task_id=made.task_id)
+        return api.SandboxGetTaskIdResponse(
+            task_result=self._result(made, job) if job.state == "ended" else None
+        )
+
+    SandboxGetTaskIdV2 = SandboxGetTaskId
+
+    def SandboxWait(self, request: Any) -> Message:
+        made, job = self._known(request.sandbox_id)
+        result = self._result(made, job)
+        return api.SandboxWaitResponse(
+            result=result, metadata=api.SandboxHandleMetadata(result=result, app_id=made.app_id)
+        )
+
+    SandboxWaitV2 = SandboxWait
+
+    def SandboxGetFromName(self, request: Any) -> Message:
+        return self._from_name(request, v1=True)
+
+    def SandboxGetFromNameV2(self, request: Any) -> Message:
+        return self._from_name(request, v1=False)
+
+    def _from_name(self, request: Any, *, v1: bool) -> Message:
+        app_id = self._apps.get((request.environment_name, request.app_name), "")
+        ended = request.include_terminated and not v1
+        found = [m for m in self._named(app_id, request.sandbox_name, ended=ended) if m.v1 is v1]
+        if not found:
+            raise GRPCError(
+                Status.NOT_FOUND, f"Sandbox with name '{request.sandbox_name}' not found"
+            )
+        return api.SandboxGetFromNameResponse(
+            sandbox_id=found[-1].id, metadata=api.SandboxHandleMetadata(app_id=app_id)
+        )
+
+    def SandboxList(self, request: Any) -> Message:
+        return self._list(request, (made for made in self._all() if made.v1))
+
+    def SandboxListV2(self, request: Any) -> Message:
+        return self._list(request, self._all())
+
+    def _list(self, request: Any, among: Iterable[Sandbox]) -> Message:
+        wanted = {tag.tag_name: tag.tag_value for tag in request.tags}
+        before = request.before_timestamp or float("inf")
+        found = [
+            made
+            for made in among
+            if made.app_id == request.app_id
+            and made.created_wall_s < before
+            and wanted.items() <= made.tags.items()
+            and (request.include_finished or self.processes.get(made.job).state != "ended")
+        ]
+        found.sort(key=lambda made: made.created_wall_s, reverse=True)
+        return api.SandboxListResponse(sandboxes=[self._info(made) for made in found[:PAGE]])
+
+    def _info(self, made: Sandbox) -> api.SandboxInfo:
+        job = self.processes.get(made.job)
+        result = self._result(made, job)
+        return api.SandboxInfo(
+            id=made.id,
+            app_id=made.app_id,
+            name=made.definition.name,
+            created_at=made.created_wall_s,
+            timeout_secs=made.definition.timeout_secs,
+            image_id=made.definition.image_id,
+            tags=_tags(made.tags),
+            task_info=api.TaskInfo(
+                id=made.task_id,
+                started_at=job.started_wall_s,
+                finished_at=job.ended_wall_s,
+                result=result,
+            ),
+            metadata=api.SandboxHandleMetadata(result=result, app_id=made.app_id),
+        )
+
+    def SandboxTagsGet(self, request: Any) -> Message:
+        return api.SandboxTagsGetResponse(tags=_tags(self._known(request.sandbox_id)[0].tags))
+
+    SandboxTagsGetV2 = SandboxTagsGet
+
+    def SandboxTagsSet(self, request: Any) -> Message:
+        made, _ = self._known(request.sandbox_id)
+        made.tags = {tag.tag_name: tag.tag_value for tag in request.tags}
+        return Empty()
+
+    SandboxTagsSetV2 = SandboxTagsSet
+
+    def SandboxTerminate(self, request: Any) -> Message:
+        made, _ = self._known(request.sandbox_id)
+        self.processes.kill(made.job, "cancelled")
+        return api.SandboxTerminateResponse()
+
+    SandboxTerminateV2 = SandboxTerminate
+
+    # Logs
+
+    def AppCountLogs(self, request: Any) -> Message:
+        width = request.bucket_secs
+        counts: dict[int, int] = {}
+        for item in self._entries(request):
+            counts[int(item.timestamp // width)] = counts.get(int(item.timestamp // width), 0) + 1
+        buckets = range(min(counts, default=0), max(counts, default=-1) + 1)
+        return api.AppCountLogsResponse(
+            app_id=request.app_id,
+            buckets=[
+                api.AppCountLogsResponse.LogBucket(
+                    bucket_start_at=Timestamp(seconds=n * width), stdout_logs=counts.get(n, 0)
+                )
+                for n in buckets
+            ],
+        )
+
+    def AppFetchLogs(self, request: Any) -> Message:
+        items = self._entries(request)[: request.limit]
+        batch = api.TaskLogsBatch(task_id=request.task_id, items=items)
+        return api.AppFetchLogsResponse(batches=[batch] if items else [])
+
+    def _entries(self, request: Any) -> list[api.TaskLogs]:
+        """Entries of a job's log in the time asked for. One is not a line: every third line comes
+        in two."""
+        made = next((m for m in self._all() if m.task_id == request.task_id), None)
+        found = []
+        for number, wall_s, text in self.processes.log_lines(made.job) if made else ():
+            nanos = int(wall_s * 1e9)
+            if not request.since.ToNanoseconds() <= nanos < request.until.ToNanoseconds():
+                continue
+            cut = len(text) // 2 if number % 3 == 0 else 0
+            found += [
+                api.TaskLogs(
+                    data=part,
+                    timestamp=nanos / 1e9,
+                    timestamp_ns=nanos,
+                    file_descriptor=api.FILE_DESCRIPTOR_STDOUT,
+                )
+                for part in (text[:cut], text[cut:] + "\n")
+                if part
+            ]
+        return found
+
+    # What the answers are made of
+
+    def _all(self) -> list[Sandbox]:
+        with self.lock:
+            return list(self.sandboxes.values())
+
+    def _known(self, sandbox_id: str) -> tuple[Sandbox, Job]:
+        made = self.sandboxes.get(sandbox_id)
+        if made is None:
+            raise GRPCError(Status.NOT_FOUND, f"Sandbox with ID '{sandbox_id}' not found")
+        return made, self.processes.get(made.job)
+
+    def _named(self, app_id: str, name: str, *, ended: bool = False) -> list[Sandbox]:
+        return [
+            made
+            for made in self._all()
+            if (made.app_id, made.definition.name) == (app_id, name)
+            and (ended or self.processes.get(made.job).state != "ended")
+        ]
+
+    def _result(self, made: Sandbox, job: Job) -> api.GenericResult | None:
+        if job.state != "ended":
+            return None
+        status = _ENDED.get(job.ended_by)
+        if made.stopped_from_outside:
+            status = api.GenericResult.GENERIC_STATUS_TERMINATED
+        if status is None:
+            status = (
+                api.GenericResult.GENERIC_STATUS_FAILURE
+                if job.exit_code
+                else api.GenericResult.GENERIC_STATUS_SUCCESS
+            )
+        return api.GenericResult(status=status, exitcode=job.exit_code or 0)
+
+
+def _tags(tags: dict[str, str]) -> list[api.SandboxTag]:
+    return [api.SandboxTag(tag_name=name, tag_value=value) for name, value in tags.items()]
+
+
+def _letters(count: int) -> str:
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(count))
+
+
+def _base64(value: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
