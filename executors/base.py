@@ -142,7 +142,8 @@ class ReplicaStatus:
 
     ``phase`` is the backend's own word (``Scheduling``, ``Starting``). Times are Unix seconds of
     the backend's clock, for display and billing. ``deadline_wall_s`` is when the backend will end
-    the job, None where that is not known.
+    the job, None where that is not known. ``billed_s`` is how many seconds at
+    the price without spot the backend bills for a job that has ended, None where it does not say.
     """
 
     state: JobState
@@ -153,6 +154,7 @@ class ReplicaStatus:
     started_wall_s: float | None = None
     ended_wall_s: float | None = None
     deadline_wall_s: float | None = None
+    billed_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,310 @@
+"""Replicas as Amazon SageMaker training jobs of one instance each, through boto3.
+
+A job's name is its launch key behind the deployment's (:func:`sagemaker_request.job_name`). Account
+and region accept a name once and for ever, so a launch that is repeated meets ``ResourceInUse`` and
+finds its job, and the jobs of a deployment are listed by how their names begin. Names are a
+region's own: jobs are looked for in the regions of the option ``regions``, by default the SDK's.
+
+The image's own ``train`` program is not used: the job runs our command. It reads and writes the
+rendezvous by its execution role; other secrets travel as :mod:`executors.sagemaker_secrets` says.
+
+:meth:`SageMakerExecutor.poll` asks for the list of jobs in progress, a hundred a page, and
+describes only what is not on it. The executor remembers which jobs it has seen train, and nothing
+else; a managed spot job that goes back to waiting for a machine is stopped, for the reason that
+:mod:`executors.sagemaker_status` gives.
+
+Options: :class:`executors.sagemaker_request.Options`. Credentials: ``AWS_ACCESS_KEY_ID``,
+``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``, ``AWS_DEFAULT_REGION``, ``AWS_ENDPOINT_URL_*``.
+Left out: jobs of several instances, warm pools, SageMaker's own checkpoints and metrics.
+API: docs.aws.amazon.com/sagemaker/latest/APIReference/ (CreateTrainingJob, DescribeTrainingJob,
+ListTrainingJobs, StopTrainingJob, ListTags).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from executors import bootstrap, common, sagemaker_preflight, sagemaker_secrets, sagemaker_status
+from executors.base import (
+    Capabilities,
+    Cause,
+    CodeRef,
+    ExecutorConfig,
+    JobState,
+    LaunchRefused,
+    LogLine,
+    NeedsPerson,
+    Problem,
+    ReplicaHandle,
+    ReplicaSpec,
+    ReplicaStatus,
+    RetryLater,
+)
+from executors.sagemaker_client import Clients, aws_errors, code_of
+from executors.sagemaker_jobs import Jobs
+from executors.sagemaker_logs import Tail
+from executors.sagemaker_request import Options, create_request, job_name, output_path
+
+EVERY_S = 2.0
+"""Between two looks at a job that is waited for, or whose output is followed."""
+
+AT_ONCE = 8
+
+
+class SageMakerExecutor:
+    """Training jobs of one AWS account; ``every_s``: see :data:`EVERY_S`."""
+
+    backend = "sagemaker"
+
+    def __init__(self, config: ExecutorConfig, *, every_s: float = EVERY_S) -> None:
+        self.config = config
+        self.every_s = every_s
+        try:
+            self.options = Options.read(config.options)
+        except ValueError as error:
+            raise NeedsPerson(str(error)) from error
+        self._clients = Clients(config.credentials)
+        self._jobs = Jobs(self._clients, config.deployment)
+        own = self._clients.default_region()
+        self.regions = self.options.regions or ((own,) if own else ())
+        self.capabilities = Capabilities(
+            max_lifetime_s=self.options.max_runtime_s, spot=True, regions=self.regions
+        )
+        self._has_trained: set[str] = set()
+
+    def launch_replicas(
+        self,
+        n_replicas: int,
+        entrypoint: str,
+        entrypoint_args: Mapping[str, Any] | None = None,
+        *,
+        specs: Sequence[ReplicaSpec] | None = None,
+        env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+        code: CodeRef | None = None,
+    ) -> list[ReplicaHandle]:
+        """See :meth:`executors.base.ServerlessExecutor.launch_replicas`."""
+        request = common.prepare(n_replicas, entrypoint_args, specs)
+
+        def start(spec: ReplicaSpec) -> ReplicaHandle:
+            options = self._options(spec)
+            plain, hidden = request.environment(spec, env=env, secrets=secrets)
+            command = bootstrap.packed_command(
+                entrypoint, request.args, python=options.python, code=code
+            )
+            return self._start(spec, options, command, plain, hidden, output_path(options, code))
+
+        return common.launch_each(start, request.specs)
+
+    def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
+        """A spot job that was interrupted is stopped, too. Raises :class:`RetryLater` where AWS
+        could not be asked at all."""
+        regions = {handle.data["region"] for handle in handles}
+        listed = {region: self._jobs.of_status(region, "InProgress") for region in regions}
+        statuses = [self._by_list(handle, listed[handle.data["region"]]) for handle in handles]
+        left = [n for n, status in enumerate(statuses) if status is None]
+        if left:
+            with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="describe") as pool:
+                described = list(pool.map(self._by_description, [handles[n] for n in left]))
+            for n, status in zip(left, described, strict=True):
+                statuses[n] = status
+        return [status for status in statuses if status is not None]
+
+    def find(self, launch_key: str) -> ReplicaHandle | None:
+        name = job_name(self.config.deployment, common.check_launch_key(launch_key))
+        for region in self._known_regions():
+            job = self._jobs.describe(region, name)
+            if job is not None:
+                return self._handle(launch_key, region, name, job["StoppingCondition"])
+        return None
+
+    def live(self) -> list[ReplicaHandle]:
+        """Deletes the secrets of jobs that are over, too, where the account may list secrets."""
+        found = []
+        for region in self._known_regions():
+            summaries = {
+                **self._jobs.of_status(region, "InProgress"),
+                **self._jobs.of_status(region, "Stopping"),
+            }
+            for name, summary in summaries.items():
+                key = self._jobs.launch_key(region, summary)
+                found.append(self._handle(key, region, name, {}))
+            self._jobs.sweep(region, summaries)
+        return found
+
+    def logs(
+        self, handle: ReplicaHandle, *, after: str = "", follow: bool = False
+    ) -> Iterator[LogLine]:
+        region, name = handle.data["region"], handle.data["name"]
+        tail = Tail(self._clients.get("logs", region), name, after)
+        while follow and not self._jobs.is_over(region, name):
+            yield from tail.lines()
+            time.sleep(self.every_s)
+        yield from tail.lines()
+        if follow:  # the last lines come some time after the end is told
+            time.sleep(self.every_s)
+            yield from tail.lines()
+
+    def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
+        """SageMaker sends SIGTERM, and SIGKILL two minutes later."""
+        for handle in handles:
+            self._jobs.stop(handle.data["region"], handle.data["name"])
+
+    def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
+        return common.collect(self.poll, handles, timeout, every_s=self.every_s)
+
+    def check(self) -> str:
+        regions = self._known_regions()
+        said = {sagemaker_preflight.who(self._clients, region) for region in regions}
+        return f"{', '.join(sorted(said))}, in {', '.join(regions)}"
+
+    def preflight(self, spec: ReplicaSpec, count: int) -> list[Problem]:
+        try:
+            region = self._region(spec)
+        except LaunchRefused as error:
+            field = "credential" if isinstance(error, NeedsPerson) else "region"
+            return [Problem(field=field, message=str(error))]
+        try:
+            options = self._options(spec)
+        except LaunchRefused as error:
+            return [Problem(field="options", message=str(error))]
+        return sagemaker_preflight.problems(self._clients, options, spec, count, region=region)
+
+    def _start(
+        self,
+        spec: ReplicaSpec,
+        options: Options,
+        command: list[str],
+        plain: Mapping[str, str],
+        hidden: Mapping[str, str],
+        output: str,
+    ) -> ReplicaHandle:
+        region = self._region(spec)
+        name = job_name(self.config.deployment, spec.launch_key)
+        tags = common.labels_of(self.config, spec)
+        if hidden:
+            command = sagemaker_secrets.with_secrets(command, python=options.python)
+        request = create_request(
+            spec,
+            options,
+            name=name,
+            command=command,
+            env=_with_region(plain, hidden, region),
+            tags=tags,
+            output=output,
+        )
+        if hidden:
+            request["Environment"][sagemaker_secrets.ARN_VARIABLE] = sagemaker_secrets.put(
+                self._clients.get("secretsmanager", region),
+                name,
+                hidden,
+                tags=tags,
+                kms_key_id=options.kms_key_id,
+            )
+        try:
+            if not self._create(region, request, hidden):
+                return self._launched_before(spec, region, name)
+        except LaunchRefused:
+            # Not where the answer was lost: the job may be there, and need it.
+            if hidden:
+                self._jobs.forget_secret(region, name)
+            raise
+        return self._handle(spec.launch_key, region, name, request["StoppingCondition"])
+
+    def _create(self, region: str, request: Mapping[str, Any], hidden: Mapping[str, str]) -> bool:
+        """False where there was such a job before."""
+        with aws_errors(hidden.values()):
+            try:
+                self._clients.get("sagemaker", region).create_training_job(**request)
+            except ClientError as error:
+                if code_of(error) != "ResourceInUse":
+                    raise
+                return False
+        return True
+
+    def _launched_before(self, spec: ReplicaSpec, region: str, name: str) -> ReplicaHandle:
+        job = self._jobs.describe(region, name)
+        if job is None:
+            raise LaunchRefused(
+                f"{name}: the training job of this name in {region} was deleted, and SageMaker "
+                "takes a name only once"
+            )
+        if job["TrainingJobStatus"] in sagemaker_status.ENDED:
+            self._jobs.forget_secret(region, name)  # stored again just now
+        return self._handle(spec.launch_key, region, name, job["StoppingCondition"])
+
+    def _by_list(
+        self, handle: ReplicaHandle, listed: Mapping[str, Mapping[str, Any]]
+    ) -> ReplicaStatus | None:
+        """None where the job must be described: it is not in progress, or was interrupted."""
+        name = handle.data["name"]
+        if name not in listed:
+            return None
+        status = sagemaker_status.of_summary(listed[name], run_s=handle.data.get("run_s"))
+        if status.state is JobState.RUNNING:
+            self._has_trained.add(name)
+        elif status.state is JobState.ENDED or name in self._has_trained:
+            return None
+        return status
+
+    def _by_description(self, handle: ReplicaHandle) -> ReplicaStatus:
+        region, name = handle.data["region"], handle.data["name"]
+        try:
+            job = self._jobs.describe(region, name)
+            if job is None:
+                message = f"SageMaker knows no training job {name} in {region}"
+                return ReplicaStatus(state=JobState.ENDED, cause=Cause.LOST, message=message)
+            status = sagemaker_status.of_description(job)
+            if status.state is JobState.ENDED:
+                self._has_trained.discard(name)
+                if job["TrainingJobStatus"] not in sagemaker_status.ENDED:
+                    self._jobs.stop(region, name)  # or it would start again
+                self._jobs.forget_secret(region, name, job)
+        except RetryLater as error:
+            return ReplicaStatus(state=JobState.UNKNOWN, message=str(error))
+        return status
+
+    def _handle(
+        self, launch_key: str, region: str, name: str, stopping: Mapping[str, Any]
+    ) -> ReplicaHandle:
+        data = {"region": region, "name": name}
+        if "MaxRuntimeInSeconds" in stopping:
+            data["run_s"] = stopping["MaxRuntimeInSeconds"]
+        return ReplicaHandle(backend=self.backend, launch_key=launch_key, data=data)
+
+    def _options(self, spec: ReplicaSpec) -> Options:
+        try:
+            return self.options.of(spec)
+        except ValueError as error:
+            raise LaunchRefused(str(error)) from error
+
+    def _known_regions(self) -> tuple[str, ...]:
+        if not self.regions:
+            raise NeedsPerson(
+                "expected a region, in AWS_DEFAULT_REGION or in the option regions, found none"
+            )
+        return self.regions
+
+    def _region(self, spec: ReplicaSpec) -> str:
+        regions = self._known_regions()
+        region = spec.region or regions[0]
+        if region not in regions:
+            raise LaunchRefused(
+                f"region: expected one of {', '.join(regions)} (the option regions), "
+                f"found {region!r}"
+            )
+        return region
+
+
+def _with_region(
+    plain: Mapping[str, str], hidden: Mapping[str, str], region: str
+) -> dict[str, str]:
+    """SageMaker sets AWS_REGION, which not every client reads."""
+    if {"AWS_REGION", "AWS_DEFAULT_REGION"} & {*plain, *hidden}:
+        return dict(plain)
+    return {"AWS_DEFAULT_REGION": region, **plain}
