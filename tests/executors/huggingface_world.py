@@ -1,0 +1,72 @@
+"""Hugging Face Jobs: the real ``HfApi`` against the emulated Hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from emulators.huggingface import TOKEN, HuggingFaceHub
+from executors.base import ReplicaHandle
+from executors.hf_jobs import HFJobsExecutor
+from tests.executors.worlds import config
+
+GRACE_S = 1.0
+
+
+class HuggingFaceWorld:
+    backend = "huggingface"
+    wrong_credentials: ClassVar[dict[str, str]] = {"HF_TOKEN": "hf_nobodysZmGqTx"}
+
+    def __init__(self, folder: Path) -> None:
+        self.hub = HuggingFaceHub(folder, grace_s=GRACE_S)
+
+    def __enter__(self) -> Self:
+        self.hub.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.hub.__exit__(kind, error, traceback)
+
+    def executor(self, **options: Any) -> HFJobsExecutor:
+        given = {"endpoint": self.hub.url, "poll_s": 0.05, **options}
+        given.setdefault("credentials", {"HF_TOKEN": TOKEN})
+        return HFJobsExecutor(config(**given))
+
+    def impatient(self) -> HFJobsExecutor:
+        return self.executor(request_timeout_s=1.0)
+
+    def description(self, handle: ReplicaHandle) -> str:
+        user = self.hub.user(f"Bearer {TOKEN}")
+        job, namespace = handle.data["job_id"], handle.data["namespace"]
+        return json.dumps(self.hub.inspect(user, namespace, job))
+
+    def preempt(self, handle: ReplicaHandle) -> None:
+        self.hub.preempt(handle.data["job_id"])
+
+    def oom(self, handle: ReplicaHandle) -> None:
+        self.hub.oom(handle.data["job_id"])
+
+    def lose(self, handle: ReplicaHandle) -> None:
+        self.hub.lose(handle.data["job_id"])
+
+    def stop(self) -> None:
+        self.hub.stop()
+
+    def start(self) -> None:
+        self.hub.start()
+
+    def slow(self, seconds: float) -> None:
+        self.hub.slow(seconds)
+
+    def refuse_quota(self, message: str | None) -> None:
+        self.hub.refuse_quota(message)
+
+    def requests(self) -> int:
+        return self.hub.requests
