@@ -17,6 +17,7 @@ from diloco.checkpoint import read_final
 from diloco.chores import Chores
 from diloco.errors import Leaving, RunOver
 from diloco.exchange import Exchange, Settled
+from diloco.gate import wait_for_everybody
 from diloco.inner import Inner
 from diloco.layout import Layout
 from diloco.ledger import Ledger
@@ -24,7 +25,6 @@ from diloco.membership import Lease, Observer
 from diloco.open_rounds import Exchanged, OpenRound, OpenRounds, TooLate
 from diloco.pace import Pace
 from diloco.reduce import CannotReduce
-from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.records import Commit
 from diloco.rendezvous.settings import GroupSettings
@@ -35,8 +35,6 @@ from diloco.sight import Sight
 from diloco.sync import first_state, newest_state
 
 log = logging.getLogger(__name__)
-
-START_POLL_S = 0.25
 
 
 class RoundLoop:
@@ -134,7 +132,11 @@ class RoundLoop:
         self.ledger.joined = True
         self._restore()
         if commit is None:
-            self._wait_for_everybody()
+            self.say("waiting")
+            wait_for_everybody(
+                self._store, self.settings, lease=self._lease, observer=self._observer,
+                clock=self._clock, check=self._check,
+            )  # fmt: skip
         self._begin_round(self.state.round)
         return ""
 
@@ -195,33 +197,6 @@ class RoundLoop:
                 break
         if self.round < state.round:
             self._begin_round(state.round)
-
-    def _wait_for_everybody(self) -> None:
-        """Before round 1: wait at most ``start_wait_s`` for all target replicas, and for
-        ``start_replicas`` of them for ever, unless others have begun already."""
-        settings = self.settings
-        self.say("waiting")
-        self._lease.beat()  # at once: who is still syncing is not waited for
-        give_up_s = self._clock.monotonic() + settings.start_wait_s
-        me, wanted, ready = {self.identity.replica}, settings.start_replicas, 1
-        while ready < wanted or self._clock.monotonic() < give_up_s:
-            self._observer.look()
-            if self._observer.begun() or self._store.list(keys.contributions(1)):
-                return
-            ready = len(self._observer.ready_to_begin() | me)
-            live = len(self._observer.working_towards(1) | me)
-            if ready >= wanted and live >= settings.num_replicas:
-                return
-            message = f"{live} of {settings.num_replicas} replicas are here"
-            if ready < wanted:
-                message = (
-                    f"{ready} of {settings.num_replicas} replicas are here, "
-                    f"the first step is taken with {wanted}"
-                )
-            self._lease.update(message=message)
-            self._check()
-            self._clock.sleep(START_POLL_S)
-        log.warning("started without all replicas after %g s", settings.start_wait_s)
 
     # -- rounds ----------------------------------------------------------------------------------
 
