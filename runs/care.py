@@ -67,14 +67,10 @@ def relaunch(tick: Tick) -> None:
 
 def _schedule(tick: Tick, replica: Replica, delay_s: float) -> None:
     last = _last_attempt(replica)
-    worked_s = 0.0
-    if replica.worked_since is not None:
-        worked_s = (tick.now - replica.worked_since).total_seconds()
-    restarts = policy.restarts_after(
-        replica.restarts, cause=last.cause if last else "", worked_s=worked_s
-    )
+    cause = last.cause if last else ""
+    restarts = policy.restarts_after(replica.restarts, cause=cause, worked_s=_worked_s(replica))
     count = f"restart {restarts} of {tick.run.max_restarts}"
-    if restarts == replica.restarts:
+    if cause in policy.INNOCENT:
         count = "restart, not counted,"
     tick.changes.replicas |= transition_replica(
         replica,
@@ -89,11 +85,18 @@ def relaunch_delay_s(replica: Replica) -> float | None:
     last = _last_attempt(replica) if replica.ended else None
     return policy.relaunch_delay_s(
         ReplicaState(replica.state),
-        restarts=replica.restarts,
+        restarts=policy.held_against(replica.restarts, worked_s=_worked_s(replica)),
         cause=last.cause if last else "",
         exit_code=last.exit_code if last else None,
         max_restarts=replica.run.max_restarts,
     )
+
+
+def _worked_s(replica: Replica) -> float:
+    """Of an attempt that has ended: from its first beat at work to the end."""
+    if replica.worked_since is None:
+        return 0.0
+    return (replica.state_since - replica.worked_since).total_seconds()
 
 
 def _last_attempt(replica: Replica) -> ReplicaAttempt | None:

@@ -40,37 +40,34 @@ def cost_usd(
 
 def add_up(tick: Tick) -> None:
     """Bring the costs of this tick's attempts, and the run's sum, up to date."""
-    changed = False
-    for attempt in tick.attempts:
-        job = tick.jobs.get(attempt.replica_id)
-        if job is not None and job.state == JobState.PENDING:
-            continue
-        changed |= _write(attempt, tick.now)
-    if changed:
-        _sum(tick.run)
+    changed = [attempt for attempt in tick.attempts if _moved(attempt, tick)]
+    if not changed:
+        return
+    ReplicaAttempt.objects.bulk_update(changed, ["cost_usd"])
+    run = tick.run
+    total = ReplicaAttempt.objects.filter(replica__run=run).aggregate(sum=Sum("cost_usd"))["sum"]
+    if run.cost_usd != (total or 0.0):
+        Run.objects.filter(pk=run.pk).update(cost_usd=total or 0.0)
+        run.cost_usd = total or 0.0
         tick.changes.run = True
 
 
-def _write(attempt: ReplicaAttempt, now: datetime) -> bool:
+def _moved(attempt: ReplicaAttempt, tick: Tick) -> bool:
+    """Give the attempt its cost, if that is worth a write."""
+    job = tick.jobs.get(attempt.replica_id)
+    if job is not None and job.state == JobState.PENDING:
+        return False
     cost = cost_usd(
         price_usd_h=attempt.price_usd_h,
         launched_at=attempt.launched_at,
         started_at=attempt.started_at,
         ended_at=attempt.ended_at,
-        now=now,
+        now=tick.now,
     )
-    if cost is None or attempt.price_usd_h is None:
+    if cost is None or attempt.price_usd_h is None or cost == attempt.cost_usd:
         return False
-    news = cost - (attempt.cost_usd or 0.0)
-    small = news < attempt.price_usd_h * WRITE_EVERY_S / 3600.0
-    if small and (attempt.ended_at is None or cost == attempt.cost_usd):
+    small = cost - (attempt.cost_usd or 0.0) < attempt.price_usd_h * WRITE_EVERY_S / 3600.0
+    if attempt.cost_usd is not None and small and attempt.ended_at is None:
         return False
-    ReplicaAttempt.objects.filter(pk=attempt.pk).update(cost_usd=cost)
     attempt.cost_usd = cost
     return True
-
-
-def _sum(run: Run) -> None:
-    total = ReplicaAttempt.objects.filter(replica__run=run).aggregate(sum=Sum("cost_usd"))["sum"]
-    Run.objects.filter(pk=run.pk).update(cost_usd=total or 0.0)
-    run.cost_usd = total or 0.0

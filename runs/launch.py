@@ -260,6 +260,12 @@ def _begin_attempt(replica_id: int) -> ReplicaAttempt | None:
 
 def _start(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> ReplicaHandle:
     replica, pool = attempt.replica, attempt.replica.pool
+    bundle = keys.code_bundle(run.code_sha256)
+    try:
+        store_for(run).get_range(bundle, 0, 1)
+    except MissingKey as error:
+        place = f"{run.rendezvous}/{bundle}"
+        raise LaunchFailed(f"expected the code bundle at {place}, found nothing") from error
     lifetime_s = pool.timeout_s or executor.capabilities.max_lifetime_s
     opened = replica_secrets(run, replica, lifetime_s=lifetime_s)
     spec = ReplicaSpec(
@@ -276,6 +282,7 @@ def _start(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> R
     )
     ReplicaAttempt.objects.filter(pk=attempt.pk).update(
         price_usd_h=pool.price_usd_h,
+        cost_usd=None if pool.price_usd_h is None else 0.0,
         deadline_at=_from_now(lifetime_s),
         expires_at=_from_now(opened.lifetime_s),
     )

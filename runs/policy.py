@@ -52,11 +52,15 @@ def relaunch_delay_s(
     return float(min(BACKOFF_S * 2 ** min(restarts, 16), BACKOFF_CAP_S))
 
 
+def held_against(restarts: int, *, worked_s: float) -> int:
+    """The failures in a row before this end: none are left once an attempt has worked long."""
+    return 0 if worked_s >= FORGIVE_AFTER_S else restarts
+
+
 def restarts_after(restarts: int, *, cause: str, worked_s: float) -> int:
     """The count of failures in a row, this end included."""
-    if cause in INNOCENT:
-        return restarts
-    return 1 if worked_s >= FORGIVE_AFTER_S else restarts + 1
+    before = held_against(restarts, worked_s=worked_s)
+    return before if cause in INNOCENT else before + 1
 
 
 def drain_s(round_s: float | None) -> float:

@@ -84,7 +84,7 @@ def restart_replica(replica: Replica, *, actor: User, force: bool = False) -> bo
     with transaction.atomic():
         # Somebody looked at it: what went wrong before is not held against it.
         breaker.person_looked(replica.pool)
-        moved = transition_replica(
+        moved = _hurry(replica) or transition_replica(
             replica,
             ReplicaState.RESTARTING,
             reason=f"restarted by {actor}",
@@ -96,6 +96,15 @@ def restart_replica(replica: Replica, *, actor: User, force: bool = False) -> bo
         if moved:
             enqueue("reconcile_run", str(replica.run_id))
     return moved
+
+
+def _hurry(replica: Replica) -> bool:
+    """A restart that was waiting for its time waits no longer."""
+    return bool(
+        Replica.objects.filter(pk=replica.pk, state=ReplicaState.RESTARTING).update(
+            relaunch_at=timezone.now(), restarts=0
+        )
+    )
 
 
 def scale_pool(pool: ReplicaPool, count: int, *, actor: User) -> int:

@@ -32,7 +32,7 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """(task, *args) of everything that was enqueued. That this waits for the commit is
     ``test_queue``'s to prove."""
     sent: list[tuple[Any, ...]] = []
-    for module in ("services", "create", "launch", "reconcile", "tasks"):
+    for module in ("services", "create", "launch", "care", "reconcile", "tasks"):
         monkeypatch.setattr(
             f"runs.{module}.enqueue", lambda task, *args, expires=None: sent.append((task, *args))
         )

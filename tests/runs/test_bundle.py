@@ -10,12 +10,7 @@ import zipfile
 from io import BytesIO
 from pathlib import Path
 
-import pytest
-
-from diloco.rendezvous import keys
-from diloco.rendezvous.store import LocalStore, MissingKey
-from runs.bundle import LIBRARY, local_bundle, make_bundle
-from runs.exceptions import LaunchFailed
+from runs.bundle import LIBRARY, make_bundle
 
 
 def test_the_same_code_is_the_same_bytes(tmp_path: Path) -> None:
@@ -61,45 +56,3 @@ def test_it_can_be_imported_straight_from_the_zip(tmp_path: Path) -> None:
         timeout=60,
         cwd=tmp_path,
     )
-
-
-class Remote(LocalStore):
-    """A folder that says it is a bucket."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.uri = "s3://bucket/run"
-        self.reads = 0
-
-    def get(self, key: str) -> bytes:
-        self.reads += 1
-        return super().get(key)
-
-
-def test_a_bucket_s_bundle_is_fetched_once_and_checked(tmp_path: Path) -> None:
-    store, cache = Remote(tmp_path / "bucket"), tmp_path / "cache"
-    bundle = make_bundle()
-    store.put(keys.code_bundle(bundle.sha256), bundle.data)
-    for _ in range(2):
-        assert local_bundle(store, bundle.sha256, cache).read_bytes() == bundle.data
-    assert store.reads == 1
-    assert [p.name for p in cache.iterdir()] == [f"{bundle.sha256}.zip"]
-
-
-def test_a_bundle_that_is_not_what_its_name_says_is_not_run(tmp_path: Path) -> None:
-    store, cache = Remote(tmp_path / "bucket"), tmp_path / "cache"
-    store.put(keys.code_bundle("a" * 64), b"something else")
-    with pytest.raises(LaunchFailed, match=f"expected sha256 {'a' * 64}, found"):
-        local_bundle(store, "a" * 64, cache)
-    assert not cache.exists()
-    with pytest.raises(MissingKey):
-        local_bundle(store, "b" * 64, cache)
-
-
-def test_a_folder_s_bundle_is_used_where_it_lies(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "with space")
-    bundle = make_bundle()
-    store.put(keys.code_bundle(bundle.sha256), bundle.data)
-    path = local_bundle(store, bundle.sha256, tmp_path / "cache")
-    assert path.read_bytes() == bundle.data
-    assert not (tmp_path / "cache").exists()

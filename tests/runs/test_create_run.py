@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from django.db import IntegrityError
 
-from runs import services
+from runs import create
+from runs.create import create_run
 from runs.exceptions import InvalidRun
 from runs.models import Event, Replica, ReplicaPool, Run
 from runs.presets import PoolDraft, local_demo
-from runs.services import create_run
 from tests.runs import world as w
 
 pytestmark = pytest.mark.django_db
@@ -69,13 +69,13 @@ def test_two_requests_at_once_make_one_run(
     """Both looked before either wrote; the second meets the first's row."""
     first = create_run(w.draft(), owner=olga, submit_key="k")
     before = stored()
-    real, looked = services._submitted, []
+    real, looked = create._submitted, []
 
     def too_early(submit_key: str, owner: Any) -> Any:
         looked.append(submit_key)
         return None if len(looked) == 1 else real(submit_key, owner)
 
-    monkeypatch.setattr(services, "_submitted", too_early)
+    monkeypatch.setattr(create, "_submitted", too_early)
     assert create_run(w.draft(), owner=olga, submit_key="k") == first
     assert len(looked) == 2
     assert stored() == before
@@ -87,7 +87,7 @@ def test_another_integrity_error_is_not_swallowed(
 ) -> None:
     taken = create_run(w.draft(), owner=olga, submit_key="other")
     monkeypatch.setattr(uuid, "uuid4", lambda: taken.pk)
-    monkeypatch.setattr(services, "check_draft", lambda draft, run_id: "file:///elsewhere")
+    monkeypatch.setattr(create, "check_draft", lambda draft, run_id: "file:///elsewhere")
     with pytest.raises(IntegrityError):
         create_run(w.draft(), owner=olga, submit_key="k")
 
@@ -107,7 +107,7 @@ def test_nothing_is_left_of_a_run_that_was_half_made(
     def die(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("killed")
 
-    target = Replica.objects if step == "bulk_create" else services
+    target = Replica.objects if step == "bulk_create" else create
     with monkeypatch.context() as patch:
         patch.setattr(target, step, die)
         with pytest.raises(RuntimeError, match="killed"):
@@ -123,8 +123,12 @@ def test_nothing_is_left_of_a_run_that_was_half_made(
         ({"name": "  "}, "name", "expected 1 to 80 characters, found 0"),
         ({"name": "x" * 81}, "name", "found 81"),
         ({"pools": ()}, "pools", "expected at least one pool"),
-        ({"pools": (PoolDraft(backend="moon", count=2),)}, "pools", "found 'moon'"),
-        ({"pools": (PoolDraft(count=0), PoolDraft(count=2))}, "pools", "1 to 1024 replicas"),
+        ({"pools": (PoolDraft(backend="moon", count=2),)}, "pools.0.backend", "found 'moon'"),
+        (
+            {"pools": (PoolDraft(count=0), PoolDraft(count=2))},
+            "pools.0.count",
+            "1 to 1024 replicas",
+        ),
         ({"pools": (PoolDraft(count=3),)}, "pools", "target of 2 replicas, found 3"),
         ({"time_limit_s": -1}, "time_limit_s", "found -1"),
         ({"rendezvous": "here/or/there"}, "rendezvous", "absolute path, found 'here/or/there'"),

@@ -31,7 +31,7 @@ def test_group_and_code_are_written_before_any_job(make_run: MakeRun, outbox: li
     assert group.settings.to_dict() == run.group_settings
     assert (group.fingerprint, group.code) == (run.group_fingerprint, run.code_sha256)
     assert store.get(keys.code_bundle(run.code_sha256))
-    assert outbox == [("launch_replica", r.pk) for r in run.replicas.all()]
+    assert outbox == [("launch_pool", pool.pk) for pool in run.pools.all()]
 
 
 def test_launching_twice_is_launching_once(
@@ -127,7 +127,7 @@ def test_a_launch_killed_at_any_step_is_finished_by_the_next(
     with pytest.raises(Killed):
         launch_run(str(run.pk))
     monkeypatch.undo()
-    monkeypatch.setattr("runs.launch.get_executor", lambda backend, **_: executor)
+    monkeypatch.setattr("runs.launch.executor_for", lambda pool: executor)
     assert launched(run).state == "provisioning"
     store = store_for(run)
     document = GroupDocument.from_bytes(store.get(keys.GROUP))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from executors.base import CodeRef
 from runs import launch
 from runs.exceptions import LaunchLater
 from runs.launch import GIVE_UP_AFTER, launch_replica
@@ -30,11 +30,12 @@ def test_a_job_gets_the_rendezvous_the_code_and_its_number(
         "diloco.replica",
         {"args": [run.rendezvous], "rank_env": "REPLICA_RANK"},
     )
-    env = executor.env[key]
-    assert Path(env["PYTHONPATH"]).name == f"{run.code_sha256}.zip"
-    assert Path(env["PYTHONPATH"]).exists()
-    assert env["PYTHONSAFEPATH"] == "1"
-    assert int(env["OMP_NUM_THREADS"]) >= 1
+    code = executor.code[key]
+    assert code == CodeRef(uri=run.rendezvous, sha256=run.code_sha256)
+    assert int(executor.env[key]["OMP_NUM_THREADS"]) >= 1
+    spec = executor.specs[key]
+    assert (spec.launch_key, spec.replica, spec.hardware) == (key, 1, "cpu")
+    assert spec.labels == {"archipelago-run": run.pk.hex}
 
 
 JOB_STEPS = ("_begin_attempt", "replica_env", "find", "launch_replicas", "save_handle")

@@ -58,7 +58,7 @@ def test_a_broker_that_is_away_is_logged_and_no_more(
     assert "launch_run('id',) was not sent" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["launch_run", "launch_replica", "reconcile_run"])
+@pytest.mark.parametrize("name", ["launch_run", "launch_pool", "reconcile_run", "reap"])
 def test_every_name_that_is_sent_is_a_task(name: str) -> None:
     assert getattr(tasks, name).name == f"runs.tasks.{name}"
 

@@ -139,7 +139,7 @@ def test_a_dead_replica_is_launched_again_with_backoff(make_world: MakeWorld) ->
         assert world.outbox == []
         world.beat_all(but=(0,))
         world.tick(0.5)
-        assert world.outbox == [("launch_replica", replica.pk)]
+        assert world.outbox == [("launch_pool", replica.pool_id)]
         world.work()
         assert world.replica(0).state == "provisioning"
         world.bucket.beat(0, 1, "computing", seq=restart + 1)
@@ -205,7 +205,7 @@ def test_launches_that_got_lost_are_called_for_again(make_world: MakeWorld) -> N
     world.tick(1)
     assert world.outbox == []
     world.tick(LATE_S)
-    assert world.outbox == [("launch_replica", replica.pk)]
+    assert world.outbox == [("launch_pool", replica.pool_id)]
     world.work()
     assert world.executor.launches == 3
     assert replica.attempts.count() == 1

@@ -70,7 +70,7 @@ def test_a_tick_killed_before_it_judged_an_end_is_made_good(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("runs.reconcile._judge_replicas", die)
+        patch.setattr("runs.care.judge_replicas", die)
         with pytest.raises(Killed):
             world.tick()
     assert world.replica(1).attempts.get().ended_at is not None
