@@ -127,7 +127,9 @@ class HFJobsExecutor:
             told = each(functools.partial(self._inspect, namespace), rest)
             found.update(zip(rest, told, strict=True))
         self._ended.update(
-            (job_id, status) for job_id, status in found.items() if status.state is JobState.ENDED
+            (job_id, status)
+            for job_id, status in found.items()
+            if status.state is JobState.ENDED and status is not LOST
         )
         known = {**self._ended, **found}
         return [known[handle.data["job_id"]] for handle in handles]
@@ -135,7 +137,8 @@ class HFJobsExecutor:
     def find(self, launch_key: str) -> ReplicaHandle | None:
         """The job of that key: of several the oldest that lives, then the oldest that ended by
         itself."""
-        jobs = self._hub.jobs(self._namespace, labels=self._ours(launch_key))
+        labels = {**self._ours(), KEY_LABEL: common.check_launch_key(launch_key)}
+        jobs = self._hub.jobs(self._namespace, labels=labels)
         return self._handle(min(jobs, key=precedence)) if jobs else None
 
     def live(self) -> list[ReplicaHandle]:
@@ -151,6 +154,8 @@ class HFJobsExecutor:
         """A position is the number of lines before. The Hub sends a job's lines from the first one
         every time, so those behind ``after`` are skipped here. Without ``follow`` the lines of a
         job that runs take five seconds: ``fetch_job_logs`` waits for the stream to fall silent."""
+        if after and not after.isdigit():
+            raise ValueError(f"position: expected a number of lines, found {after!r}")
         skip = int(after or 0)
         lines = None
         for number in itertools.count(1):
@@ -226,9 +231,8 @@ class HFJobsExecutor:
     def _namespace(self) -> str:
         return self.options.namespace or self._hub.user()
 
-    def _ours(self, launch_key: str = "") -> dict[str, str]:
-        key = {KEY_LABEL: common.check_launch_key(launch_key)} if launch_key else {}
-        return {DEPLOYMENT_LABEL: self.config.deployment, **key}
+    def _ours(self) -> dict[str, str]:
+        return {DEPLOYMENT_LABEL: self.config.deployment}
 
     def _handle(self, job: JobInfo) -> ReplicaHandle:
         return ReplicaHandle(
@@ -245,9 +249,9 @@ class HFJobsExecutor:
             raise LaunchRefused(f"{spec.launch_key}: {problem.field}: {problem.message}")
         timeout_s = math.ceil(spec.timeout_s or self.options.max_timeout_s)
         labels = {
-            **{label(name): label(value) for name, value in spec.labels.items()},
-            **common.labels_of(self.config, spec),
-            TIMEOUT_LABEL: str(timeout_s),
+            label(name): label(value)
+            for name, value in common.labels_of(self.config, spec).items()
+            if name != "name"  # which is the Hub's own, and the launch key here
         }
         try:
             with self._hub.calling(hidden.values()) as api:
@@ -259,7 +263,7 @@ class HFJobsExecutor:
                     flavor=flavour(spec),
                     timeout=timeout_s,
                     name=spec.launch_key,
-                    labels=labels,
+                    labels={**labels, TIMEOUT_LABEL: str(timeout_s)},
                     volumes=volumes_of(spec, self.options),
                     namespace=self._namespace,
                 )

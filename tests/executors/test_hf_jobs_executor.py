@@ -1,0 +1,444 @@
+"""Hugging Face Jobs beyond what every executor does: submissions nobody answered, two jobs of one
+key, words of the Hub, and its client in a process that uses it for other things too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import HfApi, JobHardwareInfo, JobInfo, close_session
+
+from emulators.huggingface import NO_CREDIT, ORG, TOKEN, USER, HuggingFaceHub, SubmitFault
+from executors.base import (
+    Cause,
+    ExecutorConfig,
+    JobState,
+    LaunchRefused,
+    NeedsPerson,
+    ReplicaHandle,
+    ReplicaSpec,
+    RetryLater,
+)
+from executors.hardware.huggingface import TABLE, table_of
+from executors.hf_jobs import HFJobsExecutor
+from executors.hf_status import status_of
+from tests.executors.huggingface_world import HuggingFaceWorld
+from tests.executors.worlds import end_of, launch, number_in, wait_for
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[HuggingFaceWorld]:
+    with HuggingFaceWorld(tmp_path / "hub") as opened:
+        yield opened
+
+
+@pytest.fixture
+def hub(world: HuggingFaceWorld) -> HuggingFaceHub:
+    return world.hub
+
+
+@pytest.fixture
+def executor(world: HuggingFaceWorld) -> HFJobsExecutor:
+    return world.executor()
+
+
+def jobs_of(hub: HuggingFaceHub, namespace: str = USER) -> list[JobInfo]:
+    api = HfApi(token=TOKEN, endpoint=hub.url)
+    return list(api.list_jobs(namespace=namespace))
+
+
+def doubled(hub: HuggingFaceHub, key: str = "run-0-1") -> list[str]:
+    """Two living jobs of one launch key, as a race leaves them; their ids, the older first."""
+    labels = {
+        "archipelago-deployment": "contract",
+        "archipelago-key": key,
+        "archipelago-replica": "0",
+    }
+    api = HfApi(token=TOKEN, endpoint=hub.url)
+    command = ["python", "-c", "import time; time.sleep(600)"]
+    made = [
+        api.run_job(image="python:3.12", command=command, labels=labels, namespace=USER, timeout=60)
+        for _ in range(2)
+    ]
+    return [job.id for job in sorted(made, key=lambda job: (job.created_at, job.id))]
+
+
+def job_id(handle: ReplicaHandle | None) -> str:
+    assert handle is not None
+    return str(handle.data["job_id"])
+
+
+def job(stage: str, message: str | None = None, **more: Any) -> JobInfo:
+    owner = {"id": "0" * 24, "name": USER, "type": "user"}
+    return JobInfo(id="1", owner=owner, status={"stage": stage, "message": message}, **more)
+
+
+# What is asked for.
+
+
+def test_a_job_is_labelled_named_and_given_its_timeout(
+    hub: HuggingFaceHub, executor: HFJobsExecutor
+) -> None:
+    launch(executor, "exit", 0, replica=7, timeout_s=90.2, labels={"run": "a/b", "name": "mine"})
+    (record,) = hub._records.values()
+    assert record.spec["timeoutSeconds"] == 91
+    assert record.labels == {
+        "name": "run-0-1",
+        "run": "a-b",
+        "archipelago-deployment": "contract",
+        "archipelago-key": "run-0-1",
+        "archipelago-replica": "7",
+        "archipelago-timeout-s": "91",
+    }
+    assert record.spec["flavor"] == "cpu-basic"
+    assert record.spec["dockerImage"].startswith("pytorch/pytorch:")
+    assert record.spec["environment"]["PYTHONUNBUFFERED"] == "1"
+
+
+def test_the_hubs_default_of_half_an_hour_is_never_used(
+    hub: HuggingFaceHub, world: HuggingFaceWorld
+) -> None:
+    launch(world.executor(), "exit", 0, key="run-0-1")
+    launch(world.executor(max_timeout_s=7200), "exit", 0, key="run-0-2")
+    assert [r.spec["timeoutSeconds"] for r in hub._records.values()] == [3 * 24 * 3600, 7200]
+
+
+def test_volumes_are_mounted(hub: HuggingFaceHub, world: HuggingFaceWorld) -> None:
+    executor = world.executor(volumes=["hf://buckets/islands/data:/data:ro"])
+    launch(executor, "exit", 0, options={"volumes": ["hf://islands/model:/model"]})
+    (record,) = hub._records.values()
+    assert record.spec["volumes"] == [
+        {"type": "bucket", "source": "islands/data", "mountPath": "/data", "readOnly": True},
+        {"type": "model", "source": "islands/model", "mountPath": "/model"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"volumes": ["/no/uri:/data"]}, "Must start with 'hf://'"),
+        ({"volumes": ["hf://buckets/islands/data"]}, "Missing mount path"),
+        ({"gpu": 2}, "expected volumes, found .*gpu"),
+    ],
+)
+def test_a_volume_that_cannot_be_read_is_refused(
+    executor: HFJobsExecutor, options: dict[str, Any], words: str
+) -> None:
+    spec = ReplicaSpec(launch_key="run-0-1", replica=0, options=options)
+    (problem,) = executor.preflight(spec, 1)
+    assert problem.field == "options"
+    with pytest.raises(LaunchRefused, match=words):
+        launch(executor, "exit", 0, options=options)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (ExecutorConfig(options={"nmaespace": "x"}), "expected namespace, .*found.*nmaespace"),
+        (ExecutorConfig(deployment="a.b"), "deployment: expected .* found 'a.b'"),
+        (ExecutorConfig(deployment=""), "deployment: expected"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(config: ExecutorConfig, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        HFJobsExecutor(config)
+
+
+def test_the_hub_refuses_with_its_own_words(executor: HFJobsExecutor) -> None:
+    with pytest.raises(LaunchRefused, match=r"run-0-1 on h1000: 400 Bad Request: expected one of"):
+        launch(executor, "exit", 0, hardware="h1000")
+
+
+# One key, one job.
+
+
+@pytest.mark.parametrize("fault", ["started", "hung_up"])
+def test_a_submission_that_was_not_answered_is_found(
+    hub: HuggingFaceHub, executor: HFJobsExecutor, fault: SubmitFault
+) -> None:
+    hub.fail_submit(fault)
+    handle = launch(executor, "exit", 0)
+    assert [job.id for job in jobs_of(hub)] == [job_id(handle)]
+    assert end_of(executor, handle).cause is Cause.DONE
+
+
+def test_a_submission_that_failed_is_tried_again_by_the_caller(
+    hub: HuggingFaceHub, executor: HFJobsExecutor
+) -> None:
+    hub.fail_submit("refused")
+    with pytest.raises(RetryLater, match="500 Internal Server Error"):
+        launch(executor, "exit", 0)
+    assert jobs_of(hub) == []
+    assert end_of(executor, launch(executor, "exit", 0)).cause is Cause.DONE
+
+
+def test_of_two_jobs_of_one_key_the_oldest_is_the_one(
+    hub: HuggingFaceHub, executor: HFJobsExecutor
+) -> None:
+    old, young = doubled(hub)
+    assert job_id(executor.find("run-0-1")) == old
+    assert job_id(launch(executor, "exit", 0)) == old
+    assert [job_id(handle) for handle in executor.live()] == [old, young]
+    assert {handle.launch_key for handle in executor.live()} == {"run-0-1"}
+
+
+def test_a_job_that_the_reaper_cancelled_hides_none_that_lives(
+    hub: HuggingFaceHub, executor: HFJobsExecutor
+) -> None:
+    old, young = doubled(hub)
+    first, second = executor.live()
+    executor.cancel([first])
+    end_of(executor, first)
+    assert job_id(executor.find("run-0-1")) == young
+    executor.cancel([second])
+    end_of(executor, second)
+    assert job_id(executor.find("run-0-1")) == old
+
+
+def test_who_comes_second_in_a_race_gives_way(
+    hub: HuggingFaceHub, world: HuggingFaceWorld, tmp_path: Path
+) -> None:
+    first = launch(world.executor(), "wait", tmp_path / "first")
+    late = world.executor()
+    late.find = lambda launch_key: None  # type: ignore[method-assign]  # it looked just before
+    assert launch(late, "wait", tmp_path / "second") == first
+    wait_for(
+        lambda: (
+            [job.id for job in jobs_of(hub) if job.status.stage == "RUNNING"] == [job_id(first)]
+        ),
+        "the second to end",
+    )
+    assert len(jobs_of(hub)) == 2
+
+
+def test_a_filter_that_is_ignored_gives_no_strangers_jobs(
+    hub: HuggingFaceHub, world: HuggingFaceWorld, tmp_path: Path
+) -> None:
+    theirs = launch(world.executor(deployment="theirs"), "wait", tmp_path / "up")
+    over = launch(world.executor(), "exit", 0, key="run-1-1")
+    end_of(world.executor(), over)
+    hub.filters = False
+    executor = world.executor()
+    assert executor.live() == []
+    assert executor.find("run-0-1") is None
+    assert executor.find("run-1-1") == over
+    assert theirs != over
+
+
+def test_lists_are_read_to_their_last_page(tmp_path: Path, world: HuggingFaceWorld) -> None:
+    world.hub.page_size = 2
+    executor = world.executor()
+    handles = [launch(executor, "wait", tmp_path / str(n), key=f"run-{n}-1") for n in range(5)]
+    assert executor.live() == handles
+    assert {status.state for status in executor.poll(handles)} <= {JobState.RUNNING}
+    executor.cancel(handles)
+    executor.collect(handles, 60)
+
+
+def test_an_end_is_asked_for_once(world: HuggingFaceWorld, tmp_path: Path) -> None:
+    executor = world.executor()
+    over = [launch(executor, "exit", 0, key=f"run-{n}-1") for n in range(3)]
+    alive = [launch(executor, "wait", tmp_path / str(n), key=f"run-{n}-2") for n in range(2)]
+    for handle in over:
+        end_of(world.executor(), handle)
+    counts = []
+    for _ in range(2):
+        before = world.requests()
+        executor.poll([*over, *alive])
+        counts.append(world.requests() - before)
+    assert counts == [1 + 3, 1]
+
+
+# How it is and how it ended.
+
+
+@pytest.mark.parametrize(
+    ("told", "state", "cause", "exit_code"),
+    [
+        (job("SCHEDULING"), "pending", None, None),
+        (job("RUNNING"), "running", None, None),
+        (job("BUILDING"), "pending", None, None),
+        (job("PAUSING", startedAt="2026-01-01T00:00:00.000Z"), "running", None, None),
+        (job("COMPLETED"), "ended", "done", 0),
+        (job("CANCELED"), "ended", "cancelled", None),
+        (job("DELETED"), "ended", "lost", None),
+        (job("ERROR"), "ended", "error", None),
+        (job("ERROR", "Job timeout"), "ended", "deadline", None),
+        (job("ERROR", "Job failed with exit code: 78. Reason: Error"), "ended", "error", 78),
+        (job("ERROR", "Job failed with exit code: 1"), "ended", "error", 1),
+        (
+            job("ERROR", "Job failed with exit code: 137. Reason: OOMKilled"),
+            *("ended", "out_of_memory", 137),
+        ),
+        (
+            job("ERROR", "Job failed with exit code: 137. Reason: Evicted"),
+            *("ended", "preempted", 137),
+        ),
+        (job("ERROR", "Job failed with exit code: 137. Reason: Error"), "ended", "error", 137),
+    ],
+)
+def test_the_hubs_words_are_understood(
+    told: JobInfo, state: str, cause: str | None, exit_code: int | None
+) -> None:
+    status = status_of(told)
+    assert (status.state, status.cause, status.exit_code) == (state, cause, exit_code)
+    assert status.phase == told.status.stage
+
+
+def test_times_and_bill_are_the_hubs() -> None:
+    status = status_of(
+        job(
+            "ERROR",
+            "Job timeout",
+            startedAt="2026-01-01T00:00:10.000Z",
+            finishedAt="2026-01-01T00:02:11.000Z",
+            durations={"schedulingSecs": 10, "runningSecs": 121, "totalSecs": 131},
+            labels={"archipelago-timeout-s": "120"},
+        )
+    )
+    assert status.started_wall_s is not None
+    assert status.ended_wall_s == status.started_wall_s + 121
+    assert status.deadline_wall_s == status.started_wall_s + 120
+    assert status.billed_s == 180  # whole minutes
+
+
+def test_what_waits_for_a_machine_is_pending(
+    hub: HuggingFaceHub, executor: HFJobsExecutor, tmp_path: Path
+) -> None:
+    hub.scheduling = True
+    waiting = [launch(executor, "wait", tmp_path / str(n), key=f"run-{n}-1") for n in range(2)]
+    (status, _) = executor.poll(waiting)
+    assert (status.state, status.phase) == (JobState.PENDING, "SCHEDULING")
+    assert (status.started_wall_s, status.deadline_wall_s) == (None, None)
+    executor.cancel(waiting[:1])
+    assert end_of(executor, waiting[0]).cause is Cause.CANCELLED
+    hub.schedule()
+    number_in(tmp_path / "1")
+    assert not (tmp_path / "0").exists()
+    executor.cancel(waiting)
+    end_of(executor, waiting[1])
+
+
+def test_a_follower_outlasts_a_hub_that_restarts(
+    hub: HuggingFaceHub, executor: HFJobsExecutor, tmp_path: Path
+) -> None:
+    handle = launch(executor, "lines", tmp_path / "go on")
+    lines = executor.logs(handle, follow=True)
+    assert next(lines).text == "first"
+    hub.stop()
+    hub.start()
+    (tmp_path / "go on").touch()
+    assert [line.text for line in lines] == ["second", "no newline at the end"]
+
+
+def test_a_position_that_is_none_is_refused(executor: HFJobsExecutor) -> None:
+    handle = launch(executor, "exit", 0, "said")
+    with pytest.raises(ValueError, match="expected a number of lines, found 'line 3'"):
+        list(executor.logs(handle, after="line 3"))
+    end_of(executor, handle)
+
+
+# Credentials, credit and limits.
+
+
+def test_want_of_credit_is_told_in_the_hubs_words(
+    hub: HuggingFaceHub, executor: HFJobsExecutor
+) -> None:
+    hub.refuse_quota()
+    with pytest.raises(NeedsPerson) as caught:
+        launch(executor, "exit", 0)
+    assert str(caught.value) == f"402 Payment Required: {NO_CREDIT}"
+
+
+def test_a_rate_limit_says_how_long_to_wait(hub: HuggingFaceHub, executor: HFJobsExecutor) -> None:
+    handle = launch(executor, "exit", 0)
+    end_of(executor, handle)
+    hub.rate_limit(55)
+    for call in (executor.live, lambda: executor.cancel([handle]), executor.check):
+        with pytest.raises(RetryLater, match="429 Too Many Requests") as caught:
+            call()
+        assert caught.value.after_s == 55
+
+
+def test_check_says_who_pays(hub: HuggingFaceHub, world: HuggingFaceWorld) -> None:
+    assert world.executor().check() == f"{USER} (PRO), token 'emulated' with role write"
+    org = world.executor(namespace=ORG)
+    assert org.check() == f"{ORG} (team, write) as {USER}, token 'emulated' with role write"
+    handle = launch(org, "exit", 0)
+    assert end_of(org, handle).cause is Cause.DONE
+    assert [job.id for job in jobs_of(hub, ORG)] == [job_id(handle)]
+    assert jobs_of(hub) == []
+
+
+def test_a_namespace_of_strangers_needs_a_person(world: HuggingFaceWorld) -> None:
+    executor = world.executor(namespace="strangers")
+    with pytest.raises(NeedsPerson, match="expected islands or archipelago, found 'strangers'"):
+        executor.check()
+    with pytest.raises(NeedsPerson, match="403 Forbidden: You don't have the rights"):
+        launch(executor, "exit", 0)
+    (problem,) = executor.preflight(ReplicaSpec(launch_key="run-0-1", replica=0), 1)
+    assert problem.field == "credential"
+
+
+def test_a_wrong_token_is_found_by_the_preflight(world: HuggingFaceWorld) -> None:
+    executor = world.executor(credentials=world.wrong_credentials)
+    (problem,) = executor.preflight(ReplicaSpec(launch_key="run-0-1", replica=0), 1)
+    assert problem.field == "credential" and "Invalid user token" in problem.message
+
+
+def test_without_a_credential_the_client_finds_its_own(
+    world: HuggingFaceWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert USER in world.executor(credentials={}).check()
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", "/nowhere/token")
+    with pytest.raises(NeedsPerson, match="no token found"):
+        world.executor(credentials={}).check()
+
+
+def test_only_our_own_calls_have_a_time_limit(world: HuggingFaceWorld) -> None:
+    impatient = world.executor(request_timeout_s=1.0)
+    stranger = HfApi(token=TOKEN, endpoint=world.hub.url)
+    impatient.live()
+    close_session()  # as the library does when a connection fails; it makes another client then
+    world.slow(2)
+    with pytest.raises(RetryLater, match="timed out"):
+        impatient.live()
+    assert stranger.whoami()["name"] == USER
+
+
+# What an hour costs.
+
+
+def test_live_prices_are_a_table(world: HuggingFaceWorld) -> None:
+    table = world.executor().hardware()
+    assert table.source == f"{world.hub.url}/api/jobs/hardware"
+    listed = {hardware.name: hardware for hardware in TABLE.hardware}
+    told = {hardware.name: hardware for hardware in table.hardware}
+    assert told and told == {name: listed[name] for name in told}
+
+
+def test_what_the_hub_does_not_tell_is_unknown() -> None:
+    (hardware,) = table_of(
+        [
+            JobHardwareInfo(
+                name="tpu", prettyName="TPU", cpu="N/A", ram="N/A", unitCostMicroUSD=1,
+                unitCostUSD=0.000001, unitLabel="token",
+            )
+        ],
+        read_on="2026-01-01",
+        source="here",
+    ).hardware  # fmt: skip
+    assert (hardware.cpus, hardware.memory_gib, hardware.price_usd_h) == (None, None, None)
+
+
+def test_the_table_of_hardware_loads_no_client() -> None:
+    code = "import sys, executors.hardware; assert 'huggingface_hub' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
