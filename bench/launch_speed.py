@@ -1,0 +1,94 @@
+"""How long it takes to launch many replicas on a backend that takes its time for each.
+
+The executor here waits as long for a launch as it is told to, then calls it done; what is measured
+is the control plane's part: keys written down before, handles after, on SQLite, by one worker
+task. In series the launches alone would take their number times that time.
+
+Usage: python bench/launch_speed.py [--replicas 64] [--launch-s 0.5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+
+def measure(replicas: int, launch_s: float) -> tuple[float, int]:
+    """Seconds of one launch task, and how many replicas have their job afterwards."""
+    from django.contrib.auth.models import User
+
+    from diloco.rendezvous.settings import GroupSettings
+    from diloco.rendezvous.workload import ByteGPTWorkload
+    from executors.base import Capabilities, ReplicaHandle, ReplicaSpec
+    from runs import launch
+    from runs.create import create_run
+    from runs.models import ReplicaAttempt
+    from runs.presets import PoolDraft, RunDraft
+
+    class Slow:
+        backend = "local"
+        capabilities = Capabilities(remote=False)
+
+        def find(self, launch_key: str) -> None:
+            return None
+
+        def launch_replicas(
+            self, n: int, *args: Any, specs: Sequence[ReplicaSpec], **more: Any
+        ) -> list[ReplicaHandle]:
+            time.sleep(launch_s)
+            return [ReplicaHandle(backend="local", launch_key=spec.launch_key) for spec in specs]
+
+    launch.executor_for = lambda pool: Slow()  # type: ignore[assignment,return-value]
+    launch.enqueue = lambda *args, **more: None  # type: ignore[assignment]
+    owner, _ = User.objects.get_or_create(username="bench")
+    draft = RunDraft(
+        name=f"{replicas} replicas",
+        settings=GroupSettings(num_replicas=replicas, max_replicas=replicas),
+        workload=ByteGPTWorkload(),
+        pools=(PoolDraft(count=replicas),),
+    )
+    run = create_run(draft, owner=owner, submit_key=uuid.uuid4().hex)
+    launch.launch_run(str(run.pk))
+    began = time.perf_counter()
+    launch.launch_pool(run.pools.get().pk)
+    took = time.perf_counter() - began
+    return took, ReplicaAttempt.objects.filter(replica__run=run, handle__isnull=False).count()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--launch-s", type=float, default=0.5)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        environment: Mapping[str, str] = {
+            "ARCHIPELAGO_VAR": folder, "DJANGO_SETTINGS_MODULE": "dashboard.settings",
+            "REDIS_URL": "redis://127.0.0.1:1/0", "ARCHIPELAGO_LOG_LEVEL": "ERROR",
+        }  # fmt: skip
+        os.environ.update(environment)
+        os.environ.pop("DATABASE_URL", None)
+        import django
+        from django.core.management import call_command
+
+        django.setup()
+        call_command("migrate", verbosity=0)
+        print(f"{arguments.launch_s:g} s per launch call")
+        print("| replicas | launched | s | in series, at least |")
+        print("| ---: | ---: | ---: | ---: |")
+        for replicas in arguments.replicas:
+            took, launched = measure(replicas, arguments.launch_s)
+            series = replicas * arguments.launch_s
+            print(f"| {replicas} | {launched} | {took:.1f} | {series:.1f} |")
+
+
+if __name__ == "__main__":
+    main()
