@@ -51,7 +51,7 @@ from executors.base import (
 )
 from executors.bootstrap import command
 from executors.kubernetes_access import CREDENTIAL, connection
-from executors.kubernetes_api import AlreadyThere, Cluster, Gone
+from executors.kubernetes_api import ANSWER_S, AlreadyThere, Cluster, Gone
 from executors.kubernetes_options import Json
 from executors.kubernetes_preflight import problems
 
@@ -86,8 +86,12 @@ class KubernetesExecutor:
                     self.config.credentials.get(CREDENTIAL, ""),
                     context=str(self.config.options.get("context", "")),
                 )
-                namespace = str(self.config.options.get("namespace") or namespace)
-                self._cluster = Cluster(made, namespace)
+                options = self.config.options
+                self._cluster = Cluster(
+                    made,
+                    str(options.get("namespace") or namespace),
+                    answer_s=float(options.get("answer_s", ANSWER_S)),
+                )
             return self._cluster
 
     def launch_replicas(

@@ -41,7 +41,7 @@ USEFUL_RIGHTS: tuple[tuple[str, str, str], ...] = (
 """Without these it works, but says less of why a job waits or will not fit."""
 
 CONNECT_S = 5.0
-READ_S = 30.0
+ANSWER_S = 30.0
 QUIET_S = 60.0
 """How long a followed log may say nothing before its connection is made anew."""
 
@@ -58,9 +58,12 @@ class Gone(LaunchRefused):
 
 
 class Cluster:
-    """One namespace of one cluster. May be used by several threads."""
+    """One namespace of one cluster, which may take ``answer_s`` for an answer. May be used by
+    several threads."""
 
-    def __init__(self, configuration: Configuration, namespace: str) -> None:
+    def __init__(
+        self, configuration: Configuration, namespace: str, *, answer_s: float = ANSWER_S
+    ) -> None:
         import urllib3
         from kubernetes.client import ApiClient, BatchV1Api, CoreV1Api
 
@@ -71,6 +74,7 @@ class Cluster:
         configuration.connection_pool_maxsize = CONNECTIONS
         self.host = configuration.host
         self.namespace = namespace
+        self._limit_s = (min(CONNECT_S, answer_s), answer_s)
         self._client: ApiClient = ApiClient(configuration)
         self._client.user_agent = "archipelago"
         self._batch = BatchV1Api(self._client)
@@ -193,7 +197,7 @@ class Cluster:
             auth_settings=["BearerToken"],
         )
         with errors():
-            answer = self._client.call_api(*request, _request_timeout=(CONNECT_S, QUIET_S))
+            answer = self._client.call_api(*request, _request_timeout=(self._limit_s[0], QUIET_S))
             if not 200 <= answer.status <= 299:
                 answer.read()  # type: ignore[no-untyped-call]
                 _refuse(answer.status, answer.data, answer.headers)
@@ -207,7 +211,7 @@ class Cluster:
     def _json(self, call: Any, *args: Any, **options: Any) -> Json:
         with errors():
             answer: BaseHTTPResponse = call(
-                *args, **options, _preload_content=False, _request_timeout=(CONNECT_S, READ_S)
+                *args, **options, _preload_content=False, _request_timeout=self._limit_s
             )
             found = json.loads(answer.data)
             answer.release_conn()

@@ -17,7 +17,7 @@ from executors.hardware.kubernetes import PRODUCTS
 
 REGION_LABEL = "topology.kubernetes.io/region"
 
-OF_EXECUTOR = ("namespace", "context", "poll_s", "autoscaled")
+OF_EXECUTOR = ("namespace", "context", "autoscaled", "poll_s", "answer_s")
 """Options of the executor as a whole, which a spec cannot change."""
 
 Json = dict[str, Any]

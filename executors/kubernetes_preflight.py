@@ -13,7 +13,9 @@ from typing import Any
 from executors.base import LaunchRefused, NeedsPerson, Problem
 from executors.hardware.kubernetes import PRODUCT_LABEL
 from executors.kubernetes_api import RIGHTS, AlreadyThere, Cluster
-from executors.kubernetes_options import Json, Machine
+from executors.kubernetes_options import REGION_LABEL, Json, Machine
+
+_UNLESS_AUTOSCALED = "(the option autoscaled says that nodes come when they are needed)"
 
 
 def problems(
@@ -77,6 +79,12 @@ def over_quota(quotas: list[Json], pod: Json, count: int) -> list[Problem]:
 
 def without_node(nodes: list[Json], machine: Machine, count: int) -> list[Problem]:
     """Whether nodes that would take such a pod are there, and enough for all at once."""
+    region = machine.node_selector.get(REGION_LABEL)
+    regions = {(node["metadata"].get("labels") or {}).get(REGION_LABEL) for node in nodes}
+    if region is not None and region not in regions:
+        known = ", ".join(sorted(filter(None, regions))) or "no region of any node"
+        said = f"region: expected one of {known}, found {region!r} {_UNLESS_AUTOSCALED}"
+        return [Problem(field="region", message=said)]
     fit = [node for node in nodes if _takes(node, machine)]
     if machine.gpus:
         room = sum(_allocatable(node, machine) // machine.gpus for node in fit)
@@ -91,13 +99,10 @@ def without_node(nodes: list[Json], machine: Machine, count: int) -> list[Proble
     if room >= count:
         return []
     if room:
-        message = f"expected room for {count} pods of {what}, found nodes for {room} at once"
+        said = f"expected room for {count} pods of {what}, found nodes for {room} at once"
     else:
-        message = (
-            f"expected a schedulable node with {what}, found none of {len(nodes)} nodes "
-            "(the option autoscaled says that nodes come when they are needed)"
-        )
-    return [Problem(field="hardware", message=message)]
+        said = f"expected a schedulable node with {what}, found none of {len(nodes)} nodes"
+    return [Problem(field="hardware", message=f"{said} {_UNLESS_AUTOSCALED}")]
 
 
 def _takes(node: Json, machine: Machine) -> bool:

@@ -1,0 +1,231 @@
+"""A Kubernetes cluster on one machine, as far as Jobs go, whose pods really run.
+
+Speaks the API that ``executors/kubernetes.py`` and ``kubectl`` (get, describe, logs, delete) speak:
+:mod:`emulators.kubernetes_http`. What happens to Jobs and pods is decided by
+:mod:`emulators.kubernetes_jobs` and :mod:`emulators.kubernetes_kubelet`.
+
+What it knows outlives :meth:`KubernetesCluster.stop`, not its process.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Self
+
+from emulators.kubernetes_http import Server
+from emulators.kubernetes_jobs import Controllers
+from emulators.kubernetes_kubelet import Kubelet
+from emulators.kubernetes_objects import Json, Objects, Refused
+
+TOKEN = "emulated-token"  # noqa: S105 (no real one)
+USER = "system:serviceaccount:default:archipelago"
+NAMESPACES = ("default", "training")
+TICK_S = 0.02
+
+REGION_LABEL = "topology.kubernetes.io/region"
+GPU = "nvidia.com/gpu"
+GPU_NODE = {
+    "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+    "cloud.google.com/gke-spot": "true",
+    REGION_LABEL: "emulated-1",
+}
+
+Right = tuple[str, str, str]
+"""API group, resource and verb."""
+
+
+class KubernetesCluster:
+    """One cluster, on a port of the loopback; 0 takes a free one. A context manager.
+
+    ``tokens`` says which user each token belongs to; a user may do everything unless
+    :attr:`rights` says what. It begins with a node of eight GPUs and one of none.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        port: int = 0,
+        tokens: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.port = port
+        self.tls = tls
+        self.tokens = dict(tokens or {TOKEN: USER})
+        self.rights: dict[str, set[Right]] = {}
+        self.asked: set[Right] = set()
+        """What was asked for so far, allowed or not."""
+        self.requests = 0
+        self.delay_s = 0.0
+        self.lock = threading.Lock()
+        self.objects = Objects(NAMESPACES)
+        self.kubelet = Kubelet(self.objects, root)
+        self.controllers = Controllers(self.objects, self.kubelet)
+        self._quota: str | None = None
+        self._failures: list[Refused] = []
+        self._server: Server | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="controllers", daemon=True)
+        self.add_node("cpu-1")
+        self.add_node("gpu-1", gpus=8, labels=GPU_NODE, taints=[GPU])
+
+    @property
+    def url(self) -> str:
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+        self._over.set()
+        self._thread.join()
+        self.kubelet.processes.close()
+
+    def kubeconfig(self, *, token: str = TOKEN, namespace: str = "default") -> Json:
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "emulated",
+            "clusters": [{"name": "emulated", "cluster": {"server": self.url}}],
+            "users": [{"name": "emulated", "user": {"token": token}}],
+            "contexts": [
+                {
+                    "name": "emulated",
+                    "context": {"cluster": "emulated", "user": "emulated", "namespace": namespace},
+                }
+            ],
+        }
+
+    # What there is in it.
+
+    def add_node(
+        self,
+        name: str,
+        *,
+        gpus: int = 0,
+        labels: Mapping[str, str] | None = None,
+        taints: Iterable[str] = (),
+    ) -> None:
+        allocatable = {"cpu": "64", "memory": "256Gi", "pods": "110"}
+        if gpus:
+            allocatable[GPU] = str(gpus)
+        self.objects.create(
+            "nodes",
+            "",
+            {
+                "metadata": {
+                    "name": name,
+                    "labels": {REGION_LABEL: "emulated-1", **(labels or {})},
+                },
+                "spec": {"taints": [{"key": key, "effect": "NoSchedule"} for key in taints]},
+                "status": {"allocatable": allocatable},
+            },
+        )
+
+    def remove_node(self, name: str) -> None:
+        self.objects.remove("nodes", "", name)
+
+    def add_quota(self, name: str, hard: Mapping[str, str], *, namespace: str = "default") -> None:
+        with self.objects.changed:
+            used = self.controllers.used(namespace, hard)
+            status = {"hard": dict(hard), "used": {key: str(count) for key, count in used.items()}}
+            quota = {"metadata": {"name": name}, "spec": {"hard": dict(hard)}, "status": status}
+            self.objects.create("resourcequotas", namespace, quota)
+
+    def job(self, name: str) -> Json:
+        """A Job by its name, or by a launch key it is labelled with. Raises :class:`KeyError`."""
+        for job in self.objects.all("jobs"):
+            labels = job["metadata"].get("labels") or {}
+            if name in (job["metadata"]["name"], labels.get("archipelago-key")):
+                return job
+        raise KeyError(f"no Job {name}")
+
+    def pods(self, name: str) -> list[Json]:
+        with self.objects.changed:
+            return self.objects.owned("pods", self.job(name))
+
+    # What the server asks.
+
+    def may(self, user: str, group: str, resource: str, verb: str) -> bool:
+        allowed = self.rights.get(user)
+        return allowed is None or (group, resource, verb) in allowed
+
+    def admit(self, namespace: str, job: Json) -> None:
+        """Raises :class:`Refused` where a quota of the namespace is used up."""
+        with self.objects.changed:
+            said = self._quota or self.controllers.over_quota(
+                namespace, "jobs.batch", job["spec"]["template"]["spec"]
+            )
+        if said:
+            name = job["metadata"]["name"]
+            raise Refused(403, "Forbidden", f'jobs.batch "{name}" is forbidden: {said}')
+
+    def fail_if_told(self) -> None:
+        with self.lock:
+            failure = self._failures.pop(0) if self._failures else None
+        if failure is not None:
+            raise failure
+
+    # Faults.
+
+    def start(self) -> None:
+        """Serve, at the same address after a :meth:`stop`."""
+        assert self._server is None, "it serves already"
+        self._server = Server(self, self.port)
+        self.port = self._server.server_port
+
+    def stop(self) -> None:
+        """Refuse connections, and drop those that are open. Pods go on."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def preempt(self, job: str) -> None:
+        """Its pod makes room for one that matters more."""
+        with self.objects.changed:
+            for pod in self.pods(job):
+                self.kubelet.disrupt(
+                    pod,
+                    "PreemptionByScheduler",
+                    "default-scheduler: preempting to accommodate a higher priority pod",
+                )
+
+    def oom(self, job: str) -> None:
+        for pod in self.pods(job):
+            self.kubelet.processes.kill(pod["metadata"]["uid"], "oom", grace_s=0)
+
+    def lose(self, job: str) -> None:
+        """Somebody deletes it, and its pods without grace."""
+        with self.objects.changed:
+            meta = self.job(job)["metadata"]
+            for pod in self.pods(job):
+                self.kubelet.forget(pod)
+            self.objects.remove("jobs", meta["namespace"], meta["name"])
+
+    def refuse_quota(self, message: str | None = "exceeded quota: jobs") -> None:
+        """Refuse Jobs for want of a quota, in these words; None ends it."""
+        self._quota = message
+
+    def slow(self, seconds: float) -> None:
+        """Each answer takes so long."""
+        self.delay_s = seconds
+
+    def fail(
+        self, code: int, message: str = "", *, times: int = 1, after_s: int | None = None
+    ) -> None:
+        """The next requests are refused with this status."""
+        said = message or "the emulator was told to fail"
+        failures = [Refused(code, "", said, after_s=after_s) for _ in range(times)]
+        with self.lock:
+            self._failures.extend(failures)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            self.controllers.step()
+            self._over.wait(TICK_S)

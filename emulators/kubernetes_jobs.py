@@ -1,0 +1,187 @@
+"""What makes the Jobs of an emulated cluster happen: its Job controller, its quotas, and the
+removal of what has lost its owner. Left out: Jobs of more than one completion.
+
+The order of things is that of ``pkg/controller/job`` of Kubernetes 1.33: a Job past its deadline is
+first marked (FailureTarget), its pods are ended, and when they are gone it is Failed.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Collection
+
+from emulators.kubernetes_kubelet import Kubelet, devices, phase, state_of
+from emulators.kubernetes_objects import Json, Objects, timestamp, unix_seconds
+
+_ENDS = ("Complete", "Failed")
+
+
+class Controllers:
+    """All that acts on ``objects``; :meth:`step` moves each on as far as it goes now."""
+
+    def __init__(self, objects: Objects, kubelet: Kubelet) -> None:
+        self.objects = objects
+        self.kubelet = kubelet
+
+    def step(self) -> None:
+        with self.objects.changed:
+            for resource, made in self.objects.orphans():
+                if resource == "pods":
+                    self.kubelet.delete(made)
+                    self.kubelet.account(made)
+                else:
+                    meta = made["metadata"]
+                    self.objects.remove(resource, meta["namespace"], meta["name"])
+            for job in self.objects.all("jobs"):
+                self._job(job)
+            for pod in self.objects.all("pods"):
+                self.kubelet.step(pod)
+
+    def _job(self, job: Json) -> None:
+        status = job.setdefault("status", {})
+        spec, pods, now = job["spec"], self.objects.owned("pods", job), time.time()
+        end = next((c for c in status.get("conditions", ()) if c["type"] in _ENDS), None)
+        if end is not None:
+            for pod in pods:
+                self.kubelet.account(pod)
+            kept_s = spec.get("ttlSecondsAfterFinished")
+            if kept_s is not None and now >= unix_seconds(end["lastTransitionTime"]) + kept_s:
+                meta = job["metadata"]
+                self.objects.remove("jobs", meta["namespace"], meta["name"])
+            return
+        if spec.get("suspend"):
+            for pod in pods:
+                self.kubelet.delete(pod)
+                self.kubelet.account(pod)
+            return
+        if "startTime" not in status:
+            status["startTime"] = timestamp(now)
+            self.objects.change(job)
+        target = next(
+            (c for c in status.get("conditions", ()) if c["type"] == "FailureTarget"), None
+        )
+        limit_s = spec.get("activeDeadlineSeconds")
+        late_s = now - unix_seconds(status["startTime"])
+        if target is None and limit_s is not None and late_s >= limit_s:
+            said = "Job was active longer than specified deadline"
+            target = self._condition(job, "FailureTarget", "DeadlineExceeded", said)
+        if target is not None:
+            for pod in pods:
+                self.kubelet.delete(pod)
+                self.kubelet.account(pod)
+            if not self.objects.owned("pods", job):
+                self._condition(job, "Failed", target["reason"], target["message"])
+            return
+        over = next((pod for pod in pods if phase(pod) in ("Succeeded", "Failed")), None)
+        if over is None and not pods:
+            self._make_pod(job)
+        elif over is not None:
+            self._finish(job, over)
+
+    def _finish(self, job: Json, pod: Json) -> None:
+        status = job["status"]
+        if phase(pod) == "Succeeded":
+            status |= {"succeeded": 1, "completionTime": timestamp(time.time())}
+            self._condition(
+                job, "Complete", "CompletionsReached", "Reached expected number of succeeded pods"
+            )
+        else:
+            status["failed"] = 1
+            said = _failure_policy(job, pod)
+            if said:
+                self._condition(job, "Failed", "PodFailurePolicy", said)
+            else:
+                said = "Job has reached the specified backoff limit"
+                self._condition(job, "Failed", "BackoffLimitExceeded", said)
+        self.kubelet.account(pod)
+
+    def _condition(self, job: Json, kind: str, reason: str, message: str) -> Json:
+        made = {"type": kind, "status": "True", "reason": reason, "message": message}
+        made |= {"lastTransitionTime": timestamp(time.time())}
+        job["status"].setdefault("conditions", []).append(made)
+        self.objects.change(job)
+        return made
+
+    def _make_pod(self, job: Json) -> None:
+        meta, template = job["metadata"], job["spec"]["template"]
+        name = f"{meta['name'][:57]}-{uuid.uuid4().hex[:5]}"
+        pod = {
+            "metadata": {
+                "name": name,
+                "labels": {
+                    **((template.get("metadata") or {}).get("labels") or {}),
+                    "batch.kubernetes.io/job-name": meta["name"],
+                    "job-name": meta["name"],
+                    "batch.kubernetes.io/controller-uid": meta["uid"],
+                },
+                "annotations": (template.get("metadata") or {}).get("annotations") or {},
+                "ownerReferences": [
+                    {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"]}
+                    | {"uid": meta["uid"], "controller": True}
+                ],
+            },
+            "spec": template["spec"],
+            "status": {"phase": "Pending"},
+        }
+        refused = self.over_quota(meta["namespace"], "pods", pod["spec"])
+        if refused:
+            self.objects.warn(
+                job, "FailedCreate", f'Error creating: pods "{name}" is forbidden: {refused}'
+            )
+            return
+        self.objects.create("pods", meta["namespace"], pod)
+
+    def over_quota(self, namespace: str, what: str, pod: Json) -> str:
+        """What the namespace's quotas say to one more object of kind ``what``."""
+        needs = {f"count/{what}": 1}
+        if what == "pods":
+            needs |= {"pods": 1} | {f"requests.{name}": n for name, n in devices(pod).items()}
+        for quota in self.objects.all("resourcequotas", namespace):
+            hard, used = quota["spec"]["hard"], self.used(namespace, quota["spec"]["hard"])
+            for name, need in needs.items():
+                if name in hard and int(hard[name]) < used[name] + need:
+                    return (
+                        f"exceeded quota: {quota['metadata']['name']}, requested: {name}={need}, "
+                        f"used: {name}={used[name]}, limited: {name}={hard[name]}"
+                    )
+        return ""
+
+    def used(self, namespace: str, names: Collection[str]) -> dict[str, int]:
+        """What a quota counts: objects, and devices of pods that have not ended."""
+        active = [
+            pod
+            for pod in self.objects.all("pods", namespace)
+            if phase(pod) not in ("Succeeded", "Failed")
+        ]
+        found = {}
+        for name in names:
+            if name in ("pods", "count/pods"):
+                found[name] = len(active)
+            elif name.startswith("requests."):
+                device = name.removeprefix("requests.")
+                found[name] = sum(devices(pod["spec"]).get(device, 0) for pod in active)
+            else:
+                kind = name.removeprefix("count/").partition(".")[0]
+                found[name] = len(self.objects.all(kind, namespace))
+        return found
+
+
+def _failure_policy(job: Json, pod: Json) -> str:
+    """What the first rule that matches says; empty where none does."""
+    where = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+    exit_code = (state_of(pod).get("terminated") or {}).get("exitCode", 0)
+    for n, rule in enumerate((job["spec"].get("podFailurePolicy") or {}).get("rules") or ()):
+        for pattern in rule.get("onPodConditions") or ():
+            for condition in pod["status"].get("conditions") or ():
+                if condition.items() >= pattern.items():
+                    return f"Pod {where} has condition {pattern['type']} matching " + (
+                        f"{rule['action']} rule at index {n}"
+                    )
+        codes = rule.get("onExitCodes")
+        if codes and exit_code and (exit_code in codes["values"]) is (codes["operator"] == "In"):
+            return (
+                f"Container {pod['spec']['containers'][0]['name']} for pod {where} failed with "
+                + (f"exit code {exit_code} matching {rule['action']} rule at index {n}")
+            )
+    return ""

@@ -1,0 +1,317 @@
+"""The objects of an emulated cluster: stored, validated, selected, and deleted with their owner.
+
+Answers and refusals are the API server's, in its words, for what executors and ``kubectl`` ask.
+Left out: watches, server-side apply, and validation of what nobody here sends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A resource of the API: ``jobs`` of group ``batch`` are of kind ``Job``."""
+
+    resource: str
+    kind: str
+    group: str = ""
+    namespaced: bool = True
+    short: tuple[str, ...] = ()
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/v1" if self.group else "v1"
+
+    @property
+    def qualified(self) -> str:
+        """As the server writes it: ``jobs.batch``."""
+        return f"{self.resource}.{self.group}" if self.group else self.resource
+
+
+KINDS = {
+    kind.resource: kind
+    for kind in (
+        Kind(resource="jobs", kind="Job", group="batch"),
+        Kind(resource="pods", kind="Pod", short=("po",)),
+        Kind(resource="secrets", kind="Secret"),
+        Kind(resource="events", kind="Event", short=("ev",)),
+        Kind(resource="resourcequotas", kind="ResourceQuota", short=("quota",)),
+        Kind(resource="nodes", kind="Node", namespaced=False, short=("no",)),
+    )
+}
+
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_LABEL = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
+_ENV = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
+_NAME_MUST_BE = (
+    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or "
+    "'.', and must start and end with an alphanumeric character"
+)
+_MUTABLE = ("activeDeadlineSeconds", "suspend", "ttlSecondsAfterFinished", "parallelism")
+
+
+class Refused(Exception):
+    """What the API answers instead: a ``Status`` object of this code and reason."""
+
+    def __init__(self, code: int, reason: str, message: str, *, after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.after_s = after_s
+
+
+class Objects:
+    """All objects, behind one lock, which :attr:`changed` is a condition of."""
+
+    def __init__(self, namespaces: tuple[str, ...]) -> None:
+        self.namespaces = namespaces
+        self.changed = threading.Condition(threading.RLock())
+        self._made: dict[tuple[str, str, str], Json] = {}
+        self._version = 0
+
+    def create(self, resource: str, namespace: str, given: Json, *, dry_run: bool = False) -> Json:
+        kind = KINDS[resource]
+        made = copy.deepcopy(given)
+        name = made.setdefault("metadata", {}).get("name", "")
+        if kind.namespaced and namespace not in self.namespaces:
+            raise Refused(404, "NotFound", f'namespaces "{namespace}" not found')
+        if not _SUBDOMAIN.fullmatch(name) or len(name) > 253:
+            _invalid(kind, name, f'metadata.name: Invalid value: "{name}": {_NAME_MUST_BE}')
+        _check_labels(kind, name, made["metadata"].get("labels") or {}, "metadata.labels")
+        if resource == "jobs":
+            _check_job(made)
+        made |= {"apiVersion": kind.api_version, "kind": kind.kind}
+        made["metadata"] |= {
+            "namespace": namespace if kind.namespaced else "",
+            "uid": str(uuid.uuid4()),
+            "creationTimestamp": timestamp(time.time()),
+        }
+        with self.changed:
+            if (resource, namespace, name) in self._made:
+                raise Refused(
+                    409, "AlreadyExists", f'{kind.qualified} "{name}" already exists'
+                )  # fmt: skip
+            if not dry_run:
+                self._made[resource, namespace, name] = made
+                self._touch(made)
+        return copy.deepcopy(made)
+
+    def get(self, resource: str, namespace: str, name: str) -> Json:
+        """The very object; read or change it with the lock. Raises :class:`Refused`."""
+        found = self._made.get((resource, namespace, name))
+        if found is None:
+            qualified = KINDS[resource].qualified
+            raise Refused(404, "NotFound", f'{qualified} "{name}" not found')
+        return found
+
+    def all(
+        self, resource: str, namespace: str = "", *, labels: str = "", fields: str = ""
+    ) -> list[Json]:
+        """Objects of one kind that the selectors match, the oldest first."""
+        matches = _label_matcher(labels)
+        with self.changed:
+            return [
+                made
+                for (kind, where, _), made in self._made.items()
+                if kind == resource
+                and (not namespace or where == namespace)
+                and matches(made["metadata"].get("labels") or {})
+                and _has_fields(made, fields)
+            ]
+
+    def patch(self, resource: str, namespace: str, name: str, given: Json) -> Json:
+        with self.changed:
+            made = self.get(resource, namespace, name)
+            if resource == "jobs":
+                for field in set(given.get("spec") or {}) - set(_MUTABLE):
+                    _invalid(KINDS[resource], name, f"spec.{field}: field is immutable")
+            _merge(made, given)
+            self._touch(made)
+            return copy.deepcopy(made)
+
+    def change(self, made: Json) -> None:
+        """Note that an object was changed in place."""
+        with self.changed:
+            self._touch(made)
+
+    def remove(self, resource: str, namespace: str, name: str) -> None:
+        with self.changed:
+            self._made.pop((resource, namespace, name), None)
+            self._version += 1
+            self.changed.notify_all()
+
+    def orphans(self) -> Iterator[tuple[str, Json]]:
+        """Objects whose owner is no more, with the resource they are."""
+        with self.changed:
+            alive = {made["metadata"]["uid"] for made in self._made.values()}
+            for (resource, _, _), made in list(self._made.items()):
+                owners = made["metadata"].get("ownerReferences") or ()
+                if owners and not any(owner["uid"] in alive for owner in owners):
+                    yield resource, made
+
+    def owned(self, resource: str, owner: Json) -> list[Json]:
+        """Objects of one kind that say ``owner`` owns them."""
+        meta = owner["metadata"]
+        return [
+            made
+            for made in self.all(resource, meta["namespace"])
+            if any(
+                each["uid"] == meta["uid"] for each in made["metadata"].get("ownerReferences") or ()
+            )
+        ]
+
+    def warn(self, about: Json, reason: str, message: str) -> None:
+        """One event for each object and reason, as ``kubectl get events`` shows them."""
+        meta = about["metadata"]
+        name = f"{meta['name']}.{reason.lower()}"
+        now = timestamp(time.time())
+        with contextlib.suppress(Refused):
+            event = self.get("events", meta["namespace"], name)
+            if event["message"] != message:
+                event |= {"message": message, "lastTimestamp": now}
+                self.change(event)
+            return
+        self.create(
+            "events",
+            meta["namespace"],
+            {
+                "metadata": {"name": name},
+                "type": "Warning",
+                "reason": reason,
+                "message": message,
+                "involvedObject": {
+                    key: about.get(key, meta.get(key, ""))
+                    for key in ("kind", "namespace", "name", "uid")
+                },
+                "firstTimestamp": now,
+                "lastTimestamp": now,
+            },
+        )
+
+    @property
+    def version(self) -> str:
+        return str(self._version)
+
+    def _touch(self, made: Json) -> None:
+        self._version += 1
+        made["metadata"]["resourceVersion"] = str(self._version)
+        self.changed.notify_all()
+
+
+def timestamp(wall_s: float) -> str:
+    """Times in objects are whole seconds."""
+    return f"{datetime.fromtimestamp(int(wall_s), UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def unix_seconds(stamp: str) -> float:
+    return datetime.fromisoformat(stamp).timestamp()
+
+
+def _check_job(job: Json) -> None:
+    kind, name = KINDS["jobs"], job["metadata"]["name"]
+    spec = job.get("spec") or {}
+    template = spec.get("template") or {}
+    pod = template.get("spec") or {}
+    where = "spec.template.spec"
+    if len(name) > 63:
+        _invalid(
+            kind, name, f'metadata.name: Invalid value: "{name}": must be no more than 63 bytes'
+        )
+    _check_labels(
+        kind, name, (template.get("metadata") or {}).get("labels") or {}, "spec.template.labels"
+    )
+    policy = pod.get("restartPolicy")
+    if policy not in ("Never", "OnFailure"):
+        _invalid(kind, name, f'{where}.restartPolicy: Unsupported value: "{policy}"')
+    if spec.get("podFailurePolicy") and policy != "Never":
+        refused = f'Invalid value: "{policy}": only "Never" is supported with a pod failure policy'
+        _invalid(kind, name, f"{where}.restartPolicy: {refused}")
+    volumes = {volume.get("name") for volume in pod.get("volumes") or ()}
+    if len(volumes) < len(pod.get("volumes") or ()):
+        _invalid(kind, name, f"{where}.volumes: Duplicate value")
+    for n, container in enumerate(pod.get("containers") or ()):
+        at = f"{where}.containers[{n}]"
+        if not container.get("image"):
+            _invalid(kind, name, f"{at}.image: Required value")
+        for variable in container.get("env") or ():
+            if not _ENV.fullmatch(variable["name"]):
+                _invalid(kind, name, f'{at}.env.name: Invalid value: "{variable["name"]}"')
+        for mount in container.get("volumeMounts") or ():
+            if mount["name"] not in volumes:
+                _invalid(kind, name, f'{at}.volumeMounts.name: Not found: "{mount["name"]}"')
+        for part in ("requests", "limits"):
+            for key, quantity in ((container.get("resources") or {}).get(part) or {}).items():
+                if not _QUANTITY.fullmatch(quantity) or ("/" in key and not quantity.isdigit()):
+                    _invalid(
+                        kind, name, f'{at}.resources.{part}[{key}]: Invalid value: "{quantity}"'
+                    )
+    if not pod.get("containers"):
+        _invalid(kind, name, f"{where}.containers: Required value")
+
+
+def _check_labels(kind: Kind, name: str, labels: Json, where: str) -> None:
+    for value in labels.values():
+        if not _LABEL.fullmatch(value) or len(value) > 63:
+            _invalid(
+                kind, name, f'{where}: Invalid value: "{value}": a valid label must be an empty '
+                "string or consist of alphanumeric characters, '-', '_' or '.'",
+            )  # fmt: skip
+
+
+def _invalid(kind: Kind, name: str, message: str) -> NoReturn:
+    of = f"{kind.kind}.{kind.group}" if kind.group else kind.kind
+    raise Refused(422, "Invalid", f'{of} "{name}" is invalid: {message}')
+
+
+def _label_matcher(selector: str) -> Callable[[Json], bool]:
+    """https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/"""
+    demands = [_demand(part.strip()) for part in re.findall(r"[^,(]+(?:\([^)]*\))?", selector)]
+    return lambda labels: all(demand(labels) for demand in demands)
+
+
+def _demand(part: str) -> Callable[[Json], bool]:
+    """One requirement of a selector: ``a in (b, c)``, ``a=b``, ``a!=b``, ``a`` or ``!a``."""
+    if several := re.fullmatch(r"(\S+) (in|notin) \(([^)]*)\)", part):
+        key, operator, given = several.groups()
+        values = {value.strip() for value in given.split(",")}
+        return lambda labels: (labels.get(key) in values) is (operator == "in")
+    if one := re.fullmatch(r"([^=!\s]+)\s*(!=|==?)\s*(\S*)", part):
+        key, operator, value = one.groups()
+        return lambda labels: (labels.get(key) == value) is (operator != "!=")
+    return lambda labels: (part.lstrip("!") in labels) is not part.startswith("!")
+
+
+def _has_fields(made: Json, selector: str) -> bool:
+    for part in filter(None, selector.split(",")):
+        path, _, value = part.replace("==", "=").partition("=")
+        found: Any = made
+        for step in path.split("."):
+            found = found.get(step, "") if isinstance(found, dict) else ""
+        if str(found) != value:
+            return False
+    return True
+
+
+def _merge(base: Json, over: Json) -> None:
+    """JSON merge patch, RFC 7386."""
+    for key, value in over.items():
+        if value is None:
+            base.pop(key, None)
+        elif isinstance(value, dict):
+            _merge(base.setdefault(key, {}), value)
+        else:
+            base[key] = copy.deepcopy(value)
