@@ -1,0 +1,151 @@
+"""One Modal account: clients made from our own credentials, calls that end, errors that say what
+helps.
+
+The SDK runs an event loop in a thread of its own; its ``.aio`` methods are awaited here in a loop
+of the calling thread's, so a call that takes too long is cancelled there instead of left behind.
+A control plane that cannot be reached is retried by the SDK for a minute; ours is ``timeout_s``.
+
+Each account has its own client, made when it is first used and again after a fork, because a client
+does not survive one (https://modal.com/docs/guide/troubleshooting). The SDK reads the address of
+the server whenever a client is made (``MODAL_SERVER_URL``, or the profile of ``~/.modal.toml``);
+``MODAL_SERVER_URL`` among the credentials goes before that, for this account only.
+
+Left out: OAuth credentials of a profile. The SDK remembers the image builder version of an
+environment by its name alone, so two accounts of one process share it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import grpclib.exceptions
+import modal
+import modal.exception as told
+from modal.config import config
+from modal_proto import api_pb2
+
+from executors.base import ExecutorError, LaunchRefused, NeedsPerson, RetryLater
+from executors.common import scrub
+
+TOKEN_ID = "MODAL_TOKEN_ID"  # noqa: S105 (a name)
+TOKEN_SECRET = "MODAL_TOKEN_SECRET"  # noqa: S105 (a name)
+SERVER_URL = "MODAL_SERVER_URL"
+ENVIRONMENT = "MODAL_ENVIRONMENT"
+
+T = TypeVar("T")
+
+_A_PERSON = (told.AuthError, told.PermissionDeniedError, told.VersionError)
+_LATER = (
+    told.ConnectionError,
+    told.ServiceError,
+    told.InternalError,
+    told.InternalFailure,
+    told.TimeoutError,
+    told.DataLossError,
+    told.ClientClosed,
+    told.ExecutionError,
+    grpclib.exceptions.StreamTerminatedError,
+    OSError,
+)
+_CAPACITY = ("insufficient capacity", "rate limit", "too many requests", "try again")
+
+
+class Account:
+    """Modal with the credentials of one configuration."""
+
+    def __init__(self, credentials: Mapping[str, str], *, timeout_s: float) -> None:
+        self._credentials = dict(credentials)
+        self.timeout_s = timeout_s
+        self._pid = 0
+        self._lock = threading.Lock()
+        self._client: modal.Client | None = None
+
+    @property
+    def environment(self) -> str:
+        return self._credentials.get(ENVIRONMENT, "")
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``, whose calls are made by :meth:`call`. Blocks this thread."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(work)
+        with ThreadPoolExecutor(1) as pool:  # this thread has a loop of its own
+            return pool.submit(asyncio.run, work).result()
+
+    async def call(
+        self,
+        answer: Awaitable[T],
+        *,
+        timeout_s: float | None = None,
+        expect: tuple[type[Exception], ...] = (),
+    ) -> T:
+        """One call of the SDK. Errors of it that are expected are raised as they are, all others
+        as an :class:`ExecutorError`."""
+        limit_s = timeout_s or self.timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await answer
+        except Exception as error:
+            if isinstance(error, (ExecutorError, *expect)):
+                raise
+            if isinstance(error, TimeoutError):
+                said = str(error) or f"Modal did not answer within {limit_s:g} s"
+                raise RetryLater(said) from error
+            if isinstance(error, (told.Error, *_LATER)):
+                raise self.said(error) from error
+            raise
+
+    def said(self, error: BaseException) -> ExecutorError:
+        """What an error of the SDK means to us."""
+        message = scrub(str(error), self._secrets()) or type(error).__name__
+        if isinstance(error, _A_PERSON):
+            return NeedsPerson(message)
+        if isinstance(error, told.ResourceExhaustedError):
+            # Modal uses one status for a quota, a spending limit and a rate.
+            later = any(word in message.lower() for word in _CAPACITY)
+            return RetryLater(message) if later else NeedsPerson(message)
+        if isinstance(error, _LATER):
+            return RetryLater(message)
+        return LaunchRefused(message)
+
+    async def client(self) -> modal.Client:
+        """The client of this account in this process."""
+        if self._pid != os.getpid():
+            self._pid, self._lock, self._client = os.getpid(), threading.Lock(), None
+        client = self._client
+        if client is None or client.is_closed():
+            made = await self.another()
+            with self._lock:
+                if self._client is None or self._client.is_closed():
+                    self._client = made
+                client = self._client
+            if client is not made:
+                await made.close.aio()
+        return client
+
+    async def another(self) -> modal.Client:
+        """A client of its own, for whoever asks to close."""
+        token_id, token_secret = self._secrets()
+        if not token_id or not token_secret:
+            raise NeedsPerson(
+                f"Modal: expected a token ({TOKEN_ID} and {TOKEN_SECRET}) in the credential or in "
+                "this server's environment, found none"
+            )
+        url = self._credentials.get(SERVER_URL)
+        if not url:
+            return await modal.Client.from_credentials.aio(token_id, token_secret)
+        client = modal.Client(url, api_pb2.CLIENT_TYPE_CLIENT, (token_id, token_secret))
+        await client.__aenter__()  # type: ignore[no-untyped-call]
+        return client
+
+    def _secrets(self) -> tuple[str, str]:
+        own = (self._credentials.get(TOKEN_ID, ""), self._credentials.get(TOKEN_SECRET, ""))
+        if any(own):
+            return own
+        return config.get("token_id") or "", config.get("token_secret") or ""

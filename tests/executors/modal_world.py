@@ -1,0 +1,72 @@
+"""Modal: the real SDK against the emulated control plane."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from emulators.modal import ModalServer
+from executors.base import ReplicaHandle
+from executors.modal import ModalExecutor
+from tests.executors.worlds import config
+
+
+class ModalWorld:
+    backend = "modal"
+    wrong_credentials: ClassVar[dict[str, str]] = {
+        "MODAL_TOKEN_ID": "ak-nobodys7Hq2",
+        "MODAL_TOKEN_SECRET": "as-nobodysXw81",
+    }
+
+    def __init__(self, folder: Path) -> None:
+        self.server = ModalServer(folder)
+
+    def __enter__(self) -> Self:
+        self.server.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.server.__exit__(kind, error, trace)
+
+    def executor(self, **options: Any) -> ModalExecutor:
+        token_id, token_secret = self.server.token
+        token = {"MODAL_TOKEN_ID": token_id, "MODAL_TOKEN_SECRET": token_secret}
+        credentials = {"MODAL_SERVER_URL": self.server.url, **options.pop("credentials", token)}
+        return ModalExecutor(config(credentials=credentials, **{"log_poll_s": 0.05, **options}))
+
+    def impatient(self) -> ModalExecutor:
+        return self.executor(api_timeout_s=1.0)
+
+    def description(self, handle: ReplicaHandle) -> str:
+        made = self.server.api.sandboxes[handle.data["id"]]
+        return f"{made.definition} {made.tags}"
+
+    def preempt(self, handle: ReplicaHandle) -> None:
+        self.server.preempt(handle.data["id"])
+
+    def oom(self, handle: ReplicaHandle) -> None:
+        self.server.oom(handle.data["id"])
+
+    def lose(self, handle: ReplicaHandle) -> None:
+        self.server.lose(handle.data["id"])
+
+    def stop(self) -> None:
+        self.server.stop()
+
+    def start(self) -> None:
+        self.server.start()
+
+    def slow(self, seconds: float) -> None:
+        self.server.slow(seconds)
+
+    def refuse_quota(self, message: str | None) -> None:
+        self.server.refuse_quota(message)
+
+    def requests(self) -> int:
+        return self.server.requests
