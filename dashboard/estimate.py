@@ -1,15 +1,19 @@
-"""What a draft will move and train, before it is launched: the form asks for it as JSON and only
-shows it. The bytes are :mod:`diloco.rendezvous.plan_cost`'s, with every replica in every round.
+"""What a draft will move, train and cost, before it is launched: the form asks for it as JSON and
+only shows it. The bytes are :mod:`diloco.rendezvous.plan_cost`'s, with every replica in every
+round; money is :mod:`runs.forecast`'s.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from dashboard import formats
 from diloco.rendezvous.cost import ring_all_reduce
 from diloco.rendezvous.simulation import rounds_of
 from diloco.rendezvous.traffic import mode_of, round_traffic
+from runs.forecast import Forecast, forecast
 from runs.presets import RunDraft
 
 
@@ -17,7 +21,8 @@ from runs.presets import RunDraft
 class Estimate:
     """Bytes up and down are of the replica that moves most. ``reduction``: bytes a ring all-reduce
     of fp32 gradients at every step would move, over the bytes this run moves; None with one
-    replica, where nothing needs to move."""
+    replica, where nothing needs to move. Money is None where a price is not known; ``pool_usd_h``
+    is of each pool, in order."""
 
     parameters: int
     reduce_plan: str
@@ -29,10 +34,16 @@ class Estimate:
     tokens: int
     tokens_per_round: int
     reduction: float | None
+    replicas: int
+    pool_usd_h: tuple[float | None, ...]
+    usd_h: float | None
+    usd: float | None
+    usd_text: str
     effective_json: str
 
 
-def estimate(draft: RunDraft) -> Estimate:
+def estimate(draft: RunDraft, rates: Mapping[tuple[str, str], float] | None = None) -> Estimate:
+    """``rates`` are :func:`runs.rates.known_rates` of the workload."""
     settings, shape = draft.settings, draft.workload.shape
     replicas = settings.num_replicas
     parameters = shape.parameters
@@ -43,6 +54,7 @@ def estimate(draft: RunDraft) -> Estimate:
     tokens_per_round = settings.round_steps * tokens_per_step * replicas
     rounds = rounds_of(settings, tokens_per_step)
     ring_per_step = replicas * ring_all_reduce(numel=parameters, replicas=replicas)
+    money = forecast(draft, rates or {})
     return Estimate(
         parameters=parameters,
         reduce_plan=traffic.mode,
@@ -54,6 +66,11 @@ def estimate(draft: RunDraft) -> Estimate:
         tokens=rounds * tokens_per_round,
         tokens_per_round=tokens_per_round,
         reduction=ring_per_step * settings.round_steps / moved_per_round if replicas > 1 else None,
+        replicas=replicas,
+        pool_usd_h=money.pool_usd_h,
+        usd_h=money.usd_h,
+        usd=money.usd,
+        usd_text=usd_text(money),
         effective_json=json.dumps(
             {
                 "name": draft.name,
@@ -61,7 +78,22 @@ def estimate(draft: RunDraft) -> Estimate:
                 "workload": draft.workload.to_dict(),
                 "pools": [asdict(pool) for pool in draft.pools],
                 "time_limit_s": draft.time_limit_s,
+                "start_timeout_s": draft.start_timeout_s,
+                "budget_usd": draft.budget_usd,
+                "max_restarts": draft.max_restarts,
             },
             indent=2,
         ),
     )
+
+
+def usd_text(money: Forecast) -> str:
+    """What the run costs in all, and how that is known or why not."""
+    if money.hours is None:
+        return "unknown without a time limit: nobody has trained this model on this hardware yet"
+    time = formats.duration(money.hours * 3600)
+    if money.usd is None:
+        return f"unknown in {time}: a price is missing"
+    if money.hours_by == "time limit":
+        return f"at most {formats.money(money.usd)} in {time}, the time limit"
+    return f"about {formats.money(money.usd)} in {time}, at the pace of earlier runs"

@@ -83,6 +83,18 @@ def percent(value: float | None) -> str:
     return f"{_fixed(value * 100, 1)}%" if abs(value) < 0.0995 else f"{_fixed(value * 100, 0)}%"
 
 
+def money(value: float | None) -> str:
+    """US dollars: ``$0.00``, ``<$0.01``, ``$12.34``, ``$1,234``, ``$56.7k``. What nobody knows is
+    ``unknown``: a dash could be read as nothing."""
+    if value is None or not math.isfinite(value):
+        return "unknown"
+    if 0 < value < 0.005:
+        return "<$0.01"
+    if abs(value) < 999.995:
+        return f"${_fixed(value, 2)}"
+    return f"${count(value)}"
+
+
 def exact(value: object) -> str:
     """A setting as a person would type it: all its digits and no more."""
     return f"{value:.10g}" if isinstance(value, float) else str(value)

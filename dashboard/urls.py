@@ -16,6 +16,7 @@ urlpatterns = [
     path("stream", live.runs_stream, name="runs-stream"),
     path("runs/new", submit.new, name="run-new"),
     path("runs/estimate.json", submit.estimate, name="run-estimate"),
+    path("runs/test.json", submit.test, name="run-test"),
     path("runs/<uuid:run_id>/", run.detail, name="run"),
     path("runs/<uuid:run_id>/stop", run.stop, name="run-stop"),
     path("runs/<uuid:run_id>/snapshot.json", run.snapshot, name="run-snapshot"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import cast
+from typing import Any, cast
 
 from executors.base import ExecutorConfig, ServerlessExecutor
 
@@ -28,7 +28,13 @@ CLASSES = {
 
 def get_executor(backend: str, config: ExecutorConfig) -> ServerlessExecutor:
     """The executor of ``backend``. Raises :class:`ValueError` for an unknown name."""
+    return cast(ServerlessExecutor, executor_class(backend)(config))
+
+
+def executor_class(backend: str) -> Any:
+    """What makes one of an :class:`~executors.base.ExecutorConfig`. Raises :class:`ValueError` for
+    an unknown name, :class:`ImportError` where the backend's client is not installed."""
     if backend not in CLASSES:
         raise ValueError(f"expected a backend of {', '.join(BACKENDS)}, found {backend!r}")
     module, _, name = CLASSES[backend].partition(":")
-    return cast(ServerlessExecutor, getattr(importlib.import_module(module), name)(config))
+    return getattr(importlib.import_module(module), name)

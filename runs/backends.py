@@ -6,6 +6,7 @@ connections; a changed credential makes a new one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -15,14 +16,21 @@ from typing import Any
 
 from django.conf import settings
 
-from executors.base import Capabilities, ExecutorConfig, ServerlessExecutor
+from executors.base import Capabilities, ExecutorConfig, ExecutorError, ServerlessExecutor
 from executors.catalogue import Catalogue
 from executors.hardware import TABLES
 from executors.registry import BACKENDS, executor_class, get_executor
 from runs.credentials import open_credential
 from runs.models import Credential, ReplicaPool
 
-__all__ = ["BACKENDS", "capabilities_of", "catalogue", "executor_for", "executor_of"]
+__all__ = [
+    "BACKENDS",
+    "capabilities_of",
+    "catalogue",
+    "executor_for",
+    "executor_of",
+    "usable_backends",
+]
 
 
 def executor_for(pool: ReplicaPool) -> ServerlessExecutor:
@@ -41,10 +49,23 @@ def executor_of(backend: str, credential: Credential | None) -> ServerlessExecut
     )
 
 
-def capabilities_of(backend: str) -> Capabilities:
-    """What a backend can do, whoever asks it. Loads its module, but makes no executor: without a
-    credential some cannot be made."""
-    return executor_class(backend).capabilities
+def usable_backends() -> dict[str, str]:
+    """Backend -> its label, of those whose client is installed here."""
+    found = {}
+    for backend, label in BACKENDS.items():
+        with contextlib.suppress(ImportError):
+            executor_class(backend)
+            found[backend] = label
+    return found
+
+
+def capabilities_of(backend: str, credential: Credential | None = None) -> Capabilities:
+    """What a backend can do with that credential and the options; asks nobody. Where they do not
+    make an executor, what any backend can do: a launch will say what is wrong with them."""
+    try:
+        return executor_of(backend, credential).capabilities
+    except (ExecutorError, ValueError, ImportError):
+        return Capabilities()
 
 
 def catalogue() -> Catalogue:

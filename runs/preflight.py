@@ -1,54 +1,242 @@
-"""Questions to a bucket and to data before a run exists, for the form and its *Test* button.
+"""What a draft would fail of, asked before anything is spent: for the form and its *Test* buttons.
 
-Each answers with a list of problems in words; an empty list means that everything is there. The
-launch does not trust an earlier answer: what has broken since ends the run with the same words.
+Nothing is started and nothing is left behind. Backends, the bucket and the data are asked at once,
+and not for longer than :data:`runs.asking.PATIENCE_S`. The launch does not trust an earlier answer:
+what has broken since ends it with the same words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from urllib.parse import urlsplit
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from diloco.preflight import preflight
-from diloco.rendezvous.workload import STDLIB
+from executors.base import ExecutorError, NeedsPerson, ReplicaSpec, RetryLater
+from executors.common import scrub
+from executors.registry import BACKENDS
+from runs.asking import NoAnswer, ask_all
+from runs.backends import capabilities_of, executor_of
+from runs.bucket_check import check_data, check_rendezvous
+from runs.credentials import open_credential
+from runs.forecast import ByPlace, forecast
+from runs.models import Credential
+from runs.presets import PoolDraft, RunDraft
 
-LOCAL_SCHEMES = frozenset({"", "file", "local"})
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+__all__ = [
+    "Answer",
+    "Finding",
+    "check_data",
+    "check_rendezvous",
+    "check_run",
+    "try_bucket",
+    "try_pool",
+]
+
+ROUNDS_IN_A_JOB = 3
+"""A deadline that ends a job sooner spends most of it on starting up and catching up."""
+
+_FIELDS = frozenset({"hardware", "region", "spot", "image", "timeout_s", "credential"})
 
 
-def check_rendezvous(uri: str, backends: Sequence[str]) -> list[str]:
-    """Proves write, read, range read, list, create and delete under ``uri``: what
-    ``python -m diloco.preflight`` does, short of the large object and the race."""
-    remote = sorted(set(backends) - {"local"})
-    parts = urlsplit(uri)
-    if remote and (parts.scheme in LOCAL_SCHEMES or parts.hostname in LOOPBACK):
-        return [
-            f"expected a bucket that replicas on {', '.join(remote)} can reach, "
-            f"found {uri}, which only this machine can"
-        ]
-    report = preflight(uri, quick=True)
-    for check in report.missing[:1]:
-        if check.name == "open":
-            return [f"cannot be opened: {check.detail}"]
-        return [f"cannot {check.name} in {report.uri}: {check.detail}"]
-    return []
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """``field`` is the form's: ``rendezvous``, or ``pools.<place>.hardware``."""
+
+    field: str
+    message: str
 
 
-def check_data(uri: str) -> list[str]:
-    """Whether there is text to read at a data URI (a file, a folder or a glob)."""
-    if uri == STDLIB:
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """``said`` is who and where we are to a backend, in its words; '' when it was not asked."""
+
+    said: str = ""
+    findings: tuple[Finding, ...] = ()
+
+
+def check_run(
+    draft: RunDraft, *, uri: str, rates: ByPlace, over_budget: bool = False
+) -> list[Finding]:
+    """All there is to say about a draft that :func:`runs.create.check_draft` found all right.
+
+    ``uri`` is the bucket, or the folder of buckets, that is asked. ``rates`` are
+    :func:`runs.rates.known_rates` of the workload. ``over_budget``: the person knows that the
+    budget will end the run.
+    """
+    backends = [pool.backend for pool in draft.pools]
+    store = _stored([draft.store_credential]).get(draft.store_credential)
+    questions: dict[str, Callable[[], Answer]] = {
+        **_pool_questions(draft.pools),
+        "rendezvous": lambda: _told("rendezvous", check_rendezvous(uri, backends, store=store)),
+    }
+    if data := getattr(draft.workload, "data", ""):
+        questions["data"] = lambda: _told("data", check_data(data, backends))
+    found = [finding for answer in _ask(questions, draft.pools) for finding in answer.findings]
+    found += _deadlines(draft, rates)
+    return found if over_budget else found + _budget(draft, rates)
+
+
+def try_pool(pool: PoolDraft, place: int = 0) -> Answer:
+    """The *Test* button of a pool: does the credential work, and would a launch be taken?"""
+    [answer] = _ask(_pool_questions([pool]), [pool])
+    return Answer(
+        said=answer.said,
+        findings=tuple(
+            Finding(field=f.field.replace("pools.0.", f"pools.{place}.", 1), message=f.message)
+            for f in answer.findings
+        ),
+    )
+
+
+def try_bucket(
+    uri: str, pools: Sequence[PoolDraft], *, store_credential: int | None = None
+) -> Answer:
+    """The *Test* button of the rendezvous."""
+    backends = [pool.backend for pool in pools]
+    store = _stored([store_credential]).get(store_credential)
+    [answer] = _ask(
+        {"rendezvous": lambda: _told("rendezvous", check_rendezvous(uri, backends, store=store))},
+        pools,
+    )
+    return answer
+
+
+def _told(field: str, messages: Sequence[str]) -> Answer:
+    return Answer(findings=tuple(Finding(field=field, message=m) for m in messages))
+
+
+def _stored(ids: Sequence[int | None]) -> dict[int | None, Credential]:
+    """Read before anything is asked: the threads that ask have no business in the database."""
+    wanted = {pk for pk in ids if pk is not None}
+    return dict(Credential.objects.in_bulk(wanted)) if wanted else {}
+
+
+# Backends.
+
+
+def _pool_questions(pools: Sequence[PoolDraft]) -> dict[str, Callable[[], Answer]]:
+    credentials = _stored([pool.credential for pool in pools])
+    alike: dict[tuple[object, ...], int] = {}
+    for pool in pools:
+        alike[_quota(pool)] = alike.get(_quota(pool), 0) + pool.count
+    return {
+        f"pools.{place}": partial(
+            _ask_pool, pool, place, credentials.get(pool.credential), alike[_quota(pool)]
+        )
+        for place, pool in enumerate(pools)
+    }
+
+
+def _quota(pool: PoolDraft) -> tuple[object, ...]:
+    """Pools of one of these take from the same quota."""
+    return pool.backend, pool.credential, pool.hardware, pool.region, pool.spot
+
+
+def _ask_pool(pool: PoolDraft, place: int, credential: Credential | None, count: int) -> Answer:
+    if beyond := _beyond(pool, credential):
+        return Answer(findings=tuple(_at(place, field, words) for field, words in beyond.items()))
+    executor = executor_of(pool.backend, credential)
+    said = executor.check()
+    spec = ReplicaSpec(
+        launch_key="preflight",
+        replica=0,
+        hardware=pool.hardware,
+        region=pool.region,
+        spot=pool.spot,
+        timeout_s=pool.timeout_s or None,
+        image=pool.image,
+        options=pool.options,
+    )
+    problems = executor.preflight(spec, count)
+    secrets = open_credential(credential).values()
+    return Answer(
+        said=scrub(said, secrets),
+        findings=tuple(_at(place, p.field, scrub(p.message, secrets)) for p in problems),
+    )
+
+
+def _beyond(pool: PoolDraft, credential: Credential | None) -> dict[str, str]:
+    """Field -> what the backend cannot do at all; no need to ask it."""
+    can, label = capabilities_of(pool.backend, credential), BACKENDS[pool.backend]
+    found = {}
+    if pool.spot and not can.spot:
+        found["spot"] = f"{label} has no spot machines"
+    if pool.image and not can.images:
+        found["image"] = f"{label} takes no image, found {pool.image!r}"
+    if can.max_lifetime_s is not None and pool.timeout_s > can.max_lifetime_s:
+        found["timeout_s"] = (
+            f"expected at most the {can.max_lifetime_s:.0f} s that {label} allows, "
+            f"found {pool.timeout_s} s"
+        )
+    return found
+
+
+def _at(place: int, field: str, message: str) -> Finding:
+    return Finding(
+        field=f"pools.{place}.{field if field in _FIELDS else 'backend'}", message=message
+    )
+
+
+def _ask(questions: Mapping[str, Callable[[], Answer]], pools: Sequence[PoolDraft]) -> list[Answer]:
+    answers = []
+    for name, answer in ask_all(questions).items():
+        if isinstance(answer, Answer):
+            answers.append(answer)
+            continue
+        head, _, place = name.partition(".")
+        if head == "pools":
+            finding = _of_backend(pools[int(place)], int(place), answer)
+        else:
+            finding = Finding(field=name, message=str(answer) or type(answer).__name__)
+        answers.append(Answer(findings=(finding,)))
+    return answers
+
+
+def _of_backend(pool: PoolDraft, place: int, error: Exception) -> Finding:
+    """What a backend answered with instead of an answer."""
+    label = BACKENDS[pool.backend]
+    if isinstance(error, NeedsPerson):
+        return _at(place, "credential", f"{label}: {error}")
+    if isinstance(error, NoAnswer | RetryLater):
+        return _at(place, "backend", f"{label} could not be asked: {error}")
+    if isinstance(error, ExecutorError):
+        return _at(place, "backend", f"{label}: {error}")
+    # A bug or a broken client. Its words may hold anything.
+    return _at(place, "backend", f"{label} could not be asked: {type(error).__name__}")
+
+
+# What follows from what is known.
+
+
+def _deadlines(draft: RunDraft, rates: ByPlace) -> list[Finding]:
+    round_s = forecast(draft, rates).round_s
+    if round_s is None:
         return []
-    from fsspec.core import url_to_fs
+    credentials = _stored([pool.credential for pool in draft.pools])
+    found = []
+    least_s = ROUNDS_IN_A_JOB * round_s
+    for place, pool in enumerate(draft.pools):
+        can = capabilities_of(pool.backend, credentials.get(pool.credential))
+        life_s = pool.timeout_s or can.max_lifetime_s
+        if life_s is not None and life_s < least_s:
+            found.append(
+                _at(
+                    place,
+                    "timeout_s",
+                    f"expected at least {ROUNDS_IN_A_JOB} rounds, about {least_s:.0f} s at the "
+                    f"rate of earlier runs, found {life_s:.0f} s",
+                )
+            )
+    return found
 
-    expected = f"expected {STDLIB!r} or a URI of text files that can be read"
-    try:
-        fs, path = url_to_fs(uri)
-        names = fs.glob(path) if any(c in path for c in "*?[") else fs.find(path)
-        if not names:
-            return [f"{expected}, found nothing at {uri}"]
-        for name in sorted(names):
-            if fs.cat_file(name, start=0, end=1):
-                return []
-        return [f"{expected}, found only empty files at {uri}"]
-    except Exception as error:  # every file system raises its own
-        return [f"{expected}, found {type(error).__name__} at {uri}: {error}"]
+
+def _budget(draft: RunDraft, rates: ByPlace) -> list[Finding]:
+    money = forecast(draft, rates)
+    if not draft.budget_usd or money.usd is None or money.usd <= draft.budget_usd:
+        return []
+    until = "to the time limit" if money.hours_by == "time limit" else "for all rounds"
+    words = (
+        f"expected at least ${money.usd:.2f}, the estimate {until} ({money.hours:.1f} h at "
+        f"${money.usd_h:.2f} an hour), found ${draft.budget_usd:.2f}"
+    )
+    return [Finding(field="budget_usd", message=words)]

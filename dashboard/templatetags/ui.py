@@ -22,7 +22,14 @@ def _number(show: Callable[[float | None], str]) -> Callable[[object], str]:
     return lambda value: show(value if isinstance(value, int | float) else None)
 
 
-for _show in (formats.count, formats.size, formats.loss, formats.duration, formats.percent):
+for _show in (
+    formats.count,
+    formats.size,
+    formats.loss,
+    formats.duration,
+    formats.percent,
+    formats.money,
+):
     register.filter(_show.__name__, _number(_show))
 register.filter("exact", formats.exact)
 register.simple_tag(access.role_of, name="role")

@@ -1,4 +1,8 @@
-"""The submit form: prefilled with the local demo, checked at the field, one run per form."""
+"""The submit form: prefilled with the local demo, checked at the field, one run per form.
+
+Buttons that do not launch (*Add a pool*, *Remove*, *Test*) work without JavaScript as well: then
+they send the form, and it comes back as it was typed.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,20 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
+from dashboard.estimate import Estimate
 from dashboard.estimate import estimate as make_estimate
-from dashboard.forms import RunForm, initial_from
+from dashboard.forms import PoolForm, RunForm, initial_from
 from diloco.rendezvous.settings import SECTIONS, setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
-from runs import create, preflight, presets, selectors, services
+from runs import create, preflight, presets, rates, selectors, services
 from runs.exceptions import InvalidRun
 from runs.models import Run
+from runs.preflight import Answer
 from runs.presets import RunDraft
 
 BASIC = frozenset(
@@ -29,6 +35,9 @@ BASIC = frozenset(
      "batch_size", "warmup_steps", "min_quorum", "grace_s", "eval_every", "checkpoint_every"}
 )  # fmt: skip
 """Settings shown at once; the others wait behind *More*."""
+
+WELL = "Works"
+BUCKET_WELL = "Works: wrote, read, listed, created once and deleted"
 
 
 @never_cache
@@ -40,13 +49,15 @@ def new(request: HttpRequest) -> HttpResponse:
         initial = initial_from(presets.local_demo()) | {"submit_key": secrets.token_urlsafe(24)}
         return _page(request, RunForm(initial=initial), presets.local_demo())
     form = RunForm(request.POST)
+    if changed := _changed(request, form):
+        return changed
     draft = form.draft()
     if draft is None:
         return _page(request, form, draft)
     # A form sent twice goes straight to its run: by now the rendezvous is taken, by itself. Asked
     # again after the checks, because the other request may have been quicker than they are.
     sent = Run.objects.filter(submit_key=form.cleaned_data["submit_key"])
-    if not sent.exists() and not _reachable(form, draft) and not sent.exists():
+    if not sent.exists() and not _passes(form, draft) and not sent.exists():
         return _page(request, form, draft)
     assert isinstance(request.user, User)
     try:
@@ -66,29 +77,141 @@ def estimate(request: HttpRequest) -> JsonResponse:
         raise PermissionDenied
     form = RunForm(request.POST)
     draft = form.draft()
-    body: dict[str, Any] = {"errors": form.errors, "estimate": None}
+    body: dict[str, Any] = {"errors": form.all_errors, "estimate": None}
     if draft is not None:
-        body["estimate"] = dataclasses.asdict(make_estimate(draft))
+        body["estimate"] = dataclasses.asdict(_estimate(draft))
     return JsonResponse(body)
 
 
-def _reachable(form: RunForm, draft: RunDraft) -> bool:
-    """Ask the bucket and the data, so that what cannot work is said here and not after launch."""
+@require_POST
+def test(request: HttpRequest) -> HttpResponse:
+    """A *Test* button: ``test`` is ``rendezvous`` or ``pools.<index>``. Nothing is started."""
+    if not selectors.may_submit(request.user):
+        raise PermissionDenied
+    form = RunForm(request.POST)
+    what = request.POST.get("test", "")
+    if _tested_pool(form, what) is None and what != "rendezvous":
+        return HttpResponseBadRequest("expected test to be rendezvous or a row of pools")
+    said = _test(form, what)
+    return JsonResponse({"ok": bool(said), "said": said, "errors": _errors_of(form, what)})
+
+
+def _changed(request: HttpRequest, form: RunForm) -> HttpResponse | None:
+    """The form again, for the buttons that do not launch."""
+    tested: dict[str, str] = {}
+    if "add_pool" in request.POST:
+        form.add_pool()
+    elif "remove_pool" in request.POST:
+        form.remove_pool(request.POST["remove_pool"])
+    elif "test" in request.POST:
+        what = request.POST["test"]
+        tested[what] = _test(form, what)
+        errors = _errors_of(form, what)
+        form.forget_errors()
+        form.show_errors(errors)
+    else:
+        return None
+    if not tested:
+        form.forget_errors()
+    return _page(request, form, None, tested=tested, status=200)
+
+
+# Test buttons.
+
+
+def _tested_pool(form: RunForm, what: str) -> PoolForm | None:
+    return next((pool for pool in form.pools if what == f"pools.{pool.index}"), None)
+
+
+def _test(form: RunForm, what: str) -> str:
+    """What to say of a test that went well; '' with errors at their fields of one that did not."""
+    pool = _tested_pool(form, what)
+    if pool is None:
+        return _test_bucket(form)
+    if not pool.is_valid():
+        return ""
+    draft = pool.draft()
+    place = form.pools.index(pool)
+    try:
+        create.check_pool(draft, place)
+    except InvalidRun as error:
+        form.point_at(error.field, error.message)
+        return ""
+    answer = preflight.try_pool(draft, place)
+    _show(form, answer)
+    return "" if answer.findings else f"{WELL}: {answer.said}" if answer.said else WELL
+
+
+def _test_bucket(form: RunForm) -> str:
+    form.is_valid()
+    if set(form.errors) & {"rendezvous", "store_credential"}:
+        return ""
+    wanted = form.cleaned_data["rendezvous"].strip()
+    credential = form.cleaned_data["store_credential"]
+    try:
+        own = create.rendezvous_uri(wanted, uuid.uuid4())
+    except InvalidRun as error:
+        form.point_at(error.field, error.message)
+        return ""
+    answer = preflight.try_bucket(
+        own if wanted else settings.DEFAULT_RENDEZVOUS,
+        [pool.draft() for pool in form.pools if pool.is_valid()],
+        store_credential=int(credential) if credential else None,
+    )
+    _show(form, answer)
+    return "" if answer.findings else BUCKET_WELL
+
+
+def _show(form: RunForm, answer: Answer) -> None:
+    for finding in answer.findings:
+        form.point_at(finding.field, finding.message)
+
+
+def _errors_of(form: RunForm, what: str) -> dict[str, list[str]]:
+    """Errors of what was tested; the rest of the form may not be filled in yet."""
+    return {
+        name: errors
+        for name, errors in form.all_errors.items()
+        if name in (what, "store_credential") or name.startswith(f"{what}.")
+    }
+
+
+# Launching.
+
+
+def _passes(form: RunForm, draft: RunDraft) -> bool:
+    """Check it, and ask the backends, the bucket and the data, so that what cannot work is said
+    here and not after launch."""
     try:
         own = create.check_draft(draft, uuid.uuid4())
     except InvalidRun as error:
         form.point_at(error.field, error.message)
         return False
-    for problem in preflight.check_data(draft.workload.data):
-        form.point_at("data", problem)
     # The default is asked as a whole, so that a form leaves no folder for a run that never was.
-    uri = own if draft.rendezvous else settings.DEFAULT_RENDEZVOUS
-    for problem in preflight.check_rendezvous(uri, [pool.backend for pool in draft.pools]):
-        form.point_at("rendezvous", problem)
-    return not form.errors
+    findings = preflight.check_run(
+        draft,
+        uri=own if draft.rendezvous else settings.DEFAULT_RENDEZVOUS,
+        rates=rates.known_rates(draft.workload.to_dict()),
+        over_budget=form.cleaned_data["over_budget"],
+    )
+    for finding in findings:
+        form.point_at(finding.field, finding.message)
+    return not findings
 
 
-def _page(request: HttpRequest, form: RunForm, draft: RunDraft | None) -> HttpResponse:
+def _estimate(draft: RunDraft) -> Estimate:
+    return make_estimate(draft, rates.known_rates(draft.workload.to_dict()))
+
+
+def _page(
+    request: HttpRequest,
+    form: RunForm,
+    draft: RunDraft | None,
+    *,
+    tested: dict[str, str] | None = None,
+    status: int | None = None,
+) -> HttpResponse:
+    errors = form.all_errors
     sections = [
         {
             "name": name,
@@ -101,16 +224,21 @@ def _page(request: HttpRequest, form: RunForm, draft: RunDraft | None) -> HttpRe
     ]
     context = {
         "form": form,
+        "pools": [
+            {"form": pool, "said": (tested or {}).get(f"pools.{pool.index}")} for pool in form.pools
+        ],
+        "pools_alone": len(form.pools) == 1,
+        "bucket_said": (tested or {}).get("rendezvous"),
         "sections": sections,
         "sizes": [{"name": name, "shape": shape} for name, shape in GPT_SIZES.items()],
-        "estimate": make_estimate(draft) if draft else None,
+        "estimate": _estimate(draft) if draft else None,
         "default_rendezvous": settings.DEFAULT_RENDEZVOUS,
         "error_list": [
-            {"field": form[name] if name in form.fields else None, "errors": errors}
-            for name, errors in form.errors.items()
+            {"field": form.input_of(name), "errors": messages} for name, messages in errors.items()
         ],
+        "launch_refused": status is None,
     }
-    return render(request, "runs/new.html", context, status=422 if form.errors else 200)
+    return render(request, "runs/new.html", context, status=status or (422 if errors else 200))
 
 
 def _rows(form: RunForm, section: str, *, basic: bool) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 
 import * as format from "./lib/format.js";
 import { $, $$, h, icon, setText } from "./lib/dom.js";
+import { poolRows } from "./submit/pools.js";
 
 const form = $("[data-submit]");
 const panel = $("[data-estimate]", form);
@@ -14,6 +15,8 @@ const SHOW = {
   up_bytes_per_round: format.size,
   down_bytes_per_round: format.size,
   total_bytes: format.size,
+  usd_h: format.money,
+  usd_text: String,
   reduction: (value) => `${value >= 10 ? value.toFixed(0) : value.toFixed(1)}×`,
 };
 
@@ -25,7 +28,10 @@ function reveal() {
   }
 }
 
-function showErrors(errors) {
+const tested = new Map(); // field -> what a test said of it, until it or its row is changed
+
+function showErrors(found) {
+  const errors = { ...found, ...Object.fromEntries(tested) };
   for (const list of $$("[data-errors-for]", form)) {
     const name = list.dataset.errorsFor;
     const messages = touched.has(name) ? (errors[name] ?? []) : [];
@@ -52,26 +58,42 @@ function showEstimate(estimate, errors) {
   if (!estimate) return;
   for (const cell of $$("[data-e]", form)) {
     const value = estimate[cell.dataset.e];
-    setText(cell, value === null ? format.UNKNOWN : (SHOW[cell.dataset.e] ?? format.count)(value));
+    const show = SHOW[cell.dataset.e] ?? format.count;
+    setText(cell, value === null && show !== format.money ? format.UNKNOWN : show(value));
   }
+  rows().forEach((row, i) => {
+    const usd = estimate.pool_usd_h[i];
+    setText($("[data-pool-cost]", row), usd === 0 ? "" : usd === null ? "cost unknown" : `${format.money(usd)}/h`);
+  });
+  setText($("[data-replicas-total]", form), `${estimate.replicas} in all`);
+  const budget = Number(form.elements.budget_usd.value);
+  $("[data-over-budget]", form).hidden = !(budget && estimate.usd > budget);
   $("[data-e-reduction]", form).hidden = estimate.reduction === null;
   setText($("[data-json]", form), estimate.effective_json);
 }
 
+async function post(address, more = {}) {
+  const body = new FormData(form);
+  for (const [name, value] of Object.entries(more)) body.set(name, value);
+  const response = await fetch(address, { method: "POST", body });
+  if (!response.ok || response.redirected) throw new Error(String(response.status));
+  return response.json();
+}
+
 let asked = 0;
+let errorsNow = {};
 async function ask() {
   const mine = ++asked;
   let answer;
   try {
-    const response = await fetch(form.dataset.estimateUrl, { method: "POST", body: new FormData(form) });
-    if (!response.ok || response.redirected) throw new Error(String(response.status));
-    answer = await response.json();
+    answer = await post(form.dataset.estimateUrl);
   } catch {
     if (mine === asked) setText(said, "server not reached");
     return;
   }
   if (mine !== asked) return; // a newer question is under way
-  showErrors(answer.errors);
+  errorsNow = answer.errors;
+  showErrors(errorsNow);
   showEstimate(answer.estimate, answer.errors);
 }
 
@@ -81,7 +103,49 @@ function later(delay) {
   timer = setTimeout(ask, delay);
 }
 
-form.addEventListener("input", () => later(250));
+const rows = poolRows(form, () => later(0));
+
+// Test buttons: the answer stands beside them, and at the fields it is about.
+form.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-test]");
+  if (!button) return;
+  event.preventDefault();
+  if (button.hasAttribute("aria-disabled")) return;
+  const what = button.value;
+  const place = $(`[data-said="${what}"]`, form);
+  forget(what);
+  button.setAttribute("aria-disabled", "true");
+  place.replaceChildren(h("span", {}, "Asking…"));
+  try {
+    const answer = await post(form.dataset.testUrl, { test: what });
+    for (const [name, messages] of Object.entries(answer.errors)) {
+      tested.set(name, messages);
+      touched.add(name);
+    }
+    showErrors(errorsNow);
+    place.replaceChildren(icon(answer.ok ? "succeeded" : "failed"), h("span", {}, answer.ok ? answer.said : "See below"));
+  } catch {
+    place.replaceChildren(icon("failed"), h("span", {}, "The server did not answer"));
+  }
+  place.dataset.ok = String(!!$("use[href$='#succeeded']", place));
+  button.removeAttribute("aria-disabled");
+});
+
+/** What was tested has been changed: the answer is about something else. */
+function forget(name) {
+  const what = name.startsWith("pools.") ? name.split(".").slice(0, 2).join(".") : name === "store_credential" ? "rendezvous" : name;
+  const place = $(`[data-said="${what}"]`, form);
+  if (!place) return;
+  place.replaceChildren();
+  for (const known of tested.keys()) {
+    if (known === what || known.startsWith(`${what}.`) || (what === "rendezvous" && known === "store_credential")) tested.delete(known);
+  }
+}
+
+form.addEventListener("input", (event) => {
+  forget(event.target.name);
+  later(250);
+});
 form.addEventListener("change", (event) => {
   reveal();
   touched.add(event.target.name);
@@ -113,4 +177,5 @@ addEventListener("pageshow", (event) => {
 });
 
 reveal();
+later(0);
 $("[data-summary]")?.focus();

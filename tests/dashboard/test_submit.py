@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from dashboard.forms.run import DERIVED
 from diloco.rendezvous.settings import setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
 from runs import presets
@@ -30,15 +31,17 @@ def olga(client: Client, settings: Any, tmp_path: Path) -> Any:
 def filled(client: Client) -> dict[str, str]:
     """What a browser would send if the person only pressed Launch."""
     page = client.get("/runs/new").content.decode()
+    page = re.sub(r"<template.*?</template>", "", page, flags=re.DOTALL)
     sent = {}
     for tag in re.findall(r"<input[^>]*>", page):
         attrs = dict(re.findall(r'([\w-]+)="([^"]*)"', tag))
-        if attrs.get("type") == "radio" and " checked" not in tag:
+        if attrs.get("type") in ("radio", "checkbox") and " checked" not in tag:
             continue
         if "name" in attrs and attrs["name"] != "csrfmiddlewaretoken":
             sent[attrs["name"]] = html.unescape(attrs.get("value", ""))
-    for name, body in re.findall(r'<select name="(\w+)"[^>]*>(.*?)</select>', page, re.DOTALL):
-        sent[name] = re.search(r'value="([^"]*)" selected', body)[1]  # type: ignore[index]
+    for name, body in re.findall(r'<select name="([\w.]+)"[^>]*>(.*?)</select>', page, re.DOTALL):
+        chosen = re.search(r'value="([^"]*)"[^>]* selected', body)
+        sent[name] = chosen[1] if chosen else re.search(r'value="([^"]*)"', body)[1]  # type: ignore[index]
     return sent
 
 
@@ -56,8 +59,8 @@ def test_the_first_visit_is_the_local_demo_ready_to_launch(client: Client, olga:
 def test_every_setting_has_a_field_with_label_help_and_unit(client: Client, olga: Any) -> None:
     page = client.get("/runs/new").content.decode()
     for spec in setting_fields():
-        if spec.name == "num_replicas":
-            continue  # the pools say how many
+        if spec.name in DERIVED:
+            continue  # the pools and the start policy say them
         assert f'name="{spec.name}"' in page
         assert html.escape(spec.label) in page
         assert html.escape(spec.help) in page
@@ -97,13 +100,17 @@ def test_each_visit_is_a_run_of_its_own(client: Client, olga: Any) -> None:
         ({"max_replicas": "2"}, "max_replicas", "at least the target of 4 replicas, found 2"),
         ({"warmup_steps": "100000"}, "warmup_steps", "inner steps of the whole run"),
         ({"round_timeout_s": "5"}, "round_timeout_s", "more than the heartbeat timeout"),
-        ({"pool_count": "0"}, "pool_count", "greater than or equal to 1"),
+        ({"pools.0.count": "0"}, "pools.0.count", "greater than or equal to 1"),
         ({"name": " "}, "name", "required"),
         ({"size": "giant"}, "size", "giant is not one of the available choices"),
         ({"data_source": "uri"}, "data", "expected a URI of text files, found none"),
         ({"data_source": "uri", "data": "/no/such/text"}, "data", "/no/such/text"),
         ({"rendezvous": "not-a-place"}, "rendezvous", "not-a-place"),
-        ({"time_limit_min": "-1"}, "time_limit_min", "greater than or equal to 0"),
+        (
+            {"time_limit_s": "30"},
+            "time_limit_s",
+            "expected a time such as 90m or 2h 30m, found '30'",
+        ),
     ],
 )
 def test_an_error_stands_at_its_field_and_no_input_is_lost(
@@ -113,15 +120,15 @@ def test_an_error_stands_at_its_field_and_no_input_is_lost(
     answer = client.post("/runs/new", sent)
     assert answer.status_code == 422
     assert not Run.objects.exists()
-    form = answer.context["form"]
-    assert list(form.errors) == [field]
-    assert said in form.errors[field][0]
+    errors = answer.context["form"].all_errors
+    assert list(errors) == [field]
+    assert said in errors[field][0]
     page = answer.content.decode()
     assert "Nothing was launched" in page
     if change.get("name") is None:
         assert 'value="Kept &amp; safe"' in page
     if field not in ("size",):
-        tag = re.search(rf'<(?:input|select)[^>]*name="{field}"[^>]*>', page)
+        tag = re.search(rf'<(?:input|select)[^>]*name="{re.escape(field)}"[^>]*>', page)
         assert tag is not None
         assert 'aria-invalid="true"' in tag[0]
         assert f"id_{field}_error" in tag[0]
@@ -134,7 +141,7 @@ def test_an_unwritable_rendezvous_is_said_at_its_field(
     (tmp_path / "file").write_text("a file where a folder should be")
     answer = client.post("/runs/new", filled(client) | {"rendezvous": f"{tmp_path}/file/run"})
     assert answer.status_code == 422
-    assert list(answer.context["form"].errors) == ["rendezvous"]
+    assert list(answer.context["form"].all_errors) == ["rendezvous"]
 
 
 def test_a_relative_rendezvous_makes_no_folder_here(
@@ -149,7 +156,7 @@ def test_a_rendezvous_another_run_has_is_refused(client: Client, olga: Any, tmp_
     wanted = {"rendezvous": str(tmp_path / "mine")}
     client.post("/runs/new", filled(client) | wanted)
     answer = client.post("/runs/new", filled(client) | wanted)
-    assert list(answer.context["form"].errors) == ["rendezvous"]
+    assert list(answer.context["form"].all_errors) == ["rendezvous"]
     assert Run.objects.count() == 1
 
 

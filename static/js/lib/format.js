@@ -73,6 +73,13 @@ export function percent(value) {
   return `${(value * 100).toFixed(Math.abs(value) < 0.0995 ? 1 : 0)}%`;
 }
 
+/** US dollars. What nobody knows is "unknown": a dash could be read as nothing. */
+export function money(value) {
+  if (!known(value)) return "unknown";
+  if (value > 0 && value < 0.005) return "<$0.01";
+  return Math.abs(value) < 999.995 ? `$${value.toFixed(2)}` : `$${count(value)}`;
+}
+
 /** A short number for an axis or a norm: four significant digits, exponent when very small. */
 export function short(value) {
   if (!known(value)) return UNKNOWN;

@@ -1,0 +1,17 @@
+"""Forms. They parse and point at the wrong field; what is valid is decided where it is used:
+:class:`diloco.rendezvous.settings.GroupSettings` and :mod:`runs.services`."""
+
+from __future__ import annotations
+
+from dashboard.forms.people import FirstAdministratorForm, SignInForm
+from dashboard.forms.pools import PoolChoices, PoolForm
+from dashboard.forms.run import RunForm, initial_from
+
+__all__ = [
+    "FirstAdministratorForm",
+    "PoolChoices",
+    "PoolForm",
+    "RunForm",
+    "SignInForm",
+    "initial_from",
+]

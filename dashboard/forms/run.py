@@ -1,0 +1,255 @@
+"""The submit form: what is trained, on which pools, within which limits.
+
+Group settings get one field each, made from their schema. Field names are those that
+:class:`~diloco.rendezvous.settings.SettingsError` and :class:`~runs.exceptions.InvalidRun` use, so
+that an error finds its field.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+
+from dashboard.formats import exact
+from dashboard.forms.fields import DurationField, dress, setting_field
+from dashboard.forms.pools import ROWS, PoolChoices, PoolForm, initial_of, posted_rows
+from diloco.rendezvous.settings import GroupSettings, SettingsError, setting_fields
+from diloco.rendezvous.workload import GPT_SIZES, STDLIB, ByteGPTWorkload
+from runs.presets import PoolDraft, RunDraft
+
+DERIVED = frozenset({"num_replicas", "start_replicas"})
+"""Settings without a field of their own: the pools, and the start policy, say them."""
+
+START = {
+    "wait": "Whoever came within the wait at the start",
+    "quorum": "As soon as the minimum quorum is ready",
+    "all": "Only when all replicas are ready",
+}
+
+
+class RunForm(forms.Form):
+    name = forms.CharField(
+        label="Name", max_length=80, help_text="What you will look for in the list."
+    )
+    size = forms.ChoiceField(label="Model", widget=forms.RadioSelect)
+    data_source = forms.ChoiceField(
+        label="Data",
+        choices=[
+            ("stdlib", "Python standard library"),
+            ("uri", "My own text"),
+        ],
+        widget=forms.RadioSelect,
+    )
+    data = forms.CharField(  # type: ignore[assignment]
+        label="Data URI",
+        required=False,
+        max_length=500,
+        help_text="Text files: a file, folder or glob that fsspec opens, such as "
+        "file:///data/books or s3://bucket/text/*.txt.",
+    )
+    eval_bytes = forms.IntegerField(
+        label="Evaluation text",
+        min_value=1,
+        help_text="How much held-out text one evaluation reads.",
+    )
+    rendezvous = forms.CharField(
+        label="Rendezvous",
+        required=False,
+        max_length=500,
+        help_text="The folder or bucket prefix all replicas share, for this run alone. "
+        "Left empty, the run gets its own folder under the default.",
+    )
+    store_credential = forms.ChoiceField(
+        label="Credential of the bucket",
+        required=False,
+        help_text="Opens the rendezvous, for us and for the replicas.",
+    )
+    start = forms.ChoiceField(
+        label="First step", choices=list(START.items()), help_text="Who must be there and ready."
+    )
+    start_timeout_s = DurationField(
+        label="Give up if not started",
+        help_text="Without a first step by then the run is stopped. Such as 30m; empty: never.",
+    )
+    time_limit_s = DurationField(
+        label="Time limit",
+        help_text="Then the run is stopped and its weights are kept. Such as 6h; empty: none.",
+    )
+    budget_usd = forms.FloatField(
+        label="Budget",
+        required=False,
+        min_value=0,
+        help_text="When so much has been spent the run is stopped and its weights are kept. "
+        "Empty or 0: none.",
+    )
+    over_budget = forms.BooleanField(
+        label="Launch anyway and stop at the budget",
+        required=False,
+    )
+    max_restarts = forms.IntegerField(
+        label="Restarts",
+        min_value=0,
+        max_value=1000,
+        help_text="How often in a row a replica that failed is launched again.",
+    )
+    submit_key = forms.CharField(widget=forms.HiddenInput, max_length=64)
+
+    def __init__(
+        self,
+        data: Any = None,
+        *,
+        initial: dict[str, Any] | None = None,
+        choices: PoolChoices | None = None,
+    ) -> None:
+        super().__init__(data, initial=initial)
+        self.choices = choices or PoolChoices.load()
+        self._choices("size", [(name, name) for name in GPT_SIZES])
+        self._choices("store_credential", self.choices.stores)
+        for spec in setting_fields():
+            if spec.name not in DERIVED:
+                self.fields[spec.name] = setting_field(spec)
+        dress(self)
+        self.pools = self._pools(data, (initial or {}).get("pools", ()))
+
+    def _choices(self, name: str, choices: Any) -> None:
+        field = self.fields[name]
+        assert isinstance(field, forms.ChoiceField)
+        field.choices = choices
+
+    def _pools(self, data: Any, initial: Any) -> list[PoolForm]:
+        if data is None:
+            return [
+                PoolForm(index=index, choices=self.choices, initial=row)
+                for index, row in enumerate(initial)
+            ]
+        # A form without any row shows an empty one, with what is missing in it.
+        return [
+            PoolForm(data, index=index, choices=self.choices) for index in posted_rows(data) or [0]
+        ]
+
+    def empty_pool(self) -> PoolForm:
+        """The row a browser copies to make another."""
+        return PoolForm(index="row", choices=self.choices, initial=initial_of(PoolDraft()))
+
+    def add_pool(self) -> None:
+        """One more row, for a browser without JavaScript."""
+        index = max((int(pool.index) for pool in self.pools), default=-1) + 1
+        if len(self.pools) < ROWS:
+            self.pools.append(
+                PoolForm(index=index, choices=self.choices, initial=initial_of(PoolDraft()))
+            )
+
+    def remove_pool(self, index: str) -> None:
+        if len(self.pools) > 1:
+            self.pools = [pool for pool in self.pools if str(pool.index) != index]
+
+    def forget_errors(self) -> None:
+        """Show what was typed as it is: the form was sent to be changed, not to be launched."""
+        self._errors = forms.utils.ErrorDict()
+        self.cleaned_data = {}
+        for pool in self.pools:
+            pool.forget_errors()
+
+    def show_errors(self, errors: dict[str, list[str]]) -> None:
+        """Errors by the name of the input, as :attr:`all_errors` has them."""
+        by_name = {
+            pool.add_prefix(name): (pool, name) for pool in self.pools for name in pool.fields
+        }
+        for name, messages in errors.items():
+            form, field = by_name.get(name, (self, name))
+            for message in messages:
+                form.add_error(field, message)
+
+    def input_of(self, name: str) -> forms.BoundField | None:
+        """The field of that input, of the form or of one of its rows; None for the form's own."""
+        for pool in self.pools:
+            if name.startswith(f"{pool.prefix}."):
+                return pool[name.removeprefix(f"{pool.prefix}.")]
+        return self[name] if name in self.fields else None
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or {}
+        if cleaned.get("data_source") == "uri" and not cleaned.get("data", "").strip():
+            self.add_error("data", "expected a URI of text files, found none")
+        return cleaned
+
+    @property
+    def all_errors(self) -> dict[str, list[str]]:
+        """By the name of the input, those of the rows included."""
+        return {
+            **{name: [str(e) for e in errors] for name, errors in self.errors.items()},
+            **{name: errors for pool in self.pools for name, errors in pool.named_errors()},
+        }
+
+    def draft(self) -> RunDraft | None:
+        """What was asked for, or None with errors at their fields."""
+        if not all([self.is_valid(), *(pool.is_valid() for pool in self.pools)]):
+            return None
+        values = self.cleaned_data
+        pools = tuple(pool.draft() for pool in self.pools)
+        try:
+            settings = self._settings(sum(pool.count for pool in pools))
+            workload = ByteGPTWorkload(
+                size=values["size"],
+                data=STDLIB if values["data_source"] == "stdlib" else values["data"].strip(),
+                eval_bytes=values["eval_bytes"],
+            )
+        except SettingsError as error:
+            self.point_at(error.field, error.message)
+            return None
+        credential = values["store_credential"]
+        return RunDraft(
+            name=values["name"],
+            settings=settings,
+            workload=workload,
+            pools=pools,
+            rendezvous=values["rendezvous"].strip(),
+            store_credential=int(credential) if credential else None,
+            time_limit_s=values["time_limit_s"],
+            start_timeout_s=values["start_timeout_s"],
+            budget_usd=values["budget_usd"] or 0.0,
+            max_restarts=values["max_restarts"],
+        )
+
+    def _settings(self, replicas: int) -> GroupSettings:
+        values = self.cleaned_data
+        chosen = {
+            spec.name: values[spec.name] for spec in setting_fields() if spec.name not in DERIVED
+        }
+        start = {"wait": 0, "quorum": chosen["min_quorum"], "all": replicas}[values["start"]]
+        return GroupSettings(**chosen, num_replicas=replicas, start_replicas=start)
+
+    def point_at(self, field: str, message: str) -> None:
+        """Put a domain error at the field it belongs to; a pool's is ``pools.<place>.<field>``."""
+        head, _, rest = field.partition(".")
+        if head == "pools" and rest:
+            place, _, name = rest.partition(".")
+            self.pools[int(place)].place(name, message)
+        elif field in ("pools", "num_replicas"):
+            self.pools[-1].place("count", message)
+        else:
+            field = {"start_replicas": "start"}.get(field, field)
+            self.add_error(field if field in self.fields else None, message)
+
+
+def initial_from(draft: RunDraft) -> dict[str, Any]:
+    """A draft as the form shows it."""
+    settings = draft.settings
+    starts = {0: "wait", settings.num_replicas: "all"}
+    return {
+        **{name: exact(value) for name, value in settings.to_dict().items()},
+        "name": draft.name,
+        "size": draft.workload.size,
+        "data_source": "stdlib" if draft.workload.data == STDLIB else "uri",
+        "data": "" if draft.workload.data == STDLIB else draft.workload.data,
+        "eval_bytes": draft.workload.eval_bytes,
+        "pools": [initial_of(pool) for pool in draft.pools],
+        "rendezvous": draft.rendezvous,
+        "store_credential": "" if draft.store_credential is None else str(draft.store_credential),
+        "start": starts.get(settings.start_replicas, "quorum"),
+        "start_timeout_s": draft.start_timeout_s,
+        "time_limit_s": draft.time_limit_s,
+        "budget_usd": f"{draft.budget_usd:g}" if draft.budget_usd else "",
+        "max_restarts": draft.max_restarts,
+    }
