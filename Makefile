@@ -12,7 +12,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-annotate --python-version
 	--excludes requirements/excluded.in --custom-compile-command 'make lock'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test check bench lock clean python setup-run setup-dev
+.PHONY: help demo run test test-postgres check bench lock clean python setup-run setup-dev
 
 help: ## say what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 10
@@ -26,6 +26,11 @@ run: setup-run ## start everything without a demo run
 test: python ## all tests, browser tests included; ARGS='-k name' is passed to pytest
 	@$(PYTHON) $(SETUP) dev --browser
 	@exec $(BIN)/python -m pytest $(ARGS)
+
+test-postgres: python ## the tests that touch a database once more, on PostgreSQL
+	@$(PYTHON) $(SETUP) dev --browser
+	@ARCHIPELAGO_TEST_DATABASE=postgresql $(BIN)/python -m pytest \
+		tests/runs tests/dashboard tests/browser tests/e2e $(ARGS)
 
 check: setup-dev ## format, lint, types, import contracts, docs, migrations
 	$(BIN)/ruff format --check

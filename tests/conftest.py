@@ -9,6 +9,7 @@ skips its tests, except under ``CI``, where a skip for such a reason is a failur
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import tempfile
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # Short path: a Unix socket's may have no more than 107 bytes.
 _VAR = Path(tempfile.mkdtemp(prefix="archipelago-test-"))
 atexit.register(shutil.rmtree, _VAR, ignore_errors=True)
+_closing = contextlib.ExitStack()
 
 os.environ["DJANGO_SETTINGS_MODULE"] = "dashboard.settings"
 os.environ["ARCHIPELAGO_VAR"] = str(_VAR)
@@ -45,9 +47,18 @@ _SLOW = ("browser", "processes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    from tests import postgres
+
+    if os.environ.get(postgres.VARIABLE, "sqlite") != "sqlite":
+        _VAR.chmod(0o755)  # for the user the server runs as
+        postgres.begin_session(_VAR / "postgres", _closing)
     from django.conf import settings
 
     settings.DATABASES  # noqa: B018 -- reads the settings, so that pytest-django sets Django up
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    _closing.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,11 +10,13 @@ import contextlib
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from dashboard import broker
+from tests.postgres import stack_database
 from tests.servers import child, free_ports, wait_until
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -64,7 +66,8 @@ def stack_env(var: Path) -> dict[str, str]:
     """This environment less what would lead the server to another database or broker."""
     dropped = ("REDIS_URL", "DATABASE_URL", "ARCHIPELAGO_RENDEZVOUS", "DJANGO_SETTINGS_MODULE")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
-    return {**kept, "ARCHIPELAGO_VAR": str(var)}
+    url = stack_database(f"stack-{uuid.uuid4().hex}")
+    return {**kept, "ARCHIPELAGO_VAR": str(var), **({"DATABASE_URL": url} if url else {})}
 
 
 @contextlib.contextmanager
