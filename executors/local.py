@@ -9,7 +9,7 @@
                                 cancel       somebody asked for the end
                                 exit.json    how it ended; the shim's last act
     state_dir/gpus/<gpu>.lock                flock, held by the shim of the job that has it
-    state_dir/code/                          code that replicas fetched (executors.bootstrap)
+    state_dir/code/                          code and packages that replicas fetched
 
 A launcher takes the lock and hands it to a *shim* (:mod:`executors.local_shim`) in a session of its
 own, which starts the replica and outlives the launcher. Whoever finds the lock taken finds
@@ -21,6 +21,9 @@ held and its start time is the recorded one, so a reused process id never is.
 ``grace_s`` is over, SIGKILL; so it does at the deadline. A shim that is itself killed takes the
 replica with it on Linux; elsewhere the replica lives on unobserved. Processes that a replica puts
 into a group or session of their own are not followed.
+
+Code comes from the rendezvous as on any other backend (:mod:`executors.bootstrap`), so that local
+replicas run just what remote ones do; requirements this Python lacks go into a layer over it.
 
 A replica on ``cpu`` sees no GPU, one on ``gpu`` sees the one it was given
 (:mod:`executors.local_gpus`). Options: :mod:`executors.local_options`.
@@ -103,10 +106,12 @@ class LocalProcessExecutor:
         """See :meth:`executors.base.ServerlessExecutor.launch_replicas`.
 
         The environment is :data:`_INHERITED` of ours, then one thread for OpenMP and MKL, then
-        ``env`` and the secrets.
+        where fetched code is kept, then ``env`` and the secrets.
         """
         request = common.prepare(n_replicas, entrypoint_args, specs)
-        command = bootstrap.command(entrypoint, request.args, python=sys.executable, code=code)
+        command = bootstrap.command(
+            entrypoint, request.args, python=sys.executable, code=code, layer=True
+        )
         with contextlib.ExitStack() as started:
             for spec in request.specs:
                 plain, hidden = request.environment(spec, env=env, secrets=secrets)
@@ -284,4 +289,5 @@ class LocalProcessExecutor:
             for name, value in os.environ.items()
             if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
         }
-        return {**ours, **_DEFAULTS, **given}
+        fetched = {"DILOCO_CODE_DIR": str(self.root.parent.absolute() / "code")}
+        return {**ours, **_DEFAULTS, **fetched, **given}

@@ -54,7 +54,15 @@ def test_many_are_launched_each_with_its_number_and_environment(world: World) ->
 @every_world()
 def test_arguments_arrive_as_they_were_given(world: World) -> None:
     executor = world.executor()
-    given = ["s3://bucket/a b", "--flag=x,y", "'quoted' \"twice\" $HOME \\n", "", "ü", "x" * 700]
+    given = [
+        "s3://bucket/a b",
+        "$(HOME) $$(X)",
+        "--flag=x,y",
+        "'quoted' \"twice\" $HOME \\n",
+        "",
+        "ü",
+        "x" * 700,
+    ]
     handle = launch(executor, "args", *given)
     assert end_of(executor, handle).exit_code == 0
     assert json.loads("".join(text_of(executor, handle))) == given
