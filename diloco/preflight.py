@@ -11,7 +11,7 @@ import argparse
 import contextlib
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -80,13 +80,20 @@ class Report:
         return [check for check in self.checks if not check.ok]
 
 
-def preflight(uri: str, *, quick: bool = False, clock: Clock | None = None) -> Report:
+def preflight(
+    uri: str,
+    *,
+    quick: bool = False,
+    environment: Mapping[str, str] | None = None,
+    clock: Clock | None = None,
+) -> Report:
     """Try everything a run does to its bucket. ``quick`` leaves out the large object and the race
-    (16 MiB and eight more requests) and ends with what is missing first."""
+    (16 MiB and eight more requests) and ends with what is missing first. ``environment``: see
+    :func:`~diloco.rendezvous.store.open_store`."""
     clock = clock or SystemClock()
     begun = clock.monotonic()
     try:
-        store = open_store(uri)
+        store = open_store(uri, environment=environment)
     except (StoreError, ValueError, ImportError) as error:
         return Report(uri, (Check("open", False, str(error), clock.monotonic() - begun),))
     key = f"preflight/{secrets.token_hex(8)}"

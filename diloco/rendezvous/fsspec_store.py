@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fsspec.core import url_to_fs
 
+from diloco.rendezvous import store_access
 from diloco.rendezvous.store import (
     PART_BYTES,
     Data,
@@ -49,14 +50,22 @@ _EXISTS = frozenset({"PreconditionFailed", "BlobAlreadyExists", "412"})
 class FsspecStore:
     """Objects under ``uri`` on the file system that fsspec finds for it."""
 
-    def __init__(self, uri: str, *, sole_creator: bool = False) -> None:
+    def __init__(
+        self,
+        uri: str,
+        *,
+        sole_creator: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._sole_creator = sole_creator
         self.uri = uri.rstrip("/")
+        own = {} if environment is None else store_access.fsspec_options(uri, environment)
         try:
-            options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+            options = {"skip_instance_cache": True, "use_listings_cache": False, **own}
             self._fs, path = url_to_fs(self.uri, **options)
         except (ValueError, ImportError) as error:
             raise StoreDenied(f"{uri}: {error}") from error
+        store_access.check_used(self._fs, own)
         _bound_azures_retries(self._fs)
         self._root = str(path).rstrip("/")
         protocol = self._fs.protocol
@@ -129,9 +138,9 @@ class FsspecStore:
 
     def _cat(self, key: str, **range_: int) -> bytes:
         path = self._path(key)
-        if self._is_hub:
-            self._fs.invalidate_cache(path)  # its sizes come out of a listing it keeps
         with _store_errors(key):
+            if self._is_hub:
+                self._fs.invalidate_cache(path)  # its sizes come out of a listing it keeps
             try:
                 return bytes(self._fs.cat_file(path, **range_))
             except Exception as error:

@@ -2,7 +2,8 @@
 interpreter lock: several times as fast as s3fs (``bench/store_speed.py``).
 
 Where the bucket is and who asks is read as s3fs reads it, by botocore and fsspec's configuration:
-the ``AWS_*`` variables, profiles and roles, and ``FSSPEC_S3_*`` (:func:`s3_location`).
+the ``AWS_*`` variables, profiles and roles, and ``FSSPEC_S3_*`` (:func:`s3_location`). With a
+credential of its own nothing of that is asked (:mod:`diloco.rendezvous.store_access`).
 
 obstore tries a request again for a few seconds only; patience is :class:`diloco.retry`'s. Its
 threads do not survive a fork, and no new store revives them: :func:`usable` says whether this
@@ -16,7 +17,7 @@ import builtins
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -36,6 +37,7 @@ from obstore.exceptions import (
 )
 from obstore.store import S3Store
 
+from diloco.rendezvous import store_access
 from diloco.rendezvous.store import (
     PART_BYTES,
     UPLOADS_IN_FLIGHT,
@@ -99,11 +101,16 @@ def understands_options() -> bool:
     return set(fsspec_options()) <= _KNOWN_OPTIONS
 
 
-def s3_location(uri: str) -> tuple[S3Location, botocore.session.Session]:
-    """The bucket of an ``s3://`` URI, and the session that has its credentials."""
+def _bucket_and_prefix(uri: str) -> tuple[str, str]:
     parts = urlsplit(uri, allow_fragments=False)
     if not parts.netloc:
         raise StoreDenied(f"expected s3://bucket/prefix, found {uri}")
+    return parts.netloc, parts.path.strip("/")
+
+
+def s3_location(uri: str) -> tuple[S3Location, botocore.session.Session]:
+    """The bucket of an ``s3://`` URI, and the session that has its credentials."""
+    bucket, prefix = _bucket_and_prefix(uri)
     options = fsspec_options()
     session = botocore.session.Session(profile=options.get("profile"))
     region = session.get_config_variable("region") or os.environ.get("AWS_REGION") or "us-east-1"
@@ -114,8 +121,8 @@ def s3_location(uri: str) -> tuple[S3Location, botocore.session.Session]:
     host = urlsplit(endpoint_url).hostname or ""
     amazon = host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
     location = S3Location(
-        bucket=parts.netloc,
-        prefix=parts.path.strip("/"),
+        bucket=bucket,
+        prefix=prefix,
         region=region,
         endpoint_url=None if amazon else endpoint_url,
     )
@@ -139,22 +146,45 @@ def _credentials(session: botocore.session.Session) -> dict[str, Any]:
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
-            "token": frozen.token,
+            "token": frozen.token or None,
             "expires_at": datetime.now(UTC) + timedelta(seconds=CREDENTIALS_TTL_S),
         }
 
     return {"credential_provider": provide}
 
 
-def _client(
-    location: S3Location, session: botocore.session.Session, *, timeout_s: float
-) -> S3Store:
+def _given(uri: str, environment: Mapping[str, str]) -> tuple[S3Location, dict[str, Any]]:
+    """The bucket, and options of obstore that leave nothing to this process's environment, which
+    it reads too."""
+    access = store_access.s3_access(environment)
+    bucket, prefix = _bucket_and_prefix(uri)
+    location = S3Location(
+        bucket=bucket, prefix=prefix, region=access.region, endpoint_url=access.endpoint_url
+    )
+    who: S3Credential = {
+        "access_key_id": access.key_id,
+        "secret_access_key": access.secret,
+        "token": access.token,
+        "expires_at": None,
+    }
+    hosted = access.endpoint_url is None
+    endpoint = f"https://{bucket}.{access.host}" if hosted else access.endpoint_url
+    return location, {
+        "credential_provider": lambda: who,
+        "skip_signature": False,
+        "endpoint": endpoint,
+        "aws_endpoint_url_s3": endpoint,  # the process's own goes before a given `endpoint`
+        "virtual_hosted_style_request": hosted,
+    }
+
+
+def _client(location: S3Location, who: Mapping[str, Any], *, timeout_s: float) -> S3Store:
     endpoint = location.endpoint_url
+    where = {"endpoint": endpoint} if endpoint else {"virtual_hosted_style_request": True}
     return S3Store(
         location.bucket,
         prefix=location.prefix or None,
         region=location.region,
-        **({"endpoint": endpoint} if endpoint else {"virtual_hosted_style_request": True}),
         # As Amazon's own clients do it: TLS vouches for the body, else the signature.
         unsigned_payload=endpoint is None or endpoint.startswith("https://"),
         client_options={
@@ -167,7 +197,7 @@ def _client(
             "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S),
             "backoff": {"max_backoff": timedelta(seconds=2)},
         },
-        **_credentials(session),
+        **{**where, **who},
     )
 
 
@@ -176,13 +206,17 @@ class ObstoreStore:
 
     atomic_create = True
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, *, environment: Mapping[str, str] | None = None) -> None:
         global _runtime_pid
         self.uri = uri.rstrip("/")
-        location, session = s3_location(self.uri)
+        if environment is None:
+            location, session = s3_location(self.uri)
+            who = _credentials(session)
+        else:
+            location, who = _given(self.uri, environment)
         try:
-            self._records = _client(location, session, timeout_s=RECORD_TIMEOUT_S)
-            self._parts = _client(location, session, timeout_s=PART_TIMEOUT_S)
+            self._records = _client(location, who, timeout_s=RECORD_TIMEOUT_S)
+            self._parts = _client(location, who, timeout_s=PART_TIMEOUT_S)
         except (BaseError, ValueError) as error:
             raise StoreDenied(f"{uri}: {_said(error)}") from error
         _runtime_pid = os.getpid()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import urlsplit
 
 from diloco.rendezvous.fsspec_store import FsspecStore
@@ -19,18 +19,24 @@ from diloco.rendezvous.store import Data, MakeParts, ObjectInfo, Store
 _BY_OBSTORE = frozenset({"s3", "s3a"})
 
 
-def open_remote(uri: str, *, sole_creator: bool = False) -> Store:
-    return PerProcessStore(lambda: _connect(uri, sole_creator=sole_creator))
+def open_remote(
+    uri: str, *, sole_creator: bool = False, environment: Mapping[str, str] | None = None
+) -> Store:
+    """``environment``: see :func:`diloco.rendezvous.store.open_store`."""
+    return PerProcessStore(
+        lambda: _connect(uri, sole_creator=sole_creator, environment=environment)
+    )
 
 
-def _connect(uri: str, *, sole_creator: bool) -> Store:
+def _connect(uri: str, *, sole_creator: bool, environment: Mapping[str, str] | None) -> Store:
     installed = importlib.util.find_spec("obstore") and importlib.util.find_spec("botocore")
     if urlsplit(uri).scheme in _BY_OBSTORE and installed:
         from diloco.rendezvous import obstore_store
 
-        if obstore_store.usable() and obstore_store.understands_options():
-            return obstore_store.ObstoreStore(uri)
-    return FsspecStore(uri, sole_creator=sole_creator)
+        understood = environment is not None or obstore_store.understands_options()
+        if obstore_store.usable() and understood:
+            return obstore_store.ObstoreStore(uri, environment=environment)
+    return FsspecStore(uri, sole_creator=sole_creator, environment=environment)
 
 
 class PerProcessStore:

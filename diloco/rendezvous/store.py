@@ -27,7 +27,7 @@ import errno
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -100,19 +100,25 @@ def check_key(key: str) -> str:
     return key
 
 
-def open_store(uri: str, *, sole_creator: bool = False) -> Store:
+def open_store(
+    uri: str, *, sole_creator: bool = False, environment: Mapping[str, str] | None = None
+) -> Store:
     """The store for a rendezvous URI: ``file://`` or a plain path, or any URI fsspec opens.
 
     ``sole_creator`` says that this process is the one designated committer of a store without an
     atomic create: there, and only so, its ``create`` looks whether the key exists, then writes.
+    ``environment`` has the variables of a credential (:mod:`diloco.rendezvous.store_access`), and
+    then nothing of this process's own is used; None means this process's own.
     """
     scheme = urlsplit(uri).scheme
     if scheme in ("", "file", "local"):
+        if environment is not None:
+            raise StoreDenied(f"{uri}: expected a bucket to open with a credential, found a folder")
         path = unquote(urlsplit(uri).path) if scheme else uri
         return LocalStore(Path(path))
     from diloco.rendezvous.remote_store import open_remote
 
-    return open_remote(uri, sole_creator=sole_creator)
+    return open_remote(uri, sole_creator=sole_creator, environment=environment)
 
 
 class LocalStore:

@@ -81,7 +81,7 @@ def test_a_create_that_lets_racing_writers_win_is_found(
             self.put(key, data)
             return new
 
-    monkeypatch.setattr(module, "open_store", lambda uri: CheckThenWrite(Path(uri)))
+    monkeypatch.setattr(module, "open_store", lambda uri, **_: CheckThenWrite(Path(uri)))
     [problem] = preflight(str(tmp_path)).missing
     assert problem.name == "let one of many create"
     assert problem.detail == "expected 1 winner of 8 racing creates, found 8"
