@@ -9,8 +9,8 @@ The image's own ``train`` program is not used: the job runs our command. It read
 rendezvous by its execution role; other secrets travel as :mod:`executors.sagemaker_secrets` says.
 
 :meth:`SageMakerExecutor.poll` asks for the list of jobs in progress, a hundred a page, and
-describes only what is not on it. The executor remembers which jobs it has seen train, and nothing
-else; a managed spot job that goes back to waiting for a machine is stopped, for the reason that
+describes only what is not on it, is new, or has changed since. That is all an executor remembers. A
+managed spot job that was interrupted is stopped, for the reason that
 :mod:`executors.sagemaker_status` gives.
 
 Options: :class:`executors.sagemaker_request.Options`. Credentials: ``AWS_ACCESS_KEY_ID``,
@@ -27,9 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from botocore.exceptions import ClientError
-
-from executors import bootstrap, common, sagemaker_preflight, sagemaker_secrets, sagemaker_status
+from executors import bootstrap, common, sagemaker_preflight, sagemaker_status
 from executors.base import (
     Capabilities,
     Cause,
@@ -45,37 +43,44 @@ from executors.base import (
     ReplicaStatus,
     RetryLater,
 )
-from executors.sagemaker_client import Clients, aws_errors, code_of
+from executors.sagemaker_client import Clients
 from executors.sagemaker_jobs import Jobs
+from executors.sagemaker_launch import Launcher
 from executors.sagemaker_logs import Tail
-from executors.sagemaker_request import Options, create_request, job_name, output_path
+from executors.sagemaker_request import Options, job_name, output_path
 
 EVERY_S = 2.0
 """Between two looks at a job that is waited for, or whose output is followed."""
+
+ANSWER_S = 30.0
+"""How long one answer of AWS is waited for."""
 
 AT_ONCE = 8
 
 
 class SageMakerExecutor:
-    """Training jobs of one AWS account; ``every_s``: see :data:`EVERY_S`."""
+    """Training jobs of one AWS account. See :data:`EVERY_S` and :data:`ANSWER_S`."""
 
     backend = "sagemaker"
 
-    def __init__(self, config: ExecutorConfig, *, every_s: float = EVERY_S) -> None:
+    def __init__(
+        self, config: ExecutorConfig, *, every_s: float = EVERY_S, answer_s: float = ANSWER_S
+    ) -> None:
         self.config = config
         self.every_s = every_s
         try:
             self.options = Options.read(config.options)
         except ValueError as error:
             raise NeedsPerson(str(error)) from error
-        self._clients = Clients(config.credentials)
+        self._clients = Clients(config.credentials, answer_s=answer_s)
         self._jobs = Jobs(self._clients, config.deployment)
+        self._launcher = Launcher(self._clients, self._jobs, config)
         own = self._clients.default_region()
         self.regions = self.options.regions or ((own,) if own else ())
         self.capabilities = Capabilities(
             max_lifetime_s=self.options.max_runtime_s, spot=True, regions=self.regions
         )
-        self._has_trained: set[str] = set()
+        self._seen: dict[str, tuple[object, ReplicaStatus]] = {}
 
     def launch_replicas(
         self,
@@ -92,12 +97,21 @@ class SageMakerExecutor:
         request = common.prepare(n_replicas, entrypoint_args, specs)
 
         def start(spec: ReplicaSpec) -> ReplicaHandle:
-            options = self._options(spec)
+            options, region = self._options(spec), self._region(spec)
             plain, hidden = request.environment(spec, env=env, secrets=secrets)
             command = bootstrap.packed_command(
                 entrypoint, request.args, python=options.python, code=code
             )
-            return self._start(spec, options, command, plain, hidden, output_path(options, code))
+            name = self._launcher.start(
+                spec,
+                options,
+                region=region,
+                command=command,
+                env=plain,
+                secrets=hidden,
+                output=output_path(options, code),
+            )
+            return self._handle(spec.launch_key, region, name)
 
         return common.launch_each(start, request.specs)
 
@@ -118,9 +132,8 @@ class SageMakerExecutor:
     def find(self, launch_key: str) -> ReplicaHandle | None:
         name = job_name(self.config.deployment, common.check_launch_key(launch_key))
         for region in self._known_regions():
-            job = self._jobs.describe(region, name)
-            if job is not None:
-                return self._handle(launch_key, region, name, job["StoppingCondition"])
+            if self._jobs.describe(region, name) is not None:
+                return self._handle(launch_key, region, name)
         return None
 
     def live(self) -> list[ReplicaHandle]:
@@ -133,7 +146,7 @@ class SageMakerExecutor:
             }
             for name, summary in summaries.items():
                 key = self._jobs.launch_key(region, summary)
-                found.append(self._handle(key, region, name, {}))
+                found.append(self._handle(key, region, name))
             self._jobs.sweep(region, summaries)
         return found
 
@@ -175,82 +188,13 @@ class SageMakerExecutor:
             return [Problem(field="options", message=str(error))]
         return sagemaker_preflight.problems(self._clients, options, spec, count, region=region)
 
-    def _start(
-        self,
-        spec: ReplicaSpec,
-        options: Options,
-        command: list[str],
-        plain: Mapping[str, str],
-        hidden: Mapping[str, str],
-        output: str,
-    ) -> ReplicaHandle:
-        region = self._region(spec)
-        name = job_name(self.config.deployment, spec.launch_key)
-        tags = common.labels_of(self.config, spec)
-        if hidden:
-            command = sagemaker_secrets.with_secrets(command, python=options.python)
-        request = create_request(
-            spec,
-            options,
-            name=name,
-            command=command,
-            env=_with_region(plain, hidden, region),
-            tags=tags,
-            output=output,
-        )
-        if hidden:
-            request["Environment"][sagemaker_secrets.ARN_VARIABLE] = sagemaker_secrets.put(
-                self._clients.get("secretsmanager", region),
-                name,
-                hidden,
-                tags=tags,
-                kms_key_id=options.kms_key_id,
-            )
-        try:
-            if not self._create(region, request, hidden):
-                return self._launched_before(spec, region, name)
-        except LaunchRefused:
-            # Not where the answer was lost: the job may be there, and need it.
-            if hidden:
-                self._jobs.forget_secret(region, name)
-            raise
-        return self._handle(spec.launch_key, region, name, request["StoppingCondition"])
-
-    def _create(self, region: str, request: Mapping[str, Any], hidden: Mapping[str, str]) -> bool:
-        """False where there was such a job before."""
-        with aws_errors(hidden.values()):
-            try:
-                self._clients.get("sagemaker", region).create_training_job(**request)
-            except ClientError as error:
-                if code_of(error) != "ResourceInUse":
-                    raise
-                return False
-        return True
-
-    def _launched_before(self, spec: ReplicaSpec, region: str, name: str) -> ReplicaHandle:
-        job = self._jobs.describe(region, name)
-        if job is None:
-            raise LaunchRefused(
-                f"{name}: the training job of this name in {region} was deleted, and SageMaker "
-                "takes a name only once"
-            )
-        if job["TrainingJobStatus"] in sagemaker_status.ENDED:
-            self._jobs.forget_secret(region, name)  # stored again just now
-        return self._handle(spec.launch_key, region, name, job["StoppingCondition"])
-
     def _by_list(
         self, handle: ReplicaHandle, listed: Mapping[str, Mapping[str, Any]]
     ) -> ReplicaStatus | None:
-        """None where the job must be described: it is not in progress, or was interrupted."""
+        """None where the job must be described."""
         name = handle.data["name"]
-        if name not in listed:
-            return None
-        status = sagemaker_status.of_summary(listed[name], run_s=handle.data.get("run_s"))
-        if status.state is JobState.RUNNING:
-            self._has_trained.add(name)
-        elif status.state is JobState.ENDED or name in self._has_trained:
-            return None
-        return status
+        version, status = self._seen.get(name, (None, None))
+        return status if name in listed and version == _version(listed[name]) else None
 
     def _by_description(self, handle: ReplicaHandle) -> ReplicaStatus:
         region, name = handle.data["region"], handle.data["name"]
@@ -260,8 +204,9 @@ class SageMakerExecutor:
                 message = f"SageMaker knows no training job {name} in {region}"
                 return ReplicaStatus(state=JobState.ENDED, cause=Cause.LOST, message=message)
             status = sagemaker_status.of_description(job)
+            self._seen[name] = (_version(job), status)
             if status.state is JobState.ENDED:
-                self._has_trained.discard(name)
+                del self._seen[name]
                 if job["TrainingJobStatus"] not in sagemaker_status.ENDED:
                     self._jobs.stop(region, name)  # or it would start again
                 self._jobs.forget_secret(region, name, job)
@@ -269,12 +214,8 @@ class SageMakerExecutor:
             return ReplicaStatus(state=JobState.UNKNOWN, message=str(error))
         return status
 
-    def _handle(
-        self, launch_key: str, region: str, name: str, stopping: Mapping[str, Any]
-    ) -> ReplicaHandle:
+    def _handle(self, launch_key: str, region: str, name: str) -> ReplicaHandle:
         data = {"region": region, "name": name}
-        if "MaxRuntimeInSeconds" in stopping:
-            data["run_s"] = stopping["MaxRuntimeInSeconds"]
         return ReplicaHandle(backend=self.backend, launch_key=launch_key, data=data)
 
     def _options(self, spec: ReplicaSpec) -> Options:
@@ -301,10 +242,6 @@ class SageMakerExecutor:
         return region
 
 
-def _with_region(
-    plain: Mapping[str, str], hidden: Mapping[str, str], region: str
-) -> dict[str, str]:
-    """SageMaker sets AWS_REGION, which not every client reads."""
-    if {"AWS_REGION", "AWS_DEFAULT_REGION"} & {*plain, *hidden}:
-        return dict(plain)
-    return {"AWS_DEFAULT_REGION": region, **plain}
+def _version(job: Mapping[str, Any]) -> object:
+    """Changes with the job; of its summary and of its description."""
+    return job.get("LastModifiedTime"), job.get("SecondaryStatus")

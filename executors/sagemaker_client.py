@@ -25,6 +25,7 @@ from botocore.exceptions import (
     IncompleteReadError,
     ParamValidationError,
 )
+from botocore.exceptions import ConnectionError as NotConnected
 
 from executors.base import ExecutorError, LaunchRefused, NeedsPerson, RetryLater
 from executors.common import scrub
@@ -32,13 +33,6 @@ from executors.common import scrub
 CONNECTIONS = 32
 """Per service and region: as many launches go on at once in one process."""
 
-_CONFIG = Config(
-    connect_timeout=5,
-    read_timeout=30,
-    retries={"mode": "standard", "total_max_attempts": 3},
-    max_pool_connections=CONNECTIONS,
-    user_agent_extra="archipelago",
-)
 _SERVICES = {
     "sagemaker": "SAGEMAKER",
     "logs": "CLOUDWATCH_LOGS",
@@ -48,7 +42,7 @@ _SERVICES = {
 }
 """Service -> how the SDKs spell it in a variable."""
 
-_BUSY = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded")
+BUSY = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded")
 _PERSON = (
     "ResourceLimitExceeded",
     "LimitExceededException",
@@ -72,8 +66,15 @@ _ROLE = "Could not assume role"
 class Clients:
     """Clients by service and region, made when they are first asked for; for many threads."""
 
-    def __init__(self, credentials: Mapping[str, str]) -> None:
+    def __init__(self, credentials: Mapping[str, str], *, answer_s: float) -> None:
         self._credentials = credentials
+        self._config = Config(
+            connect_timeout=min(5.0, answer_s),
+            read_timeout=answer_s,
+            retries={"mode": "standard", "total_max_attempts": 3},
+            max_pool_connections=CONNECTIONS,
+            user_agent_extra="archipelago",
+        )
         self._session: Any = None
         self._made: dict[tuple[str, str], Any] = {}
         self._lock = threading.Lock()
@@ -96,7 +97,7 @@ class Clients:
                         service,
                         region_name=region,
                         endpoint_url=self._endpoint(service),
-                        config=_CONFIG,
+                        config=self._config,
                     )
             return self._made[service, region]
 
@@ -133,7 +134,7 @@ def meaning(error: ClientError | BotoCoreError, secrets: Iterable[str] = ()) -> 
     """Can waiting help, or a person, or nothing?"""
     if not isinstance(error, ClientError):
         said = scrub(str(error), secrets)
-        if isinstance(error, (HTTPClientError, IncompleteReadError)):
+        if isinstance(error, (NotConnected, HTTPClientError, IncompleteReadError)):
             return RetryLater(said)
         if isinstance(error, ParamValidationError):
             return LaunchRefused(said)
@@ -142,7 +143,7 @@ def meaning(error: ClientError | BotoCoreError, secrets: Iterable[str] = ()) -> 
     said = scrub(f"{code}: {message_of(error)}", secrets)
     answer = error.response.get("ResponseMetadata", {})
     status = int(answer.get("HTTPStatusCode", 0))
-    if status >= 500 or status == 429 or code in _BUSY:
+    if status >= 500 or status == 429 or code in BUSY:
         return RetryLater(said, after_s=_seconds(answer.get("HTTPHeaders", {}).get("retry-after")))
     if status in (401, 402, 403) or code in _PERSON or code.startswith("AccessDenied"):
         return NeedsPerson(said)

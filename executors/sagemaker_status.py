@@ -1,4 +1,4 @@
-"""How a training job is, out of what DescribeTrainingJob and ListTrainingJobs say.
+"""How a training job is, out of what DescribeTrainingJob says.
 
 Pure. The states are those of docs.aws.amazon.com/sagemaker/latest/APIReference/
 API_DescribeTrainingJob.html, what a managed spot job goes through is in the developer guide under
@@ -37,21 +37,9 @@ KILLED = 137
 """128 + SIGKILL: in a container of its own, the kernel's work for want of memory."""
 
 
-def of_summary(summary: Mapping[str, Any], *, run_s: float | None) -> ReplicaStatus:
-    """Of a job in progress, by its TrainingJobSummary. That does not say since when it trains; it
-    was modified last when it began to."""
-    phase = str(summary.get("SecondaryStatus", ""))
-    if phase == "Interrupted":
-        return _preempted(summary, started=None)
-    if phase not in _RUNNING:
-        return ReplicaStatus(state=JobState.PENDING, phase=phase)
-    started = _wall(summary.get("LastModifiedTime")) if phase == "Training" else None
-    return ReplicaStatus(
-        state=JobState.RUNNING,
-        phase=phase,
-        started_wall_s=started,
-        deadline_wall_s=started + run_s if started is not None and run_s else None,
-    )
+def is_running(phase: str) -> bool:
+    """Whether a job with this SecondaryStatus has its machine and its program."""
+    return phase in _RUNNING
 
 
 def of_description(job: Mapping[str, Any]) -> ReplicaStatus:
@@ -63,9 +51,9 @@ def of_description(job: Mapping[str, Any]) -> ReplicaStatus:
             return _preempted(job, started=started)
         run_s = job.get("StoppingCondition", {}).get("MaxRuntimeInSeconds")
         return ReplicaStatus(
-            state=JobState.RUNNING if phase in _RUNNING else JobState.PENDING,
+            state=JobState.RUNNING if is_running(phase) else JobState.PENDING,
             phase=phase,
-            message=_message(job) if phase not in _RUNNING else "",
+            message="" if is_running(phase) else _message(job),
             started_wall_s=started,
             deadline_wall_s=started + run_s if started is not None and run_s else None,
         )

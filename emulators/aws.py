@@ -1,0 +1,150 @@
+"""What AWS's JSON services have in common: signatures, errors, checked parameters.
+
+Signatures are Signature Version 4, computed anew from the request
+(docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html); parameters are
+checked against the service's own model, which botocore ships. Left out: dates that are too old,
+and what only a query string or another path than ``/`` would need.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_AUTHORIZATION = re.compile(
+    r"AWS4-HMAC-SHA256 Credential=(?P<key>[^/]+)/(?P<date>\d{8})/(?P<region>[^/]+)/"
+    r"(?P<service>[^/]+)/aws4_request, SignedHeaders=(?P<signed>[^,]+), "
+    r"Signature=(?P<signature>[0-9a-f]{64})"
+)
+
+
+class AwsError(Exception):
+    """An answer that is an error: AWS's code and words."""
+
+    def __init__(self, code: str, message: str, *, status: int = 400) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Who may ask. A role's credentials are temporary and carry a session token."""
+
+    secret_key: str = field(repr=False)
+    arn: str
+    session_token: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """Who asked, where, by a signature that is right."""
+
+    identity: Identity
+    access_key: str
+    region: str
+
+
+def authenticate(
+    headers: Mapping[str, str], body: bytes, identities: Mapping[str, Identity]
+) -> Caller:
+    """Raises :class:`AwsError` as the JSON services do; names of headers are in lower case."""
+    given = _AUTHORIZATION.fullmatch(headers.get("authorization", ""))
+    if given is None:
+        raise AwsError("MissingAuthenticationTokenException", "Missing Authentication Token")
+    identity = identities.get(given["key"])
+    if identity is None or identity.session_token != headers.get("x-amz-security-token", ""):
+        raise AwsError(
+            "UnrecognizedClientException", "The security token included in the request is invalid."
+        )
+    if not hmac.compare_digest(_signature(given, headers, body, identity), given["signature"]):
+        raise AwsError(
+            "InvalidSignatureException",
+            "The request signature we calculated does not match the signature you provided. Check "
+            "your AWS Secret Access Key and signing method. Consult the service documentation for "
+            "details.",
+        )
+    return Caller(identity=identity, access_key=given["key"], region=given["region"])
+
+
+def _signature(
+    given: re.Match[str], headers: Mapping[str, str], body: bytes, identity: Identity
+) -> str:
+    signed = given["signed"].split(";")
+    request = "\n".join(
+        (
+            *("POST", "/", ""),
+            *(f"{name}:{' '.join(headers.get(name, '').split())}" for name in signed),
+            *("", given["signed"], hashlib.sha256(body).hexdigest()),
+        )
+    )
+    scope = f"{given['date']}/{given['region']}/{given['service']}/aws4_request"
+    to_sign = "\n".join(
+        (
+            *("AWS4-HMAC-SHA256", headers.get("x-amz-date", ""), scope),
+            hashlib.sha256(request.encode()).hexdigest(),
+        )
+    )
+    key = f"AWS4{identity.secret_key}".encode()
+    for part in scope.split("/"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return hmac.digest(key, to_sign.encode(), "sha256").hex()
+
+
+def check(shape: Any, value: Mapping[str, Any]) -> None:
+    """Refuse what a model's input shape forbids, with every reason there is."""
+    wrong = list(_wrong(shape, value, ""))
+    if wrong:
+        count = f"{len(wrong)} validation error{'s' if len(wrong) > 1 else ''} detected"
+        raise AwsError("ValidationException", f"{count}: {'; '.join(wrong)}")
+
+
+def _wrong(shape: Any, value: Any, path: str) -> Iterator[str]:
+    kind, limits = shape.type_name, shape.metadata
+    if kind == "structure":
+        for name, member in shape.members.items():
+            below = f"{path}.{_camel(name)}" if path else _camel(name)
+            if value.get(name) is not None:
+                yield from _wrong(member, value[name], below)
+            elif name in shape.required_members:
+                yield _says("null", below, "Member must not be null")
+        return
+    size = value if kind in ("integer", "long") else len(value) if kind != "boolean" else 0
+    for limit, sign in (("min", "greater"), ("max", "less")):
+        bound = limits.get(limit)
+        if bound is not None and (size < bound if limit == "min" else size > bound):
+            what = "value" if kind in ("integer", "long") else "length"
+            must = f"Member must have {what} {sign} than or equal to {bound}"
+            yield _says(value, path, must)
+    if kind == "string":
+        if shape.enum and value not in shape.enum:
+            listed = ", ".join(shape.enum)
+            yield _says(value, path, f"Member must satisfy enum value set: [{listed}]")
+        pattern = limits.get("pattern")
+        if pattern and not re.fullmatch(_python(pattern), value):
+            must = f"Member must satisfy regular expression pattern: {pattern}"
+            yield _says(value, path, must)
+    elif kind == "list":
+        for number, item in enumerate(value, 1):
+            yield from _wrong(shape.member, item, f"{path}.{number}.member")
+    elif kind == "map":
+        for name, item in value.items():
+            yield from _wrong(shape.key, name, f"{path}.key")
+            yield from _wrong(shape.value, item, f"{path}.{name}.member")
+
+
+def _says(value: object, path: str, must: str) -> str:
+    return f"Value '{value}' at '{path}' failed to satisfy constraint: {must}"
+
+
+def _camel(name: str) -> str:
+    return name[0].lower() + name[1:]
+
+
+def _python(pattern: str) -> str:
+    """A pattern of the models, which are Java's."""
+    return pattern.replace(r"\p{L}\p{Z}\p{N}_", r"\w\s")

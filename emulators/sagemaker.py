@@ -1,0 +1,287 @@
+"""Amazon SageMaker on one machine, with training jobs that really run, and what it works with.
+
+One server on one port speaks, to the real SDK, as far as replicas need it: SageMaker's training
+jobs, CloudWatch Logs of them, Secrets Manager, Service Quotas, and STS's GetCallerIdentity.
+``AWS_ENDPOINT_URL`` (or ``AWS_ENDPOINT_URL_SAGEMAKER`` and so on) leads there; requests are signed
+with :data:`ACCESS_KEY` and :data:`SECRET_KEY` (:mod:`emulators.aws`). A job has credentials of its
+execution role from an endpoint, as on a machine of SageMaker's; the role may read secrets only.
+
+``POST /_emulator/<fault>`` with the fault's arguments as JSON calls that method of
+:class:`SageMakerServer`: see :data:`FAULTS`; ``job`` is a job's name or its launch key.
+
+Left out: images, instances and their prices, S3, and restarts of this process.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import parse_qs
+
+from botocore.loaders import Loader
+from botocore.model import ServiceModel
+
+from emulators.aws import AwsError, Caller, Identity, authenticate, check
+from emulators.aws_http import HttpServer
+from emulators.processes import Processes
+from emulators.sagemaker_account import Quotas, Secrets
+from emulators.sagemaker_jobs import TrainingJob, TrainingJobs
+
+ACCOUNT = "123456789012"
+ACCESS_KEY, SECRET_KEY = "AKIAEMULATED", "emulated-secret-key"
+ROLE = f"arn:aws:iam::{ACCOUNT}:role/archipelago-replica"
+
+FAULTS = (
+    *("preempt", "oom", "lose", "refuse_quota", "slow"),
+    *("throttle", "withhold_machines", "give_machines", "starve", "break_down"),
+)
+_TARGETS = {
+    "SageMaker": "sagemaker",
+    "Logs_20140328": "logs",
+    "secretsmanager": "secretsmanager",
+    "ServiceQuotasV20190624": "service-quotas",
+}
+
+
+class SageMakerServer:
+    """An account. ``folder`` holds a folder for each start of a job; port 0 is a free one."""
+
+    def __init__(self, folder: Path, *, port: int = 0, grace_s: float = 120.0) -> None:
+        self._lock = threading.Lock()
+        self._models: dict[str, ServiceModel] = {}
+        self.processes = Processes(folder, grace_s=grace_s)
+        self.identities = {
+            ACCESS_KEY: Identity(secret_key=SECRET_KEY, arn=f"arn:aws:iam::{ACCOUNT}:user/control")
+        }
+        self.jobs = TrainingJobs(self.processes, account=ACCOUNT, environment=self._machine)
+        self.secrets = Secrets(ACCOUNT)
+        self.quotas = Quotas(self._model("sagemaker").shape_for("TrainingInstanceType").enum)
+        self.denied: set[str] = set()
+        self.requests = 0
+        self.seen: list[str] = []
+        self._quota: str | None = None
+        self._slow_s = 0.0
+        self._throttled = 0
+        self._http = HttpServer(port, self._answer)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._http.port}"
+
+    @property
+    def client_env(self) -> dict[str, str]:
+        """What leads an SDK here."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+        self.processes.close()
+
+    # What goes wrong.
+
+    def start(self) -> None:
+        self._http.start()
+
+    def stop(self) -> None:
+        """Connections are refused, and those that are open end. Jobs go on."""
+        self._http.stop()
+
+    def preempt(self, job: str) -> None:
+        """Take a spot job's machine; it waits for another until :meth:`give_machines`."""
+        self.jobs.interrupt(self.jobs.named(job))
+
+    def oom(self, job: str) -> None:
+        self.jobs.kill_for_memory(self.jobs.named(job))
+
+    def lose(self, job: str) -> None:
+        """Nobody knows it any more, and it does not run; its name stays used."""
+        self.jobs.forget(self.jobs.named(job))
+
+    def break_down(self, job: str) -> None:
+        """The machine of a job breaks; SageMaker calls it an internal error."""
+        self.jobs.break_down(self.jobs.named(job))
+
+    def refuse_quota(self, message: str | None) -> None:
+        """Refuse new jobs for want of quota, in these words; None ends it."""
+        self._quota = message
+
+    def slow(self, seconds: float) -> None:
+        """Each answer takes so long."""
+        self._slow_s = seconds
+
+    def throttle(self, count: int = 1) -> None:
+        """The next so many requests are too many."""
+        self._throttled = count
+
+    def withhold_machines(self) -> None:
+        """New jobs wait until :meth:`give_machines`, which starts interrupted ones again, too."""
+        self.jobs.capacity = False
+
+    def give_machines(self) -> None:
+        self.jobs.give_machines()
+
+    def starve(self, job: str) -> None:
+        """A job that waits fails for want of a machine."""
+        self.jobs.starve(self.jobs.named(job))
+
+    # What is answered.
+
+    def _answer(self, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str, bytes]:
+        if path.startswith("/_emulator/"):
+            return self._fault(path.removeprefix("/_emulator/"), body)
+        if path.startswith("/_role/"):
+            return _json(200, self._role(path.removeprefix("/_role/")))
+        with self._lock:
+            self.requests += 1
+            throttled, self._throttled = self._throttled, max(0, self._throttled - 1)
+        time.sleep(self._slow_s)
+        target = headers.get("x-amz-target", "")
+        try:
+            if throttled:
+                raise AwsError("ThrottlingException", "Rate exceeded")
+            caller = authenticate(headers, body, self.identities)
+            if not target:
+                return self._sts(caller, body)
+            return _json(200, self._call(caller, target, json.loads(body or b"{}")))
+        except AwsError as error:
+            if not target:
+                return _sts_error(error)
+            said = {"__type": error.code, "message": error.args[0], "Message": error.args[0]}
+            return _json(error.status, said)
+
+    def _call(self, caller: Caller, target: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        prefix, _, operation = target.partition(".")
+        service = _TARGETS.get(prefix, "")
+        action = f"{service}:{operation}"
+        self.seen.append(action)
+        call = self._operations(caller).get(action)
+        if call is None:
+            raise AwsError("UnknownOperationException", f"Unknown operation {target}")
+        # A role may read its secret, and nothing else of what is here.
+        of_role = bool(caller.identity.session_token)
+        if action in self.denied or of_role != (action == "secretsmanager:GetSecretValue"):
+            raise AwsError(
+                "AccessDeniedException",
+                f"User: {caller.identity.arn} is not authorized to perform: {action} because no "
+                f"identity-based policy allows the {action} action",
+            )
+        check(self._model(service).operation_model(operation).input_shape, given)
+        return call(given)
+
+    def _operations(
+        self, caller: Caller
+    ) -> dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]:
+        region, jobs, kept = caller.region, self.jobs, self.secrets
+        return {
+            "sagemaker:CreateTrainingJob": lambda given: self._create(region, given),
+            "sagemaker:DescribeTrainingJob": lambda given: jobs.describe(region, given),
+            "sagemaker:ListTrainingJobs": lambda given: jobs.list(region, given),
+            "sagemaker:StopTrainingJob": lambda given: jobs.stop(region, given),
+            "sagemaker:ListTags": lambda given: jobs.tags(region, given),
+            "logs:DescribeLogStreams": lambda given: jobs.log_streams(region, given),
+            "logs:GetLogEvents": lambda given: jobs.log_events(region, given),
+            "secretsmanager:CreateSecret": lambda given: kept.create(region, given),
+            "secretsmanager:PutSecretValue": lambda given: kept.put(region, given),
+            "secretsmanager:GetSecretValue": lambda given: kept.get(region, given),
+            "secretsmanager:DeleteSecret": lambda given: kept.delete(region, given),
+            "secretsmanager:ListSecrets": lambda given: kept.list(region, given),
+            "service-quotas:ListServiceQuotas": self.quotas.list,
+        }
+
+    def _create(self, region: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._quota is not None:
+            raise AwsError("ResourceLimitExceeded", self._quota)
+        return self.jobs.create(region, given)
+
+    def _sts(self, caller: Caller, body: bytes) -> tuple[int, str, bytes]:
+        action = parse_qs(body.decode())["Action"][0]
+        self.seen.append(f"sts:{action}")
+        if action != "GetCallerIdentity":
+            raise AwsError("InvalidAction", f"Could not find operation {action}", status=400)
+        return 200, "text/xml", _STS.format(arn=caller.identity.arn, account=ACCOUNT).encode()
+
+    def _machine(self, job: TrainingJob) -> dict[str, str]:
+        """What SageMaker's own machine has in the environment of a job."""
+        return {
+            "AWS_REGION": job.region,
+            "TRAINING_JOB_NAME": job.name,
+            "TRAINING_JOB_ARN": job.arn,
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{self.url}/_role/{job.name}",
+            "AWS_ENDPOINT_URL_SECRETS_MANAGER": self.url,
+        }
+
+    def _role(self, job_name: str) -> dict[str, str]:
+        """Credentials of the execution role, for an hour."""
+        key, identity = (
+            f"ASIA{secrets.token_hex(6).upper()}",
+            Identity(
+                secret_key=secrets.token_hex(16),
+                session_token=secrets.token_hex(16),
+                arn=f"arn:aws:sts::{ACCOUNT}:assumed-role/archipelago-replica/{job_name}",
+            ),
+        )
+        with self._lock:
+            self.identities[key] = identity
+        until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
+        return {
+            "AccessKeyId": key,
+            "SecretAccessKey": identity.secret_key,
+            "Token": identity.session_token,
+            "Expiration": until,
+        }
+
+    def _model(self, service: str) -> ServiceModel:
+        with self._lock:
+            if service not in self._models:
+                described = Loader().load_service_model(service, "service-2")
+                self._models[service] = ServiceModel(described, service)
+            return self._models[service]
+
+    def _fault(self, name: str, body: bytes) -> tuple[int, str, bytes]:
+        try:
+            if name not in FAULTS:
+                raise ValueError(f"expected a fault of {', '.join(FAULTS)}, found {name!r}")
+            getattr(self, name)(**json.loads(body or b"{}"))
+        except (TypeError, ValueError) as error:
+            return _json(400, {"error": str(error)})
+        return _json(200, {})
+
+
+_STS = (
+    '<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">'
+    "<GetCallerIdentityResult><Arn>{arn}</Arn><UserId>EMULATED</UserId>"
+    "<Account>{account}</Account></GetCallerIdentityResult></GetCallerIdentityResponse>"
+)
+_STS_CODES = {
+    "UnrecognizedClientException": "InvalidClientTokenId",
+    "InvalidSignatureException": "SignatureDoesNotMatch",
+    "MissingAuthenticationTokenException": "MissingAuthenticationToken",
+}
+
+
+def _sts_error(error: AwsError) -> tuple[int, str, bytes]:
+    code = _STS_CODES.get(error.code, error.code)
+    text = (
+        '<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Error>'
+        f"<Type>Sender</Type><Code>{code}</Code><Message>{error.args[0]}</Message>"
+        "</Error></ErrorResponse>"
+    )
+    return 403 if error.code in _STS_CODES else error.status, "text/xml", text.encode()
+
+
+def _json(status: int, answer: Mapping[str, Any]) -> tuple[int, str, bytes]:
+    return status, "application/x-amz-json-1.1", json.dumps(answer).encode()

@@ -1,0 +1,103 @@
+"""Secrets Manager and Service Quotas of an emulated account, as far as SageMaker's jobs need them.
+
+Each method takes a request's parameters and gives its answer, or raises
+:class:`~emulators.aws.AwsError`.
+"""
+
+from __future__ import annotations
+
+import secrets as random
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from emulators.aws import AwsError
+
+QUOTA = 20.0
+
+
+class Secrets:
+    """By region and name, in ``kept``."""
+
+    def __init__(self, account: str) -> None:
+        self.account = account
+        self.kept: dict[tuple[str, str], dict[str, Any]] = {}
+        self._lock = threading.Lock()
+
+    def create(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        name = given["Name"]
+        ending = random.token_hex(3)
+        arn = f"arn:aws:secretsmanager:{region}:{self.account}:secret:{name}-{ending}"
+        with self._lock:
+            if (region, name) in self.kept:
+                raise AwsError(
+                    "ResourceExistsException",
+                    f"The operation failed because the secret {name} already exists.",
+                )
+            self.kept[region, name] = {
+                "ARN": arn,
+                "Name": name,
+                "CreatedDate": time.time(),
+                "SecretString": given["SecretString"],
+                "Tags": given.get("Tags", []),
+            }
+        return {"ARN": arn, "Name": name}
+
+    def put(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            secret = self._find(region, given["SecretId"])
+            secret["SecretString"] = given["SecretString"]
+            return {"ARN": secret["ARN"], "Name": secret["Name"]}
+
+    def get(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            return dict(self._find(region, given["SecretId"]))
+
+    def delete(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """At once and for good; of one that is not there AWS says the same."""
+        if not given.get("ForceDeleteWithoutRecovery"):
+            raise AwsError("InvalidParameterException", "This emulator deletes by force only.")
+        with self._lock:
+            self.kept.pop((region, given["SecretId"]), None)
+        return {"Name": given["SecretId"]}
+
+    def list(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        [prefix] = given["Filters"][0]["Values"]
+        with self._lock:
+            found = [
+                {key: value for key, value in secret.items() if key != "SecretString"}
+                for (where, name), secret in self.kept.items()
+                if where == region and name.startswith(prefix)
+            ]
+        return {"SecretList": found}
+
+    def _find(self, region: str, name: str) -> dict[str, Any]:
+        for (where, _), secret in self.kept.items():
+            if where == region and name in (secret["Name"], secret["ARN"]):
+                return secret
+        raise AwsError(
+            "ResourceNotFoundException", "Secrets Manager can't find the specified secret."
+        )
+
+
+class Quotas:
+    """How many instances of each type an account may use for training; ``limits`` by name, where
+    it is not :data:`QUOTA`."""
+
+    def __init__(self, instance_types: Sequence[str]) -> None:
+        self.limits: dict[str, float] = {}
+        self._names = [
+            f"{kind} for {spot}training job usage"
+            for kind in instance_types
+            for spot in ("", "spot ")
+        ]
+
+    def list(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        first, size = int(given.get("NextToken", 0)), given.get("MaxResults", 100)
+        page = self._names[first : first + size]
+        more = {"NextToken": str(first + size)} if first + size < len(self._names) else {}
+        return {
+            "Quotas": [{"QuotaName": name, "Value": self.limits.get(name, QUOTA)} for name in page],
+            **more,
+        }
