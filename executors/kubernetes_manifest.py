@@ -93,6 +93,8 @@ def job(
                             "operator": "NotIn",
                             "values": [0],
                         },
+                        # Means "none given"; the schema of 1.28 calls it required.
+                        "onPodConditions": [],
                     },
                 ]
             },
