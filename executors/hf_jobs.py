@@ -98,6 +98,7 @@ class HFJobsExecutor:
         request = common.prepare(n_replicas, entrypoint_args, specs)
         command = bootstrap.command(entrypoint, request.args, code=code)
         started: list[ReplicaHandle] = []
+        _ = self._namespace  # asked for here once, not by each thread
 
         def start(spec: ReplicaSpec) -> ReplicaHandle:
             if (found := self.find(spec.launch_key)) is not None:

@@ -98,7 +98,24 @@ def test_a_job_is_labelled_named_and_given_its_timeout(
     }
     assert record.spec["flavor"] == "cpu-basic"
     assert record.spec["dockerImage"].startswith("pytorch/pytorch:")
-    assert record.spec["environment"]["PYTHONUNBUFFERED"] == "1"
+
+
+def test_only_secrets_are_secret(hub: HuggingFaceHub, executor: HFJobsExecutor) -> None:
+    executor.launch_replicas(1, "this", env={"A": "plain"}, secrets={"B": "hidden"})
+    (record,) = hub._records.values()
+    plain = {"REPLICA_RANK": "0", "A": "plain", "PYTHONUNBUFFERED": "1"}
+    assert record.spec["environment"] == plain
+    assert record.spec["secrets"] == {"B": "hidden"}
+
+
+def test_a_secret_that_the_hub_quotes_is_not_repeated(
+    hub: HuggingFaceHub, executor: HFJobsExecutor
+) -> None:
+    hub.refuse_quota(f"no credit for s3cr3t-9d2f of {TOKEN}")
+    with pytest.raises(NeedsPerson, match=r"no credit for \*\*\* of \*\*\*$") as caught:
+        launch(executor, "exit", 0, secrets={"KEY": "s3cr3t-9d2f"})
+    # nor by the traceback of what it was made from
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
 
 
 def test_the_hubs_default_of_half_an_hour_is_never_used(
@@ -176,6 +193,13 @@ def test_a_submission_that_failed_is_tried_again_by_the_caller(
         launch(executor, "exit", 0)
     assert jobs_of(hub) == []
     assert end_of(executor, launch(executor, "exit", 0)).cause is Cause.DONE
+
+
+def test_a_launch_asks_twice_for_each_and_once_for_all(world: HuggingFaceWorld) -> None:
+    world.hub.scheduling = True
+    handles = world.executor().launch_replicas(6, "this")
+    assert 6 * 2 + 1 <= world.requests() <= 6 * 2 + 2  # and whose token it is, if not known yet
+    world.executor().cancel(handles)
 
 
 def test_of_two_jobs_of_one_key_the_oldest_is_the_one(
@@ -306,6 +330,19 @@ def test_times_and_bill_are_the_hubs() -> None:
     assert status.ended_wall_s == status.started_wall_s + 121
     assert status.deadline_wall_s == status.started_wall_s + 120
     assert status.billed_s == 180  # whole minutes
+
+
+def test_a_job_that_is_known_again_is_not_lost(
+    hub: HuggingFaceHub, executor: HFJobsExecutor, tmp_path: Path
+) -> None:
+    handle = launch(executor, "wait", tmp_path / "up")
+    number_in(tmp_path / "up")
+    record = hub._records.pop(job_id(handle))
+    assert executor.poll([handle])[0].cause is Cause.LOST
+    hub._records[record.id] = record
+    assert executor.poll([handle])[0].state is JobState.RUNNING
+    executor.cancel([handle])
+    end_of(executor, handle)
 
 
 def test_what_waits_for_a_machine_is_pending(
