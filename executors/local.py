@@ -135,6 +135,7 @@ class LocalProcessExecutor:
             self._handle(folder.name)
             for folder in sorted(self.root.iterdir())
             if local_job.held(folder / "lock")
+            and not (folder / "exit.json").exists()
             and local_job.deployment_of(folder) == self.config.deployment
         ]
 

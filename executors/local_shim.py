@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -73,8 +73,9 @@ def kernel_kills() -> int:
 class Shim:
     """One replica's life, from the locks to ``exit.json``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, gpu_fds: Sequence[int] = ()) -> None:
         self.folder = folder
+        self.gpu_fds = gpu_fds
         job = json.loads((folder / "job.json").read_text())
         self.command: list[str] = job["command"]
         self.grace_s: float = job["grace_s"]
@@ -214,6 +215,8 @@ class Shim:
                 os.killpg(self.group, signum)
 
     def write_end(self, *, exit_code: int | None, message: str = "") -> None:
+        for fd in self.gpu_fds:  # before anybody reads of the end: it can be taken then
+            os.close(fd)
         write_json(
             self.folder / "exit.json",
             {
@@ -236,14 +239,14 @@ def _blocked() -> Iterator[None]:
 
 
 def main() -> None:
-    """``local_shim.py FOLDER LOCK_FD...``"""
-    folder = Path(sys.argv[1])
-    for lock_fd in sys.argv[2:]:
-        os.set_inheritable(int(lock_fd), False)  # the replica must not hold the locks
+    """``local_shim.py FOLDER LOCK_FD [GPU_LOCK_FD]``"""
+    folder, descriptors = Path(sys.argv[1]), [int(fd) for fd in sys.argv[2:]]
+    for fd in descriptors:
+        os.set_inheritable(fd, False)  # the replica must not hold the locks
     if os.fork():
         # Nobody's child: the launcher is left no zombie and may end at any time.
         os._exit(0)
-    Shim(folder).run()
+    Shim(folder, descriptors[1:]).run()
 
 
 if __name__ == "__main__":
