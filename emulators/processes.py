@@ -1,9 +1,9 @@
 """Jobs as processes of this machine: what every emulated backend starts, watches and ends.
 
-A job runs in a folder and a process group of its own, with PATH, HOME, LANG and TMPDIR of this
-process and otherwise only the environment it is given, as on a machine of its own. ``python`` is
-this interpreter. Its output is kept line by line, with the time of each. When this process dies,
-however, its jobs die with it (Linux; see :mod:`emulators.child`).
+A job runs in a folder and a process group of its own, with PATH, HOME, LANG, TMPDIR and
+OMP_NUM_THREADS of this process and otherwise only the environment it is given, as on a machine of
+its own. ``python`` is this interpreter. Its output is kept line by line, with the time of each.
+When this process dies, however, its jobs die with it (Linux; see :mod:`emulators.child`).
 
 Left out: images, limits on memory or devices, and a restart of this process: jobs live as long as
 their :class:`Processes`.
@@ -36,7 +36,7 @@ GRACE_S = 10.0
 LAST_WORDS_S = 1.0
 """How long an ended job's output is waited for, should a stranger hold its pipe open."""
 
-_INHERITED = ("PATH", "HOME", "LANG", "TMPDIR")
+_INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "OMP_NUM_THREADS")
 
 
 @dataclass(frozen=True, kw_only=True)
