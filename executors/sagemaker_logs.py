@@ -78,9 +78,9 @@ class Tail:
         return [name for name in names if name >= self._at.stream]
 
     def _of_stream(self) -> Iterator[LogLine]:
+        # Without a token, from the last line's millisecond on, whose first lines were read.
+        first_ms, skip = self._at.at_ms, 0 if self._token else self._at.count
         while True:
-            # A token remembers what was asked first; without one, from the last line's millisecond.
-            skip = 0 if self._token else self._at.count
             since = {"nextToken": self._token} if self._token else {"startTime": self._at.at_ms}
             with aws_errors():
                 page = self._client.get_log_events(
@@ -89,7 +89,6 @@ class Tail:
                     startFromHead=True,
                     **since,
                 )
-            first_ms = self._at.at_ms
             for event in page["events"]:
                 at_ms = int(event["timestamp"])
                 if at_ms == first_ms and skip > 0:

@@ -1,0 +1,352 @@
+"""What SageMaker's executor decides without asking AWS: names, options, requests, statuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from botocore.exceptions import (
+    ClientError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    ParamValidationError,
+    ReadTimeoutError,
+)
+
+from executors.base import (
+    Cause,
+    CodeRef,
+    JobState,
+    LaunchRefused,
+    NeedsPerson,
+    ReplicaSpec,
+    RetryLater,
+)
+from executors.catalogue import Catalogue
+from executors.hardware import sagemaker as hardware
+from executors.sagemaker_client import Clients, meaning
+from executors.sagemaker_logs import Position
+from executors.sagemaker_request import (
+    IMAGE,
+    Options,
+    create_request,
+    job_name,
+    key_of,
+    name_prefix,
+    output_path,
+    split_command,
+)
+from executors.sagemaker_status import of_description
+
+NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+SPEC = ReplicaSpec(launch_key="run-0-1", replica=0, hardware="ml.g5.xlarge", timeout_s=3600)
+OPTIONS = Options(
+    role_arn="arn:aws:iam::123456789012:role/replica",
+    image="123456789012.dkr.ecr.us-east-1.amazonaws.com/replica:1",
+)
+START = datetime(2026, 11, 1, 12, tzinfo=UTC)
+
+
+def request(spec: ReplicaSpec = SPEC, options: Options = OPTIONS, **changed: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "name": "us--run-0-1",
+        "command": ["python", "-m", "thing"],
+        "env": {"A": "b"},
+        "tags": {"archipelago-key": "run-0-1"},
+        "output": "s3://bucket/out",
+    }
+    return create_request(spec, options, **{**given, **changed})
+
+
+@pytest.mark.parametrize("deployment", ["archipelago", "a1b2c3d4", "My Lab_2", "-", "x" * 80, "ü"])
+@pytest.mark.parametrize("key", ["0a1b2c3d4e5f-12-3", "a", "a--b", "k" * 63, "9-" * 31 + "9"])
+def test_every_key_has_a_name_that_sagemaker_takes(deployment: str, key: str) -> None:
+    name = job_name(deployment, key)
+    assert NAME.fullmatch(name) and len(name) <= 63
+    assert name.startswith(name_prefix(deployment))
+    assert key_of(deployment, name) in (key, None)
+
+
+def test_names_are_nobody_elses() -> None:
+    deployments = ["lab", "lab-2", "lab2", "LAB", "lab_", "lab-", "Lab", "x" * 30, "x" * 31]
+    assert len({name_prefix(deployment) for deployment in deployments}) == len(deployments)
+    # No prefix begins another: the jobs of one deployment are listed by it.
+    for one in deployments:
+        for other in deployments:
+            assert one == other or not job_name(other, "k").startswith(name_prefix(one))
+    long = ["k" * 62 + end for end in "abc"]
+    assert len({job_name("lab", key) for key in long}) == 3
+
+
+def test_a_short_key_is_read_in_the_name() -> None:
+    assert job_name("a1b2c3d4", "0a1b2c3d4e5f-12-3") == "a1b2c3d4--0a1b2c3d4e5f-12-3"
+    assert key_of("a1b2c3d4", "a1b2c3d4--0a1b2c3d4e5f-12-3") == "0a1b2c3d4e5f-12-3"
+
+
+def test_the_request() -> None:
+    assert request() == {
+        "TrainingJobName": "us--run-0-1",
+        "AlgorithmSpecification": {
+            "TrainingImage": OPTIONS.image,
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": ["python"],
+            "ContainerArguments": ["-m", "thing"],
+        },
+        "RoleArn": OPTIONS.role_arn,
+        "OutputDataConfig": {"S3OutputPath": "s3://bucket/out"},
+        "ResourceConfig": {
+            "InstanceType": "ml.g5.xlarge",
+            "InstanceCount": 1,
+            "VolumeSizeInGB": 50,
+        },
+        "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
+        "EnableManagedSpotTraining": False,
+        "Environment": {"A": "b"},
+        "Tags": [{"Key": "archipelago-key", "Value": "run-0-1"}],
+    }
+
+
+def test_a_spot_job_may_wait_longer_than_it_runs() -> None:
+    made = request(dataclasses.replace(SPEC, spot=True))
+    assert made["EnableManagedSpotTraining"] is True
+    assert made["StoppingCondition"] == {
+        "MaxRuntimeInSeconds": 3600,
+        "MaxWaitTimeInSeconds": 7200,
+    }
+
+
+def test_network_and_keys_are_passed_on() -> None:
+    options = dataclasses.replace(
+        OPTIONS,
+        subnets=("subnet-1", "subnet-2"),
+        security_group_ids=("sg-1",),
+        kms_key_id="alias/out",
+        volume_kms_key_id="alias/disk",
+        volume_size_gib=200,
+    )
+    made = request(options=options)
+    assert made["VpcConfig"] == {
+        "Subnets": ["subnet-1", "subnet-2"],
+        "SecurityGroupIds": ["sg-1"],
+    }
+    assert made["OutputDataConfig"]["KmsKeyId"] == "alias/out"
+    assert made["ResourceConfig"]["VolumeKmsKeyId"] == "alias/disk"
+    assert made["ResourceConfig"]["VolumeSizeInGB"] == 200
+
+
+def test_without_a_deadline_it_gets_the_longest() -> None:
+    made = request(dataclasses.replace(SPEC, timeout_s=None))
+    assert made["StoppingCondition"] == {"MaxRuntimeInSeconds": 432_000}
+    with pytest.raises(LaunchRefused, match="1 to 432000 s"):
+        request(dataclasses.replace(SPEC, timeout_s=500_000))
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(LaunchRefused, match="expected role_arn, image, output_path, found none"):
+        request(options=Options(), output="")
+
+
+def test_output_lies_in_the_rendezvous_unless_told_otherwise() -> None:
+    code = CodeRef(uri="s3://bucket/run/", sha256="0" * 64)
+    assert output_path(OPTIONS, code) == "s3://bucket/run/sagemaker"
+    assert output_path(OPTIONS, dataclasses.replace(code, uri="gs://bucket/run")) == ""
+    own = dataclasses.replace(OPTIONS, output_path="s3://other/place")
+    assert output_path(own, code) == "s3://other/place"
+
+
+def test_a_long_command_is_split_and_a_longer_one_refused() -> None:
+    entrypoint, arguments = split_command(["python", *map(str, range(150))])
+    assert (len(entrypoint), len(arguments)) == (51, 100)
+    assert [*entrypoint, *arguments] == ["python", *map(str, range(150))]
+    for command in (["python"], ["python", *"x" * 200], ["python", "x" * 257]):
+        with pytest.raises(LaunchRefused, match="expected 2 to 200 parts"):
+            split_command(command)
+
+
+def test_options_are_read_from_forms_and_files() -> None:
+    given = {"subnets": "subnet-1, subnet-2", "regions": ["eu-west-1"], "volume_size_gib": "80"}
+    options = Options.read(given)
+    assert options.subnets == ("subnet-1", "subnet-2")
+    assert options.regions == ("eu-west-1",)
+    assert options.volume_size_gib == 80
+    own = options.of(dataclasses.replace(SPEC, options={"image": "other"}))
+    assert (own.image, own.subnets) == ("other", options.subnets)
+    with pytest.raises(ValueError, match=r"expected some of role_arn.*found 'regions'"):
+        options.of(dataclasses.replace(SPEC, options={"regions": "us-east-1"}))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rolearn": "x"}, "expected some of role_arn, .* found 'rolearn'"),
+        ({"volume_size_gib": "big"}, "volume_size_gib: expected a whole number"),
+        ({"volume_size_gib": True}, "volume_size_gib: expected a whole number"),
+        ({"subnets": 3}, "subnets: expected a list of names, found 3"),
+        ({"image": None}, "image: expected text, found None"),
+    ],
+)
+def test_a_wrong_option_says_what_was_expected(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Options.read(given)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "763104351884.dkr.ecr.eu-west-1.amazonaws.com/pytorch-training:2.8.0-gpu-py312-sagemaker",
+        "123456789012.dkr.ecr.cn-north-1.amazonaws.com.cn/team/replica@sha256:" + "a" * 64,
+        "123456789012.dkr.ecr.us-east-1.amazonaws.com/replica",
+    ],
+)
+def test_images_in_ecr_are_taken(image: str) -> None:
+    assert IMAGE.fullmatch(image)
+
+
+@pytest.mark.parametrize(
+    "image", ["python:3.12", "ghcr.io/a/b:1", "123.dkr.ecr.us-east-1.amazonaws.com/a"]
+)
+def test_images_elsewhere_are_not(image: str) -> None:
+    assert not IMAGE.fullmatch(image)
+
+
+def job(status: str, *stages: str, reason: str = "", **more: Any) -> dict[str, Any]:
+    return {
+        "TrainingJobStatus": status,
+        "SecondaryStatus": stages[-1],
+        "SecondaryStatusTransitions": [
+            {"Status": stage, "StartTime": START, "StatusMessage": f"about {stage}"}
+            for stage in stages
+        ],
+        "FailureReason": reason,
+        "LastModifiedTime": START,
+        "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
+        **more,
+    }
+
+
+NO_MEMORY = "ClientError: Please use an instance type with more memory, or reduce the size of job"
+
+
+@pytest.mark.parametrize(
+    ("described", "cause", "exit_code"),
+    [
+        (job("Completed", "Training", "Uploading", "Completed"), Cause.DONE, 0),
+        (job("Failed", "Training", "Failed", reason="AlgorithmError: , exit code: 78"),
+         Cause.ERROR, 78),
+        (job("Failed", "Training", "Failed", reason="AlgorithmError: Exit Code: 1"),
+         Cause.ERROR, 1),
+        (job("Failed", "Training", "Failed", reason="AlgorithmError: , exit code: 137"),
+         Cause.OUT_OF_MEMORY, 137),
+        (job("Failed", "Training", "Failed", reason=NO_MEMORY), Cause.OUT_OF_MEMORY, None),
+        (job("Failed", "Starting", "Failed", reason="CapacityError: Unable to provision"),
+         Cause.LOST, None),
+        (job("Failed", "Training", "Failed", reason="InternalServerError: We encountered"),
+         Cause.LOST, None),
+        (job("Failed", "Starting", "Failed", reason="ClientError: Cannot find repository: x"),
+         Cause.ERROR, None),
+        (job("Stopped", "Training", "Stopping", "MaxRuntimeExceeded"), Cause.DEADLINE, None),
+        (job("Stopped", "Training", "Stopping", "Stopped"), Cause.CANCELLED, None),
+        (job("Stopped", "Starting", "Stopping", "Stopped"), Cause.CANCELLED, None),
+        # Spot: never a machine; taken and none since; taken, back, and then out of time.
+        (job("Stopped", "Starting", "Stopping", "MaxWaitTimeExceeded"), Cause.PREEMPTED, None),
+        (job("Stopped", "Training", "Interrupted", "Starting", "Stopping", "MaxWaitTimeExceeded"),
+         Cause.PREEMPTED, None),
+        (job("Stopped", "Training", "Interrupted", "Starting", "Training", "Stopping",
+             "MaxWaitTimeExceeded"), Cause.DEADLINE, None),
+        (job("Stopped", "Training", "Interrupted", "Stopping", "Stopped"), Cause.PREEMPTED, None),
+        (job("Stopped", "Training", "Interrupted", "Starting", "Training", "Stopping", "Stopped"),
+         Cause.CANCELLED, None),
+        (job("InProgress", "Training", "Interrupted"), Cause.PREEMPTED, None),
+        (job("InProgress", "Training", "Interrupted", "Starting", "Downloading"),
+         Cause.PREEMPTED, None),
+        (job("Stopping", "Training", "Interrupted", "Stopping"), Cause.PREEMPTED, None),
+    ],
+)  # fmt: skip
+def test_ends(described: dict[str, Any], cause: Cause, exit_code: int | None) -> None:
+    status = of_description(described)
+    assert (status.state, status.cause, status.exit_code) == (JobState.ENDED, cause, exit_code)
+    assert status.message or cause is Cause.DONE
+
+
+@pytest.mark.parametrize(
+    ("described", "state"),
+    [
+        (job("InProgress", "Starting"), JobState.PENDING),
+        (job("InProgress", "Starting", "Pending"), JobState.PENDING),
+        (job("InProgress", "Starting", "Downloading"), JobState.PENDING),
+        (job("InProgress", "Starting", "Downloading", "Training"), JobState.RUNNING),
+        (job("InProgress", "Training", "Uploading"), JobState.RUNNING),
+        (job("Stopping", "Training", "Stopping"), JobState.RUNNING),
+        (job("InProgress", "Training", "Interrupted", "Starting", "Training"), JobState.RUNNING),
+    ],
+)
+def test_states(described: dict[str, Any], state: JobState) -> None:
+    status = of_description({**described, "TrainingStartTime": START})
+    assert (status.state, status.cause) == (state, None)
+    assert status.started_wall_s == START.timestamp()
+    assert status.deadline_wall_s == START.timestamp() + 3600
+
+
+def test_the_bill_is_told_of_a_job_that_ended() -> None:
+    done = job("Completed", "Training", "Completed", BillableTimeInSeconds=120)
+    assert of_description(done).billed_s == 120
+    assert of_description(job("Failed", "Starting", "Failed")).billed_s is None
+
+
+def client_error(code: str, message: str = "what it said", status: int = 400) -> ClientError:
+    answer = {"HTTPStatusCode": status, "HTTPHeaders": {"retry-after": "7"}}
+    error = {"Code": code, "Message": message}
+    return ClientError({"Error": error, "ResponseMetadata": answer}, "CreateTrainingJob")  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (client_error("ThrottlingException"), RetryLater),
+        (client_error("InternalFailure", status=500), RetryLater),
+        (client_error("Whatever", status=503), RetryLater),
+        (EndpointConnectionError(endpoint_url="https://x"), RetryLater),
+        (ReadTimeoutError(endpoint_url="https://x"), RetryLater),
+        (client_error("ResourceLimitExceeded"), NeedsPerson),
+        (client_error("AccessDeniedException"), NeedsPerson),
+        (client_error("UnrecognizedClientException"), NeedsPerson),
+        (client_error("ExpiredTokenException"), NeedsPerson),
+        (client_error("InvalidSignatureException"), NeedsPerson),
+        (client_error("Whatever", status=403), NeedsPerson),
+        (client_error("ValidationException", "Could not assume role arn:aws:x"), NeedsPerson),
+        (NoCredentialsError(), NeedsPerson),
+        (client_error("ValidationException"), LaunchRefused),
+        (ParamValidationError(report="bad"), LaunchRefused),
+    ],
+)
+def test_errors_say_what_helps(error: Any, kind: type) -> None:
+    meant = meaning(error)
+    assert type(meant) is kind
+    assert str(meant)
+    if isinstance(error, ClientError):
+        assert error.response["Error"]["Message"] in str(meant)
+    if isinstance(meant, RetryLater) and isinstance(error, ClientError):
+        assert meant.after_s == 7
+
+
+def test_errors_do_not_repeat_secrets() -> None:
+    error = client_error("ValidationException", "Value 's3cr3t' at 'x' is bad")
+    assert "s3cr3t" not in str(meaning(error, ["s3cr3t"]))
+
+
+def test_positions_are_read_back() -> None:
+    position = Position(stream="a--run-0-1/algo-1-1700000000", at_ms=1700000000123, count=4)
+    assert Position.read(str(position)) == position
+    assert Position.read("") == Position()
+    for text in ("x", "x:1", "x:y:1", ":1:2"):
+        with pytest.raises(ValueError, match="position of a line"):
+            Position.read(text)
+
+
+def test_the_catalogue_names_types_that_sagemaker_has() -> None:
+    names = {choice.name for choice in Catalogue((hardware.TABLE,)).of("sagemaker")}
+    assert names <= set(Clients({}, answer_s=1).instance_types())
+    assert hardware.TABLE.read_on and hardware.TABLE.source
