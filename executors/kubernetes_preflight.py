@@ -70,8 +70,9 @@ def over_quota(quotas: list[Json], pod: Json, count: int) -> list[Problem]:
                 found.append(
                     Problem(
                         field="hardware",
-                        message=f"quota {quota['metadata']['name']}: expected {need:f} of {name} "
-                        f"for {count}, found {max(left, Decimal(0)):f} left of {hard[name]}",
+                        message=f"quota {quota['metadata']['name']}: expected {_text(need)} of "
+                        f"{name} for {count}, found {_text(max(left, Decimal(0)))} left of "
+                        f"{hard[name]}",
                     )
                 )
     return found
@@ -158,3 +159,7 @@ def _number(quantity: Any) -> Decimal:
         raise LaunchRefused(
             f"expected a quantity such as 500m or 16Gi, found {quantity!r}"
         ) from error
+
+
+def _text(number: Decimal) -> str:
+    return f"{number.normalize():f}"

@@ -1,0 +1,456 @@
+"""What is Kubernetes' own: Secrets, waits that say why, cleaning up, and its refusals.
+
+What every executor does is in ``tests/contracts``; pure functions have files of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from emulators.kubernetes import GPU, USER
+from executors import kubernetes, kubernetes_api
+from executors.base import (
+    Cause,
+    JobState,
+    LaunchRefused,
+    NeedsPerson,
+    ReplicaHandle,
+    ReplicaSpec,
+    ReplicaStatus,
+    RetryLater,
+)
+from executors.kubernetes import KubernetesExecutor
+from executors.kubernetes_api import RIGHTS, USEFUL_RIGHTS
+from executors.kubernetes_manifest import name_of
+from tests.executors.kubernetes_world import KubernetesWorld
+from tests.executors.worlds import (
+    DEPLOYMENT,
+    end_of,
+    is_gone,
+    launch,
+    number_in,
+    text_of,
+    wait_for,
+)
+
+DOCS = Path(__file__).parents[2] / "docs" / "backends" / "kubernetes.md"
+SECRET = {"TOKEN": "s3cr3t-1c9e"}
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[KubernetesWorld]:
+    with KubernetesWorld(tmp_path / "world") as opened:
+        yield opened
+
+
+def secrets_of(world: KubernetesWorld) -> list[str]:
+    return [made["metadata"]["name"] for made in world.cluster.objects.all("secrets")]
+
+
+def waits(executor: KubernetesExecutor, handle: ReplicaHandle, phase: str) -> ReplicaStatus:
+    wait_for(lambda: executor.poll([handle])[0].phase == phase, phase)
+    (status,) = executor.poll([handle])
+    assert status.state is JobState.PENDING
+    return status
+
+
+# Secrets.
+
+
+def test_the_secret_goes_with_the_job(world: KubernetesWorld) -> None:
+    executor = world.executor()
+    handle = launch(executor, "exit", 0, secrets=SECRET)
+    assert secrets_of(world) == [world.cluster.job("run-0-1")["metadata"]["name"]]
+    end_of(executor, handle)
+    world.lose(handle)
+    wait_for(lambda: not secrets_of(world), "the Secret to go")
+
+
+def test_without_secrets_there_is_none(world: KubernetesWorld) -> None:
+    executor = world.executor()
+    end_of(executor, launch(executor, "exit", 0))
+    assert secrets_of(world) == []
+
+
+def test_a_launch_that_died_before_its_secret_is_completed_by_the_next(
+    world: KubernetesWorld,
+) -> None:
+    executor = world.executor()
+    world.cluster.rights[USER] = {*RIGHTS} - {
+        ("", "secrets", "create"),
+        ("batch", "jobs", "delete"),
+    }
+    with pytest.raises(NeedsPerson, match="cannot"):
+        launch(executor, "digests", "TOKEN", secrets=SECRET)
+    handle = executor.find("run-0-1")
+    assert handle is not None
+    status = waits(executor, handle, "CreateContainerConfigError")
+    assert "not found" in status.message and "secret" in status.message
+    del world.cluster.rights[USER]
+    assert launch(executor, "digests", "TOKEN", secrets=SECRET) == handle
+    assert end_of(executor, handle).cause is Cause.DONE
+
+
+def test_a_job_that_gets_no_secret_is_taken_back(world: KubernetesWorld) -> None:
+    executor = world.executor()
+    world.cluster.rights[USER] = {*RIGHTS} - {("", "secrets", "create")}
+    with pytest.raises(NeedsPerson, match='cannot create resource "secrets"'):
+        launch(executor, "exit", 0, secrets=SECRET)
+    assert executor.find("run-0-1") is None
+    del world.cluster.rights[USER]
+    assert end_of(executor, launch(executor, "exit", 0, secrets=SECRET)).cause is Cause.DONE
+
+
+def test_a_job_that_was_there_is_not_taken_back(world: KubernetesWorld, tmp_path: Path) -> None:
+    executor = world.executor()
+    handle = launch(executor, "wait", tmp_path / "up")
+    number_in(tmp_path / "up")
+    world.cluster.rights[USER] = {*RIGHTS} - {("", "secrets", "create")}
+    with pytest.raises(NeedsPerson):
+        launch(executor, "wait", tmp_path / "up", secrets=SECRET)
+    assert executor.poll([handle])[0].state is JobState.RUNNING
+
+
+def test_dollars_are_only_dollars(world: KubernetesWorld) -> None:
+    given = ["$HOME", "$(HOME)", "$$", "$$(HOME)", "$(NOBODY)", "a$", "$"]
+    executor = world.executor()
+    handle = launch(executor, "args", *given)
+    end_of(executor, handle)
+    assert json.loads("".join(text_of(executor, handle))) == given
+    handle = launch(
+        executor, "env", key="run-0-2", env={"GIVEN": "$$ $(HOME)"}, secrets={"S": "$$"}
+    )
+    end_of(executor, handle)
+    seen = json.loads("".join(text_of(executor, handle)))
+    assert (seen["GIVEN"], seen["S"]) == ("$$ $(HOME)", "$$")
+
+
+# Names.
+
+
+def test_one_key_of_two_deployments_is_two_jobs(world: KubernetesWorld) -> None:
+    ours, theirs = world.executor(), world.executor(deployment="another")
+    mine, other = launch(ours, "exit", 0), launch(theirs, "exit", 3)
+    assert (end_of(ours, mine).exit_code, end_of(theirs, other).exit_code) == (0, 3)
+    assert ours.find("run-0-1") == mine != other
+
+
+def test_a_strangers_job_of_our_name_is_left_alone(world: KubernetesWorld) -> None:
+    executor = world.executor()
+    end_of(executor, launch(executor, "exit", 0))
+    stranger = world.cluster.job("run-0-1")
+    stranger["metadata"]["annotations"] = {}
+    with pytest.raises(LaunchRefused, match="expected one of launch key run-0-1"):
+        launch(executor, "exit", 0)
+    assert executor.find("run-0-1") is None
+
+
+def test_the_longest_key(world: KubernetesWorld) -> None:
+    executor = world.executor()
+    handle = launch(executor, "exit", 0, key="k" * 63)
+    assert end_of(executor, handle).cause is Cause.DONE
+    assert executor.find("k" * 63) == handle
+
+
+# Waiting, and why.
+
+
+def test_no_room_is_told_and_waited_for(world: KubernetesWorld, tmp_path: Path) -> None:
+    executor = world.executor()
+    first = launch(executor, "wait", tmp_path / "up", key="run-0-1", hardware="H100:8")
+    number_in(tmp_path / "up")
+    second = launch(executor, "exit", 0, key="run-1-1", hardware="gpu")
+    status = waits(executor, second, "Unschedulable")
+    assert status.message == "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+    executor.cancel([first])
+    assert end_of(executor, second).cause is Cause.DONE
+
+
+def test_an_image_that_is_not_there_is_named(world: KubernetesWorld) -> None:
+    world.cluster.kubelet.missing_images.add("replica:nope")
+    executor = world.executor()
+    handle = launch(executor, "exit", 0, image="replica:nope")
+    assert '"replica:nope"' in waits(executor, handle, "ImagePullBackOff").message
+    executor.cancel([handle])
+    assert end_of(executor, handle).cause is Cause.CANCELLED
+
+
+def test_a_job_without_a_pod_says_why(
+    world: KubernetesWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Job is there, but its pod is refused: only a warning of the cluster tells."""
+    monkeypatch.setattr(kubernetes, "UNEXPLAINED_S", -1.0)
+    world.cluster.add_quota("small", {f"requests.{GPU}": "1"})
+    executor = world.executor()
+    handle = launch(executor, "exit", 0, hardware="gpu:2")
+    wait_for(lambda: executor.poll([handle])[0].message, "the warning")
+    (status,) = executor.poll([handle])
+    assert (status.state, status.phase) == (JobState.PENDING, "Pending")
+    assert "FailedCreate: Error creating" in status.message
+    assert "exceeded quota: small, requested: requests.nvidia.com/gpu=2" in status.message
+    world.cluster.rights[USER] = set(RIGHTS)
+    assert executor.poll([handle])[0].message == ""
+
+
+def test_a_suspended_job_waits_and_can_be_cancelled(world: KubernetesWorld) -> None:
+    """As queues such as Kueue suspend Jobs until there is room."""
+    world.cluster.controllers.step = lambda: None  # type: ignore[method-assign]
+    executor = world.executor()
+    handle = launch(executor, "exit", 0)
+    world.cluster.job("run-0-1")["spec"]["suspend"] = True
+    assert waits(executor, handle, "Suspended").message
+    executor.cancel([handle])
+    assert end_of(executor, handle).cause is Cause.CANCELLED
+    assert executor.live() == []
+
+
+# Ends.
+
+
+def test_an_error_comes_with_its_last_lines(world: KubernetesWorld) -> None:
+    executor = world.executor()
+    status = end_of(executor, launch(executor, "exit", 5, *range(2000), "the reason"))
+    assert status.message.startswith("ended with exit code 5. Last lines of its log:\n")
+    assert status.message.endswith("\nthe reason") and len(status.message) < 2200
+
+
+def test_the_exit_code_outlives_the_pod(world: KubernetesWorld) -> None:
+    executor = world.executor()
+    handle = launch(executor, "exit", 78)
+    end_of(executor, handle)
+    (pod,) = world.cluster.pods("run-0-1")
+    world.cluster.kubelet.forget(pod)
+    (status,) = executor.poll([handle])
+    assert (status.cause, status.exit_code) == (Cause.ERROR, 78)
+
+
+def test_a_preempted_replica_had_its_grace(world: KubernetesWorld, tmp_path: Path) -> None:
+    """Who saved its state and left with 0 was not lost to the preemption."""
+    executor = world.executor(grace_s=30)
+    handle = launch(executor, "polite", tmp_path / "up")
+    number_in(tmp_path / "up")
+    world.preempt(handle)
+    assert end_of(executor, handle).cause is Cause.DONE
+
+
+def test_the_log_of_one_past_its_deadline_is_kept(world: KubernetesWorld, tmp_path: Path) -> None:
+    executor = world.executor()
+    handle = launch(executor, "lines", tmp_path / "never", timeout_s=1)
+    status = end_of(executor, handle)
+    assert (status.cause, status.exit_code) == (Cause.DEADLINE, 128 + signal.SIGTERM)
+    assert "Pod was active on the node longer" in status.message
+    assert text_of(executor, handle) == ["first"]
+
+
+def test_a_replica_killed_from_inside_is_an_error(world: KubernetesWorld, tmp_path: Path) -> None:
+    executor = world.executor()
+    handle = launch(executor, "wait", tmp_path / "up")
+    os.kill(number_in(tmp_path / "up"), signal.SIGKILL)
+    status = end_of(executor, handle)
+    assert (status.cause, status.exit_code) == (Cause.ERROR, 137)
+    assert "SIGKILL" in status.message
+
+
+def test_a_job_is_cleared_away_after_its_time(world: KubernetesWorld, tmp_path: Path) -> None:
+    executor = world.executor(keep_s=0)
+    handle = launch(executor, "wait", tmp_path / "up", secrets=SECRET)
+    os.kill(number_in(tmp_path / "up"), signal.SIGTERM)
+    wait_for(lambda: executor.find("run-0-1") is None, "the Job to be cleared away")
+    assert executor.poll([handle])[0].cause is Cause.LOST
+    wait_for(lambda: not secrets_of(world), "the Secret to go")
+
+
+def test_cancelled_before_it_began(world: KubernetesWorld, tmp_path: Path) -> None:
+    executor = world.executor()
+    world.cluster.kubelet.missing_images.add("replica:later")
+    handle = launch(executor, "wait", tmp_path / "up", image="replica:later")
+    executor.cancel([handle])
+    status = end_of(executor, handle)
+    assert (status.cause, status.exit_code) == (Cause.CANCELLED, None)
+    world.cluster.kubelet.missing_images.clear()
+    assert launch(executor, "wait", tmp_path / "up") == handle
+    assert end_of(executor, handle) == status
+    assert not (tmp_path / "up").exists()
+
+
+def test_a_job_asked_to_end_is_ending_until_it_has(world: KubernetesWorld, tmp_path: Path) -> None:
+    executor = world.executor(grace_s=600)
+    handle = launch(executor, "deaf", tmp_path / "up")
+    pid = number_in(tmp_path / "up")
+    executor.cancel([handle])
+    (pod,) = world.cluster.pods("run-0-1")
+    wait_for(lambda: "deletionTimestamp" in pod["metadata"], "the cluster to ask it")
+    (status,) = executor.poll([handle])
+    assert (status.state, status.phase) == (JobState.RUNNING, "Ending") and not is_gone(pid)
+    assert executor.live() == [handle]
+    os.kill(pid, signal.SIGKILL)
+    assert end_of(executor, handle).cause is Cause.CANCELLED
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (400, LaunchRefused),
+        (401, NeedsPerson),
+        (403, NeedsPerson),
+        (408, RetryLater),
+        (409, RetryLater),  # two writers of a quota met
+        (410, RetryLater),
+        (422, LaunchRefused),
+        (429, RetryLater),
+        (500, RetryLater),
+        (503, RetryLater),
+        (504, RetryLater),
+    ],
+)
+def test_refusals_say_what_helps(world: KubernetesWorld, code: int, kind: type[Exception]) -> None:
+    executor = world.executor()
+    world.cluster.fail(code, "in these words", after_s=7)
+    with pytest.raises(LaunchRefused if issubclass(kind, LaunchRefused) else kind) as caught:
+        launch(executor, "exit", 0)
+    assert type(caught.value) is kind
+    assert str(caught.value) == "in these words"
+    if isinstance(caught.value, RetryLater):
+        assert caught.value.after_s == 7
+    assert end_of(executor, launch(executor, "exit", 0)).cause is Cause.DONE
+
+
+def test_a_namespace_that_is_not_there_is_named(world: KubernetesWorld) -> None:
+    with pytest.raises(LaunchRefused, match='namespaces "nowhere" not found'):
+        launch(world.executor(namespace="nowhere"), "exit", 0)
+
+
+def test_a_deployment_that_is_no_label_is_refused_at_once(world: KubernetesWorld) -> None:
+    with pytest.raises(LaunchRefused, match="deployment: expected at most 63 letters"):
+        world.executor(deployment="our lab")
+
+
+def test_options_are_checked_at_once(world: KubernetesWorld) -> None:
+    with pytest.raises(LaunchRefused, match="found imagee"):
+        world.executor(imagee="x")
+
+
+def test_check_says_where_we_are(world: KubernetesWorld) -> None:
+    said = world.executor(namespace="training").check()
+    assert (
+        said == f"{USER} in namespace training of {world.cluster.url} (Kubernetes v1.33.0-emulated)"
+    )
+    world.cluster.rights[USER] = set()
+    with pytest.raises(NeedsPerson, match='cannot list resource "jobs"'):
+        world.executor().check()
+
+
+# Many.
+
+
+def test_many_are_told_apart_and_listed_page_by_page(
+    world: KubernetesWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_api, "PAGE", 2)
+    monkeypatch.setattr(kubernetes, "SELECTOR_CHARS", 30)
+    executor = world.executor()
+    handles = [launch(executor, "exit", n, key=f"run-{n}-1") for n in range(7)]
+    assert [status.exit_code for status in executor.collect(handles, 60)] == list(range(7))
+    assert executor.live() == []
+
+
+def test_a_poll_fits_into_an_address(world: KubernetesWorld) -> None:
+    executor = world.executor()
+    handles = [
+        ReplicaHandle(backend="kubernetes", launch_key=f"{n:03}-{'x' * 59}") for n in range(500)
+    ]
+    assert {status.cause for status in executor.poll(handles)} == {Cause.LOST}
+    assert world.requests() <= 2 * 9
+
+
+# Logs.
+
+
+def test_a_followed_log_is_taken_up_again_where_it_broke_off(
+    world: KubernetesWorld, tmp_path: Path
+) -> None:
+    executor = world.executor()
+    handle = launch(executor, "lines", tmp_path / "go")
+    lines = executor.logs(handle, follow=True)
+    assert next(lines).text == "first"
+    world.stop()
+    world.start()
+    (tmp_path / "go").touch()
+    assert [line.text for line in lines] == ["second", "no newline at the end"]
+
+
+def test_a_followed_log_begins_with_the_pod(world: KubernetesWorld) -> None:
+    world.cluster.kubelet.missing_images.add("replica:1")
+    executor = world.executor()
+    handle = launch(executor, "exit", 0, "said")
+    assert text_of(executor, handle) == []
+    lines = executor.logs(handle, follow=True)
+    waits(executor, handle, "ImagePullBackOff")
+    world.cluster.kubelet.missing_images.clear()
+    assert [line.text for line in lines] == ["said"]
+
+
+# Rights.
+
+
+def role() -> set[tuple[str, str, str]]:
+    """What the Role of the documentation allows."""
+    blocks = DOCS.read_text().split("```yaml\n")[1:]
+    for block in blocks:
+        for made in yaml.safe_load_all(textwrap.dedent(block.partition("```")[0])):
+            if isinstance(made, dict) and made.get("kind") == "Role":
+                return {
+                    (group, resource, verb)
+                    for rule in made["rules"]
+                    for group in rule["apiGroups"]
+                    for resource in rule["resources"]
+                    for verb in rule["verbs"]
+                }
+    raise AssertionError(f"{DOCS}: expected a Role")
+
+
+def test_the_documented_role_is_what_it_needs(
+    world: KubernetesWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "UNEXPLAINED_S", -1.0)
+    world.cluster.rights[USER] = role()
+    executor = world.executor()
+    executor.check()
+    handle = launch(executor, "wait", tmp_path / "up", secrets=SECRET)
+    assert launch(executor, "wait", tmp_path / "up", secrets=SECRET) == handle
+    assert executor.preflight(ReplicaSpec(launch_key="run-9-9", replica=0), 1) == []
+    world.cluster.kubelet.missing_images.add("replica:1")
+    world.cluster.add_quota("none", {"pods": "0"})
+    other = launch(executor, "exit", 0, key="run-1-1")
+    wait_for(lambda: executor.poll([other])[0].message, "a warning")
+    number_in(tmp_path / "up")
+    list(executor.logs(handle))
+    executor.cancel([handle, other])
+    executor.collect([handle, other], 60)
+    # A Secret that is refused is the one reason to delete a Job.
+    world.cluster.rights[USER] = role() - {("", "secrets", "create")}
+    with pytest.raises(NeedsPerson):
+        launch(executor, "exit", 0, key="run-2-1", secrets=SECRET)
+    of_cluster = {("", "nodes", "list")}
+    assert world.cluster.asked - of_cluster == role()
+    assert role() == {*RIGHTS, *USEFUL_RIGHTS}
+
+
+def test_names_are_known_before_anything_is_asked(world: KubernetesWorld) -> None:
+    executor = world.executor()
+    handle = launch(executor, "exit", 0)
+    assert handle.data == {"name": name_of(DEPLOYMENT, "run-0-1"), "namespace": "default"}
+    end_of(executor, handle)
