@@ -12,13 +12,18 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-annotate --python-version
 	--excludes requirements/excluded.in --custom-compile-command 'make lock'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test test-postgres check bench lock clean python setup-run setup-dev
+.PHONY: help demo demo-mixed run test test-postgres check bench lock clean python setup-run setup-dev
 
 help: ## say what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 10
 
 demo: setup-run ## start everything, train the demo run and show it; EXIT=1 ends with its result
 	@exec $(MANAGE) demo $(if $(EXIT),--exit)
+
+# One thread each: six replicas share this machine.
+demo-mixed: setup-dev ## a run on five backends at once, four of them emulated here; EXIT=1 as above
+	@OMP_NUM_THREADS=1 exec $(BIN)/python -m emulators.together --state var/emulators \
+		--preempt kubernetes --after 45 -- $(MANAGE) demo --mixed $(if $(EXIT),--exit)
 
 run: setup-run ## start everything without a demo run
 	@exec $(MANAGE) serve
@@ -49,7 +54,8 @@ lock: setup-dev ## refresh the pinned versions in requirements/ (ARGS=--upgrade 
 	$(LOCK) pyproject.toml requirements/torch-deps.in --extra server \
 		-c requirements/dev.txt -o requirements/run.txt
 	$(LOCK) pyproject.toml --extra server -c requirements/dev.txt -o requirements/server.txt
-	$(LOCK) pyproject.toml requirements/torch-deps.in --extra s3 \
+	$(LOCK) pyproject.toml requirements/torch-deps.in \
+		--extra s3 --extra gcs --extra azure --extra hf \
 		-c requirements/dev.txt -o requirements/replica.txt
 
 clean: ## remove .venv, caches and build products; var/ is kept

@@ -45,6 +45,10 @@ class _Record:
     created_wall_s: float
 
     @property
+    def age(self) -> tuple[float, str]:
+        return self.created_wall_s, self.id
+
+    @property
     def labels(self) -> dict[str, str]:
         return dict(self.spec.get("labels") or {})
 
@@ -202,10 +206,6 @@ class HuggingFaceHub:
             raise Refused(500, "Internal Error")
         now = time.time()
         job_id = f"{int(now):08x}{secrets.token_hex(8)}"
-        with self._lock:
-            self._records[job_id] = _Record(
-                id=job_id, namespace=namespace, spec=spec, created_wall_s=now
-            )
         self.processes.start(
             [*spec["command"], *spec.get("arguments", ())],
             {
@@ -218,6 +218,10 @@ class HuggingFaceHub:
             job_id=job_id,
             held=self.scheduling,
         )
+        with self._lock:  # known when it has started: who lists meanwhile finds a whole job
+            self._records[job_id] = _Record(
+                id=job_id, namespace=namespace, spec=spec, created_wall_s=now
+            )
         if fault == "started":
             raise Refused(500, "Internal Error")
         return None if fault == "hung_up" else self.inspect(user, namespace, job_id)
@@ -232,28 +236,31 @@ class HuggingFaceHub:
         wanted = dict(label.split("=", 1) for label in labels)
         with self._lock:
             records = [r for r in self._records.values() if r.namespace == namespace]
-        records.sort(key=lambda record: (record.created_wall_s, record.id), reverse=True)
+            last = self._records.get(after)
+        records.sort(key=lambda record: record.age, reverse=True)
         found = [
             told
             for record in records
             if wanted.items() <= record.labels.items()
-            for told in [self._told(record)]
-            if not stages or told["status"]["stage"] in stages
+            if last is None or record.age < last.age
+            if (told := self._told(record)) is not None
+            and (not stages or told["status"]["stage"] in stages)
         ]
-        start = next((n for n, told in enumerate(found, 1) if told["id"] == after), 0)
-        page = found[start : start + self.page_size]
-        more = len(found) > start + self.page_size
-        return page, page[-1]["id"] if more else ""
+        page = found[: self.page_size]
+        return page, page[-1]["id"] if len(found) > len(page) else ""
 
     def inspect(self, user: str, namespace: str, job: str) -> dict[str, Any]:
-        return self._told(self._record(user, namespace, job))
+        told = self._told(self._record(user, namespace, job))
+        if told is None:
+            raise Refused(404, "Job not found")
+        return told
 
     def cancel(self, user: str, namespace: str, job: str) -> dict[str, Any]:
-        record = self._record(user, namespace, job)
-        if self.processes.get(job).state == "ended":
+        told = self.inspect(user, namespace, job)
+        if told["status"]["stage"] not in ("SCHEDULING", "RUNNING"):
             raise Refused(409, "Job is already finished")
         self.processes.kill(job, "cancelled")
-        return self._told(record)
+        return self.inspect(user, namespace, job)
 
     def check_logs(self, user: str, namespace: str, job: str) -> None:
         self._record(user, namespace, job)
@@ -278,8 +285,12 @@ class HuggingFaceHub:
             raise KeyError(f"expected a job's id or name, found {job!r}")
         return named[-1]
 
-    def _told(self, record: _Record) -> dict[str, Any]:
-        job = self.processes.get(record.id)
+    def _told(self, record: _Record) -> dict[str, Any] | None:
+        """The job as the API has it; None when it was lost just now."""
+        try:
+            job = self.processes.get(record.id)
+        except KeyError:
+            return None
         stage, message = _stage(job)
         spec = record.spec
         until = job.ended_wall_s or time.time()

@@ -59,6 +59,11 @@ class ModalServer:
     def requests(self) -> int:
         return self.api.requests
 
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._server.transports) if self._server else 0
+
     def __enter__(self) -> Self:
         self._thread.start()
         self.start()

@@ -75,14 +75,15 @@ class ModalApi:
         self.tokens: dict[str, str] = {}
         self.sandboxes: dict[str, Sandbox] = {}
         self.images: dict[bytes, str] = {}
-        self.built: dict[str, str] = {}
         self.requests = 0
         self.quota: str | None = None
         self.starved = False
         self.build_error = ""
         self.building = False
+        self.tells_ended = True
+        self.named_secrets: dict[str, dict[str, str]] = {}
         self._secrets: dict[str, dict[str, str]] = {}
-        self._apps: dict[tuple[str, str], str] = {}
+        self.apps: dict[tuple[str, str], str] = {}
         self._jwt = ".".join(("e30", _base64({"exp": time.time() + 86400}), secrets.token_hex(8)))
         self._clock = itertools.count(1)
 
@@ -119,13 +120,14 @@ class ModalApi:
 
     def AppGetOrCreate(self, request: Any) -> Message:
         key = (request.environment_name, request.app_name)
-        if key not in self._apps:
-            if request.object_creation_type != api.OBJECT_CREATION_TYPE_CREATE_IF_MISSING:
-                raise GRPCError(Status.NOT_FOUND, f"App '{request.app_name}' not found")
-            self._apps[key] = f"ap-{_letters(22)}"
+        with self.lock:
+            if key not in self.apps:
+                if request.object_creation_type != api.OBJECT_CREATION_TYPE_CREATE_IF_MISSING:
+                    raise GRPCError(Status.NOT_FOUND, f"App '{request.app_name}' not found")
+                self.apps[key] = f"ap-{_letters(22)}"
         return api.AppGetOrCreateResponse(
-            app_id=self._apps[key],
-            handle_metadata=api.AppHandleMetadata(app_id=self._apps[key]),
+            app_id=self.apps[key],
+            handle_metadata=api.AppHandleMetadata(app_id=self.apps[key]),
         )
 
     def ImageGetOrCreate(self, request: Any) -> Message:
@@ -160,10 +162,13 @@ class ModalApi:
         )
 
     def SecretGetOrCreate(self, request: Any) -> Message:
-        secret_id = f"st-{_letters(22)}"
-        self._secrets[secret_id] = dict(request.env_dict)
+        secret_id, name = f"st-{_letters(22)}", request.deployment_name
+        values = self.named_secrets.get(name) if name else dict(request.env_dict)
+        if values is None:
+            raise GRPCError(Status.NOT_FOUND, f"Secret '{name}' not found")
+        self._secrets[secret_id] = values
         return api.SecretGetOrCreateResponse(
-            secret_id=secret_id, metadata=api.SecretMetadata(keys=sorted(request.env_dict))
+            secret_id=secret_id, metadata=api.SecretMetadata(name=name, keys=sorted(values))
         )
 
     # Sandboxes
@@ -197,7 +202,7 @@ class ModalApi:
         wanted = request.definition
         if self.quota is not None:
             raise GRPCError(Status.RESOURCE_EXHAUSTED, self.quota)
-        if request.app_id not in self._apps.values():
+        if request.app_id not in self.apps.values():
             raise GRPCError(Status.NOT_FOUND, f"App '{request.app_id}' not found")
         with self.lock:
             if wanted.name and self._named(request.app_id, wanted.name):
@@ -249,7 +254,7 @@ class ModalApi:
         return self._from_name(request, v1=False)
 
     def _from_name(self, request: Any, *, v1: bool) -> Message:
-        app_id = self._apps.get((request.environment_name, request.app_name), "")
+        app_id = self.apps.get((request.environment_name, request.app_name), "")
         ended = request.include_terminated and not v1
         found = [m for m in self._named(app_id, request.sandbox_name, ended=ended) if m.v1 is v1]
         if not found:
@@ -264,6 +269,8 @@ class ModalApi:
         return self._list(request, (made for made in self._all() if made.v1))
 
     def SandboxListV2(self, request: Any) -> Message:
+        if request.include_finished and not self.tells_ended:
+            raise GRPCError(Status.UNIMPLEMENTED, "include_finished is not supported")
         return self._list(request, self._all())
 
     def _list(self, request: Any, among: Iterable[Sandbox]) -> Message:

@@ -47,8 +47,8 @@ def running_s3(
 ) -> Iterator[S3Server]:
     """SeaweedFS, all of it on the loopback, with signatures checked, for ``volumes`` times half a
     gigabyte. With little ``memory`` it is sparing, and slow with many large objects."""
-    names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port")
-    names += ("filer.port.grpc", "s3.port", "s3.port.grpc")
+    services = ("master", "volume", "filer", "s3")
+    names = [f"{name}.port{kind}" for name in services for kind in ("", ".grpc")]
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     server = S3Server(
         endpoint_url=f"http://127.0.0.1:{ports['s3.port']}",

@@ -1,6 +1,6 @@
 """Four backends and a bucket at once, and the environment that leads a control plane to them.
 
-``python -m emulators all --state DIR -- COMMAND...`` starts them, runs COMMAND with that
+``python -m emulators.together --state DIR -- COMMAND...`` starts them, runs COMMAND with that
 environment, and ends with its status; the servers and their jobs end with it. With
 ``--preempt BACKEND --after SECONDS`` the machine of that backend's first job is taken away once it
 has run for so long: a spot instance's everyday life.
@@ -8,6 +8,7 @@ has run for so long: a spot instance's everyday life.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -168,3 +169,28 @@ def name_of(made: Together, backend: str, process_id: str) -> str:
     pods = made.kubernetes.objects.all("pods")
     pod = next(pod for pod in pods if pod["metadata"]["uid"] == process_id)
     return str(pod["metadata"]["ownerReferences"][0]["name"])
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m emulators.together", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--state", type=Path, required=True, help="folder of all they keep")
+    parser.add_argument(
+        "--preempt", choices=PREEMPTED, default="", help="take the machine of its first job away"
+    )
+    parser.add_argument("--after", type=float, default=60.0, metavar="SECONDS", help="of running")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
+    given = parser.parse_args(argv)
+    command = given.command[1:] if given.command[:1] == ["--"] else given.command
+    if not command:
+        parser.error("expected -- and a command to run in their midst")
+    try:
+        return run_with(given.state, command, preempt=given.preempt, after_s=given.after)
+    except RuntimeError as error:
+        print(f"emulators: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,7 +7,7 @@ stores it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from diloco.rendezvous.settings import GroupSettings
@@ -80,4 +80,31 @@ def local_demo() -> RunDraft:
         workload=ByteGPTWorkload(size="demo", eval_bytes=32_768),
         pools=(PoolDraft(backend="local", hardware="cpu", count=4),),
         time_limit_s=1800,
+    )
+
+
+def mixed_demo() -> RunDraft:
+    """Two replicas on this machine and one on each of four emulated backends (``emulators/``)."""
+    local = local_demo()
+    return replace(
+        local,
+        name="Mixed demo",
+        settings=replace(
+            local.settings,
+            num_replicas=6,
+            min_quorum=2,
+            sync_every=60,
+            total_rounds=12,
+            warmup_steps=90,
+            start_replicas=6,
+        ),
+        pools=(
+            PoolDraft(backend="local", hardware="cpu", count=2),
+            PoolDraft(backend="modal", hardware="cpu"),
+            PoolDraft(backend="huggingface", hardware="cpu-basic"),
+            PoolDraft(backend="sagemaker", hardware="ml.m5.large"),
+            PoolDraft(backend="kubernetes", hardware="cpu"),
+        ),
+        budget_usd=1.0,
+        start_timeout_s=300,
     )

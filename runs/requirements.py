@@ -7,6 +7,7 @@ and the client of its rendezvous' kind of bucket; the bootstrap installs what th
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,7 +16,10 @@ from django.conf import settings
 
 from runs.models import Run
 
-LIBRARY = ("torch", "fsspec", "numpy", "safetensors", "xxhash")
+TORCH = "torch==2.13.0"
+"""Not in the lock file: every machine takes its own build. A torch the image has is kept."""
+
+LIBRARY = ("fsspec", "numpy", "safetensors", "xxhash")
 CLIENTS = {
     "s3": ("obstore", "s3fs"),
     "gs": ("obstore", "gcsfs"),
@@ -26,7 +30,7 @@ CLIENTS = {
 }
 """By URI scheme."""
 
-_PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;]+)")
+_PIN = re.compile(r"([A-Za-z0-9._-]+)==[^;]+(;.+)?")
 
 
 def replica_requirements(run: Run, *, remote: bool) -> tuple[str, ...]:
@@ -36,13 +40,19 @@ def replica_requirements(run: Run, *, remote: bool) -> tuple[str, ...]:
         return own
     pins = _pins(Path(settings.BASE_DIR) / "requirements" / "replica.txt")
     clients = CLIENTS.get(urlsplit(run.rendezvous).scheme, ())
-    return tuple(pins[_normal(name)] for name in (*LIBRARY, *clients)) + own
+    lines = [line for name in (*LIBRARY, *clients) for line in pins[_normal(name)]]
+    return (TORCH, *lines, *own)
 
 
 @lru_cache(maxsize=1)
-def _pins(path: Path) -> dict[str, str]:
-    found = (_PIN.match(line) for line in path.read_text().splitlines())
-    return {_normal(m[1]): m[0] for m in found if m}
+def _pins(path: Path) -> dict[str, list[str]]:
+    """By name; several where the version depends on the job's Python, which a marker says."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for line in path.read_text().splitlines():
+        match = _PIN.fullmatch(line.strip())
+        if match:
+            found[_normal(match[1])].append(match[0])
+    return dict(found)
 
 
 def _normal(name: str) -> str:

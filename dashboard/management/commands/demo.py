@@ -16,6 +16,7 @@ from dashboard.supervisor import Stopped, Supervisor, SupervisorError
 from runs import presets, selectors, services
 from runs.exceptions import InvalidRun
 from runs.models import Run
+from runs.presets import RunDraft
 from runs.states import RUN_ACTIVE, RunState
 
 USER = "demo"
@@ -33,11 +34,18 @@ class Command(BaseCommand):
             help="end when the run has ended: status 0 when it succeeded, 1 when it did not",
         )
 
+        parser.add_argument(
+            "--mixed",
+            action="store_true",
+            help="submit the run on five backends; they must be there (make demo-mixed)",
+        )
+
     def handle(self, *args: Any, **options: Any) -> None:
         progress = Progress(sys.stdout)
+        draft = presets.mixed_demo() if options["mixed"] else presets.local_demo()
         try:
             with supervisor(options, say=progress.say) as running:
-                succeeded = _serve(running, progress, leave=options["exit"])
+                succeeded = _serve(running, progress, draft, leave=options["exit"])
         except Stopped:
             succeeded = False
         except (SupervisorError, InvalidRun) as error:
@@ -47,17 +55,15 @@ class Command(BaseCommand):
             sys.exit(1)
 
 
-def _serve(running: Supervisor, progress: Progress, *, leave: bool) -> bool:
+def _serve(running: Supervisor, progress: Progress, draft: RunDraft, *, leave: bool) -> bool:
     """Whether the run succeeded; returns at once when it has ended if ``leave``, else on a stop."""
     running.start()
     progress.say(f"serving {running.address} (state and logs in {running.var})")
     user = _demo_user(progress)
-    for run in Run.objects.filter(owner=user, name=presets.local_demo().name, state__in=RUN_ACTIVE):
+    for run in Run.objects.filter(owner=user, name=draft.name, state__in=RUN_ACTIVE):
         progress.say(f"stopping the demo run of {run.created_at:%Y-%m-%d %H:%M} UTC")
         services.request_stop(run, actor=user)
-    run = services.create_run(
-        presets.local_demo(), owner=user, submit_key=f"demo-{secrets.token_hex(8)}"
-    )
+    run = services.create_run(draft, owner=user, submit_key=f"demo-{secrets.token_hex(8)}")
     progress.say(f"watch the run at {running.address}runs/{run.pk}/")
     run = _watch(running, progress, run)
     succeeded = run.state == RunState.SUCCEEDED
