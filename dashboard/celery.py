@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from typing import Any
 
 from celery import Celery
+from celery.signals import after_setup_logger, after_setup_task_logger
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
 
@@ -20,3 +23,12 @@ app.conf.beat_schedule = {
     },
     "reap": {"task": "runs.tasks.reap", "schedule": 60.0, "options": {"expires": 30}},
 }
+
+
+@after_setup_logger.connect
+@after_setup_task_logger.connect
+def _redact(logger: logging.Logger, **_: Any) -> None:
+    """A worker brings formats of its own."""
+    from runs.redaction import redact_handlers
+
+    redact_handlers(logger)

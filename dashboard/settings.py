@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import re
 import secrets
 import tomllib
 from collections.abc import Callable
@@ -12,10 +14,11 @@ from typing import Any
 
 import dj_database_url
 from csp.constants import NONE, SELF
+from django.core.exceptions import ImproperlyConfigured
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 VAR_DIR = Path(os.environ.get("ARCHIPELAGO_VAR", BASE_DIR / "var")).absolute()
-"""The one folder that holds state: database, rendezvous, job logs, broker, secret key."""
+"""The one folder that holds state: database, rendezvous, job logs, broker, keys."""
 
 
 def _flag(name: str, default: bool) -> bool:
@@ -56,8 +59,33 @@ def _toml(variable: str) -> dict[str, Any]:
     return tomllib.loads(path.read_text()) if path else {}
 
 
+def _fernet_keys(text: str) -> tuple[str, ...]:
+    keys = tuple(key for key in re.split(r"[,\s]+", text) if key)
+    for place, key in enumerate(keys, 1):
+        try:
+            found = f"{len(base64.urlsafe_b64decode(key))} bytes"
+        except ValueError:
+            found = "no base64"
+        if found != "32 bytes":
+            raise ImproperlyConfigured(
+                f"ARCHIPELAGO_CREDENTIALS_KEY: expected keys of 32 bytes in URL-safe base64, with "
+                f"commas, found {found} in key {place} of {len(keys)}"
+            )
+    return keys
+
+
 SECRET_KEY = _kept("secret_key", "ARCHIPELAGO_SECRET_KEY", lambda: secrets.token_urlsafe(48))
+CREDENTIALS_KEYS = _fernet_keys(
+    _kept(
+        "credentials_key",
+        "ARCHIPELAGO_CREDENTIALS_KEY",
+        lambda: base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+    )
+)
+"""Seal credentials in the database: the first seals, all open."""
 DEBUG = _flag("ARCHIPELAGO_DEBUG", False)
+DEFAULT_EXCEPTION_REPORTER = "dashboard.errors.SecretReporter"
+DEFAULT_EXCEPTION_REPORTER_FILTER = "dashboard.errors.SecretFilter"
 ALLOWED_HOSTS = _list("ARCHIPELAGO_ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 CSRF_TRUSTED_ORIGINS = _list("ARCHIPELAGO_TRUSTED_ORIGINS", "")
 
@@ -207,7 +235,12 @@ DEFAULT_RENDEZVOUS = os.environ.get("ARCHIPELAGO_RENDEZVOUS", (VAR_DIR / "rendez
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+    "formatters": {
+        "line": {
+            "()": "runs.redaction.RedactingFormatter",
+            "fmt": "%(asctime)s %(levelname)s %(name)s: %(message)s",
+        }
+    },
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["console"], "level": os.environ.get("ARCHIPELAGO_LOG_LEVEL", "INFO")},
     # Two lines for every tick of every run would bury what matters; failures are still logged.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from django.db.models import F
+from django.db.models import F, Q
 from django.utils import timezone
 
 from runs.models import Credential, ReplicaPool, Run
@@ -87,10 +87,14 @@ def call_person(pool: ReplicaPool, message: str) -> None:
 
 
 def person_acted(backend: str, credential: Credential | None) -> int:
-    """Somebody changed or proved a credential: what waited for it may go on. Returns how many."""
-    return ReplicaPool.objects.filter(
-        backend=backend, credential=credential, needs_person=True
-    ).update(needs_person=False, failures=0, closed_until=None)
+    """Somebody changed or proved a credential, of a backend or of a bucket: the pools that waited
+    for it may go on. Returns how many."""
+    concerned = Q(backend=backend, credential=credential)
+    if credential is not None:
+        concerned |= Q(run__store_credential=credential)
+    return ReplicaPool.objects.filter(concerned, needs_person=True).update(
+        needs_person=False, failures=0, closed_until=None
+    )
 
 
 def person_looked(pool: ReplicaPool) -> None:

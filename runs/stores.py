@@ -1,7 +1,8 @@
-"""One open store per rendezvous and process.
+"""One open store per rendezvous, credential and process.
 
 Opened after the fork, because clients of object stores do not survive one, and kept, because each
-opening costs connections.
+opening costs connections. A run's credential opens it and nothing of the server's own environment
+does; a credential that was changed makes a new client.
 """
 
 from __future__ import annotations
@@ -9,14 +10,25 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
-from diloco.rendezvous.store import Store, open_store
+from diloco.rendezvous.store import Store, StoreDenied, open_store
+from runs.credentials import CannotOpen
+from runs.credentials.vault import unseal
 from runs.models import Run
 
 
 def store_for(run: Run) -> Store:
-    return _open(os.getpid(), run.rendezvous)
+    """Raises :class:`StoreDenied` where the run's credential cannot be opened."""
+    credential = run.store_credential
+    if credential is None:
+        return _open(os.getpid(), run.rendezvous, "", "")
+    return _open(os.getpid(), run.rendezvous, credential.sealed, credential.name)
 
 
 @lru_cache(maxsize=64)
-def _open(pid: int, uri: str) -> Store:
-    return open_store(uri)
+def _open(pid: int, uri: str, sealed: str, name: str) -> Store:
+    """Kept by what is sealed, not by what is in it: these keys are in memory for long."""
+    try:
+        environment = unseal(sealed, name=name) if sealed else None
+    except CannotOpen as error:
+        raise StoreDenied(str(error)) from None
+    return open_store(uri, environment=environment or None)

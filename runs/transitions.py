@@ -19,6 +19,7 @@ from django.utils import timezone
 
 from runs.exceptions import IllegalTransition
 from runs.models import Event, Replica, Run
+from runs.redaction import redact
 from runs.states import (
     REPLICA_TRANSITIONS,
     REPLICA_WORKING,
@@ -70,8 +71,8 @@ def record_event(
 
 def clean_text(text: str, limit: int = _REASON_LIMIT) -> str:
     """Text from outside as any database takes it: no NUL, no half of a surrogate pair (JSON may
-    hold one, UTF-8 cannot), not endless."""
-    text = text.replace("\x00", "�").encode(errors="replace").decode()
+    hold one, UTF-8 cannot), not endless, and no secret in it."""
+    text = redact(text).replace("\x00", "�").encode(errors="replace").decode()
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

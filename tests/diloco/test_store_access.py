@@ -74,7 +74,7 @@ def test_a_wrong_credential_is_not_helped_by_the_process(
     make = ENGINES[engine]
     make(s3_uri).put("a", b"the process may")
     wrong = {**s3.env, "AWS_SECRET_ACCESS_KEY": "wrong"}
-    with pytest.raises(StoreDenied, match="Signature|Forbidden"):
+    with pytest.raises(StoreDenied, match=r"Signature|Forbidden"):
         make(s3_uri, environment=wrong).get("a")
     with pytest.raises(StoreDenied, match="expected AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY"):
         make(s3_uri, environment={})
