@@ -90,7 +90,7 @@ class Hub:
         ``GET /api/jobs/{namespace}``, as ``HfApi.list_jobs`` asks it. What comes is held against
         what was asked for: a filter that were ignored would give us strangers' jobs.
         """
-        found: list[JobInfo] = []
+        found: dict[str, JobInfo] = {}  # a job may move to the next page meanwhile
         wanted = tuple(stages)
         url: str | None = f"{self.api.endpoint}/api/jobs/{namespace}"
         params: list[tuple[str, str | int | float | bool | None]] | None = [
@@ -103,11 +103,12 @@ class Hub:
                     url, params=params, headers=build_hf_headers(token=api.token)
                 )
                 hf_raise_for_status(response)
-                found += [JobInfo(**told, endpoint=api.endpoint) for told in response.json()]
+                for told in response.json():
+                    found[told["id"]] = JobInfo(**told, endpoint=api.endpoint)
                 url, params = response.links.get("next", {}).get("url"), None
         return [
             job
-            for job in found
+            for job in found.values()
             if labels.items() <= (job.labels or {}).items()
             and (not wanted or str(job.status.stage) in wanted)
         ]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from huggingface_hub import HfApi, JobHardwareInfo, JobInfo, close_session
 
@@ -479,3 +480,26 @@ def test_what_the_hub_does_not_tell_is_unknown() -> None:
 def test_the_table_of_hardware_loads_no_client() -> None:
     code = "import sys, executors.hardware; assert 'huggingface_hub' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# The emulated Hub, as a demonstration drives it.
+
+
+def test_faults_come_over_http_too(
+    hub: HuggingFaceHub, executor: HFJobsExecutor, tmp_path: Path
+) -> None:
+    def fault(name: str, **arguments: object) -> int:
+        url = f"{hub.url}/_emulator/{name}"
+        return httpx2.post(url, json=arguments).status_code
+
+    handle = launch(executor, "wait", tmp_path / "up")
+    number_in(tmp_path / "up")
+    assert fault("preempt", job=handle.launch_key) == 200
+    assert end_of(executor, handle).cause is Cause.PREEMPTED
+    assert fault("refuse_quota", message="nothing left") == 200
+    with pytest.raises(NeedsPerson, match="nothing left"):
+        launch(executor, "exit", 0, key="run-0-2")
+    assert fault("refuse_quota", message=None) == 200
+    assert end_of(executor, launch(executor, "exit", 0, key="run-0-2")).cause is Cause.DONE
+    assert fault("preempt", job="nobody") == 400
+    assert fault("no_such_fault") == 404
