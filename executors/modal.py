@@ -96,8 +96,8 @@ class ModalExecutor:
     ) -> list[ReplicaHandle]:
         """See :meth:`executors.base.ServerlessExecutor.launch_replicas`.
 
-        ``code.requirements`` go into the image, so that Modal builds them once; the bootstrap then
-        finds them there.
+        ``code.requirements`` go into the image, unless that is somebody's own: Modal builds it
+        once, and the bootstrap then finds them there.
         """
         request = common.prepare(n_replicas, entrypoint_args, specs)
         for spec in request.specs:

@@ -130,7 +130,7 @@ class Account:
         return client
 
     async def another(self) -> modal.Client:
-        """A client of its own, for whoever asks to close."""
+        """A client of its own, for whoever asks to close. The SDK connects it at once."""
         token_id, token_secret = self._secrets()
         if not token_id or not token_secret:
             raise NeedsPerson(
@@ -139,9 +139,9 @@ class Account:
             )
         url = self._credentials.get(SERVER_URL)
         if not url:
-            return await modal.Client.from_credentials.aio(token_id, token_secret)
+            return await self.call(modal.Client.from_credentials.aio(token_id, token_secret))
         client = modal.Client(url, api_pb2.CLIENT_TYPE_CLIENT, (token_id, token_secret))
-        await client.__aenter__()  # type: ignore[no-untyped-call]
+        await self.call(client.__aenter__())  # type: ignore[no-untyped-call]
         return client
 
     def _secrets(self) -> tuple[str, str]:

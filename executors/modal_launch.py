@@ -132,7 +132,9 @@ class Launcher:
         """The image of a launch, built. Raises :class:`RetryLater` while Modal is at it."""
         spec, options = launch.spec, launch.options
         tag = spec.image or options.image
-        wanted = launch.requirements if options.requirements is None else options.requirements
+        wanted = options.requirements
+        if wanted is None:  # in somebody's own image the bootstrap installs only what it lacks
+            wanted = () if tag else launch.requirements
         key = (tag, wanted, options.python_version, options.add_python, options.registry_secret,
                options.extra_index_url, options.environment)  # fmt: skip
         built = self._images.get(key)
