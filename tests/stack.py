@@ -71,9 +71,9 @@ def stack_env(var: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def running_stack(var: Path) -> Iterator[LiveStack]:
+def running_stack(var: Path, **more_env: str) -> Iterator[LiveStack]:
     (port,) = free_ports(1)
-    env = stack_env(var)
+    env = {**stack_env(var), **more_env}
     log = var / "serve.log"
     command = [sys.executable, "manage.py", "serve", "--port", str(port)]
     with child(command, log=log, env=env, cwd=REPOSITORY) as process:

@@ -20,7 +20,7 @@ settings = GroupSettings(**{settings!r})
 draft = RunDraft(
     name={name!r}, settings=settings,
     workload=ByteGPTWorkload(size="demo", data={data!r}, eval_bytes=4096),
-    pools=(PoolDraft(count=settings.num_replicas),), rendezvous={rendezvous!r},
+    pools=tuple(PoolDraft(**pool) for pool in {pools!r}), rendezvous={rendezvous!r},
 )
 owner = User.objects.get(username="operator")
 print(create_run(draft, owner=owner, submit_key=secrets.token_hex()).pk)
@@ -36,8 +36,13 @@ print(json.dumps({{
     "rounds": run.committed_rounds,
     "attempts": list(
         ReplicaAttempt.objects.filter(replica__run=run).order_by("launch_key")
-        .values("launch_key", "replica__number", "cause", "exit_code", "handle")
+        .values(
+            "launch_key", "replica__number", "replica__pool__backend", "cause", "exit_code",
+            "handle", "cost_usd",
+        )
     ),
+    "cost_usd": run.cost_usd,
+    "rendezvous": run.rendezvous,
     "contributions": [
         [r.number, r.state, r.contributions.filter(state="included").count()]
         for r in run.rounds.order_by("number")
@@ -51,7 +56,13 @@ print(json.dumps({{
 
 
 def create(
-    stack: LiveStack, name: str, *, data: str = "stdlib", rendezvous: str = "", **settings: Any
+    stack: LiveStack,
+    name: str,
+    *,
+    data: str = "stdlib",
+    rendezvous: str = "",
+    pools: list[dict[str, Any]] | None = None,
+    **settings: Any,
 ) -> str:
     """Submit through the service; the run's id. Nothing is asked of the data beforehand."""
     chosen = {
@@ -59,7 +70,13 @@ def create(
         "heartbeat_timeout_s": 6.0, "round_timeout_s": 120.0, "start_wait_s": 60.0, **settings,
     }  # fmt: skip
     return stack.python(
-        _CREATE.format(name=name, settings=chosen, data=data, rendezvous=rendezvous)
+        _CREATE.format(
+            name=name,
+            settings=chosen,
+            data=data,
+            rendezvous=rendezvous,
+            pools=pools or [{"count": chosen["num_replicas"]}],
+        )
     )
 
 
@@ -68,7 +85,13 @@ def look(stack: LiveStack, run: str) -> dict[str, Any]:
     return found
 
 
-def wait_for(stack: LiveStack, run: str, ready: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def wait_for(
+    stack: LiveStack,
+    run: str,
+    ready: Callable[[dict[str, Any]], bool],
+    *,
+    timeout_s: float = 120,
+) -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
     def check() -> bool:
@@ -76,5 +99,5 @@ def wait_for(stack: LiveStack, run: str, ready: Callable[[dict[str, Any]], bool]
         assert seen["state"] not in ("failed", "cancelled"), seen["reason"]
         return ready(seen)
 
-    wait_until(check, f"run {run}", timeout_s=120)
+    wait_until(check, f"run {run}", timeout_s=timeout_s)
     return seen
