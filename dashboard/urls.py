@@ -4,7 +4,7 @@ from django.contrib import admin
 from django.contrib.auth.views import LogoutView
 from django.urls import path
 
-from dashboard.views import auth, live, run, runs, submit
+from dashboard.views import auth, live, pools, replica, run, runs, submit
 
 admin.site.site_header = "Archipelago administration"
 admin.site.site_title = "Archipelago"
@@ -23,6 +23,14 @@ urlpatterns = [
     path("runs/<uuid:run_id>/points.json", run.points, name="run-points"),
     path("runs/<uuid:run_id>/logs.json", run.logs, name="run-logs"),
     path("runs/<uuid:run_id>/stream", live.run_stream, name="run-stream"),
+    path("runs/<uuid:run_id>/pools/add", pools.add, name="pool-add"),
+    path("runs/<uuid:run_id>/pools/<int:pool_id>/scale", pools.scale, name="pool-scale"),
+    path("runs/<uuid:run_id>/replicas/<int:number>/", replica.detail, name="replica"),
+    path("runs/<uuid:run_id>/replicas/<int:number>/log.json", replica.log, name="replica-log"),
+    path("runs/<uuid:run_id>/replicas/<int:number>/stop", replica.stop, name="replica-stop"),
+    path(
+        "runs/<uuid:run_id>/replicas/<int:number>/restart", replica.restart, name="replica-restart"
+    ),
     path("login", auth.LoginView.as_view(), name="login"),
     path("logout", LogoutView.as_view(), name="logout"),
     path("setup", auth.setup, name="setup"),

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 
 from diloco.preflight import preflight
+from diloco.rendezvous.store_access import family_of
 from diloco.rendezvous.workload import STDLIB
 from runs.backends import capabilities_of
 from runs.credentials import open_credential
@@ -20,15 +21,14 @@ from runs.models import Credential
 
 LOCAL_SCHEMES = frozenset({"", "file", "local"})
 
-# Names of environment variables that move a kind of bucket to another address; the first that is
-# set counts, as for the clients themselves.
+# Variables that move a kind of bucket to another address; the first that is set counts, as for the
+# clients themselves.
 _ENDPOINTS = {
     "s3": ("FSSPEC_S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
-    "gs": ("STORAGE_EMULATOR_HOST", "FSSPEC_GCS_ENDPOINT_URL"),
-    "az": ("AZURE_STORAGE_ACCOUNT_HOST", "AZURE_STORAGE_CONNECTION_STRING"),
+    "gs": ("STORAGE_EMULATOR_HOST",),
+    "az": ("AZURE_STORAGE_CONNECTION_STRING",),
     "hf": ("HF_ENDPOINT",),
 }
-_ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 
 
 def remote_backends(backends: Sequence[str]) -> list[str]:
@@ -39,20 +39,19 @@ def remote_backends(backends: Sequence[str]) -> list[str]:
 
 def only_here(uri: str, backends: Sequence[str], *, store: Credential | None = None) -> str:
     """The address that jobs on ``backends`` cannot reach, because it is this machine's; '' where
-    they can. A bucket is where its endpoint says, and that is in the environment or in the
-    credential ``store``."""
+    they can. A bucket is where its endpoint says: in the credential ``store`` or, without one, in
+    this process's environment."""
     if not remote_backends(backends):
         return ""
     parts = urlsplit(uri)
     if parts.scheme in LOCAL_SCHEMES or _is_loopback(parts.hostname):
         return uri
-    environment = os.environ | dict(open_credential(store))
-    endpoint = _endpoint(parts.scheme, environment)
+    endpoint = _endpoint(uri, os.environ if store is None else open_credential(store))
     return f"{uri} at {endpoint}" if _is_loopback(_host(endpoint)) else ""
 
 
-def _endpoint(scheme: str, environment: Mapping[str, str]) -> str:
-    names = _ENDPOINTS.get(_ALIASES.get(scheme, scheme), ())
+def _endpoint(uri: str, environment: Mapping[str, str]) -> str:
+    names = _ENDPOINTS.get(family_of(uri), ())
     found = next((environment[name] for name in names if environment.get(name)), "")
     for part in found.split(";"):  # of a connection string only this is an address
         name, _, value = part.partition("=")
@@ -88,7 +87,8 @@ def check_rendezvous(
             f"expected a bucket that replicas on {names} can reach, "
             f"found {here}, which only this machine can"
         ]
-    report = preflight(uri, quick=True)
+    environment = None if store is None else open_credential(store)
+    report = preflight(uri, quick=True, environment=environment)
     for check in report.missing[:1]:
         if check.name == "open":
             return [f"cannot be opened: {check.detail}"]

@@ -16,16 +16,17 @@ from executors.common import scrub
 from executors.registry import BACKENDS
 from runs.asking import NoAnswer, ask_all
 from runs.backends import capabilities_of, executor_of
-from runs.bucket_check import check_data, check_rendezvous
+from runs.bucket_check import check_data, check_rendezvous, only_here
 from runs.credentials import open_credential
 from runs.forecast import ByPlace, forecast
-from runs.models import Credential
+from runs.models import Credential, Run
 from runs.presets import PoolDraft, RunDraft
 
 __all__ = [
     "Answer",
     "Finding",
     "check_data",
+    "check_new_pool",
     "check_rendezvous",
     "check_run",
     "try_bucket",
@@ -86,6 +87,14 @@ def try_pool(pool: PoolDraft, place: int = 0) -> Answer:
             for f in answer.findings
         ),
     )
+
+
+def check_new_pool(run: Run, pool: PoolDraft) -> list[Finding]:
+    """Of a pool that is to join a run: can it reach the bucket, and would a launch be taken?"""
+    if here := only_here(run.rendezvous, [pool.backend], store=run.store_credential):
+        words = f"expected a backend that can reach {here}, found {BACKENDS[pool.backend]}"
+        return [_at(0, "backend", words)]
+    return list(try_pool(pool).findings)
 
 
 def try_bucket(

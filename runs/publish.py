@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runs import charts, live, selectors
+from runs import charts, fleet, live, selectors
 from runs.models import Run
 from runs.reading import Changes
 
@@ -18,7 +18,8 @@ def publish_changes(run: Run, changes: Changes) -> None:
     run = selectors.with_header(Run.objects.filter(pk=run.pk)).get()
     delta: dict[str, Any] = {"run": selectors.run_header(run)}
     if changes.replicas or events:
-        delta["replicas"] = selectors.replica_rows(run)
+        delta["replicas"] = fleet.replica_rows(run)
+        delta["pools"] = fleet.pool_rows(run)
     if changes.rounds:
         delta["rounds"] = selectors.round_rows(run, numbers=changes.rounds)
     if changes.points:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
-from django.db.models import Count, Exists, OuterRef, Prefetch, Q, QuerySet, Subquery
+from django.db.models import Count, Exists, OuterRef, Prefetch, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from runs import charts, live
+from runs.fleet import pool_rows, replica_rows
 from runs.models import (
     Contribution,
     Event,
@@ -25,10 +26,12 @@ from runs.models import (
     MetricBlock,
     Replica,
     ReplicaAttempt,
+    ReplicaPool,
     Round,
     Run,
 )
 from runs.models import TelemetryCursor as Cursor
+from runs.plain import finite, iso
 from runs.states import REPLICA_ENDED, REPLICA_LIVE, RUN_ACTIVE, RUN_LIVE
 
 MAX_POINTS = charts.MAX_POINTS
@@ -80,7 +83,13 @@ def with_header(runs: QuerySet[Run]) -> QuerySet[Run]:
     # the model's ordering.
     live = Replica.objects.filter(run=OuterRef("pk"), state__in=REPLICA_LIVE).order_by()
     count = Subquery(live.values("run").annotate(count=Count("pk")).values("count"))
-    return runs.select_related("owner").annotate(live_count=Coalesce(count, 0))
+    pools = ReplicaPool.objects.filter(run=OuterRef("pk")).order_by()
+    wanted = Subquery(pools.values("run").annotate(wanted=Sum("count")).values("wanted"))
+    return runs.select_related("owner").annotate(
+        live_count=Coalesce(count, 0),
+        wanted=wanted,
+        unpriced=Exists(pools.filter(price_usd_h=None)),
+    )
 
 
 def runs_to_look_after() -> QuerySet[Run]:
@@ -100,34 +109,37 @@ def runs_to_look_after() -> QuerySet[Run]:
 
 def run_header(run: Run) -> dict[str, Any]:
     """The run in one line. Costs no query for a run from :func:`runs_for`."""
-    live_count = getattr(run, "live_count", None)
-    if live_count is None:
-        live_count = run.replicas.filter(state__in=REPLICA_LIVE).count()
+    if not hasattr(run, "live_count"):
+        run = with_header(Run.objects.filter(pk=run.pk)).get()
+    found: Any = run  # what with_header adds is not in the model
     active = run.state in RUN_LIVE
     return {
         "id": str(run.pk),
         "name": run.name,
         "state": str(run.state),
         "state_reason": run.state_reason,
-        "state_since": _iso(run.state_since),
+        "state_since": iso(run.state_since),
         "owner": run.owner.get_username(),
         "committed_rounds": run.committed_rounds,
         "total_rounds": run.total_rounds,
         "tokens": run.tokens,
-        "tokens_per_s": _finite(run.tokens_per_s) if active else None,
-        "train_loss": _finite(run.train_loss),
-        "eval_loss": _finite(run.eval_loss),
-        "live": live_count,
+        "tokens_per_s": finite(run.tokens_per_s) if active else None,
+        "train_loss": finite(run.train_loss),
+        "eval_loss": finite(run.eval_loss),
+        "live": found.live_count,
         "quorum": int(run.group_settings["min_quorum"]),
-        "target": int(run.group_settings["num_replicas"]),
+        "target": found.wanted or int(run.group_settings["num_replicas"]),
         "eta_s": eta_s(run) if active else None,
-        "created_at": _iso(run.created_at),
-        "started_at": _iso(run.started_at),
-        "ended_at": _iso(run.ended_at),
-        "last_seen_at": _iso(run.last_seen_at),
+        "created_at": iso(run.created_at),
+        "started_at": iso(run.started_at),
+        "ended_at": iso(run.ended_at),
+        "last_seen_at": iso(run.last_seen_at),
         "goodput": goodput(run.phase_s),
         "bytes_up": run.bytes_up,
         "bytes_down": run.bytes_down,
+        "cost_usd": run.cost_usd,
+        "cost_known": not found.unpriced,
+        "budget_usd": run.budget_usd,
     }
 
 
@@ -147,32 +159,6 @@ def goodput(phase_s: Mapping[str, Any]) -> float | None:
     """Compute seconds over all seconds of all rounds' phases; null before the first round."""
     total = sum(float(s) for s in phase_s.values())
     return round(float(phase_s.get("compute", 0.0)) / total, 4) if total > 0 else None
-
-
-def replica_rows(run: Run) -> list[dict[str, Any]]:
-    replicas = Replica.objects.filter(run=run).select_related("pool").order_by("number")
-    return [
-        {
-            "number": r.number,
-            "state": str(r.state),
-            "state_reason": r.state_reason,
-            "backend": r.pool.backend,
-            "backend_state": r.backend_state,
-            "beat_at": _iso(r.beat_at),
-            "beat_interval_s": r.beat_interval_s or None,
-            "round": r.round,
-            "step": r.step,
-            "tokens": r.tokens,
-            "loss": _finite(r.loss),
-            "tokens_per_s": _finite(r.tokens_per_s),
-            "wait_fraction": _finite(r.wait_fraction),
-            "restarts": r.restarts,
-            "device": r.device,
-            "host": r.host,
-            "incarnation": r.incarnation,
-        }
-        for r in replicas
-    ]
 
 
 def round_rows(
@@ -200,9 +186,9 @@ def _round_row(r: Round) -> dict[str, Any]:
         "reason": r.reason,
         "contributors": r.contributors,
         "mode": r.mode,
-        "committed_at": _iso(r.committed_at),
-        "loss": _finite(r.loss),
-        "eval_loss": _finite(r.eval_loss),
+        "committed_at": iso(r.committed_at),
+        "loss": finite(r.loss),
+        "eval_loss": finite(r.eval_loss),
         "tokens_total": r.tokens_total,
         "weights_digest": r.weights_digest,
         "digest_mismatch": r.digest_mismatch,
@@ -212,15 +198,15 @@ def _round_row(r: Round) -> dict[str, Any]:
                 "state": str(c.state),
                 "reason": c.reason,
                 "base_round": c.base_round,
-                "norm": _finite(c.norm),
-                "update_norm": _finite(c.update_norm),
+                "norm": finite(c.norm),
+                "update_norm": finite(c.update_norm),
                 "size_bytes": c.size_bytes,
                 "bytes_up": c.bytes_up,
                 "bytes_down": c.bytes_down,
                 "requests": c.requests,
                 "phases": c.phases,
-                "started_at": _iso(c.started_at),
-                "committed_at": _iso(c.committed_at),
+                "started_at": iso(c.started_at),
+                "committed_at": iso(c.committed_at),
             }
             for c in r.contributions.all()
         ],
@@ -233,7 +219,7 @@ def event_rows(run: Run, after_id: int = 0, limit: int = 100) -> list[dict[str, 
     return [
         {
             "id": e.pk,
-            "at": _iso(e.at),
+            "at": iso(e.at),
             "level": str(e.level),
             "kind": e.kind,
             "replica": e.replica.number if e.replica else None,
@@ -256,7 +242,7 @@ def log_rows(
     return [
         {
             "id": line.pk,
-            "at": _iso(line.at),
+            "at": iso(line.at),
             "replica": line.replica.number,
             "level": line.level,
             "message": line.message,
@@ -305,17 +291,10 @@ def snapshot(run: Run) -> dict[str, Any]:
     cursor = live.latest_id()
     return {
         "run": run_header(run),
+        "pools": pool_rows(run),
         "replicas": replica_rows(run),
         "rounds": round_rows(run),
         "events": event_rows(run),
         "points": all_points(run),
         "cursor": cursor,
     }
-
-
-def _iso(at: datetime | None) -> str | None:
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z") if at else None
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dashboard.forms.people import FirstAdministratorForm, SignInForm
-from dashboard.forms.pools import PoolChoices, PoolForm
+from dashboard.forms.pools import PoolChoices, PoolForm, initial_of
 from dashboard.forms.run import RunForm, initial_from
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "RunForm",
     "SignInForm",
     "initial_from",
+    "initial_of",
 ]

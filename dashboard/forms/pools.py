@@ -118,7 +118,8 @@ class PoolForm(forms.Form):
     )
     timeout_s = DurationField(
         label="Deadline of a job",
-        help_text="Such as 1d 6h; then the replica goes on in a new job. Empty: the longest allowed.",
+        help_text="Such as 1d 6h; then the replica goes on in a new job. "
+        "Empty: the longest allowed.",
     )
     image = forms.CharField(
         label="Image",

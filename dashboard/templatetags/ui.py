@@ -71,3 +71,38 @@ def moment(value: str | datetime.datetime | None) -> SafeString:
     if at is None:
         return SafeString(formats.UNKNOWN)
     return format_html('<time datetime="{}" data-age>{}</time>', at.isoformat(), age(at))
+
+
+CAUSES = {
+    "done": ("succeeded", "succeeded"),
+    "error": ("failed", "failed"),
+    "out_of_memory": ("failed", "failed"),
+    "preempted": ("evicted", "warning"),
+    "deadline": ("late", "warning"),
+    "cancelled": ("cancelled", "queued"),
+    "lost": ("lost", "failed"),
+    "refused": ("refused", "failed"),
+}
+"""Why an attempt ended -> (icon, tone)."""
+
+
+@register.simple_tag
+def cause(name: str) -> SafeString:
+    symbol, tone = CAUSES.get(name, ("suspect", "queued"))
+    return format_html(
+        '<span class="state state-bare" data-tone="{}">{}<span>{}</span></span>',
+        tone,
+        icon(symbol),
+        name.replace("_", " "),
+    )
+
+
+@register.simple_tag
+def clock(value: str | None) -> SafeString:
+    """A moment by the clock; ``base.js`` shows it in the reader's own time zone."""
+    at = parse_datetime(value) if value else None
+    if at is None:
+        return SafeString(formats.UNKNOWN)
+    return format_html(
+        '<time datetime="{}" data-clock>{} UTC</time>', value, at.strftime("%m-%d %H:%M:%S")
+    )

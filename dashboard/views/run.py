@@ -7,12 +7,12 @@ from typing import Any
 
 from django.contrib import messages
 from django.contrib.auth.models import User
-from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
+from dashboard.views.access import run_to_operate, run_to_see
 from diloco.rendezvous.settings import SECTIONS, setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
 from runs import selectors, services
@@ -26,7 +26,7 @@ MAX_LOG_LINES = 500
 @require_safe
 @never_cache
 def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
-    run = get_object_or_404(selectors.runs_for(request.user), pk=run_id)
+    run = run_to_see(request, run_id)
     tab = request.GET.get("tab", "")
     size = GPT_SIZES.get(str(run.workload.get("size", "")))
     context = {
@@ -64,9 +64,7 @@ def settings_sections(run: Run) -> list[dict[str, Any]]:
 
 @require_POST
 def stop(request: HttpRequest, run_id: Any) -> HttpResponse:
-    run = get_object_or_404(selectors.runs_for(request.user), pk=run_id)
-    if not selectors.may_operate(request.user, run):
-        raise PermissionDenied("Operators stop their own runs, administrators any.")
+    run = run_to_operate(request, run_id)
     assert isinstance(request.user, User)
     if not services.request_stop(run, actor=request.user):
         messages.info(request, f"{run.name} was already {run.state}; nothing was left to stop.")
@@ -76,7 +74,7 @@ def stop(request: HttpRequest, run_id: Any) -> HttpResponse:
 @require_safe
 @never_cache
 def snapshot(request: HttpRequest, run_id: Any) -> JsonResponse:
-    run = get_object_or_404(selectors.runs_for(request.user), pk=run_id)
+    run = run_to_see(request, run_id)
     return JsonResponse(selectors.snapshot(run))
 
 
@@ -84,7 +82,7 @@ def snapshot(request: HttpRequest, run_id: Any) -> JsonResponse:
 @never_cache
 def points(request: HttpRequest, run_id: Any) -> HttpResponse:
     """One series, re-sampled: ``?series=loss&replica=0&after_step=-1&max_points=2000``."""
-    run = get_object_or_404(selectors.runs_for(request.user), pk=run_id)
+    run = run_to_see(request, run_id)
     series = request.GET.get("series", "")
     try:
         replica = int(request.GET["replica"]) if request.GET.get("replica") else None
@@ -106,7 +104,7 @@ def points(request: HttpRequest, run_id: Any) -> HttpResponse:
 @never_cache
 def logs(request: HttpRequest, run_id: Any) -> HttpResponse:
     """The newest log lines, oldest first: ``?replica=0&after=<id>``."""
-    run = get_object_or_404(selectors.runs_for(request.user), pk=run_id)
+    run = run_to_see(request, run_id)
     try:
         replica = int(request.GET["replica"]) if request.GET.get("replica") else None
         after = int(request.GET.get("after", "0"))

@@ -2,8 +2,10 @@
 
 import { age, secondsSince, when } from "./lib/format.js";
 import { $$, setFraction, setText } from "./lib/dom.js";
+import { tickTimes } from "./lib/times.js";
 
 function tick() {
+  tickTimes();
   for (const time of $$("time[data-age]")) {
     setText(time, age(secondsSince(time.dateTime)));
     if (!time.title) time.title = when(time.dateTime);

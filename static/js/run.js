@@ -11,6 +11,7 @@ import { heatmap } from "./run/heatmap.js";
 import { logLines } from "./run/logs.js";
 import { lossChart } from "./run/loss.js";
 import { phaseChart } from "./run/phases.js";
+import { poolTable } from "./run/pools.js";
 import { replicaTable } from "./run/replicas.js";
 import { roundDetail, roundsTable } from "./run/rounds.js";
 import { tabs } from "./run/tabs.js";
@@ -25,6 +26,13 @@ const context = {
   syncEvery: Number(page.dataset.syncEvery) || 1,
   /** The chosen round is part of the address. */
   selected: Number(url.get("round")) || null,
+  /** The pool whose replicas are shown, null for all. */
+  pool: Number(url.get("pool")) || null,
+  showPool(id) {
+    context.pool = id;
+    url.set({ pool: id });
+    redraw(new Set(["pools", "replicas"]));
+  },
   select(number) {
     context.selected = number;
     url.set({ round: number });
@@ -40,6 +48,7 @@ const parts = [
   lossChart(context, $("[data-loss]")),
   phaseChart(context, $("[data-phases]")),
   ...$$("[data-heatmap]").map((card) => heatmap(context, card)),
+  poolTable(context),
   ...$$("[data-replicas]").map((place) => replicaTable(context, place)),
   roundDetail(context, $("[data-round-detail]")),
   roundsTable(context, $("[data-rounds-table]")),
@@ -61,7 +70,8 @@ function redraw(changed) {
 const tab = tabs(context, () => redraw(new Set(["tab"])));
 addEventListener("popstate", () => {
   context.selected = Number(url.get("round")) || null;
-  redraw(new Set(["rounds"]));
+  context.pool = Number(url.get("pool")) || null;
+  redraw(new Set(["rounds", "pools", "replicas"]));
 });
 
 async function refresh() {

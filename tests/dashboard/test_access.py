@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.test import Client
 from django.urls import URLPattern, get_resolver, reverse
+from django.utils import timezone
 
 from runs.models import Run
-from tests.browser import seed
+from tests.browser import seed, seed_fleet
 from tests.dashboard.people import KINDS, client_for
 
 pytestmark = pytest.mark.django_db
@@ -20,21 +22,32 @@ PAGES = {
     "runs-json": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-new": ("get", SIGN_IN, REFUSED, OK, OK, OK),
     "run-estimate": ("post", SIGN_IN, REFUSED, OK, OK, OK),
+    "run-test": ("post", SIGN_IN, REFUSED, OK, OK, OK),
     "run": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-snapshot": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-points": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-logs": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-stop": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
+    "pool-add": ("get", SIGN_IN, REFUSED, OK, REFUSED, OK),
+    "pool-scale": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
+    "replica": ("get", SIGN_IN, OK, OK, OK, OK),
+    "replica-log": ("get", SIGN_IN, OK, OK, OK, OK),
+    "replica-stop": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
+    "replica-restart": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "logout": ("post", SIGN_IN, MOVED, MOVED, MOVED, MOVED),
     "login": ("get", OK, MOVED, MOVED, MOVED, MOVED),
     "setup": ("get", MOVED, MOVED, MOVED, MOVED, MOVED),
 }
+SENT = {"run-test": {"test": "rendezvous"}, "pool-scale": {"count": "2"}}
 TESTED_ELSEWHERE = {"runs-stream", "run-stream"}  # test_stream.py
 
 
 @pytest.fixture
 def run() -> Run:
-    return seed.run(seed.user("owner", "operator"), committed=2, replicas=2)
+    made = seed.run(seed.user("owner", "operator"), committed=2, replicas=2)
+    for replica in made.replicas.all():
+        seed_fleet.attempts(replica, backend="local", price=0.0, earlier=0, now=timezone.now())
+    return made
 
 
 def test_every_url_is_in_the_table() -> None:
@@ -47,7 +60,7 @@ def test_every_url_is_in_the_table() -> None:
 def test_who_gets_what(name: str, kind: str, run: Run) -> None:
     method, *expected = PAGES[name]
     client = client_for(kind, run.owner)
-    answer = getattr(client, method)(address(name, run))
+    answer = getattr(client, method)(address(name, run), SENT.get(name))
     wanted = expected[KINDS.index(kind)]
     if wanted == SIGN_IN:
         assert answer.status_code == 302
@@ -60,11 +73,16 @@ def test_who_gets_what(name: str, kind: str, run: Run) -> None:
 
 
 def address(name: str, run: Run) -> str:
-    needs_run = (
-        name.startswith("run-") and name not in ("run-new", "run-estimate")
-    ) or name == "run"
-    url = reverse(name, args=[run.pk] if needs_run else [])
-    return f"{url}?series=loss&replica=0" if name == "run-points" else url
+    kind, _, rest = name.partition("-")
+    args: list[Any] = []
+    if kind in ("replica", "pool") or (kind == "run" and rest not in ("new", "estimate", "test")):
+        args.append(run.pk)
+    if kind == "replica":
+        args.append(1)
+    if name == "pool-scale":
+        args.append(run.pools.get().pk)
+    query = {"run-points": "?series=loss&replica=0", "replica-log": "?attempt=1"}
+    return reverse(name, args=args) + query.get(name, "")
 
 
 @pytest.mark.parametrize("name", sorted(n for n, row in PAGES.items() if row[0] == "post"))
@@ -81,6 +99,27 @@ def test_no_post_without_a_csrf_token(name: str, run: Run) -> None:
 def test_stop_button_only_for_those_who_may(kind: str, run: Run) -> None:
     page = client_for(kind, run.owner).get(reverse("run", args=[run.pk])).content.decode()
     assert ("data-stop-form" in page) == (kind in ("owner", "admin"))
+
+
+@pytest.mark.parametrize("kind", ["viewer", "stranger", "owner", "admin"])
+def test_buttons_for_pools_and_replicas_only_for_those_who_may(kind: str, run: Run) -> None:
+    client = client_for(kind, run.owner)
+    may = kind in ("owner", "admin")
+    page = client.get(reverse("run", args=[run.pk]) + "?tab=replicas").content.decode()
+    for mark in ("data-may-operate", "data-scale-dialog", "data-replica-dialog", "Add a pool"):
+        assert (mark in page) == may
+    page = client.get(reverse("replica", args=[run.pk, 1])).content.decode()
+    for mark in ('data-act="stop"', 'data-act="restart"'):
+        assert (mark in page) == may
+
+
+def test_somebody_without_a_role_finds_no_replica(run: Run) -> None:
+    client = Client()
+    client.force_login(seed.user("nobody", ""))
+    for name in ("replica", "replica-log"):
+        assert client.get(address(name, run)).status_code == 404
+    for name in ("replica-stop", "replica-restart", "pool-scale", "pool-add"):
+        assert client.post(address(name, run), SENT.get(name)).status_code == 404
 
 
 @pytest.mark.parametrize("kind", ["viewer", "owner"])

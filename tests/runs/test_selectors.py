@@ -85,12 +85,13 @@ def test_the_cost_of_a_page_does_not_grow(
     with django_assert_num_queries(0):
         selectors.run_header(run)
     for query, cost in (
-        (selectors.replica_rows, 1),
+        (selectors.replica_rows, 2),
+        (selectors.pool_rows, 3),
         (selectors.round_rows, 2),
         (selectors.event_rows, 1),
         (selectors.series_of, 1),
         (selectors.all_points, 1),
-        (selectors.snapshot, 5),
+        (selectors.snapshot, 9),
     ):
         with django_assert_num_queries(cost):
             assert query(run)
@@ -130,7 +131,7 @@ def test_the_cost_of_a_tick_without_news_does_not_grow(
 def test_a_snapshot_is_json(olga: Any) -> None:
     run = run_of(olga)
     found = selectors.snapshot(run)
-    assert set(found) == {"run", "replicas", "rounds", "events", "points", "cursor"}
+    assert set(found) == {"run", "pools", "replicas", "rounds", "events", "points", "cursor"}
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["run"]["created_at"].endswith("Z")
     assert len(found["replicas"]) == 4

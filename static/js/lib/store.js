@@ -10,6 +10,7 @@ export const seriesKey = (series, replica) => `${series}/${replica ?? ""}`;
 
 export class RunStore {
   run = null;
+  pools = new Map();
   replicas = new Map();
   rounds = new Map();
   events = new Map();
@@ -17,7 +18,7 @@ export class RunStore {
   cursor = "";
   #listeners = [];
 
-  /** `listener(changed: Set)` with any of run, replicas, rounds, events, points. */
+  /** `listener(changed: Set)` with any of run, pools, replicas, rounds, events, points. */
   listen(listener) {
     this.#listeners.push(listener);
   }
@@ -25,6 +26,7 @@ export class RunStore {
   load(snapshot) {
     this.run = snapshot.run;
     this.cursor = snapshot.cursor;
+    this.pools = new Map(snapshot.pools.map((row) => [row.id, row]));
     this.replicas = new Map(snapshot.replicas.map((row) => [row.number, row]));
     this.rounds = new Map(snapshot.rounds.map((row) => [row.number, row]));
     this.events = new Map(snapshot.events.map((row) => [row.id, row]));
@@ -34,7 +36,7 @@ export class RunStore {
       if (mine?.full) this.#merge(tail(columns, mine[keyOf(mine)].at(-1)));
       else this.series.set(seriesKey(columns.series, columns.replica), columns);
     }
-    this.#tell(new Set(["run", "replicas", "rounds", "events", "points"]));
+    this.#tell(new Set(["run", "pools", "replicas", "rounds", "events", "points"]));
   }
 
   apply(delta, id = "") {
@@ -45,7 +47,7 @@ export class RunStore {
       this.run = { ...this.run, ...delta.run };
       changed.add("run");
     }
-    for (const [part, key] of [["replicas", "number"], ["rounds", "number"], ["events", "id"]]) {
+    for (const [part, key] of [["pools", "id"], ["replicas", "number"], ["rounds", "number"], ["events", "id"]]) {
       for (const row of delta[part] ?? []) {
         this[part].set(row[key], row);
         changed.add(part);
@@ -90,6 +92,11 @@ export class RunStore {
 
   replicaRows() {
     return [...this.replicas.values()].sort((a, b) => a.number - b.number);
+  }
+
+  /** In the order in which they were made. */
+  poolRows() {
+    return [...this.pools.values()].sort((a, b) => a.id - b.id);
   }
 
   roundRows() {

@@ -34,9 +34,20 @@ function show(run, at) {
   setText(at.goodput, format.percent(run.goodput));
   setText(at.bytes, format.size(run.bytes_up + run.bytes_down));
   setText(at.bytes_note, `${format.size(run.bytes_up)} ↑  ${format.size(run.bytes_down)} ↓`);
+  setText(at.cost, spent(run));
+  setText(at.budget, run.budget_usd ? `of ${format.money(run.budget_usd)} budget` : "no budget");
+  const over = run.budget_usd ? run.cost_usd / run.budget_usd : 0;
+  at.cost_bar.hidden = !run.budget_usd;
+  setFraction(at.cost_bar, over, over >= 1 ? "failed" : over >= 0.8 ? "warning" : "running");
   const stop = $("[data-stop]");
   if (stop) stop.hidden = !RUN_STOPPABLE.has(run.state);
   document.title = `${progress(run)}${run.name} · Archipelago`;
+}
+
+/** What is known of the cost, and that something is not. */
+function spent(run) {
+  if (run.cost_known) return format.money(run.cost_usd);
+  return run.cost_usd ? `${format.money(run.cost_usd)} +` : "unknown";
 }
 
 function progress(run) {

@@ -1,0 +1,82 @@
+"""Pools of a run that is working: how large they are, and one more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_POST
+
+from dashboard.forms import PoolChoices, PoolForm, initial_of
+from dashboard.views.access import run_to_operate
+from runs import create, fleet, preflight, services
+from runs.exceptions import InvalidRun
+from runs.models import Run
+from runs.presets import PoolDraft
+
+
+@require_POST
+def scale(request: HttpRequest, run_id: Any, pool_id: int) -> HttpResponse:
+    """``count`` is how many replicas the pool shall have."""
+    run = run_to_operate(request, run_id)
+    pool = get_object_or_404(run.pools, pk=pool_id)
+    assert isinstance(request.user, User)
+    wanted = request.POST.get("count", "")
+    try:
+        if not wanted.isdecimal() or len(wanted) > 6:
+            raise InvalidRun("pools", f"expected a number of replicas, found {wanted[:20]!r}")
+        change = services.scale_pool(pool, int(wanted), actor=request.user)
+    except InvalidRun as error:
+        messages.error(request, f"{fleet.pool_name(pool)} was not changed: {error.message}.")
+    else:
+        words = f"{abs(change)} {'more' if change > 0 else 'fewer'}" if change else "no change"
+        messages.success(request, f"{fleet.pool_name(pool)}: {wanted} wanted, {words}.")
+    return _back(run)
+
+
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+def add(request: HttpRequest, run_id: Any) -> HttpResponse:
+    """The form of one pool, checked like a row of the submit form."""
+    run = run_to_operate(request, run_id)
+    choices = PoolChoices.load()
+    if request.method != "POST":
+        form = PoolForm(index=0, choices=choices, initial=initial_of(PoolDraft()))
+        return _page(request, run, form)
+    form = PoolForm(request.POST, index=0, choices=choices)
+    if not form.is_valid() or not _passes(run, form):
+        return _page(request, run, form)
+    assert isinstance(request.user, User)
+    try:
+        pool = services.add_pool(run, form.draft(), actor=request.user)
+    except InvalidRun as error:
+        form.place(error.field.removeprefix("pools.0."), error.message)
+        return _page(request, run, form)
+    messages.success(request, f"{fleet.pool_name(pool)} added.")
+    return _back(run)
+
+
+def _passes(run: Run, form: PoolForm) -> bool:
+    draft = form.draft()
+    try:
+        create.check_pool(draft)
+    except InvalidRun as error:
+        form.place(error.field.removeprefix("pools.0."), error.message)
+        return False
+    for finding in preflight.check_new_pool(run, draft):
+        form.place(finding.field.removeprefix("pools.0."), finding.message)
+    return not form.errors
+
+
+def _page(request: HttpRequest, run: Run, form: PoolForm) -> HttpResponse:
+    context = {"run": run, "pool": form, "errors": list(form.named_errors())}
+    return render(request, "runs/pool_add.html", context, status=422 if form.errors else 200)
+
+
+def _back(run: Run) -> HttpResponse:
+    return redirect(reverse("run", args=[run.pk]) + "?tab=replicas")

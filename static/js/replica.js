@@ -1,0 +1,77 @@
+// The page of one replica. What moves is rendered by the server and fetched again when the run's
+// stream says that something of this replica has changed; the log is asked for while it is looked at.
+
+import { $, oncePerFrame } from "./lib/dom.js";
+import { Live, SignedOut } from "./lib/live.js";
+import { tickTimes } from "./lib/times.js";
+import { backendLog } from "./run/backend_log.js";
+import { replicaDialog } from "./run/actions.js";
+
+const page = $("[data-replica-page]");
+const number = Number(page.dataset.number);
+const known = { run: null, replica: null };
+let busy = false;
+let again = false;
+
+async function refresh() {
+  if (busy) {
+    again = true;
+    return;
+  }
+  busy = true;
+  try {
+    const query = new URLSearchParams(location.search);
+    query.set("part", "1");
+    const response = await fetch(`?${query}`);
+    if (response.redirected) throw new SignedOut("signed out");
+    if (response.ok) replace(await response.text());
+  } finally {
+    busy = false;
+    if (again) {
+      again = false;
+      setTimeout(() => refresh().catch(() => {}), 500);
+    }
+  }
+}
+
+function replace(html) {
+  const place = $("[data-part]", page);
+  // Not under somebody's hands: what is being selected or is focused stays; buttons come again.
+  const focused = place.contains(document.activeElement) ? document.activeElement : null;
+  const act = focused?.closest("[data-act]")?.dataset.act;
+  if ((focused && !act) || (!getSelection().isCollapsed && place.contains(getSelection().anchorNode))) return;
+  const made = document.createElement("template");
+  made.innerHTML = html;
+  place.replaceChildren(made.content);
+  if (act) $(`[data-act="${act}"] button`, place)?.focus();
+  tickTimes(place);
+}
+
+const soon = oncePerFrame(() => refresh().catch(() => {}));
+const live = new Live({
+  dot: $("[data-conn]"),
+  stream: () => page.dataset.stream,
+  onDelta: (delta) => {
+    if (delta.run) known.run = delta.run;
+    const mine = delta.replicas?.find((row) => row.number === number);
+    if (!mine || JSON.stringify(mine) === JSON.stringify(known.replica)) return;
+    known.replica = mine;
+    soon();
+  },
+  poll: refresh,
+});
+if (page.dataset.ended) live.end();
+else live.start();
+
+const log = $("[data-log-lines]", page);
+if (log) backendLog(log, $("[data-log-state]", page), page.dataset.log);
+
+if ($("[data-act]", page)) {
+  const ask = replicaDialog();
+  page.addEventListener("submit", (event) => {
+    const form = event.target.closest("[data-act]");
+    if (!form) return;
+    event.preventDefault();
+    ask(form.dataset.act, number, form.action, known);
+  });
+}
