@@ -204,7 +204,7 @@ class ModalExecutor:
         """Whether the job has ended, and its log from the time of ``after`` on."""
         try:
             sandbox = await self._account.call(
-                modal.Sandbox.from_id.aio(handle.data["id"], client=await self._account.client()),
+                modal.Sandbox.from_id.aio(handle.data["id"], client=self._account.client),
                 expect=(told.NotFoundError,),
             )
         except told.NotFoundError:
@@ -234,7 +234,7 @@ class ModalExecutor:
         call = self._account.call
         try:
             sandbox = await call(
-                modal.Sandbox.from_id.aio(handle.data["id"], client=await self._account.client()),
+                modal.Sandbox.from_id.aio(handle.data["id"], client=self._account.client),
                 expect=(told.NotFoundError,),
             )
             if sandbox.returncode is not None:
@@ -255,7 +255,7 @@ class ModalExecutor:
         return self._account.run(self._check())
 
     async def _check(self) -> str:
-        client = await self._account.client()
+        client = self._account.client
         workspace = modal.Workspace.from_context(client=client)
         await self._account.call(workspace.hydrate.aio())
         where = f", environment {self._environment}" if self._environment else ""

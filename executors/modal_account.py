@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Awaitable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -64,19 +65,42 @@ class Account:
         self._pid = 0
         self._lock = threading.Lock()
         self._client: modal.Client | None = None
+        self._failed: tuple[float, ExecutorError] | None = None
 
     @property
     def environment(self) -> str:
         return self._credentials.get(ENVIRONMENT, "")
 
+    @property
+    def client(self) -> modal.Client:
+        """The client of this account in this process, within :meth:`run`."""
+        assert self._client is not None
+        return self._client
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``, whose calls are made by :meth:`call`. Blocks this thread."""
         try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(work)
-        with ThreadPoolExecutor(1) as pool:  # this thread has a loop of its own
-            return pool.submit(asyncio.run, work).result()
+            self._open()
+        except BaseException:
+            work.close()
+            raise
+        return _blocking(work)
+
+    def _open(self) -> None:
+        """Make the client, once: who waited for an attempt that failed takes its failure."""
+        if self._pid != os.getpid():
+            self._pid, self._lock, self._client = os.getpid(), threading.Lock(), None
+        asked_s = time.monotonic()
+        with self._lock:
+            if self._client is not None:
+                return
+            if self._failed is not None and self._failed[0] >= asked_s:
+                raise self._failed[1]
+            try:
+                self._client = _blocking(self.another())
+            except ExecutorError as error:
+                self._failed = (time.monotonic(), error)
+                raise
 
     async def call(
         self,
@@ -114,21 +138,6 @@ class Account:
             return RetryLater(message)
         return LaunchRefused(message)
 
-    async def client(self) -> modal.Client:
-        """The client of this account in this process."""
-        if self._pid != os.getpid():
-            self._pid, self._lock, self._client = os.getpid(), threading.Lock(), None
-        client = self._client
-        if client is None or client.is_closed():
-            made = await self.another()
-            with self._lock:
-                if self._client is None or self._client.is_closed():
-                    self._client = made
-                client = self._client
-            if client is not made:
-                await made.close.aio()
-        return client
-
     async def another(self) -> modal.Client:
         """A client of its own, for whoever asks to close. The SDK connects it at once."""
         token_id, token_secret = self._secrets()
@@ -149,3 +158,12 @@ class Account:
         if any(own):
             return own
         return config.get("token_id") or "", config.get("token_secret") or ""
+
+
+def _blocking(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as pool:  # this thread has a loop of its own
+        return pool.submit(asyncio.run, work).result()

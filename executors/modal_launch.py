@@ -85,7 +85,7 @@ class Launcher:
             return None
 
     async def _app(self, environment: str, *, create: bool) -> modal.App:
-        client = await self._account.client()
+        client = self._account.client
         app = self._apps.get(client)
         if app is None:
             app = self._apps[client] = await self._account.call(
@@ -107,7 +107,7 @@ class Launcher:
         image = await self._image(app, launch)
         try:
             if launch.machine.gpu is None:
-                return await self._create(await self._account.client(), app, launch, image)
+                return await self._create(self._account.client, app, launch, image)
             return await self._create_queued(app, launch, image)
         except (told.AlreadyExistsError, told.ConflictError) as error:
             taken = error  # in conflict is one that ended before it had a machine
@@ -141,7 +141,7 @@ class Launcher:
         if built is None:
             if tag:
                 made = modal.Image.from_registry(
-                    tag, await self._registry_secret(options), add_python=options.add_python or None
+                    tag, self._registry_secret(options), add_python=options.add_python or None
                 )
             else:
                 made = modal.Image.debian_slim(options.python_version)
@@ -160,13 +160,13 @@ class Launcher:
                 after_s=BUILT_LATER_S,
             ) from error
 
-    async def _registry_secret(self, options: Options) -> modal.Secret | None:
+    def _registry_secret(self, options: Options) -> modal.Secret | None:
         if not options.registry_secret:
             return None
         return modal.Secret.from_name(
             options.registry_secret,
             environment_name=options.environment or None,
-            client=await self._account.client(),
+            client=self._account.client,
         )
 
     async def _create(
@@ -244,7 +244,7 @@ class Launcher:
                     self._app_name,
                     launch.spec.launch_key,
                     environment_name=launch.options.environment or None,
-                    client=await self._account.client(),
+                    client=self._account.client,
                 ),
                 expect=(told.NotFoundError,),
             )

@@ -93,7 +93,7 @@ async def living(account: Account, app_id: str, deployment: str) -> list[api.San
     before = 0.0
     while True:
         request = _request(app_id, {DEPLOYMENT_LABEL: deployment}, before=before)
-        page = await account.call(_list_page.aio(await account.client(), request))
+        page = await account.call(_list_page.aio(account.client, request))
         if not page.sandboxes:
             return sorted(found, key=lambda record: (record.created_at, record.id))
         found += page.sandboxes
@@ -109,7 +109,7 @@ async def of_key(
     )
     try:
         page = await account.call(
-            _list_page.aio(await account.client(), request),
+            _list_page.aio(account.client, request),
             expect=(told.InvalidError, told.UnimplementedError),
         )
     except (told.InvalidError, told.UnimplementedError):
@@ -162,7 +162,7 @@ async def status_by_id(account: Account, sandbox_id: str) -> ReplicaStatus:
     """How a Sandbox is that no listing has (yet, or any more), as far as the SDK's methods tell."""
     try:
         sandbox = await account.call(
-            modal.Sandbox.from_id.aio(sandbox_id, client=await account.client()),
+            modal.Sandbox.from_id.aio(sandbox_id, client=account.client),
             expect=(told.NotFoundError,),
         )
     except told.NotFoundError as error:

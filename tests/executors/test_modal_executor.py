@@ -361,9 +361,11 @@ def test_it_works_in_many_threads_and_beside_a_running_loop(world: ModalWorld) -
     executor = world.executor()
     handle = launch(executor, "exit", 0)
     end_of(executor, handle)
+    fresh, before = world.executor(), world.server.connections
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda _: executor.poll([handle])[0].cause, range(32)))
+        found = list(pool.map(lambda _: fresh.poll([handle])[0].cause, range(32)))
     assert found == [Cause.DONE] * 32
+    assert world.server.connections == before + 1
 
     async def beside() -> Cause | None:
         return executor.poll([handle])[0].cause
