@@ -1,6 +1,6 @@
 """How the ranks of one replica talk: one word at a time, all of them at once.
 
-A *word* is eleven numbers, summed over the ranks in one all-reduce: the leader (rank 0) puts in
+A *word* is twelve numbers, summed over the ranks in one all-reduce: the leader (rank 0) puts in
 what the others should do next, the others what they have counted and whether they have failed. So
 one small collective both tells and asks, and a step in which nothing happens costs exactly one.
 Longer things (text, weights) are broadcast by the leader right after the word that announces them.
@@ -38,6 +38,8 @@ class Word:
     """Ranks that cannot go on."""
     leaving: float = 0
     """Ranks that were asked to leave (a signal)."""
+    leave_within_s: float = 0.0
+    """How long these have, added up."""
     gone: float = 0
     """Ranks that have left their training loop without an error."""
     tokens: float = 0

@@ -7,7 +7,7 @@ Evaluation and checkpoints are of the *global* weights and one member's turn aft
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from diloco.checkpoint import save_checkpoint, sweep
@@ -21,7 +21,7 @@ from diloco.rendezvous.records import Commit
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import MeteredStore, Store, StoreUsage
 from diloco.rendezvous.telemetry import Evaluation, RoundReport
-from diloco.replica_state import ReplicaState, save_replica_state
+from diloco.replica_state import HandedIn, ReplicaState, save_replica_state
 from diloco.reporter import Reporter
 from diloco.residual import Residuals
 from diloco.state import GlobalState
@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 Evaluate = Callable[[], tuple[float, int]]
 """Evaluates the model as it is; returns (mean loss in nats per token, tokens evaluated)."""
+
+
+NOTHING: Mapping[int, HandedIn] = {}
 
 
 class Chores:
@@ -122,19 +125,48 @@ class Chores:
     def save_own(self, residuals: Residuals) -> None:
         """Save inner optimizer, residual and data position, once a round at most."""
         commit = self._state.last_commit
-        if commit is None or commit.round == self._saved_round:
+        if commit is not None and commit.round != self._saved_round:
+            self._save(residuals, name="state")
+            self._saved_round = commit.round
+
+    def save_leaving(
+        self,
+        residuals: Residuals,
+        handed_in: Mapping[int, HandedIn],
+        *,
+        data_step: int,
+        lost_tokens: int,
+    ) -> None:
+        """The same for the next process, with what was handed in and where it is to go on. Where
+        nothing was, it goes on at the last commit, and what was saved then is the better state."""
+        commit = self._state.last_commit
+        if not handed_in and commit is not None and commit.round == self._saved_round:
             return
+        self._save(residuals, handed_in, data_step, lost_tokens, name="left")
+
+    def _save(
+        self,
+        residuals: Residuals,
+        handed_in: Mapping[int, HandedIn] = NOTHING,
+        data_step: int = 0,
+        lost_tokens: int = 0,
+        *,
+        name: str,
+    ) -> None:
         state = ReplicaState(
-            round=commit.round,
-            tokens=self._lease.progress.tokens,
+            round=self._state.round - 1,
+            tokens=self._lease.progress.tokens - lost_tokens,
             trees=self._inner.save(),
             residuals={n: e for n, e in enumerate(residuals.of) if e is not None},
+            handed_in=handed_in,
+            data_step=data_step,
         )
         try:
-            save_replica_state(self._store, self._identity, state, wall_s=self._clock.wall())
+            save_replica_state(
+                self._store, self._identity, state, wall_s=self._clock.wall(), name=name
+            )
         except TypeError as error:
             log.error("the replica's own state is not saved: %s", error)
-        self._saved_round = commit.round
 
     # -- reports ---------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ import logging
 import os
 import random
 import secrets
-import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -31,12 +30,14 @@ from torch import Tensor, distributed, nn
 
 from diloco import parameters
 from diloco.chores import Evaluate
+from diloco.departure import COMMIT_SHARE, Departure
 from diloco.errors import Leaving, ReplicaError
 from diloco.finish import Result, finish
 from diloco.inner import Inner, Stateful
 from diloco.layout import Layout
 from diloco.loop import RoundLoop
 from diloco.membership import Lease, claim_incarnation
+from diloco.parting import part
 from diloco.progress import OnRound, on_round_of
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock, SystemClock
@@ -75,6 +76,7 @@ def join(
     telemetry_interval_s: float = 2.0,
     stateful: Mapping[str, Stateful] | None = None,
     progress: bool | OnRound = False,
+    departure: Departure | None = None,
     store: Store | None = None,
     clock: Clock | None = None,
 ) -> Group:
@@ -88,7 +90,9 @@ def join(
     ``config`` goes beside the final weights. ``stateful`` (data loader, scheduler, ...) is saved
     with the inner optimizer and restored when the same replica number is launched again.
     ``progress`` True prints a line after each round; a function is called with a
-    :class:`~diloco.progress.RoundProgress`. On return the model holds the group's global weights.
+    :class:`~diloco.progress.RoundProgress`. ``departure`` is for whoever may ask it to leave while
+    this call has not returned yet; afterwards there is :meth:`Group.leave`. On return the model
+    holds the group's global weights.
 
     Raises :class:`~diloco.errors.ReplicaError` (no such group, another model),
     :class:`~diloco.rendezvous.document.ProtocolMismatch`,
@@ -107,6 +111,7 @@ def join(
         "telemetry_interval_s": telemetry_interval_s,
         "stateful": stateful,
         "on_round": on_round_of(progress),
+        "departure": departure,
         "clock": clock,
     }
     if many_ranks():
@@ -134,9 +139,11 @@ class Group:
         telemetry_interval_s: float,
         stateful: Mapping[str, Stateful] | None,
         on_round: OnRound | None,
+        departure: Departure | None,
         clock: Clock | None,
     ) -> None:
         self._clock: Clock = clock or SystemClock()
+        self._departure = departure or Departure(self._clock)
         rng = random.Random(secrets.randbits(64))
         metered = MeteredStore(store)
         self._store = RetryingStore(metered, clock=self._clock, rng=rng, deadline_s=60.0)
@@ -161,6 +168,7 @@ class Group:
             interval_s=heartbeat_interval_s or min(2.0, settings.heartbeat_timeout_s / 5),
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
             device=_device_name(device),
+            on_drain=lambda within_s, reason: self._departure.ask(within_s=within_s, reason=reason),
         )
         self._reporter = Reporter(
             background, self.identity, clock=self._clock, interval_s=telemetry_interval_s
@@ -179,7 +187,6 @@ class Group:
         )
         self._loop.chores.on_round = on_round
         self._tokens_seen = 0
-        self._leave = threading.Event()
         self.done = False
         self.reason = ""
 
@@ -205,9 +212,12 @@ class Group:
         """A step number that never repeats in the life of a replica number, for drawing data."""
         return self._loop.data_step
 
-    def leave(self) -> None:
-        """Ask this replica to leave cleanly at its next step. Safe in a signal handler."""
-        self._leave.set()
+    def leave(self, *, within_s: float = 0.0, reason: str = "") -> None:
+        """Ask this replica to leave, at the latest in ``within_s`` seconds, having handed in its
+        work and saved its state as far as there is time (:mod:`diloco.departure`); without time it
+        saves its state at its next step. ``reason`` stands in its last beat. Safe in a signal
+        handler."""
+        self._departure.ask(within_s=within_s, reason=reason)
 
     # -- the training loop's one call ------------------------------------------------------------
 
@@ -244,7 +254,11 @@ class Group:
 
     def _exchange_if_due(self) -> str:
         self._check()
-        return self._loop.step_made()
+        if reason := self._loop.step_made():
+            return reason
+        if self._departure.asked and self._loop.work.steps_in_round == 0:
+            return "left"  # the round that it was in is over
+        return ""
 
     # -- joining ---------------------------------------------------------------------------------
 
@@ -253,10 +267,15 @@ class Group:
         self._lease.start()
         try:
             log.info("%s joins run %s", self.identity, self.document.run_id)
-            self._leaving(self._loop.start)
+            self._leaving(self._begin)
         except BaseException as error:
             self._close(error)
             raise
+
+    def _begin(self) -> str:
+        reason = self._loop.start()
+        self._departure.begun = not reason
+        return reason
 
     def _leaving(self, work: Callable[[], str]) -> None:
         """Do ``work``; end if it says why, or was told to leave."""
@@ -271,13 +290,15 @@ class Group:
 
     def _end(self, reason: str) -> None:
         """Training is over for this replica; see that the result is published."""
+        if reason == "left" and self._departure.asked:
+            reason = part(self._loop, self._departure)
         self.done = True
         self.reason = reason
         state = self._loop.state
         log.info("training ends: %s, %d rounds committed", reason, state.totals.committed)
-        self._loop.close()
         if reason in ("left", "stopped") and state.weights is not None:
             self._loop.save()
+        self._loop.close()
         if reason == "left" or state.weights is None:
             return
         self._loop.say("uploading")
@@ -299,7 +320,7 @@ class Group:
             result,
             self._clock,
             may_create=self._loop.may_create,
-            gave_up=lambda: self._leave.is_set() or self._lease.fenced,
+            gave_up=lambda: self._departure.is_over(COMMIT_SHARE) or self._lease.fenced,
         )
 
     def __enter__(self) -> Self:
@@ -320,11 +341,12 @@ class Group:
         if error is not None:
             log.error("%s: %s", type(error).__name__, error, exc_info=None)
         state = "failed" if error else "left" if self.reason == "left" else "done"
+        message = str(error or (self._departure.reason if state == "left" else ""))
         self._loop.close()
         self._reporter.phase(state=state, round=self.round)
         if state == "done":
             self._lease.update(round=self._loop.state.round - 1)
-        for close in (self._reporter.end, lambda: self._lease.end(state, str(error or ""))):
+        for close in (self._reporter.end, lambda: self._lease.end(state, message)):
             try:
                 close()
             except StoreError as failure:
@@ -355,7 +377,7 @@ class Group:
         self._lease.check_fence()
         if self._lease.stop_requested:
             raise Leaving("stopped")
-        if self._leave.is_set():
+        if self._departure.is_over():
             raise Leaving("left")
 
 

@@ -7,6 +7,7 @@ base, in a contribution that is on its way, in the global weights, or thrown awa
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from diloco.errors import ReplicaError
 from diloco.exchange import Timings
@@ -17,6 +18,7 @@ from diloco.reduce import Merged
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.records import Commit, Identity
 from diloco.rendezvous.settings import GroupSettings
+from diloco.replica_state import HandedIn, ReplicaState
 from diloco.residual import Residuals
 from diloco.state import GlobalState, is_finite
 from diloco.work import Work
@@ -45,6 +47,8 @@ class Ledger:
         self.work = Work(clock, fragments=settings.num_fragments)
         self.residuals = Residuals(settings, fragments=settings.num_fragments)
         self.joined = False
+        self.handed_in: dict[int, HandedIn] = {}
+        """By an earlier process, to rounds that are not decided yet."""
         self.rounds_here = 0
         self._clock = clock
         self._misses = 0
@@ -79,6 +83,7 @@ class Ledger:
         if commit.void:
             log.error("round %d is void: %s", commit.round, commit.void)
             self.state.apply(commit, None, kept=None)
+            self.handed_in.pop(commit.round, None)
             if ours and ours.lives:
                 self.work.take_back(ours.work)
             return "void"
@@ -98,6 +103,8 @@ class Ledger:
             self.residuals.taken(ours.contributed, fragment)
             return "included"
         self._miss(commit)
+        if commit.round in self.handed_in:
+            policy = "rebase"  # it is not late: its place is taken by what was handed in
         if policy == "rebase" and self.work.steps_since_base(fragment) > 0:
             self.state.apply(commit, merged, kept=self.state.drift(fragment))
             if ours and ours.lives:
@@ -107,10 +114,31 @@ class Ledger:
             self.work.move_base(fragment, self.work.now)
             if ours and ours.lives:
                 self.residuals.overwritten(ours.contributed, fragment)
-        if any(c.replica == self.identity.replica for c in commit.contributors):
-            # An earlier process of this replica had contributed, with the residual that was saved.
-            self.residuals.of[fragment] = None
+        self._heed_earlier(commit)
         return "late"
+
+    def restore(self, saved: ReplicaState, since: Iterable[Commit]) -> None:
+        """Take up an earlier process' residuals and what it handed in. ``since`` are the commits
+        after its state, up to this process' own."""
+        self.residuals.restore(saved.residuals)
+        self.handed_in = dict(saved.handed_in)
+        for commit in since:
+            self._heed_earlier(commit)
+
+    def _heed_earlier(self, commit: Commit) -> None:
+        """A round may have taken what an earlier process of this replica had contributed: then its
+        residual is as that one foresaw, or part of it is in the global weights already."""
+        handed_in = self.handed_in.pop(commit.round, None)
+        theirs = self._own_number(commit)
+        if theirs and not commit.void:
+            foreseen = handed_in is not None and handed_in.incarnation == theirs.incarnation
+            left_out = handed_in.residual if handed_in and foreseen else None
+            self.residuals.of[commit.fragment] = left_out
+
+    def _own_number(self, commit: Commit) -> Identity | None:
+        """The contributor of this replica number, whichever process of it."""
+        replica = self.identity.replica
+        return next((c for c in commit.contributors if c.replica == replica), None)
 
     def throw_away(self) -> None:
         """The local weights have just been replaced by the global ones."""
@@ -137,8 +165,8 @@ class Ledger:
         self.throw_away()
 
     def _miss(self, commit: Commit) -> None:
-        if not self.joined:
-            return  # it is replaying the log
+        if not self.joined or self._own_number(commit):
+            return  # it is replaying the log, or an earlier process has contributed
         self._misses += 1
         if self._misses == MISSES:
             log.error(

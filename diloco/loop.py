@@ -16,8 +16,9 @@ from collections.abc import Callable
 from diloco.checkpoint import read_final
 from diloco.chores import Chores
 from diloco.errors import Leaving, RunOver
-from diloco.exchange import Exchange, Settled
+from diloco.exchange import Exchange, Settled, Timings
 from diloco.gate import wait_for_everybody
+from diloco.handover import Handover
 from diloco.inner import Inner
 from diloco.layout import Layout
 from diloco.ledger import Ledger
@@ -29,7 +30,6 @@ from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.records import Commit
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import MeteredStore, Store
-from diloco.replica_state import load_replica_state
 from diloco.reporter import Reporter
 from diloco.sight import Sight
 from diloco.sync import first_state, newest_state
@@ -38,7 +38,10 @@ log = logging.getLogger(__name__)
 
 
 class RoundLoop:
-    """One member's rounds. Owns the global state, the books of local work and the exchange."""
+    """One member's rounds. Owns the global state, the books of local work and the exchange.
+
+    :mod:`diloco.parting` leads it through its last ones when it was asked to leave.
+    """
 
     def __init__(
         self,
@@ -65,12 +68,12 @@ class RoundLoop:
         self._reporter = reporter
         self._clock = clock
         self._leave_check = check
-        self._observer = Observer(store, clock=clock, timeout_s=settings.heartbeat_timeout_s)
+        self.observer = Observer(store, clock=clock, timeout_s=settings.heartbeat_timeout_s)
         self._sight = Sight(
             store,
             self.identity,
             settings,
-            observer=self._observer,
+            observer=self.observer,
             model_hash=layout.model_hash,
             table=layout.table,
             committer=self._committer,
@@ -89,9 +92,10 @@ class RoundLoop:
             store, metered, self.state, inner, lease, reporter, evaluate, settings, clock,
             may_create=self.may_create,
         )  # fmt: skip
+        self.handover = Handover(store, self.ledger, inner, self.chores, self._sight)
         shortest = 1 if settings.dylu == "on" else settings.round_steps
         at_once = min(settings.num_fragments, settings.overlap_steps // shortest + 1)
-        self._open = OpenRounds(self._exchange_round, at_once=at_once)
+        self.open_rounds = OpenRounds(self._exchange_round, at_once=at_once)
         self._pace = Pace()
         self._round_steps = settings.round_steps
         self._over = False
@@ -105,7 +109,7 @@ class RoundLoop:
     def schedule_step(self) -> int:
         """Inner steps of the *run* so far. A round that is on its way counts as committed, or the
         schedule would jump back whenever the next one begins."""
-        rounds = self.state.totals.committed + len(self._open)
+        rounds = self.state.totals.committed + len(self.open_rounds)
         return min(
             self.settings.total_steps, rounds * self.settings.round_steps + self.work.steps_in_round
         )
@@ -122,47 +126,39 @@ class RoundLoop:
             may_create=self.may_create,
         )  # fmt: skip
         self._reload(at_least=0)
-        self._catch_up(None)
+        self.catch_up(None)
         commit, final = self.state.last_commit, read_final(self._store)
         if final is not None:
             return final.reason
         if commit is not None and commit.last:
-            return self._after(commit)
+            return self.after(commit)
         self.ledger.rounds_here = 0
         self.ledger.joined = True
-        self._restore()
+        self.handover.take_up()
+        if reason := self._await_handed_in():
+            return reason
         if commit is None:
             self.say("waiting")
             wait_for_everybody(
-                self._store, self.settings, lease=self._lease, observer=self._observer,
+                self._store, self.settings, lease=self._lease, observer=self.observer,
                 clock=self._clock, check=self._check,
             )  # fmt: skip
-        self._begin_round(self.state.round)
+        self._begin_round(self.state.round, made=self.handover.steps_made)
         return ""
 
-    def _restore(self) -> None:
-        """Take up what an earlier process of this replica saved of its own."""
-        saved = load_replica_state(self._store, self.identity.replica)
-        if saved is None:
-            return
-        try:
-            self._inner.load(saved.trees)
-        except (ValueError, KeyError, TypeError, RuntimeError) as error:
-            log.error("what was saved after round %d does not fit: %s", saved.round, error)
-            return
-        self.chores.tokens_before = saved.tokens
-        self.ledger.residuals.restore(saved.residuals, taken=self._taken_since(saved.round))
-        self.ledger.rounds_here = self.settings.quarantine_rounds  # its inner optimizer is not cold
-        log.info("inner optimizer and residual are those saved after round %d", saved.round)
-
-    def _taken_since(self, round: int) -> set[int]:
-        """Fragments in which a round after this one took a contribution of this replica number."""
-        taken: set[int] = set()
-        for later in range(round + 1, self.state.round):
-            commit = self._sight.commit_of(later)
-            if commit and any(c.replica == self.identity.replica for c in commit.contributors):
-                taken.add(commit.fragment)
-        return taken
+    def _await_handed_in(self) -> str:
+        """Stand where the earlier process stood: after steps that it has handed in, waiting for
+        the round's commit."""
+        while self.handover.steps_made >= self.settings.round_steps:
+            round = self.round = self.state.round
+            self.say("waiting")
+            base = self.state.bases[self._sight.fragment(round)]
+            self._exchange.settle(round, base=base, sent=None, timings=Timings(self._clock))
+            self.catch_up(None)
+            commit = self.state.last_commit
+            if commit is not None and commit.last:
+                return self.after(commit)
+        return ""
 
     def _reload(self, *, at_least: int) -> None:
         """Take the newest checkpoint, of round ``at_least`` or later; local work is dropped."""
@@ -172,14 +168,14 @@ class RoundLoop:
         )
         state.load(restored, self._sight.commit_of(restored.round) if restored.round else None)
         self.ledger.throw_away()
-        self._open.thrown_away()
-        self._open.drop_before(state.round)
+        self.open_rounds.thrown_away()
+        self.open_rounds.drop_before(state.round)
 
-    def _catch_up(self, missed: OpenRound | None) -> None:
+    def catch_up(self, missed: OpenRound | None) -> None:
         """Apply every commit there is, up to the next open round. ``missed`` is the round that
         turned out to be committed without this replica, or unreadable for it."""
         state = self.state
-        while not self._open.has(state.round):
+        while not self.open_rounds.has(state.round):
             commit = self._sight.commit_of(state.round)
             if commit is None:
                 break
@@ -200,18 +196,18 @@ class RoundLoop:
 
     # -- rounds ----------------------------------------------------------------------------------
 
-    def _begin_round(self, round: int) -> None:
+    def _begin_round(self, round: int, *, made: int = 0) -> None:
         self.round = round
         if self.settings.dylu == "on":
             self._round_steps = self._pace.steps(self.identity.replica, self.settings.round_steps)
-        self.work.begin_round()
+        self.work.begin_round(made=made)
         self._sight.forget_before(self.state.round)
         self.say("computing")
 
     def step_made(self) -> str:
         """After an inner step: close the rounds whose time has come, and end this one if it is."""
-        while self._open.due(self.work.now.steps) or self._must_close():
-            if reason := self._close_round():
+        while self.open_rounds.due(self.work.now.steps) or self._must_close():
+            if reason := self.close_round():
                 return reason
         if self.work.steps_in_round < self._round_steps:
             return ""
@@ -221,7 +217,7 @@ class RoundLoop:
         """Whether this round is over while its fragment's last one is still on its way (rounds that
         dynamic local updates have shortened): that one's weights are this one's base."""
         over = self.work.steps_in_round >= self._round_steps
-        return over and self._open.has_fragment(self._sight.fragment(self.round))
+        return over and self.open_rounds.has_fragment(self._sight.fragment(self.round))
 
     def _end_round(self) -> str:
         """Send off what was done for the round; then wait for it, or begin the next."""
@@ -231,16 +227,30 @@ class RoundLoop:
         overlapping = self.settings.overlap_steps > 0
         if not overlapping:
             self.say("uploading")
-        self._open.begin(opened)
+        self.open_rounds.begin(opened)
         if not overlapping:
-            return self._close_round()
+            return self.close_round()
         self._begin_round(self.round + 1)
         return ""
 
     def _exchange_round(self, opened: OpenRound) -> Exchanged:
         """One round's I/O; runs in a thread of its own."""
-        if self._sight.commit_of(opened.round) is not None:
-            return TooLate()
+        handed_in = opened.round in self.ledger.handed_in
+        if opened.sent is None:
+            if self._sight.commit_of(opened.round) is not None:
+                return TooLate()
+            if not handed_in:
+                self.contribute(opened)
+            self._lease.update(round=self._promised_round())
+        if self.settings.overlap_steps == 0:
+            self.say("waiting")
+        settled = self._exchange.settle(
+            opened.round, base=opened.base, sent=opened.sent, timings=opened.timings
+        )
+        return TooLate() if handed_in else settled
+
+    def contribute(self, opened: OpenRound) -> None:
+        self._check()
         opened.sent = self._exchange.contribute(
             opened.round,
             base=opened.base,
@@ -250,16 +260,10 @@ class RoundLoop:
             rounds_here=self.ledger.rounds_here,
             timings=opened.timings,
         )
-        self._lease.update(round=self._promised_round())
-        if self.settings.overlap_steps == 0:
-            self.say("waiting")
-        return self._exchange.settle(
-            opened.round, base=opened.base, sent=opened.sent, timings=opened.timings
-        )
 
-    def _close_round(self) -> str:
+    def close_round(self) -> str:
         """Wait for the oldest open round and apply it; then chores, or the end."""
-        opened = self._open.first()
+        opened = self.open_rounds.first()
         overlapping = self.settings.overlap_steps > 0
         if overlapping:
             self.say("waiting")
@@ -267,7 +271,7 @@ class RoundLoop:
         failure: CannotReduce | None = None
         exchanged: Exchanged = TooLate()
         try:
-            exchanged = self._open.close()
+            exchanged = self.open_rounds.close(self._check)
         except RunOver as over:
             log.info("round %d will not be: %s", opened.round, over)
         except CannotReduce as error:
@@ -279,9 +283,11 @@ class RoundLoop:
         if isinstance(exchanged, Settled):
             outcome = self._take(opened, exchanged)
         else:
-            if failure is None:
+            if opened.round in self.ledger.handed_in:
+                log.info("an earlier process had contributed to round %d", opened.round)
+            elif failure is None:
                 log.warning("round %d was committed without this replica: late", opened.round)
-            self._catch_up(opened)
+            self.catch_up(opened)
             outcome = "late"
         apply_s = self._clock.monotonic() - start_s
         commit = self._sight.commit_of(opened.round) or self.state.last_commit
@@ -292,7 +298,7 @@ class RoundLoop:
         if isinstance(exchanged, Settled) and exchanged.refusal:
             self._refused(exchanged.refusal.kind, exchanged.refusal.reason)
         assert self.state.last_commit is not None
-        return self._after(self.state.last_commit)
+        return self.after(self.state.last_commit)
 
     def _take(self, opened: OpenRound, settled: Settled) -> str:
         """Apply a round that was settled; what became of this replica's work in it."""
@@ -309,20 +315,20 @@ class RoundLoop:
             return
         log.error("this replica's contribution was refused: %s", reason)
         self._reload(at_least=0)
-        self._catch_up(None)
+        self.catch_up(None)
 
     def _discard_local(self) -> str:
         """Non-finite local weights: nothing of them may reach the group."""
         self.ledger.discard(self.round)
         self._inner.reset()
-        self._open.thrown_away()
-        self._catch_up(None)
+        self.open_rounds.thrown_away()
+        self.catch_up(None)
         self._begin_round(self.round)
         self._lease.update(round=self.round + 1)  # nobody need wait for this replica
         commit = self.state.last_commit
-        return self._after(commit) if commit and commit.last else ""
+        return self.after(commit) if commit and commit.last else ""
 
-    def _after(self, commit: Commit) -> str:
+    def after(self, commit: Commit) -> str:
         """What whoever's turn it is does beside training; then the next round or the end."""
         self.chores.after(commit, self.ledger.residuals)
         if commit.last:
@@ -335,16 +341,18 @@ class RoundLoop:
             self.say("computing")
         return ""
 
-    # -- small things ----------------------------------------------------------------------------
+    # -- ending ----------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Save what is this replica's own, so that a relaunch can take it up."""
-        self.chores.save_own(self.ledger.residuals)
+        """Save what is this replica's own, and what it has handed in, for a relaunch."""
+        self.handover.save(self.close(), round=self.round, data_step=self.data_step)
 
-    def close(self) -> None:
-        """End the exchanges that are on their way."""
+    def close(self) -> list[OpenRound]:
+        """End the exchanges that are on their way; those whose contribution is durable."""
         self._over = True
-        self._open.end()
+        return self.open_rounds.end()
+
+    # -- small things ----------------------------------------------------------------------------
 
     def say(self, state: str) -> None:
         self._lease.update(
@@ -362,7 +370,7 @@ class RoundLoop:
     def _promised_round(self) -> int:
         """The oldest round that others may wait for this replica in: one whose contribution is
         still on its way, or the one it is working for."""
-        return self._open.unsent() or self.round
+        return self.open_rounds.unsent() or self.round
 
     def _check(self) -> None:
         if self._over:
@@ -371,5 +379,5 @@ class RoundLoop:
 
     def _place(self) -> int:
         """Among the live replicas, for turns."""
-        live = sorted(self._observer.live() | {self.identity.replica})
+        live = sorted(self.observer.live() | {self.identity.replica})
         return live.index(self.identity.replica)

@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from diloco.errors import FencedOut
@@ -27,6 +28,10 @@ from diloco.rendezvous.store import MissingKey, Store, StoreError
 from diloco.rendezvous.transfer import get_each
 
 log = logging.getLogger(__name__)
+
+DRAIN_WITHIN_S = 30.0
+"""What a drain allows that does not say."""
+LONGEST_REASON = 200
 
 REPLICA = "replica"
 SYNCER = "syncer"
@@ -62,7 +67,9 @@ class Lease:
     """The heartbeat: a thread that beats, watches for commands and for a newer incarnation.
 
     ``stop_requested``, ``fenced`` and ``committer`` (who may create, on a store without an atomic
-    create) are what it has learnt; the training loop looks at them.
+    create) are what it has learnt; the training loop looks at them. ``on_drain`` is told how many
+    seconds there are and why. Commands that lie there when the lease starts are seen in
+    :meth:`start`: a drain among them was meant for an earlier process, unless it names this one.
     A beat that cannot be written is logged and tried again at the next interval.
     """
 
@@ -76,6 +83,7 @@ class Lease:
         heartbeat_timeout_s: float,
         device: str,
         role: str = REPLICA,
+        on_drain: Callable[[float, str], None] | None = None,
     ) -> None:
         if not 0 < interval_s < heartbeat_timeout_s:
             raise ValueError(
@@ -91,6 +99,7 @@ class Lease:
         self._interval_s = interval_s
         self._device = device
         self._role = role
+        self._on_drain = on_drain
         self._started_wall_s = clock.wall()
         self._progress = Progress()
         self._count = 0
@@ -101,6 +110,7 @@ class Lease:
 
     def start(self) -> None:
         self.beat()
+        self._read_commands(new=False)
         self._thread.start()
 
     def update(self, **changes: object) -> None:
@@ -146,6 +156,9 @@ class Lease:
             if parsed and parsed[1] > self.identity.incarnation:
                 log.error("%s is fenced out by incarnation %s", self.identity, parsed[1])
                 self.fenced = True
+        self._read_commands()
+
+    def _read_commands(self, *, new: bool = True) -> None:
         while True:
             try:
                 command = Command.from_bytes(self._store.get(keys.control(self._next_command)))
@@ -157,17 +170,38 @@ class Lease:
                 continue
             self._next_command += 1
             if command.replica in (None, self.identity.replica):
-                self._obey(command)
+                self._obey(command, new=new)
 
-    def _obey(self, command: Command) -> None:
+    def _obey(self, command: Command, *, new: bool) -> None:
         if command.command == "stop":
             log.info("told to stop by command %d", command.n)
             self.stop_requested = True
         elif command.command == "committer" and isinstance(command.arguments.get("replica"), int):
             self.committer = command.arguments["replica"]
             log.info("replica %d is named committer by command %d", self.committer, command.n)
+        elif command.command == "drain" and self._on_drain is not None:
+            self._drain(command, new=new)
         else:
             log.error("command %d is refused: unknown command %r", command.n, command.command)
+
+    def _drain(self, command: Command, *, new: bool) -> None:
+        assert self._on_drain is not None
+        within_s = command.arguments.get("within_s", DRAIN_WITHIN_S)
+        reason = command.arguments.get("reason", f"drained by command {command.n}")
+        meant = command.arguments.get("incarnation", self.identity.incarnation if new else "")
+        is_number = isinstance(within_s, int | float) and not isinstance(within_s, bool)
+        if not is_number or not 0 <= within_s < float("inf"):
+            log.error(
+                "command %d is refused: within_s: expected seconds, found %r", command.n, within_s
+            )
+        elif not isinstance(meant, str) or not isinstance(reason, str):
+            log.error(
+                "command %d is refused: expected text for incarnation and reason, found %r and %r",
+                command.n, meant, reason,
+            )  # fmt: skip
+        elif self.identity.incarnation <= meant:
+            log.info("asked by command %d to leave within %g s: %s", command.n, within_s, reason)
+            self._on_drain(float(within_s), reason[:LONGEST_REASON])
 
     def check_fence(self) -> None:
         """Raise :class:`FencedOut` if a newer process of this replica has been seen."""

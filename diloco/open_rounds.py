@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from diloco.errors import Leaving
 from diloco.exchange import Sent, Settled, Timings
 from diloco.sight import Base
 from diloco.work import LocalWork, Mark
+
+CHECK_EVERY_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,31 @@ class OpenRounds:
     def first(self) -> OpenRound:
         return self._queue[0][0]
 
-    def close(self) -> Exchanged:
-        """Wait for the oldest one's exchange, then take it out; raises what the exchange raised."""
+    def close(self, check: Callable[[], None]) -> Exchanged:
+        """Wait for the oldest one's exchange, then take it out; raises what the exchange raised.
+
+        One that was broken off by :class:`~diloco.errors.Leaving` stays, and may be resumed.
+        ``check`` is called now and then in the caller's own thread.
+        """
+        _, future = self._queue[0]
         try:
-            return self._queue[0][1].result()
-        finally:
+            while not wait([future], timeout=CHECK_EVERY_S).done:
+                check()
+            exchanged = future.result()
+        except Leaving:
+            raise
+        except BaseException:
             self._queue.popleft()
+            raise
+        self._queue.popleft()
+        return exchanged
+
+    def resume(self) -> None:
+        """Go on with exchanges that were broken off."""
+        self._queue = deque(
+            (opened, self._pool.submit(self._exchange, opened) if _was_left(future) else future)
+            for opened, future in self._queue
+        )
 
     def has(self, round: int) -> bool:
         return any(opened.round == round for opened, _ in self._queue)
@@ -101,7 +123,14 @@ class OpenRounds:
         while self._queue and self._queue[0][0].round < round:
             self._queue.popleft()
 
-    def end(self) -> None:
-        """Wait for the threads, which have been told to leave."""
-        self._queue.clear()
+    def end(self) -> list[OpenRound]:
+        """Wait for the threads, which have been told to leave; those whose contribution is durable,
+        oldest first."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        contributed = [opened for opened, _ in self._queue if opened.sent is not None]
+        self._queue.clear()
+        return contributed
+
+
+def _was_left(future: Future[Exchanged]) -> bool:
+    return future.done() and isinstance(future.exception(), Leaving)

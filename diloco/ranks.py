@@ -25,7 +25,6 @@ an exchange whose bytes are spread over the ranks' own network cards.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -37,10 +36,12 @@ from torch import Tensor, nn
 from diloco import parameters
 from diloco.channel import Channel, Word
 from diloco.chores import Evaluate
+from diloco.departure import Departure
 from diloco.errors import ReplicaError
 from diloco.group import Group, read_document
 from diloco.inner import Inner, Stateful
 from diloco.layout import Layout
+from diloco.rendezvous.clock import SystemClock
 from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import Store
@@ -59,6 +60,7 @@ def join_ranks(
     inner_optimizer: torch.optim.Optimizer,
     evaluate: Evaluate | None,
     stateful: Mapping[str, Stateful] | None,
+    departure: Departure | None,
     **leaders: Any,
 ) -> Group:
     """Join a group as one of several ranks of a replica; called on all of them at once.
@@ -69,7 +71,7 @@ def join_ranks(
     ranks = Ranks(Channel(timeout_s=JOIN_TIMEOUT_S), model)
     if not ranks.channel.is_leader:
         inner = SharedInner(inner_optimizer, stateful, ranks)
-        follower = FollowerGroup(ranks, _document_from(ranks), inner, evaluate)
+        follower = FollowerGroup(ranks, _document_from(ranks), inner, evaluate, departure)
         follower._start()
         return cast(Group, follower)
     try:
@@ -86,6 +88,7 @@ def join_ranks(
                 inner_optimizer=inner_optimizer,
                 evaluate=evaluate,
                 stateful=stateful,
+                departure=departure,
                 **leaders,
             )
             ranks.say(Word(operation=Operation.COMPARE))
@@ -186,7 +189,11 @@ class LeaderGroup(Group):
             self._ranks.channel.close()
             raise ReplicaError("another rank of this replica has left its training loop")
         elif heard.leaving:
-            self.leave()
+            self.leave(within_s=heard.leave_within_s / heard.leaving, reason="a rank was asked to")
+
+    def _check(self) -> None:
+        super()._check()
+        self._ranks.keep_listening()
 
     def __exit__(
         self,
@@ -225,6 +232,7 @@ class FollowerGroup:
         document: GroupDocument,
         inner: SharedInner,
         evaluate: Evaluate | None,
+        departure: Departure | None,
     ) -> None:
         self.document = document
         self.settings: GroupSettings = document.settings
@@ -237,11 +245,11 @@ class FollowerGroup:
         self._ranks = ranks
         self._inner = inner
         self._evaluate = evaluate
-        self._leave = threading.Event()
+        self._departure = departure or Departure(SystemClock())
 
-    def leave(self) -> None:
-        """Ask the whole replica to leave cleanly at its next step. Safe in a signal handler."""
-        self._leave.set()
+    def leave(self, *, within_s: float = 0.0, reason: str = "") -> None:
+        """As :meth:`Group.leave`, of the whole replica."""
+        self._departure.ask(within_s=within_s, reason=reason)
 
     def step(
         self,
@@ -271,7 +279,8 @@ class FollowerGroup:
     def _follow(self, word: Word) -> None:
         """Do as the leader says until it says that it is done."""
         while True:
-            heard = self._ranks.say(word + Word(leaving=self._leave.is_set()))
+            leaving = Word(leaving=self._departure.asked, leave_within_s=self._departure.left_s)
+            heard = self._ranks.say(word + leaving)
             self._ranks.heed_failure(heard)
             if heard.operation == Operation.END:
                 return self._ended(heard)
@@ -290,6 +299,8 @@ class FollowerGroup:
             case Operation.EVALUATE:
                 if self._evaluate is not None:
                     self._evaluate()
+            case Operation.NOTHING:
+                pass
             case Operation.FINAL:
                 for _ in parameters.state(self._ranks.model):
                     pass

@@ -3,6 +3,9 @@
 It starts with nothing but the rendezvous URI and its number in ``REPLICA_RANK``. Under torchrun all
 ranks are one replica: the batch is shared out among them, and DistributedDataParallel averages
 their gradients. Its exit codes are those of :mod:`diloco.exits`.
+
+On SIGTERM or SIGINT it hands in its work, saves its state and leaves. How long it has for that says
+``DILOCO_LEAVE_WITHIN_S``, set to what passes between SIGTERM and SIGKILL where it runs.
 """
 
 from __future__ import annotations
@@ -10,23 +13,29 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
+import math
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from diloco.departure import Departure
 from diloco.exits import EX_CONFIG, EX_TERMINATED, exit_code_of
 from diloco.group import Group, join, read_document
+from diloco.rendezvous.clock import SystemClock
 from diloco.rendezvous.store import open_store
 from diloco.workloads import load_workload
 from diloco.workloads.base import Workload
 
 log = logging.getLogger("diloco.replica")
+
+LEAVE_WITHIN_S = "DILOCO_LEAVE_WITHIN_S"
+DEFAULT_LEAVE_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,9 @@ def run(uri: str, replica: int) -> int:
     rank = begin_rank(device)
     workload = load_workload(document, replica=replica, device=device)
     model = bare = workload.build_model()
+    departure = Departure(SystemClock())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _asks_to_leave(departure, leave_within_s(os.environ)))
     if rank.ranks > 1:
         model = torch.nn.parallel.DistributedDataParallel(bare)
     group = join(
@@ -100,13 +112,32 @@ def run(uri: str, replica: int) -> int:
         replica=replica,
         evaluate=lambda: workload.evaluate(bare),
         config=workload.config(),
+        departure=departure,
         store=store,
     )
-    signal.signal(signal.SIGTERM, lambda *_: group.leave())
-    signal.signal(signal.SIGINT, lambda *_: group.leave())
     with group:
         train(group, workload, model, rank)
     return EX_TERMINATED if group.reason == "left" else 0
+
+
+def leave_within_s(environment: Mapping[str, str]) -> float:
+    """What a replica has after SIGTERM; Docker's ten seconds where nothing is said."""
+    said = environment.get(LEAVE_WITHIN_S, "")
+    try:
+        seconds = float(said or DEFAULT_LEAVE_WITHIN_S)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        log.warning("%s: expected seconds, found %r; it is ignored", LEAVE_WITHIN_S, said)
+        return DEFAULT_LEAVE_WITHIN_S
+    return seconds
+
+
+def _asks_to_leave(departure: Departure, within_s: float) -> Callable[[int, object], None]:
+    def handler(number: int, frame: object) -> None:
+        departure.ask(within_s=within_s, reason=signal.Signals(number).name)
+
+    return handler
 
 
 def end_rank() -> None:
@@ -116,8 +147,6 @@ def end_rank() -> None:
     threads abort the interpreter as it exits.
     """
     if dist.is_initialized():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)  # the handlers hold the group, and it the model
         gc.collect()
         dist.destroy_process_group()
 

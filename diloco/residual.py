@@ -37,28 +37,32 @@ class Residuals:
         residual = self.of[fragment]
         return gradient if residual is None else residual.mul(self._decay).add_(gradient)
 
-    @torch.no_grad()
     def taken(self, contributed: Tensor, fragment: int) -> None:
         """The round took ``contributed``, u, which is used up."""
+        if self.active:
+            self.of[fragment] = self.left_out(contributed)
+
+    @torch.no_grad()
+    def left_out(self, contributed: Tensor) -> Tensor | None:
+        """What is left out of ``contributed``, u, in its place; None without error feedback."""
         if not self.active:
-            return
+            return None
         block = block_elements(contributed.numel())
         for start in range(0, contributed.numel(), block):
             piece = contributed[start : start + block]
             piece.sub_(self._codec.decode(self._codec.encode(piece), piece.numel()))
-        self.of[fragment] = contributed
+        return contributed
 
     def overwritten(self, contributed: Tensor, fragment: int) -> None:
         """The round missed it, and the local progress is gone."""
         if self.active:
             self.of[fragment] = contributed
 
-    def restore(self, saved: Mapping[int, Tensor], *, taken: set[int]) -> None:
-        """Take up what an earlier process saved, but for fragments of which a later round ``taken``
-        a contribution: part of that residual is in the global weights already."""
+    def restore(self, saved: Mapping[int, Tensor]) -> None:
+        """Take up what an earlier process saved."""
         if self.active:
             for fragment, residual in saved.items():
-                if fragment < len(self.of) and fragment not in taken:
+                if fragment < len(self.of):
                     self.of[fragment] = residual
 
     def drop(self) -> None:

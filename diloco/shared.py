@@ -31,6 +31,7 @@ from diloco.errors import ModelMismatch, ReplicaError
 from diloco.fragments import Slot
 from diloco.inner import Inner, Stateful
 from diloco.layout import Layout
+from diloco.rendezvous.clock import Clock, SystemClock
 from diloco.reporter import Number
 from diloco.tree import join_tree, split_tree
 
@@ -40,6 +41,8 @@ T = TypeVar("T")
 FAREWELL_S = 5.0
 """How long a rank that has failed tries to tell the others why. They may be in a collective of the
 model's own and cannot listen; they then see its connections close."""
+KEEP_LISTENING_S = 30.0
+"""Of a leader's silence while it waits for others; after that it says that it still does."""
 BUCKET = 2**22
 """Elements of the flat vector that are broadcast together."""
 BY_NAME = "inner_optimizer_by_name"
@@ -61,17 +64,21 @@ class Operation(IntEnum):
     SAVE = 8
     LOAD = 9
     COMPARE = 10
+    NOTHING = 11
+    """The leader waits for others, and has not forgotten its ranks."""
 
 
 class Ranks:
     """One rank's part in everything that the ranks of a replica do together."""
 
-    def __init__(self, channel: Channel, model: nn.Module) -> None:
+    def __init__(self, channel: Channel, model: nn.Module, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         self.channel = channel
         self.model = model
         self._counted = Word()
         self._on_counted: Callable[[Word], None] = lambda heard: None
         self._thread = threading.get_ident()
+        self._said_s = self._clock.monotonic()
 
     # -- what a step has counted, told with the next word -----------------------------------------
 
@@ -106,6 +113,7 @@ class Ranks:
     def say(self, word: Word) -> Word:
         """All ranks' word of now. Raises :class:`ReplicaError` if another rank has failed."""
         assert threading.get_ident() == self._thread, "only the training loop's thread may talk"
+        self._said_s = self._clock.monotonic()
         counted, self._counted = self._counted, Word()
         on_counted, self._on_counted = self._on_counted, lambda heard: None
         heard = self.channel.say(word + counted)
@@ -113,6 +121,13 @@ class Ranks:
         if heard.failed:
             self._raise(self.channel.texts(""))
         return heard
+
+    def keep_listening(self) -> None:
+        """Tell the followers, who do not wait for ever, that the leader is still there. Does
+        nothing in other threads than the training loop's."""
+        mine = threading.get_ident() == self._thread
+        if mine and self._clock.monotonic() - self._said_s > KEEP_LISTENING_S:
+            self.say(Word(operation=Operation.NOTHING))
 
     def heed_failure(self, heard: Word) -> None:
         """Raise :class:`ReplicaError` if the leader has failed."""

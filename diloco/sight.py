@@ -137,11 +137,20 @@ class Sight:
         merges: Mapping[int, Merge],
         reduced: Mapping[int, tuple[str, ...]] | None,
     ) -> RoundView:
-        """With the plan and what was reduced of it; lists nothing."""
+        """With the plan and what was reduced of it; lists nothing.
+
+        An owner whose process was followed by another is not live: the new one is in a later part
+        of the log, and nobody waits for it here.
+        """
+        followed = {
+            c.replica
+            for c in plan.contributions
+            if self._observer.is_gone(Identity(replica=c.replica, incarnation=c.incarnation))
+        }
         return replace(
             self._view(plan.round, base),
             totals=self.totals_before(plan.round),
-            live=self._observer.live() | self._observer.syncers(),
+            live=(self._observer.live() - followed) | self._observer.syncers(),
             plan=plan,
             merges=merges,
             reduced=reduced,

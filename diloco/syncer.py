@@ -63,6 +63,7 @@ class Syncer:
             heartbeat_timeout_s=self._settings.heartbeat_timeout_s,
             device="cpu",
             role=SYNCER,
+            on_drain=lambda within_s, reason: self.leave(),
         )
         self._leave = threading.Event()
         self.left = False

@@ -53,8 +53,9 @@ class Work:
         self._losses: deque[Tensor] = deque()
         self._losses_from = 0  # steps before the first loss that is kept
 
-    def begin_round(self) -> None:
-        self.steps_in_round = 0
+    def begin_round(self, *, made: int = 0) -> None:
+        """``made`` steps of it were made, and contributed, by an earlier process."""
+        self.steps_in_round = made
         self._round_started = self.now
         self.round_started_wall_s = self._clock.wall()
         self.resume()
@@ -81,6 +82,10 @@ class Work:
     @property
     def compute_in_round_s(self) -> float:
         return self.now.compute_s - self._round_started.compute_s
+
+    @property
+    def tokens_in_round(self) -> int:
+        return self.now.tokens - self._round_started.tokens
 
     def steps_since_base(self, fragment: int) -> int:
         return self.now.steps - self._bases[fragment].steps

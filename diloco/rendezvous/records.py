@@ -300,15 +300,30 @@ class CheckpointManifest(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HandedInRound:
+    """A round that was open when the writer of a state left, and the process whose contribution to
+    it lies there."""
+
+    round: int
+    incarnation: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReplicaStateManifest(Record):
     """One replica's own state after ``round``; written last, by its one writer. ``tree`` is the
-    JSON skeleton of the state dicts whose tensors lie in ``tensors``."""
+    JSON skeleton of the state dicts whose tensors lie in ``tensors``.
+
+    ``handed_in`` are contributions that were made and not decided upon yet, ``data_step`` the first
+    step whose data is in none of them.
+    """
 
     writer: Identity
     round: int
     tokens: int
     tree: Any
     tensors: StoredObject
+    handed_in: tuple[HandedInRound, ...] = ()
+    data_step: int = 0
     wall_s: float
 
 
@@ -330,8 +345,11 @@ class FinalManifest(Record):
 class Command(Record):
     """Create-once, numbered from 1: what the control plane asks of replicas.
 
-    ``stop`` ends the run at the newest committed round; ``committer`` names the one replica that
-    may create, on a store without an atomic create. ``replica`` None means all.
+    ``replica`` None means all. ``stop`` ends the run at the newest committed round. ``committer``
+    (arguments: *replica*) names the one replica that may create, on a store without an atomic
+    create. ``drain`` asks a process to hand in its work, save its state and leave, *within_s*
+    seconds from when it reads this, for a *reason* (both may be left out). It is for processes up
+    to *incarnation*; without one, for those that had started when it was written.
     """
 
     n: int

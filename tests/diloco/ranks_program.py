@@ -243,7 +243,15 @@ def play(scenario: Scenario) -> None:
         if place == 1 and group.round == 3:
             group.leave()
 
+    def leave_in_time(group: Any, model: nn.Module) -> None:
+        if place == 1 and group.data_step == 5:
+            group.leave(within_s=600.0)
+        if place == 0 and group.data_step == 6:
+            group._departure.share = 0.0  # the time for further steps is over
+
     match scenario.name:
+        case "handed-in":
+            scenario.run(fsdp, on_step=leave_in_time)
         case "ddp":
             scenario.run(ddp)
         case "fsdp":
@@ -280,9 +288,9 @@ def play(scenario: Scenario) -> None:
 ALONE_TOO = ("ddp", "fsdp", "overlap")
 """Scenarios in which replica 1 takes part."""
 SCENARIOS = (
-    *ALONE_TOO, "layout", "non-finite", "first-half", "second-half", "follower-raises",
-    "leader-raises", "leader-raises-in-step", "follower-parts", "no-group", "other-model",
-    "killed",
+    *ALONE_TOO, "layout", "non-finite", "first-half", "second-half", "handed-in",
+    "follower-raises", "leader-raises", "leader-raises-in-step", "follower-parts", "no-group",
+    "other-model", "killed",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -97,10 +98,11 @@ def test_every_process_start_is_a_higher_incarnation(store: LocalStore) -> None:
     assert claim_incarnation(store, 8, nonce="00000000").incarnation == "00001-00000000"
 
 
-def lease(store: LocalStore) -> Lease:
+def lease(store: LocalStore, on_drain: Callable[[float, str], None] | None = None) -> Lease:
     return Lease(
-        store, ME, clock=ManualClock(), interval_s=1.0, heartbeat_timeout_s=10.0, device="cpu"
-    )
+        store, ME, clock=ManualClock(), interval_s=1.0, heartbeat_timeout_s=10.0, device="cpu",
+        on_drain=on_drain,
+    )  # fmt: skip
 
 
 def test_commands_are_obeyed_in_order_and_bad_ones_passed_over(store: LocalStore) -> None:
@@ -113,6 +115,45 @@ def test_commands_are_obeyed_in_order_and_bad_ones_passed_over(store: LocalStore
     store.put(keys.control(4), Command(n=4, command="stop", wall_s=0.0).to_bytes())
     mine.look_around()
     assert mine.stop_requested
+
+
+def drain(store: LocalStore, n: int, **arguments: object) -> None:
+    command = Command(n=n, command="drain", replica=1, arguments=arguments, wall_s=0.0)
+    store.put(keys.control(n), command.to_bytes())
+
+
+def test_a_drain_is_for_the_process_it_was_written_for(store: LocalStore) -> None:
+    told: list[tuple[float, str]] = []
+    drain(store, 1)
+    drain(store, 2, incarnation="00000-ffffffff")
+    drain(store, 3, incarnation=ME.incarnation, reason="named")
+    mine = lease(store, on_drain=lambda within_s, reason: told.append((within_s, reason)))
+    mine.start()
+    mine.end("left")
+    assert told == [(30.0, "named")], "the first was for an earlier one, the second names it"
+    drain(store, 4, within_s=5)
+    drain(store, 5, incarnation="00000-ffffffff")
+    drain(store, 6, incarnation="00002-00000000", within_s=0.5, reason="x" * 1000)
+    mine.look_around()
+    assert told[1:] == [(5.0, "drained by command 4"), (0.5, "x" * 200)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"within_s": "soon"}, {"within_s": True}, {"within_s": -1}, {"within_s": float("nan")},
+        {"within_s": float("inf")}, {"reason": 3}, {"incarnation": 3},
+    ],
+)  # fmt: skip
+def test_a_drain_that_says_nonsense_is_refused(
+    store: LocalStore, arguments: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[object] = []
+    mine = lease(store, on_drain=lambda *what: told.append(what))
+    drain(store, 1, **arguments)
+    mine.look_around()
+    assert not told
+    assert "command 1 is refused: " in caplog.text and "expected" in caplog.text
 
 
 def test_a_fenced_lease_says_nothing_more(store: LocalStore) -> None:

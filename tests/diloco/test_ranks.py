@@ -32,6 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "overlap": {"num_replicas": 2, "num_fragments": 2, "overlap_steps": 1, "total_rounds": 6},
     "non-finite": {},
     "resumed": {"state_every": 1, "total_rounds": 6},
+    "handed-in": {},
     "follower-raises": {},
     "leader-raises": {},
     "leader-raises-in-step": {},
@@ -169,6 +170,14 @@ def test_a_replica_that_is_launched_again_goes_on_on_all_ranks(played: Played) -
         assert second["reason"] == "completed"
     parts = [played.said("second-half", place)["restored"]["moments"] for place in (0, 1)]
     assert parts[0] != parts[1], "each rank has its own part"
+
+
+def test_a_replica_that_is_asked_in_time_hands_in_what_all_ranks_have_done(played: Played) -> None:
+    for place in (0, 1):
+        said = played.said("handed-in", place)
+        assert (said["reason"], said["steps"]) == ("left", 7)
+    plan = Plan.from_bytes(played.store("handed-in").get(keys.plan(2)))
+    assert [(c.steps, c.new_tokens) for c in plan.contributions] == [(3, 3 * (8 + 16))]
 
 
 @pytest.mark.parametrize(

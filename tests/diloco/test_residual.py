@@ -57,11 +57,3 @@ def test_other_codecs_have_none(changes: dict[str, object]) -> None:
     assert feedback.of == [None]
     whole = gradient(1)
     assert feedback.added_to(whole, 0) is whole
-
-
-def test_a_saved_residual_whose_round_was_taken_is_dropped() -> None:
-    feedback = residuals()
-    feedback.restore({0: gradient(0)}, taken={0})
-    assert feedback.of == [None]
-    feedback.restore({0: gradient(0)}, taken=set())
-    assert feedback.of[0] is not None

@@ -1,0 +1,295 @@
+"""A replica that is asked to leave: what it has done counts once, nobody waits for it, and the next
+process of it goes on where it stood.
+
+The model counts: each inner step lowers each weight by 1, the outer optimizer adds contributions.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from diloco.rendezvous import keys
+from diloco.rendezvous.records import Beat, Command, ReplicaStateManifest
+
+MakeGroup = Callable[..., Any]
+
+LONG_S = 3000.0
+"""A minute of the tests' clock: a test in which anybody waited for it would fail."""
+
+
+class Counter(nn.Module):
+    """Four weights in four layers, all 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(4)])
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+
+def one_down(model: nn.Module, replica: int, step: int) -> torch.Tensor:
+    return torch.stack([parameter.sum() for parameter in model.parameters()]).sum()
+
+
+COUNTING: dict[str, Any] = {"make_model": Counter, "loss": one_down, "lr": 1.0}
+SETTINGS: dict[str, Any] = {
+    "outer_lr": 1.0, "outer_momentum": 0.0, "num_replicas": 2, "sync_every": 4,
+    "total_rounds": 6, "checkpoint_every": 1,
+}  # fmt: skip
+FRAGMENTS = {"num_fragments": 2, "total_rounds": 8}
+OVERLAP = {"overlap_steps": 2, "mixing_alpha": 1.0}
+SEVERAL_OPEN = {**FRAGMENTS, "overlap_steps": 3, "mixing_alpha": 1.0}
+
+
+def drain(group: Any, n: int, replica: int | None, **arguments: object) -> None:
+    command = Command(n=n, command="drain", replica=replica, arguments=arguments, wall_s=0.0)
+    assert group.store.create(keys.control(n), command.to_bytes())
+
+
+class Book:
+    """The data steps that replica 1 made, by process; and where its processes meet replica 0."""
+
+    def __init__(self, group: Any, *, at: int, whole: bool) -> None:
+        self.group, self.at, self.whole = group, at, whole
+        self.made: list[list[int]] = [[], []]
+        self.second_steps = threading.Event()
+
+    def of_first(self, member: Any, joined: Any) -> None:
+        """Told to leave after data step ``at``; what is left of the round is only made if it is to
+        be ``whole``."""
+        self.made[0].append(joined.data_step)
+        if joined.data_step == self.at:
+            drain(self.group, 1, 1, within_s=LONG_S, reason="moved")
+            while not joined._departure.asked:
+                time.sleep(0.001)
+            if not self.whole:
+                joined._departure.share = 0.0  # the time for further steps is over
+
+    def of_second(self, member: Any, joined: Any) -> None:
+        self.made[1].append(joined.data_step)
+        if not self.second_steps.is_set():
+            joined._lease.beat()  # at once, so that the next round waits for it
+            self.second_steps.set()
+
+    def of_other(self, member: Any, joined: Any) -> None:
+        """Replica 0 is in the middle of a round until the second process of 1 is there."""
+        if joined.data_step == (9 if self.whole else self.at):
+            assert self.second_steps.wait(60)
+
+
+def steps_in_plans(group: Any, replica: int, fragment: int) -> int:
+    plans = [group.plan(commit.round) for commit in group.commits() if not commit.void]
+    return sum(
+        c.steps
+        for plan in plans
+        if plan.fragment == fragment
+        for c in plan.contributions
+        if c.replica == replica
+    )
+
+
+def claimed(group: Any, fragment: int) -> float:
+    """What the plans say that a weight of the fragment should have come to."""
+    plans = [group.plan(commit.round) for commit in group.commits() if not commit.void]
+    return -sum(
+        c.weight * c.steps
+        for plan in plans
+        if plan.fragment == fragment
+        for c in plan.contributions
+    )
+
+
+def newest_beats(group: Any, replica: int) -> list[Beat]:
+    listed = [i.key for i in group.store.list(keys.member(replica)) if keys.parse_beat(i.key)]
+    return [Beat.from_bytes(group.store.get(key)) for key in sorted(listed)]
+
+
+def assert_all_counted(group: Any, book: Book, survivor: Any) -> None:
+    """Each step of both processes is in exactly one contribution to each fragment, but those that
+    were made after a fragment's last round; and the weights are what the plans say."""
+    settings, commits = group.settings, group.commits()
+    first, second = book.made
+    assert sorted(first + second) == list(range(settings.total_steps)), "each data step once"
+    weights = survivor.weights().tolist()
+    for fragment in range(settings.num_fragments):
+        last = max(c.round for c in commits if c.fragment == fragment)
+        made = last * settings.round_steps
+        assert steps_in_plans(group, 1, fragment) == made, f"fragment {fragment}"
+        assert steps_in_plans(group, 0, fragment) == made
+        layers = [n for n in range(4) if n % settings.num_fragments == fragment]
+        assert [weights[n] for n in layers] == [claimed(group, fragment)] * len(layers)
+    assert commits[-1].tokens_total == 2 * 8 * settings.total_steps
+
+
+@pytest.mark.parametrize("plan", ["gather", "sharded"])
+@pytest.mark.parametrize(("changes", "at"), [({}, 5), (FRAGMENTS, 4)], ids=["one", "fragments"])
+def test_a_drained_replica_hands_in_what_it_has_and_its_successor_goes_on(
+    tiny_group: MakeGroup, changes: dict[str, Any], at: int, plan: str
+) -> None:
+    """In the middle of a round, which the others end long after it has gone."""
+    group = tiny_group(**{**SETTINGS, **changes}, reduce_plan=plan)
+    book = Book(group, at=at, whole=False)
+    other = group.start(0, **COUNTING, on_step=book.of_other)
+    first = group.start(1, **COUNTING, on_step=book.of_first)
+    group.wait(first)
+    assert (first.error, first.reason) == (None, "left")
+    (beat,) = newest_beats(group, 1)
+    assert (beat.state, beat.message) == ("left", "moved")
+    second = group.start(1, **COUNTING, on_step=book.of_second)
+    group.wait()
+    group.assert_log()
+    group.assert_agreed(other, second)
+    assert second.reason == "completed"
+    assert_all_counted(group, book, other)
+    reports = [beat.state for beat in newest_beats(group, 1)]
+    assert reports == ["left", "done"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, FRAGMENTS, OVERLAP, SEVERAL_OPEN],
+    ids=["one", "fragments", "overlap", "several-open"],
+)  # fmt: skip
+def test_with_time_it_ends_its_round_first(tiny_group: MakeGroup, changes: dict[str, Any]) -> None:
+    group = tiny_group(**{**SETTINGS, **changes})
+    book = Book(group, at=4, whole=True)
+    other = group.start(0, **COUNTING, on_step=book.of_other)
+    first = group.start(1, **COUNTING, on_step=book.of_first)
+    group.wait(first)
+    assert (first.error, first.reason) == (None, "left")
+    assert first.steps % group.settings.round_steps == 0
+    second = group.start(1, **COUNTING, on_step=book.of_second)
+    group.wait()
+    group.assert_log()
+    group.assert_agreed(other, second)
+    last = group.commits()[-1]
+    for fragment in range(group.settings.num_fragments):
+        counted = steps_in_plans(group, 1, fragment)
+        weights = [n for n in range(4) if n % group.settings.num_fragments == fragment]
+        assert len({other.weights()[n].item() for n in weights}) == 1
+        if fragment == last.fragment and not changes.get("overlap_steps"):
+            assert counted == len({*book.made[0], *book.made[1]})
+    assert set(book.made[0]).isdisjoint(book.made[1])
+
+
+def test_after_whole_rounds_the_successor_waits_in_its_place(tiny_group: MakeGroup) -> None:
+    """It makes no step of a round whose steps were made: their data is in what was handed in."""
+    group = tiny_group(**SETTINGS)
+    book = Book(group, at=7, whole=False)
+    waiting = threading.Event()
+
+    def hold(member: Any, joined: Any) -> None:
+        if joined.data_step == 7:
+            assert waiting.wait(60)
+
+    other = group.start(0, **COUNTING, on_step=hold)
+    first = group.start(1, **COUNTING, on_step=book.of_first)
+    group.wait(first)
+    second = group.start(1, **COUNTING, on_step=book.of_second)
+    while newest_beats(group, 1)[-1].state != "waiting":
+        time.sleep(0.001)
+    assert not book.made[1]
+    waiting.set()
+    group.wait()
+    group.assert_agreed(other, second)
+    assert_all_counted(group, book, other)
+    assert book.made[1][0] == 8
+
+
+def test_who_is_alone_closes_the_round_itself(tiny_group: MakeGroup) -> None:
+    group = tiny_group(**{**SETTINGS, "num_replicas": 1})
+    book = Book(group, at=5, whole=False)
+    first = group.start(1, **COUNTING, on_step=book.of_first)
+    group.wait(first)
+    assert [c.steps for r in (1, 2) for c in group.plan(r).contributions] == [4, 2]
+    assert len(group.commits()) == 2
+    second = group.start(1, **COUNTING, on_step=book.of_second)
+    group.wait(second)
+    assert second.weights().tolist() == [-22.0] * 4
+    assert book.made[1][0] == 8, "the round is over, its schedule goes on with the next"
+
+
+def test_all_are_drained_in_the_middle_of_a_round_and_come_back(tiny_group: MakeGroup) -> None:
+    """Nobody is left to close the round: those who come back do, with what lies there."""
+    group = tiny_group(**SETTINGS, heartbeat_timeout_s=60.0)
+    there = threading.Barrier(2)
+
+    def both(member: Any, joined: Any) -> None:
+        if joined.data_step == 5:
+            there.wait(60)
+            joined.leave(within_s=LONG_S, reason="paused")
+            joined._departure.share = 0.0
+            there.wait(60)
+
+    paused = [group.start(replica, **COUNTING, on_step=both) for replica in range(2)]
+    group.wait(*paused)
+    assert [member.reason for member in paused] == ["left", "left"]
+    resumed = [group.start(replica, **COUNTING) for replica in range(2)]
+    group.wait(*resumed)
+    group.assert_log()
+    group.assert_agreed(*resumed)
+    made = sum(member.steps for member in (*paused, *resumed))
+    counted = sum(steps_in_plans(group, replica, 0) for replica in range(2))
+    assert counted == made
+    assert resumed[0].weights().tolist() == [claimed(group, 0)] * 4
+
+
+def test_what_a_lossy_codec_left_out_comes_back_with_the_successor(tiny_group: MakeGroup) -> None:
+    """One of four values is sent at a time: most of the work is in the residuals."""
+    group = tiny_group(**SETTINGS, codec="topk", topk=1, error_feedback=1.0)
+    book = Book(group, at=5, whole=False)
+    other = group.start(0, **COUNTING, on_step=book.of_other)
+    first = group.start(1, **COUNTING, on_step=book.of_first)
+    group.wait(first)
+    second = group.start(1, **COUNTING, on_step=book.of_second)
+    group.wait()
+    group.assert_agreed(other, second)
+    assert [len(c.contributors) for c in group.commits()] == [2] * 6
+    left = [member.group._loop.ledger.residuals.of[0].sum() for member in (other, second)]
+    everything = 4.0 * group.settings.total_steps
+    assert -other.weights().sum() + sum(left) / 2 == pytest.approx(everything, abs=1e-3)
+
+
+def test_without_time_it_saves_its_state_and_is_gone(tiny_group: MakeGroup) -> None:
+    group = tiny_group(**SETTINGS)
+
+    def leave(member: Any, joined: Any) -> None:
+        if joined.data_step == 5:
+            joined.leave()
+
+    other = group.start(0, **COUNTING)
+    first = group.start(1, **COUNTING, on_step=leave)
+    group.wait()
+    assert first.reason == "left" and other.error is None
+    assert [c.replica for c in group.plan(2).contributions] == [0]
+    listed = [i.key for i in group.store.list(keys.replica_state(1)) if "manifest" in i.key]
+    manifest = ReplicaStateManifest.from_bytes(group.store.get(max(listed)))
+    assert (manifest.round, manifest.handed_in, manifest.tokens) == (1, (), 4 * 8)
+
+
+def test_who_waits_for_the_first_step_leaves_at_once(tiny_group: MakeGroup) -> None:
+    group = tiny_group(**SETTINGS, start_replicas=2)
+    member = group.start(0, **COUNTING)
+    while not any(beat.message for beat in newest_beats(group, 0)):
+        time.sleep(0.001)
+    drain(group, 1, 0, within_s=1e9)
+    group.wait(member)
+    (beat,) = newest_beats(group, 0)
+    assert (beat.state, beat.message) == ("left", "drained by command 1")
+    assert (member.reason, member.steps) == ("left", 0)
+    assert not group.store.list(keys.replica_state(0)), "there is nothing to save"
+
+
+def test_the_last_round_completes_the_run_whoever_was_to_leave(tiny_group: MakeGroup) -> None:
+    group = tiny_group(**{**SETTINGS, "num_replicas": 1, "total_rounds": 2})
+    book = Book(group, at=6, whole=True)
+    member = group.start(1, **COUNTING, on_step=book.of_first)
+    group.wait(member)
+    assert (member.error, member.reason) == (None, "completed")
+    assert group.store.list("final/"), "and there was time to publish its result"

@@ -1,0 +1,94 @@
+"""``python -m diloco.replica`` under signals: what a backend's SIGTERM does, as real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from diloco.checkpoint import read_final
+from diloco.exits import EX_TERMINATED
+from diloco.init import create_group
+from diloco.rendezvous import keys
+from diloco.rendezvous.records import Beat, Plan
+from diloco.rendezvous.settings import GroupSettings
+from diloco.rendezvous.store import LocalStore, MissingKey
+from diloco.rendezvous.workload import ByteGPTWorkload
+from diloco.replica import leave_within_s
+from diloco.replica_state import load_replica_state
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [({}, 10.0), ({"DILOCO_LEAVE_WITHIN_S": "120"}, 120.0), ({"DILOCO_LEAVE_WITHIN_S": "0"}, 0.0)]
+    + [({"DILOCO_LEAVE_WITHIN_S": word}, 10.0) for word in ("", "soon", "-1", "nan", "inf")],
+)
+def test_the_time_there_is_comes_from_the_environment(said: dict[str, str], seconds: float) -> None:
+    assert leave_within_s(said) == seconds
+
+
+def start(uri: Path, text: Path) -> subprocess.Popen[bytes]:
+    environment = os.environ | {
+        "REPLICA_RANK": "0", "OMP_NUM_THREADS": "1", "DILOCO_LEAVE_WITHIN_S": "4",
+    }  # fmt: skip
+    log = (text.parent / "log.txt").open("ab")
+    return subprocess.Popen(
+        [sys.executable, "-m", "diloco.replica", str(uri)], env=environment, stdout=log, stderr=log
+    )
+
+
+def newest_beat(store: LocalStore) -> Beat | None:
+    listed = [info.key for info in store.list(keys.member(0)) if keys.parse_beat(info.key)]
+    try:
+        return Beat.from_bytes(store.get(max(listed))) if listed else None
+    except MissingKey:
+        return None
+
+
+def terminated_in_training(uri: Path, text: Path) -> tuple[int, Beat]:
+    """Exit code and last beat of a process that gets SIGTERM in the middle of a round."""
+    store, process = LocalStore(uri), start(uri, text)
+    try:
+        give_up = time.monotonic() + 120
+        while (beat := newest_beat(store)) is None or beat.pid != process.pid or beat.step == 0:
+            assert process.poll() is None and time.monotonic() < give_up
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(60)
+    finally:
+        process.kill()
+    last = newest_beat(store)
+    assert last is not None
+    return code, last
+
+
+def test_sigterm_hands_the_work_in_and_the_next_process_goes_on(tmp_path: Path) -> None:
+    """Nobody else is there, so it closes the round itself, long before all its steps are made."""
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question. " * 2000)
+    uri, store = tmp_path / "run", LocalStore(tmp_path / "run")
+    settings = GroupSettings(
+        num_replicas=1, max_replicas=1, sync_every=100_000, total_rounds=2, batch_size=1,
+        warmup_steps=0, max_tokens=0,
+    )  # fmt: skip
+    workload = ByteGPTWorkload(size="demo", data=str(text), eval_bytes=512).to_dict()
+    create_group(str(uri), settings, workload=workload)
+
+    code, beat = terminated_in_training(uri, text)
+    assert (code, beat.state, beat.message) == (EX_TERMINATED, "left", "SIGTERM")
+    saved = load_replica_state(store, 0)
+    assert saved is not None and (saved.round, saved.tokens) == (1, beat.tokens)
+    first = Plan.from_bytes(store.get(keys.plan(1))).contributions[0]
+    assert 0 < first.steps < 100_000 and first.new_tokens == beat.tokens
+
+    code, beat = terminated_in_training(uri, text)
+    assert (code, beat.state) == (0, "done"), "its round was the run's last"
+    second = Plan.from_bytes(store.get(keys.plan(2))).contributions[0]
+    assert second.incarnation > first.incarnation
+    assert beat.tokens == first.new_tokens + second.new_tokens
+    assert read_final(store) is not None
