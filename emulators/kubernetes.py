@@ -1,6 +1,7 @@
 """A Kubernetes cluster on one machine, as far as Jobs go, whose pods really run.
 
-Speaks the API that ``executors/kubernetes.py`` and ``kubectl`` (get, describe, logs, delete) speak:
+Speaks the API that ``executors/kubernetes.py`` speaks, and with ``tls`` ``kubectl`` too (get,
+describe, logs, delete; without it that sends no token):
 :mod:`emulators.kubernetes_http`. What happens to Jobs and pods is decided by
 :mod:`emulators.kubernetes_jobs` and :mod:`emulators.kubernetes_kubelet`.
 
@@ -19,6 +20,7 @@ from emulators.kubernetes_http import Server
 from emulators.kubernetes_jobs import Controllers
 from emulators.kubernetes_kubelet import Kubelet
 from emulators.kubernetes_objects import Json, Objects, Refused
+from emulators.processes import Processes
 
 TOKEN = "emulated-token"  # noqa: S105 (no real one)
 USER = "system:serviceaccount:default:archipelago"
@@ -76,6 +78,11 @@ class KubernetesCluster:
     def url(self) -> str:
         return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}"
 
+    @property
+    def processes(self) -> Processes:
+        """What runs the pods, each by its uid."""
+        return self.kubelet.processes
+
     def __enter__(self) -> Self:
         self._thread.start()
         self.start()
@@ -85,7 +92,7 @@ class KubernetesCluster:
         self.stop()
         self._over.set()
         self._thread.join()
-        self.kubelet.processes.close()
+        self.processes.close()
 
     def kubeconfig(self, *, token: str = TOKEN, namespace: str = "default") -> Json:
         return {
@@ -198,7 +205,7 @@ class KubernetesCluster:
 
     def oom(self, job: str) -> None:
         for pod in self.pods(job):
-            self.kubelet.processes.kill(pod["metadata"]["uid"], "oom", grace_s=0)
+            self.processes.kill(pod["metadata"]["uid"], "oom", grace_s=0)
 
     def lose(self, job: str) -> None:
         """Somebody deletes it, and its pods without grace."""

@@ -26,6 +26,7 @@ one node are one replica's), and watching: the control plane polls anyway.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections import defaultdict
@@ -61,6 +62,9 @@ SELECTOR_CHARS = 4_000
 
 UNEXPLAINED_S = 10.0
 """A Job that waits so long without its pod saying why is worth asking for warnings."""
+
+
+_FIELDS = {"image": "image", "hardware": "hardware", "spot": "spot", "label": "labels"}
 
 
 class KubernetesExecutor:
@@ -180,13 +184,12 @@ class KubernetesExecutor:
 
     def check(self) -> str:
         """Lists our Jobs, so that a credential without rights shows too."""
-        who = self.cluster.whoami()
         self.live()
-        version = self.cluster.version()
-        return (
-            f"{who or 'a user'} in namespace {self.cluster.namespace} of {self.cluster.host} "
-            + (f"(Kubernetes {version})")
-        )
+        found = f"namespace {self.cluster.namespace} of {self.cluster.host}"
+        with contextlib.suppress(NeedsPerson):  # not everybody may ask who he is
+            found = f"{self.cluster.whoami() or 'a user'} in {found}"
+            found += f" (Kubernetes {self.cluster.version()})"
+        return found
 
     def preflight(self, spec: ReplicaSpec, count: int) -> list[Problem]:
         autoscaled = bool(self.config.options.get("autoscaled"))
@@ -316,5 +319,5 @@ def _is_unexplained(job: Json, pod: Json | None) -> bool:
 
 def _field(message: str) -> str:
     """The part of the spec that a refusal is about, by its first word."""
-    first = message.partition(":")[0]
-    return first if first in ("image", "hardware", "spot", "labels") else "options"
+    first = re.split(r"\W", message, maxsplit=1)[0]
+    return _FIELDS.get(first, "options")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import ipaddress
 import json
 import ssl
-import threading
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -123,22 +126,31 @@ def test_a_context_nobody_knows_is_named() -> None:
         connection(json.dumps(kubeconfig()), context="three", environ={})
 
 
-def test_several_clusters_at_once(tmp_path: Path) -> None:
-    """The client keeps certificates in files that it shares between threads."""
-    given = kubeconfig()
-    given["clusters"][0]["cluster"]["certificate-authority-data"] = "Y2VydGlmaWNhdGU="
-    found: list[bytes] = []
+@pytest.fixture
+def eager_threads() -> Iterator[None]:
+    """They take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
-    def load() -> None:
+
+@pytest.mark.usefixtures("eager_threads")
+def test_several_clusters_at_once() -> None:
+    """The client keeps certificates in files that its threads share, and names one before it is
+    written."""
+
+    def load(text: str) -> bytes:
+        given = kubeconfig()
+        data = base64.b64encode(text.encode()).decode()
+        given["clusters"][0]["cluster"]["certificate-authority-data"] = data
         made, _ = connection(json.dumps(given), environ={})
-        found.append(Path(str(made.ssl_ca_cert)).read_bytes())
+        return Path(str(made.ssl_ca_cert)).read_bytes()
 
-    threads = [threading.Thread(target=load) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [b"certificate"] * 8
+    with ThreadPoolExecutor(8) as pool:
+        for n in range(40):
+            text = f"certificate {n}"
+            assert set(pool.map(load, [text] * 8)) == {text.encode()}
 
 
 def certificate(folder: Path) -> ssl.SSLContext:

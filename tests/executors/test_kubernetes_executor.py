@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from emulators import kubernetes_http
 from emulators.kubernetes import GPU, USER
 from executors import kubernetes, kubernetes_api
 from executors.base import (
@@ -341,6 +342,13 @@ def test_a_deployment_that_is_no_label_is_refused_at_once(world: KubernetesWorld
 def test_options_are_checked_at_once(world: KubernetesWorld) -> None:
     with pytest.raises(LaunchRefused, match="found imagee"):
         world.executor(imagee="x")
+
+
+def test_check_does_without_knowing_who_we_are(
+    world: KubernetesWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_http, "_REVIEWS", set())
+    assert world.executor().check().startswith("a user in namespace default of http://")
 
 
 def test_check_says_where_we_are(world: KubernetesWorld) -> None:
