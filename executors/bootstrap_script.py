@@ -175,13 +175,12 @@ def run_pip(missing: Sequence[Any], asked: Sequence[Any], python: str) -> None:
     say("installing " + ", ".join(map(str, missing)))
     # "--python" is of pip itself, and comes before the command.
     command = [sys.executable, "-m", "pip", *(["--python", python] * (python != sys.executable))]
-    command += ["install", "--quiet", "--no-input", "--disable-pip-version-check"]
+    command += ["install", "--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
     quietly = {"PIP_ROOT_USER_ACTION": "ignore", "PIP_BREAK_SYSTEM_PACKAGES": "1"}
     with tempfile.TemporaryDirectory() as scratch:
-        listed, bounds = Path(scratch, "requirements.txt"), Path(scratch, "constraints.txt")
-        listed.write_text("\n".join(map(str, missing)))
+        bounds = Path(scratch, "constraints.txt")
         bounds.write_text("\n".join(constraints(w for w in asked if w not in missing)))
-        command += ["-r", str(listed), "-c", str(bounds)]
+        command += ["-c", str(bounds), *map(str, missing)]
         process = subprocess.Popen(
             command, env={**os.environ, **quietly}, stderr=subprocess.PIPE, text=True
         )

@@ -48,6 +48,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wheel(folder, "island", "1.0")
     wheel(folder, "island", "2.0")
     wheel(folder, "bay", "1.5", needs=("island>=1",))
+    wheel(folder, "shoal", "1.0", needs=("island>=2",))
     wheel(folder, "torch", "2.0+image")
     wheel(folder, "torch", "9.0")
     wheel(folder, "lagoon", "1.0", needs=("torch>=1",))
@@ -66,7 +67,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def python(image: Path, wheels: Path) -> Iterator[Path]:
     yield image
-    own = ("island", "bay", "torch", "lagoon", "reef")
+    own = ("island", "bay", "shoal", "torch", "lagoon", "reef")
     subprocess.run([image, "-m", "pip", "uninstall", "-q", "-y", *own], check=True, timeout=120)
 
 
@@ -112,6 +113,17 @@ def test_what_pip_brings_along_is_held_to_the_pins(
     marked = "island==1.0; python_version >= '3'"
     done = run(code("bay", marked), env, python=python)
     assert installed(done) == {"bay": "1.5", "island": "1.0"}
+
+
+def test_a_pin_that_is_met_stays_met(
+    python: Path, env: dict[str, str], code: Callable[..., CodeRef]
+) -> None:
+    has(python, "island==1.0", env=env)
+    done = run(code("island==1.0", "shoal"), env, python=python)
+    assert done.returncode == 78
+    assert "Cannot install shoal" in done.stderr.splitlines()[-1]
+    assert "shoal 1.0 depends on island>=2" in done.stdout
+    assert installed(run(code("island==1.0"), env, python=python)) == {"island": "1.0"}
 
 
 def test_another_version_is_replaced(
