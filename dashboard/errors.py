@@ -18,7 +18,7 @@ from django.views.debug import ExceptionReporter, SafeExceptionReporterFilter
 
 from runs.redaction import redact
 
-_SENT = re.compile(r"(?i)secret|token|key|password|kubeconfig|connection_string|variable-")
+_SENT = re.compile(r"(?i)secret|token|key|password|kubeconfig|connection_string|variable_")
 
 
 class SecretFilter(SafeExceptionReporterFilter):

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 STRUCK_OUT = "********"
-SHORTEST = 6
+SHORTEST = 8
 
 _lock = threading.Lock()
 _known: set[str] = set()

@@ -1,0 +1,206 @@
+"""Credentials in the admin: made, replaced, tested and deleted by administrators, never shown.
+
+The one table of ours that is edited by hand. Who may is the role ``admin``; a staff member without
+it does not see that there are any. Every change is in Django's history, by the names of fields.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin, messages
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.decorators import method_decorator
+from django.views.decorators.cache import never_cache
+from django.views.decorators.debug import sensitive_post_parameters
+
+from runs import redaction, selectors
+from runs.credentials.forms import MORE, OPTION, VARIABLE, CredentialForm, form_for
+from runs.credentials.kinds import KINDS, STORE, Kind, Variable, is_secret, kind_of
+from runs.credentials.service import InUse, delete_credential, save_credential, test_credential
+from runs.models import Credential
+
+if TYPE_CHECKING:
+    _ModelAdmin = admin.ModelAdmin[Credential]
+else:
+    _ModelAdmin = admin.ModelAdmin
+
+
+@admin.register(Credential)
+class CredentialAdmin(_ModelAdmin):
+    list_display = ("name", "kind_label", "holds", "test_ok", "tested_at", "changed_at")
+    list_filter = ("kind", "test_ok")
+    search_fields = ("name",)
+    actions = ("test",)
+    readonly_fields = ("holds", "last_test", "created_by", "created_at", "changed_at")
+    show_full_result_count = False
+
+    # Who.
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return selectors.has_role(request.user, "admin")
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return selectors.has_role(request.user, "admin")
+
+    has_add_permission = has_module_permission
+    has_change_permission = has_view_permission
+    has_delete_permission = has_view_permission
+
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        # One at a time, with its reason: see delete_view.
+        return {n: a for n, a in super().get_actions(request).items() if n != "delete_selected"}
+
+    # What is shown.
+
+    @admin.display(description="kind", ordering="kind")
+    def kind_label(self, credential: Credential) -> str:
+        return _kind(credential).label
+
+    @admin.display(description="holds")
+    def holds(self, credential: Credential) -> str:
+        return ", ".join(credential.fields) or "nothing"
+
+    @admin.display(description="last test")
+    def last_test(self, credential: Credential) -> str:
+        if credential.tested_at is None:
+            return "not tested since it was changed"
+        how = "works" if credential.test_ok else "does not work"
+        return f"{credential.tested_at:%Y-%m-%d %H:%M} UTC: {how}. {credential.test_message}"
+
+    # The form.
+
+    def get_form(
+        self,
+        request: HttpRequest,
+        obj: Credential | None = None,
+        change: bool = False,
+        **kwargs: Any,
+    ) -> type[CredentialForm]:
+        return form_for(self._kind_of(request, obj), obj)
+
+    def get_fieldsets(self, request: HttpRequest, obj: Credential | None = None) -> Any:
+        names = list(self.get_form(request, obj).base_fields)
+        variables = [n for n in names if not n.startswith((OPTION, MORE)) and n != "name"]
+        options = [n for n in names if n.startswith((OPTION, MORE))]
+        sets: list[tuple[str | None, dict[str, Any]]] = [(None, {"fields": ["name"]})]
+        if obj is not None:
+            sets[0][1]["fields"] += ["holds", "last_test"]
+        note = "Stored encrypted and never shown again; an empty field leaves what is stored."
+        sets.append(("Secrets", {"fields": variables, "description": note}))
+        if options:
+            sets.append(("Options, not secret", {"fields": options}))
+        if obj is not None:
+            sets.append(("History", {"fields": ["created_by", "created_at", "changed_at"]}))
+        return sets
+
+    def _kind_of(self, request: HttpRequest, obj: Credential | None) -> Kind:
+        return KINDS[request.GET["kind"]] if obj is None else _kind(obj)
+
+    @method_decorator(sensitive_post_parameters())
+    @method_decorator(never_cache)
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> Any:
+        # Before anything can fail: no error page tells what was typed.
+        redaction.remember(
+            value
+            for name, value in request.POST.items()
+            if name.startswith(VARIABLE) and is_secret(name.removeprefix(VARIABLE))
+            if isinstance(value, str)
+        )
+        if object_id is None and request.GET.get("kind") not in KINDS:
+            return self._choose_kind(request)
+        return super().changeform_view(request, object_id, form_url, extra_context)
+
+    def _choose_kind(self, request: HttpRequest) -> HttpResponse:
+        if not self.has_add_permission(request):
+            raise PermissionDenied
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "Add credential",
+            "opts": self.opts,
+            "kinds": KINDS.values(),
+        }
+        return TemplateResponse(request, "admin/runs/credential/choose_kind.html", context)
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        obj = kwargs.get("obj")
+        kind = self._kind_of(request, obj)
+        context |= {"kind": kind, "is_store": kind.kind == STORE}
+        if obj is None:
+            context["title"] = f"Add credential: {kind.label}"
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def save_model(self, request: HttpRequest, obj: Credential, form: Any, change: bool) -> None:
+        assert isinstance(request.user, User)
+        obj.kind, obj.options = form.kind.kind, form.options
+        save_credential(obj, typed=form.typed, cleared=form.cleared, actor=request.user)
+
+    # Deletion.
+
+    def delete_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> Any:
+        """Asks before, as usual; one that is used says by what instead."""
+        if request.method != "POST":
+            return super().delete_view(request, object_id, extra_context)
+        obj = self.get_object(request, object_id)
+        if obj is not None and self.has_delete_permission(request, obj):
+            pk, name = obj.pk, str(obj)
+            try:
+                with transaction.atomic():
+                    self.log_deletions(request, Credential.objects.filter(pk=pk))
+                    delete_credential(obj)
+            except InUse as error:
+                self.message_user(request, str(error), messages.ERROR)
+                return redirect("admin:runs_credential_change", pk)
+            self.message_user(request, f"{name} was deleted", messages.SUCCESS)
+        return redirect("admin:runs_credential_changelist")
+
+    # Tests.
+
+    def get_urls(self) -> list[URLPattern]:
+        test = self.admin_site.admin_view(self.test_view)
+        return [path("<int:pk>/test/", test, name="runs_credential_test"), *super().get_urls()]
+
+    def test_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        obj = self.get_object(request, str(pk))
+        if request.method != "POST" or obj is None or not self.has_change_permission(request, obj):
+            return HttpResponse(status=405 if request.method != "POST" else 404)
+        self._test(request, obj, request.POST.get("uri", "").strip())
+        return redirect(reverse("admin:runs_credential_change", args=[pk]))
+
+    @admin.action(description="Test", permissions=["change"])
+    def test(self, request: HttpRequest, queryset: QuerySet[Credential]) -> None:
+        for credential in queryset:
+            self._test(request, credential)
+
+    def _test(self, request: HttpRequest, credential: Credential, uri: str = "") -> None:
+        tested = test_credential(credential, uri)
+        self.log_change(request, credential, f"Tested: {'works' if tested.ok else 'does not work'}")
+        level = messages.SUCCESS if tested.ok else messages.ERROR
+        self.message_user(request, f"{credential}: {tested.message}", level)
+
+
+def _kind(credential: Credential) -> Kind:
+    """One that no form knows can at least be replaced."""
+    return kind_of(credential) or Kind(
+        key=credential.kind,
+        label=credential.kind,
+        backend=credential.kind,
+        variables=tuple(Variable(name=name, label=name) for name in credential.fields),
+    )
