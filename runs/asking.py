@@ -26,9 +26,10 @@ class NoAnswer(Exception):
 
 
 def ask_all(
-    questions: Mapping[str, Callable[[], T]], *, patience_s: float = PATIENCE_S
+    questions: Mapping[str, Callable[[], T]], *, patience_s: float | None = None
 ) -> dict[str, T | Exception]:
     """The answer to each question, or what it raised: :class:`NoAnswer` when the time was over."""
+    patience_s = PATIENCE_S if patience_s is None else patience_s
     until = time.monotonic() + patience_s
     answers: dict[str, T | Exception] = {}
     open_ones: list[tuple[str, threading.Thread]] = []
@@ -37,7 +38,7 @@ def ask_all(
             answers[name] = NoAnswer("too many other checks are waiting for answers; try again")
             continue
         thread = threading.Thread(
-            target=_ask, args=(name, question, answers), name=f"ask-{name}", daemon=True
+            target=_ask, args=(name, question, answers, _places), name=f"ask-{name}", daemon=True
         )
         thread.start()
         open_ones.append((name, thread))
@@ -49,10 +50,15 @@ def ask_all(
     return {name: found[name] for name in questions}
 
 
-def _ask(name: str, question: Callable[[], T], answers: dict[str, T | Exception]) -> None:
+def _ask(
+    name: str,
+    question: Callable[[], T],
+    answers: dict[str, T | Exception],
+    place: threading.BoundedSemaphore,
+) -> None:
     try:
         answers[name] = question()
     except Exception as error:  # each place raises its own
         answers[name] = error
     finally:
-        _places.release()
+        place.release()

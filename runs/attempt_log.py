@@ -1,23 +1,21 @@
 """The backend's own log of one attempt: what a replica printed before and beside its telemetry.
 
 It is asked for when somebody looks, and nothing of it is kept. What it costs is bounded: so many
-lines, so many characters, so many seconds. Secrets of the attempt that its program printed are
-blanked.
+lines, so many characters, so many seconds. Secrets that its program printed are struck out.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
 from executors.base import ExecutorError, LogLine, ReplicaHandle
-from executors.common import scrub
 from runs.asking import NoAnswer, ask_all
 from runs.backends import executor_of
-from runs.credentials import open_credential
 from runs.models import ReplicaAttempt
+from runs.redaction import redact
 
 LINES = 1000
 READ_AT_MOST = 200_000
@@ -39,7 +37,7 @@ class LogTail:
 
 
 def read_log(attempt: ReplicaAttempt, *, after: str = "", lines: int = LINES) -> LogTail:
-    """Needs ``attempt.replica.pool.credential`` and ``attempt.replica.run.store_credential``."""
+    """Needs ``attempt.replica.pool.credential``."""
     if attempt.handle is None:
         return LogTail(unknown="the attempt has no job yet")
     pool = attempt.replica.pool
@@ -50,15 +48,14 @@ def read_log(attempt: ReplicaAttempt, *, after: str = "", lines: int = LINES) ->
         return _newest(executor.logs(handle, after=after), after=after, lines=lines)
 
     found = ask_all({"log": tail})["log"]
-    hide = _hide(attempt)
     if isinstance(found, LogTail):
         return LogTail(
-            lines=tuple(hide(line) for line in found.lines),
+            lines=tuple(redact(line) for line in found.lines),
             position=found.position,
             cut=found.cut,
         )
     if isinstance(found, ExecutorError | NoAnswer):
-        return LogTail(position=after, unknown=hide(str(found)))
+        return LogTail(position=after, unknown=redact(str(found)))
     return LogTail(position=after, unknown=f"{type(found).__name__} from the backend's client")
 
 
@@ -70,13 +67,3 @@ def _newest(found: Iterable[LogLine], *, after: str, lines: int) -> LogTail:
         position = line.position
         count += 1
     return LogTail(lines=tuple(newest), position=position, cut=count > len(newest))
-
-
-def _hide(attempt: ReplicaAttempt) -> Callable[[str], str]:
-    replica = attempt.replica
-    values = [
-        value
-        for credential in (replica.pool.credential, replica.run.store_credential)
-        for value in open_credential(credential).values()
-    ]
-    return lambda text: scrub(text, values)

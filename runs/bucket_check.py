@@ -16,8 +16,9 @@ from diloco.preflight import preflight
 from diloco.rendezvous.store_access import family_of
 from diloco.rendezvous.workload import STDLIB
 from runs.backends import capabilities_of
-from runs.credentials import open_credential
+from runs.credentials import CannotOpen, check_store, store_environment
 from runs.models import Credential
+from runs.redaction import redact
 
 LOCAL_SCHEMES = frozenset({"", "file", "local"})
 
@@ -46,7 +47,10 @@ def only_here(uri: str, backends: Sequence[str], *, store: Credential | None = N
     parts = urlsplit(uri)
     if parts.scheme in LOCAL_SCHEMES or _is_loopback(parts.hostname):
         return uri
-    endpoint = _endpoint(uri, os.environ if store is None else open_credential(store))
+    try:
+        endpoint = _endpoint(uri, store_environment(store) or os.environ)
+    except CannotOpen:
+        return ""  # whoever opens the bucket will say so
     return f"{uri} at {endpoint}" if _is_loopback(_host(endpoint)) else ""
 
 
@@ -87,12 +91,18 @@ def check_rendezvous(
             f"expected a bucket that replicas on {names} can reach, "
             f"found {here}, which only this machine can"
         ]
-    environment = None if store is None else open_credential(store)
+    if store is not None and (problem := check_store(store, uri)):
+        return [problem]
+    try:
+        environment = store_environment(store)
+    except CannotOpen as error:
+        return [str(error)]
     report = preflight(uri, quick=True, environment=environment)
     for check in report.missing[:1]:
         if check.name == "open":
-            return [f"cannot be opened: {check.detail}"]
-        return [f"cannot {check.name} in {report.uri}: {check.detail}"]
+            return [redact(f"cannot be opened: {check.detail}")]
+        needs = f" (needs {check.needs})" if check.needs else ""
+        return [redact(f"cannot {check.name} in {report.uri}: {check.detail}{needs}")]
     return []
 
 
@@ -116,4 +126,4 @@ def check_data(uri: str, backends: Sequence[str] = ()) -> list[str]:
                 return []
         return [f"{expected}, found only empty files at {uri}"]
     except Exception as error:  # every file system raises its own
-        return [f"{expected}, found {type(error).__name__} at {uri}: {error}"]
+        return [redact(f"{expected}, found {type(error).__name__} at {uri}: {error}")]

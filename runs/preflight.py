@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from executors.base import ExecutorError, NeedsPerson, ReplicaSpec, RetryLater
-from executors.common import scrub
 from executors.registry import BACKENDS
 from runs.asking import NoAnswer, ask_all
 from runs.backends import capabilities_of, executor_of
 from runs.bucket_check import check_data, check_rendezvous, only_here
-from runs.credentials import open_credential
 from runs.forecast import ByPlace, forecast
 from runs.models import Credential, Run
 from runs.presets import PoolDraft, RunDraft
+from runs.redaction import redact
 
 __all__ = [
     "Answer",
@@ -157,10 +156,8 @@ def _ask_pool(pool: PoolDraft, place: int, credential: Credential | None, count:
         options=pool.options,
     )
     problems = executor.preflight(spec, count)
-    secrets = open_credential(credential).values()
     return Answer(
-        said=scrub(said, secrets),
-        findings=tuple(_at(place, p.field, scrub(p.message, secrets)) for p in problems),
+        said=redact(said), findings=tuple(_at(place, p.field, p.message) for p in problems)
     )
 
 
@@ -182,7 +179,7 @@ def _beyond(pool: PoolDraft, credential: Credential | None) -> dict[str, str]:
 
 def _at(place: int, field: str, message: str) -> Finding:
     return Finding(
-        field=f"pools.{place}.{field if field in _FIELDS else 'backend'}", message=message
+        field=f"pools.{place}.{field if field in _FIELDS else 'backend'}", message=redact(message)
     )
 
 
@@ -196,7 +193,7 @@ def _ask(questions: Mapping[str, Callable[[], Answer]], pools: Sequence[PoolDraf
         if head == "pools":
             finding = _of_backend(pools[int(place)], int(place), answer)
         else:
-            finding = Finding(field=name, message=str(answer) or type(answer).__name__)
+            finding = Finding(field=name, message=redact(str(answer)) or type(answer).__name__)
         answers.append(Answer(findings=(finding,)))
     return answers
 

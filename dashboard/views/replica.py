@@ -57,9 +57,7 @@ def log(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
     except ValueError:
         return HttpResponseBadRequest("expected the number of an attempt")
     attempt = get_object_or_404(
-        ReplicaAttempt.objects.select_related(
-            "replica__pool__credential", "replica__run__store_credential"
-        ),
+        ReplicaAttempt.objects.select_related("replica__pool__credential"),
         replica__run=run,
         replica__number=number,
         number=wanted,
