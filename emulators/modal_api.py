@@ -25,10 +25,10 @@ from typing import Any
 
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
-from google.protobuf.timestamp_pb2 import Timestamp
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2 as api
 
+from emulators.modal_log_api import ModalLogApi
 from emulators.processes import Job, Processes
 
 GRACE_S = 2.0
@@ -65,7 +65,7 @@ class Sandbox:
         return self.id.replace("sb-", "ta-", 1)
 
 
-class ModalApi:
+class ModalApi(ModalLogApi):
     """Answers of the API: one method for each call, named as it. Plain methods return the answer,
     asynchronous generators stream it."""
 
@@ -326,52 +326,10 @@ class ModalApi:
 
     SandboxTerminateV2 = SandboxTerminate
 
-    # Logs
-
-    def AppCountLogs(self, request: Any) -> Message:
-        width = request.bucket_secs
-        counts: dict[int, int] = {}
-        for item in self._entries(request):
-            counts[int(item.timestamp // width)] = counts.get(int(item.timestamp // width), 0) + 1
-        buckets = range(min(counts, default=0), max(counts, default=-1) + 1)
-        return api.AppCountLogsResponse(
-            app_id=request.app_id,
-            buckets=[
-                api.AppCountLogsResponse.LogBucket(
-                    bucket_start_at=Timestamp(seconds=n * width), stdout_logs=counts.get(n, 0)
-                )
-                for n in buckets
-            ],
-        )
-
-    def AppFetchLogs(self, request: Any) -> Message:
-        items = self._entries(request)[: request.limit]
-        batch = api.TaskLogsBatch(task_id=request.task_id, items=items)
-        return api.AppFetchLogsResponse(batches=[batch] if items else [])
-
-    def _entries(self, request: Any) -> list[api.TaskLogs]:
-        """Entries of a job's log in the time asked for. One is not a line: every third line comes
-        in two."""
-        made = next((m for m in self._all() if m.task_id == request.task_id), None)
-        found = []
-        for number, wall_s, text in self.processes.log_lines(made.job) if made else ():
-            nanos = int(wall_s * 1e9)
-            if not request.since.ToNanoseconds() <= nanos < request.until.ToNanoseconds():
-                continue
-            cut = len(text) // 2 if number % 3 == 0 else 0
-            found += [
-                api.TaskLogs(
-                    data=part,
-                    timestamp=nanos / 1e9,
-                    timestamp_ns=nanos,
-                    file_descriptor=api.FILE_DESCRIPTOR_STDOUT,
-                )
-                for part in (text[:cut], text[cut:] + "\n")
-                if part
-            ]
-        return found
-
     # What the answers are made of
+
+    def job_of_task(self, task_id: str) -> str | None:
+        return next((made.job for made in self._all() if made.task_id == task_id), None)
 
     def _all(self) -> list[Sandbox]:
         with self.lock:

@@ -43,6 +43,7 @@ from executors.base import (
     Capabilities,
     CodeRef,
     ExecutorConfig,
+    ExecutorError,
     LaunchRefused,
     LogLine,
     NeedsPerson,
@@ -120,7 +121,17 @@ class ModalExecutor:
                 secrets=hidden,
                 requirements=code.requirements if code else (),
             )
-            sandbox_id, app_id = self._account.run(self._launcher.start(launch))
+            try:
+                sandbox_id, app_id = self._account.run(self._launcher.start(launch))
+            except ExecutorError as error:
+                scrubbed = common.scrub(str(error), hidden.values())
+                if scrubbed != str(error):  # a traceback would show the cause
+                    error.args, error.__cause__, error.__suppress_context__ = (
+                        (scrubbed,),
+                        None,
+                        True,
+                    )
+                raise
             return self._handle(spec.launch_key, sandbox_id, app_id)
 
         return common.launch_each(start, request.specs)
@@ -179,7 +190,9 @@ class ModalExecutor:
             return []
         records = await modal_records.living(self._account, app_id, self.config.deployment)
         return [
-            self._handle(modal_records.tags_of(record)[common.KEY_LABEL], record.id, app_id)
+            self._handle(
+                modal_records.tags_of(record).get(common.KEY_LABEL, record.name), record.id, app_id
+            )
             for record in records
         ]
 

@@ -119,10 +119,12 @@ class Account:
             if isinstance(error, (ExecutorError, *expect)):
                 raise
             if isinstance(error, TimeoutError):
-                said = str(error) or f"Modal did not answer within {limit_s:g} s"
-                raise RetryLater(said) from error
+                waited = f"Modal did not answer within {limit_s:g} s"
+                raise RetryLater(str(error) or waited) from error
             if isinstance(error, (told.Error, *_LATER)):
-                raise self.said(error) from error
+                said = self.said(error)
+                # A traceback shows the cause too: not one that had to be scrubbed.
+                raise said from (error if str(error) in str(said) else None)
             raise
 
     def said(self, error: BaseException) -> ExecutorError:
