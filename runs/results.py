@@ -37,6 +37,9 @@ def ingest_checkpoints(run: Run, store: Store, *, now: datetime) -> None:
         except BadRecord as error:
             refuse(run, info.key, error)
             continue
+        if not run.model_hash:
+            run.model_hash = clean_text(manifest.model_hash, 128)
+            Run.objects.filter(pk=run.pk, model_hash="").update(model_hash=run.model_hash)
         Checkpoint.objects.get_or_create(
             run=run,
             round=number,

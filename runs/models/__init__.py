@@ -12,8 +12,10 @@ from runs.models.event import Event
 from runs.models.rounds import Checkpoint, Contribution, Round
 from runs.models.run import Replica, ReplicaAttempt, ReplicaPool, Run
 from runs.models.telemetry import LogLine, MetricBlock, TelemetryCursor
+from runs.models.token import ApiToken
 
 __all__ = [
+    "ApiToken",
     "Archive",
     "Checkpoint",
     "Contribution",

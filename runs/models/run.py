@@ -29,6 +29,9 @@ class Run(models.Model):
     workload = models.JSONField()
     group_fingerprint = models.CharField(max_length=64, blank=True)
     code_sha256 = models.CharField(max_length=64, blank=True)
+    model_hash = models.CharField(
+        max_length=128, blank=True, help_text="Of checkpoint 0's manifest; until then unknown"
+    )
     submit_key = models.CharField(
         max_length=64, unique=True, help_text="A form sent twice carries one key and makes one run"
     )

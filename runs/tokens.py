@@ -1,0 +1,95 @@
+"""Tokens of the API: made, found, revoked.
+
+A token is 32 random bytes behind a prefix that secret scanners can look for. The database has its
+sha256: a hash meant for passwords would only be slower, because nobody guesses 256 random bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from datetime import datetime, timedelta
+
+from django.contrib.auth.models import User
+from django.db.models import Q, QuerySet
+from django.utils import timezone
+
+from runs.models import ApiToken
+
+PREFIX = "arch_"
+SCOPES = {
+    "read": "Look at runs, and export them",
+    "operate": "Submit, stop, scale and restart as well",
+}
+"""Scope -> what it allows; ``operate`` without ``read`` is not given out."""
+
+NAME_LENGTH = 80
+LONGEST_DAYS = 3650
+PER_PERSON = 100
+
+USED_EVERY = timedelta(minutes=1)
+"""How old ``last_used_at`` may be before a use writes it again."""
+
+
+def issue(
+    owner: User, *, name: str, scopes: list[str], days: int | None = None
+) -> tuple[ApiToken, str]:
+    """A new token and its text, which nobody can find out later. ``days`` None: it never expires.
+
+    Raises ``ValueError`` with expected and found.
+    """
+    name = name.strip()
+    if not 1 <= len(name) <= NAME_LENGTH:
+        raise ValueError(f"expected a name of 1 to {NAME_LENGTH} characters, found {len(name)}")
+    wanted = set(scopes)
+    if not wanted or wanted - set(SCOPES):
+        raise ValueError(f"expected scopes of {', '.join(SCOPES)}, found {sorted(wanted)}")
+    if days is not None and not 1 <= days <= LONGEST_DAYS:
+        raise ValueError(f"expected 1 to {LONGEST_DAYS} days, found {days}")
+    if tokens_of(owner).count() >= PER_PERSON:
+        raise ValueError(f"expected at most {PER_PERSON} tokens, found that many: revoke some")
+    text = PREFIX + secrets.token_urlsafe(32)
+    now = timezone.now()
+    token = ApiToken.objects.create(
+        owner=owner,
+        name=name,
+        hint=text[: len(PREFIX) + 4],
+        digest=digest_of(text),
+        scopes=[scope for scope in SCOPES if scope in wanted | {"read"}],
+        created_at=now,
+        expires_at=None if days is None else now + timedelta(days=days),
+    )
+    return token, text
+
+
+def find(text: str, *, now: datetime) -> ApiToken | None:
+    """The token of that text if it may be used now; its use is written down, but not every time."""
+    if not text.startswith(PREFIX):
+        return None
+    token = (
+        ApiToken.objects.select_related("owner")
+        .filter(digest=digest_of(text), revoked_at=None, owner__is_active=True)
+        .filter(Q(expires_at=None) | Q(expires_at__gt=now))
+        .first()
+    )
+    if token is None:
+        return None
+    if token.last_used_at is None or now - token.last_used_at > USED_EVERY:
+        ApiToken.objects.filter(pk=token.pk).update(last_used_at=now)
+    return token
+
+
+def revoke(token: ApiToken) -> bool:
+    """It opens nothing from now on; False if it was revoked before."""
+    return bool(
+        ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=timezone.now())
+    )
+
+
+def tokens_of(owner: User) -> QuerySet[ApiToken]:
+    """Those that are not revoked, newest first."""
+    return ApiToken.objects.filter(owner=owner, revoked_at=None)
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()
