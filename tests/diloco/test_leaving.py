@@ -129,7 +129,10 @@ def assert_all_counted(group: Any, book: Book, survivor: Any) -> None:
 
 
 @pytest.mark.parametrize("plan", ["gather", "sharded"])
-@pytest.mark.parametrize(("changes", "at"), [({}, 5), (FRAGMENTS, 4)], ids=["one", "fragments"])
+@pytest.mark.parametrize(
+    ("changes", "at"), [({}, 5), (FRAGMENTS, 4), ({"late_policy": "overwrite"}, 5)],
+    ids=["one", "fragments", "overwrite"],
+)  # fmt: skip
 def test_a_drained_replica_hands_in_what_it_has_and_its_successor_goes_on(
     tiny_group: MakeGroup, changes: dict[str, Any], at: int, plan: str
 ) -> None:
@@ -176,6 +179,50 @@ def test_with_time_it_ends_its_round_first(tiny_group: MakeGroup, changes: dict[
         if fragment == last.fragment and not changes.get("overlap_steps"):
             assert counted == len({*book.made[0], *book.made[1]})
     assert set(book.made[0]).isdisjoint(book.made[1])
+
+
+def test_steps_on_top_of_an_open_round_are_handed_in_after_its_commit(
+    tiny_group: MakeGroup,
+) -> None:
+    """Two steps of round 3 are made while round 2 is exchanged: its commit is their base."""
+    group = tiny_group(**{**SETTINGS, **OVERLAP})
+    book = Book(group, at=9, whole=False)
+    other = group.start(0, **COUNTING, on_step=book.of_other)
+    first = group.start(1, **COUNTING, on_step=book.of_first)
+    group.wait(first)
+    assert (first.error, first.reason) == (None, "left")
+    second = group.start(1, **COUNTING, on_step=book.of_second)
+    group.wait()
+    group.assert_log()
+    group.assert_agreed(other, second)
+    assert sorted(book.made[0] + book.made[1]) == list(range(26)), "with tau at the end"
+    handed_in = next(c for c in group.plan(3).contributions if c.replica == 1)
+    assert (handed_in.incarnation[:5], handed_in.steps) == ("00001", 2)
+    assert other.weights().tolist() == [claimed(group, 0)] * 4
+
+
+def test_nobody_waits_for_the_successor_to_reduce_what_was_planned_for_its_predecessor(
+    tiny_group: MakeGroup,
+) -> None:
+    """The plan names replica 1, whose new process is alive and makes its steps."""
+    group = tiny_group(**SETTINGS, reduce_plan="sharded")
+    book = Book(group, at=5, whole=False)
+    committed: list[bool] = []
+
+    def busy(member: Any, joined: Any) -> None:
+        book.of_second(member, joined)
+        give_up = time.monotonic() + 30
+        while not committed and time.monotonic() < give_up:
+            time.sleep(0.005)
+            committed.extend([True] * (len(group.commits()) >= 2))
+
+    other = group.start(0, **COUNTING, on_step=book.of_other)
+    first = group.start(1, **COUNTING, on_step=book.of_first)
+    group.wait(first)
+    second = group.start(1, **COUNTING, on_step=busy)
+    group.wait()
+    group.assert_agreed(other, second)
+    assert committed, "round 2 was committed while the successor made its first step"
 
 
 def test_after_whole_rounds_the_successor_waits_in_its_place(tiny_group: MakeGroup) -> None:
