@@ -3,8 +3,8 @@
 Other regions cost more. The prices are those of AWS's price list for the
 component Training, as public tables made from it quote them (g5, g6, g6e, m5, p4, p5: 2026-08 and
 2026-09); a type without a price is one they did not name. A managed spot job pays the same price
-for fewer seconds (``ReplicaStatus.billed_s``), how many is known only afterwards: there is no spot
-price.
+for fewer seconds, which SageMaker counts when the job has ended (``ReplicaStatus.billed_s``): by
+the clock its cost is an upper bound.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def _hardware(
         cpus=cpus,
         memory_gib=gib,
         price_usd_h=usd_h,
+        spot_price_usd_h=usd_h,
     )
 
 

@@ -1,33 +1,22 @@
-"""What SageMaker's executor decides without asking AWS: names, options, requests, statuses."""
+"""What SageMaker's executor decides without asking AWS: names, options, requests."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from botocore.exceptions import (
-    ClientError,
-    EndpointConnectionError,
-    NoCredentialsError,
-    ParamValidationError,
-    ReadTimeoutError,
-)
 
+from executors import sagemaker_step
 from executors.base import (
-    Cause,
     CodeRef,
-    JobState,
     LaunchRefused,
-    NeedsPerson,
     ReplicaSpec,
-    RetryLater,
 )
 from executors.catalogue import Catalogue
 from executors.hardware import sagemaker as hardware
-from executors.sagemaker_client import Clients, meaning
+from executors.sagemaker_client import Clients
 from executors.sagemaker_logs import Position
 from executors.sagemaker_request import (
     IMAGE,
@@ -39,7 +28,6 @@ from executors.sagemaker_request import (
     output_path,
     split_command,
 )
-from executors.sagemaker_status import of_description
 
 NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 SPEC = ReplicaSpec(launch_key="run-0-1", replica=0, hardware="ml.g5.xlarge", timeout_s=3600)
@@ -47,7 +35,6 @@ OPTIONS = Options(
     role_arn="arn:aws:iam::123456789012:role/replica",
     image="123456789012.dkr.ecr.us-east-1.amazonaws.com/replica:1",
 )
-START = datetime(2026, 11, 1, 12, tzinfo=UTC)
 
 
 def request(spec: ReplicaSpec = SPEC, options: Options = OPTIONS, **changed: Any) -> dict[str, Any]:
@@ -212,129 +199,13 @@ def test_images_elsewhere_are_not(image: str) -> None:
     assert not IMAGE.fullmatch(image)
 
 
-def job(status: str, *stages: str, reason: str = "", **more: Any) -> dict[str, Any]:
-    return {
-        "TrainingJobStatus": status,
-        "SecondaryStatus": stages[-1],
-        "SecondaryStatusTransitions": [
-            {"Status": stage, "StartTime": START, "StatusMessage": f"about {stage}"}
-            for stage in stages
-        ],
-        "FailureReason": reason,
-        "LastModifiedTime": START,
-        "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
-        **more,
-    }
-
-
-NO_MEMORY = "ClientError: Please use an instance type with more memory, or reduce the size of job"
-
-
-@pytest.mark.parametrize(
-    ("described", "cause", "exit_code"),
-    [
-        (job("Completed", "Training", "Uploading", "Completed"), Cause.DONE, 0),
-        (job("Failed", "Training", "Failed", reason="AlgorithmError: , exit code: 78"),
-         Cause.ERROR, 78),
-        (job("Failed", "Training", "Failed", reason="AlgorithmError: Exit Code: 1"),
-         Cause.ERROR, 1),
-        (job("Failed", "Training", "Failed", reason="AlgorithmError: , exit code: 137"),
-         Cause.OUT_OF_MEMORY, 137),
-        (job("Failed", "Training", "Failed", reason=NO_MEMORY), Cause.OUT_OF_MEMORY, None),
-        (job("Failed", "Starting", "Failed", reason="CapacityError: Unable to provision"),
-         Cause.LOST, None),
-        (job("Failed", "Training", "Failed", reason="InternalServerError: We encountered"),
-         Cause.LOST, None),
-        (job("Failed", "Starting", "Failed", reason="ClientError: Cannot find repository: x"),
-         Cause.ERROR, None),
-        (job("Stopped", "Training", "Stopping", "MaxRuntimeExceeded"), Cause.DEADLINE, None),
-        (job("Stopped", "Training", "Stopping", "Stopped"), Cause.CANCELLED, None),
-        (job("Stopped", "Starting", "Stopping", "Stopped"), Cause.CANCELLED, None),
-        # Spot: never a machine; taken and none since; taken, back, and then out of time.
-        (job("Stopped", "Starting", "Stopping", "MaxWaitTimeExceeded"), Cause.PREEMPTED, None),
-        (job("Stopped", "Training", "Interrupted", "Starting", "Stopping", "MaxWaitTimeExceeded"),
-         Cause.PREEMPTED, None),
-        (job("Stopped", "Training", "Interrupted", "Starting", "Training", "Stopping",
-             "MaxWaitTimeExceeded"), Cause.DEADLINE, None),
-        (job("Stopped", "Training", "Interrupted", "Stopping", "Stopped"), Cause.PREEMPTED, None),
-        (job("Stopped", "Training", "Interrupted", "Starting", "Training", "Stopping", "Stopped"),
-         Cause.CANCELLED, None),
-        (job("InProgress", "Training", "Interrupted"), Cause.PREEMPTED, None),
-        (job("InProgress", "Training", "Interrupted", "Starting", "Downloading"),
-         Cause.PREEMPTED, None),
-        (job("Stopping", "Training", "Interrupted", "Stopping"), Cause.PREEMPTED, None),
-    ],
-)  # fmt: skip
-def test_ends(described: dict[str, Any], cause: Cause, exit_code: int | None) -> None:
-    status = of_description(described)
-    assert (status.state, status.cause, status.exit_code) == (JobState.ENDED, cause, exit_code)
-    assert status.message or cause is Cause.DONE
-
-
-@pytest.mark.parametrize(
-    ("described", "state"),
-    [
-        (job("InProgress", "Starting"), JobState.PENDING),
-        (job("InProgress", "Starting", "Pending"), JobState.PENDING),
-        (job("InProgress", "Starting", "Downloading"), JobState.PENDING),
-        (job("InProgress", "Starting", "Downloading", "Training"), JobState.RUNNING),
-        (job("InProgress", "Training", "Uploading"), JobState.RUNNING),
-        (job("Stopping", "Training", "Stopping"), JobState.RUNNING),
-        (job("InProgress", "Training", "Interrupted", "Starting", "Training"), JobState.RUNNING),
-    ],
-)
-def test_states(described: dict[str, Any], state: JobState) -> None:
-    status = of_description({**described, "TrainingStartTime": START})
-    assert (status.state, status.cause) == (state, None)
-    assert status.started_wall_s == START.timestamp()
-    assert status.deadline_wall_s == START.timestamp() + 3600
-
-
-def test_the_bill_is_told_of_a_job_that_ended() -> None:
-    done = job("Completed", "Training", "Completed", BillableTimeInSeconds=120)
-    assert of_description(done).billed_s == 120
-    assert of_description(job("Failed", "Starting", "Failed")).billed_s is None
-
-
-def client_error(code: str, message: str = "what it said", status: int = 400) -> ClientError:
-    answer = {"HTTPStatusCode": status, "HTTPHeaders": {"retry-after": "7"}}
-    error = {"Code": code, "Message": message}
-    return ClientError({"Error": error, "ResponseMetadata": answer}, "CreateTrainingJob")  # type: ignore[typeddict-item]
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (client_error("ThrottlingException"), RetryLater),
-        (client_error("InternalFailure", status=500), RetryLater),
-        (client_error("Whatever", status=503), RetryLater),
-        (EndpointConnectionError(endpoint_url="https://x"), RetryLater),
-        (ReadTimeoutError(endpoint_url="https://x"), RetryLater),
-        (client_error("ResourceLimitExceeded"), NeedsPerson),
-        (client_error("AccessDeniedException"), NeedsPerson),
-        (client_error("UnrecognizedClientException"), NeedsPerson),
-        (client_error("ExpiredTokenException"), NeedsPerson),
-        (client_error("InvalidSignatureException"), NeedsPerson),
-        (client_error("Whatever", status=403), NeedsPerson),
-        (client_error("ValidationException", "Could not assume role arn:aws:x"), NeedsPerson),
-        (NoCredentialsError(), NeedsPerson),
-        (client_error("ValidationException"), LaunchRefused),
-        (ParamValidationError(report="bad"), LaunchRefused),
-    ],
-)
-def test_errors_say_what_helps(error: Any, kind: type) -> None:
-    meant = meaning(error)
-    assert type(meant) is kind
-    assert str(meant)
-    if isinstance(error, ClientError):
-        assert error.response["Error"]["Message"] in str(meant)
-    if isinstance(meant, RetryLater) and isinstance(error, ClientError):
-        assert meant.after_s == 7
-
-
-def test_errors_do_not_repeat_secrets() -> None:
-    error = client_error("ValidationException", "Value 's3cr3t' at 'x' is bad")
-    assert "s3cr3t" not in str(meaning(error, ["s3cr3t"]))
+def test_the_step_asks_the_region_of_its_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    arn = "arn:aws:secretsmanager:eu-west-1:123456789012:secret:archipelago/a--run-0-1-abcdef"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")  # of a bucket elsewhere
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "auto")
+    monkeypatch.delenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", raising=False)
+    found = sagemaker_step.client(arn).meta.endpoint_url
+    assert found == "https://secretsmanager.eu-west-1.amazonaws.com"
 
 
 def test_positions_are_read_back() -> None:
