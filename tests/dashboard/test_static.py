@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import re
 from pathlib import Path
@@ -91,3 +92,9 @@ def test_tones_have_a_colour() -> None:
     css = (STATIC / "css/tokens.css").read_text()
     for tone in {tone for _, tone in LOOKS.values()}:
         assert f"--s-{tone}:" in css
+
+
+def test_our_own_scripts_stay_small() -> None:
+    """60 KB compressed: a page is quick on a bad line, and none of it is built."""
+    scripts = [path for path in OWN if path.suffix == ".js"]
+    assert sum(len(gzip.compress(path.read_bytes(), 9)) for path in scripts) < 60_000
