@@ -37,6 +37,7 @@ _PATH = re.compile(
     r"/(?P<resource>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>log))?)?"
 )
 _VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
+_PATCHES = ("application/merge-patch+json", "application/strategic-merge-patch+json")
 _REVIEWS = {"selfsubjectaccessreviews", "selfsubjectreviews"}
 
 
@@ -169,6 +170,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.cluster.admit(namespace, given)
             return objects.create(resource, namespace, given, dry_run="dryRun" in query)
         if verb == "patch":
+            if self.headers.get("Content-Type", "") not in _PATCHES:
+                said = f"the body of the request was in an unknown format - accepted: {_PATCHES}"
+                raise Refused(415, "UnsupportedMediaType", said)
             return objects.patch(resource, namespace, name, given)
         with objects.changed:
             if verb == "list":

@@ -155,7 +155,8 @@ class Cluster:
 
         api = AuthenticationV1Api(self._client)
         with contextlib.suppress(Gone):
-            found = self._json(api.create_self_subject_review, {"kind": "SelfSubjectReview"})
+            review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+            found = self._json(api.create_self_subject_review, review)
             return str(found["status"]["userInfo"].get("username", ""))
         return ""
 
@@ -170,9 +171,10 @@ class Cluster:
         resource, _, subresource = resource.partition("/")
         attributes = {"namespace": self.namespace, "group": group, "resource": resource}
         attributes |= {"verb": verb} | ({"subresource": subresource} if subresource else {})
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
         found = self._json(
             AuthorizationV1Api(self._client).create_self_subject_access_review,
-            {"kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": attributes}},
+            {**review, "spec": {"resourceAttributes": attributes}},
         )
         return bool(found.get("status", {}).get("allowed"))
 

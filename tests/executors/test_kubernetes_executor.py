@@ -246,7 +246,7 @@ def test_a_preempted_replica_had_its_grace(world: KubernetesWorld, tmp_path: Pat
 
 def test_the_log_of_one_past_its_deadline_is_kept(world: KubernetesWorld, tmp_path: Path) -> None:
     executor = world.executor()
-    handle = launch(executor, "lines", tmp_path / "never", timeout_s=1)
+    handle = launch(executor, "lines", tmp_path / "never", timeout_s=4)
     status = end_of(executor, handle)
     assert (status.cause, status.exit_code) == (Cause.DEADLINE, 128 + signal.SIGTERM)
     assert "Pod was active on the node longer" in status.message
@@ -440,11 +440,11 @@ def test_the_documented_role_is_what_it_needs(
     handle = launch(executor, "wait", tmp_path / "up", secrets=SECRET)
     assert launch(executor, "wait", tmp_path / "up", secrets=SECRET) == handle
     assert executor.preflight(ReplicaSpec(launch_key="run-9-9", replica=0), 1) == []
+    number_in(tmp_path / "up")
     world.cluster.kubelet.missing_images.add("replica:1")
     world.cluster.add_quota("none", {"pods": "0"})
     other = launch(executor, "exit", 0, key="run-1-1")
     wait_for(lambda: executor.poll([other])[0].message, "a warning")
-    number_in(tmp_path / "up")
     list(executor.logs(handle))
     executor.cancel([handle, other])
     executor.collect([handle, other], 60)
