@@ -76,6 +76,16 @@ _INHERITED = frozenset((
 _INHERITED_PREFIXES = (
     "LC_", "AWS_", "AZURE_", "GOOGLE_", "GCSFS_", "STORAGE_", "FSSPEC_", "HF_", "NVIDIA_",
 )
+_STORES = (
+    ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE",
+     "AWS_REGION", "AWS_DEFAULT_", "AWS_ENDPOINT_URL", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_",
+     "FSSPEC_S3"),
+    ("AZURE_STORAGE_", "FSSPEC_AZ", "FSSPEC_ABFS"),
+    ("GOOGLE_APPLICATION_", "STORAGE_", "FSSPEC_GS", "FSSPEC_GCS"),
+    ("HF_TOKEN", "HF_ENDPOINT", "FSSPEC_HF"),
+)
+"""What says where a kind of store is and who asks. A replica that is given some of it as a secret
+inherits none of that kind, or it would be half one and half the other."""
 # fmt: on
 _DEFAULTS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -115,7 +125,7 @@ class LocalProcessExecutor:
         with contextlib.ExitStack() as started:
             for spec in request.specs:
                 plain, hidden = request.environment(spec, env=env, secrets=secrets)
-                environment = self._environment({**plain, **hidden})
+                environment = self._environment({**plain, **hidden}, secrets=hidden)
                 started.enter_context(self._start(spec, command, environment))
         return [self._handle(spec.launch_key) for spec in request.specs]
 
@@ -284,11 +294,20 @@ class LocalProcessExecutor:
                 start_new_session=True,
             )
 
-    def _environment(self, given: Mapping[str, str]) -> dict[str, str]:
+    def _environment(
+        self, given: Mapping[str, str], *, secrets: Mapping[str, str]
+    ) -> dict[str, str]:
+        said = tuple(
+            prefix
+            for prefixes in _STORES
+            if any(name.startswith(prefixes) for name in secrets)
+            for prefix in prefixes
+        )
         ours = {
             name: value
             for name, value in os.environ.items()
-            if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
+            if name in _INHERITED
+            or (name.startswith(_INHERITED_PREFIXES) and not name.startswith(said))
         }
         fetched = {"DILOCO_CODE_DIR": str(self.root.parent.absolute() / "code")}
         return {**ours, **_DEFAULTS, **fetched, **given}

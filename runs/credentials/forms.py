@@ -25,6 +25,7 @@ else:
 VARIABLE, CLEAR, OPTION, MORE = "variable_", "clear_", "option_", "more_options"
 
 _PRIVATE = {
+    "class": "vTextField",
     "autocomplete": "off",
     "autocapitalize": "off",
     "spellcheck": "false",

@@ -65,6 +65,22 @@ def test_it_inherits_what_reaches_a_store_and_no_secret_of_ours(
     assert "ARCHIPELAGO_SECRET_KEY" not in env
 
 
+def test_a_bucket_s_secrets_are_not_mixed_with_what_is_inherited(
+    executor: LocalProcessExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "FSSPEC_S3_KEY", "HF_TOKEN"):
+        monkeypatch.setenv(name, "inherited")
+    secrets = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
+    (handle,) = executor.launch_replicas(
+        1, "replica_stub", {"args": ["env"]}, env=stub_env(), secrets=secrets
+    )
+    end_of(executor, handle)
+    env = json.loads("".join(text_of(executor, handle)))
+    assert {name: env[name] for name in env if name in secrets} == secrets
+    assert not {"AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "FSSPEC_S3_KEY"} & set(env)
+    assert env["HF_TOKEN"] == "inherited"
+
+
 def test_a_given_thread_count_wins(executor: LocalProcessExecutor) -> None:
     (handle,) = executor.launch_replicas(
         1, "replica_stub", {"args": ["env"]}, env={**stub_env(), "OMP_NUM_THREADS": "2"}
