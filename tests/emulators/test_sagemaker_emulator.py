@@ -1,0 +1,159 @@
+"""The emulated SageMaker refuses what SageMaker refuses, in its words, to the real SDK."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from emulators.sagemaker import ACCESS_KEY, ACCOUNT, ROLE, SECRET_KEY, SageMakerServer
+
+pytestmark = pytest.mark.processes
+
+ONCE = Config(retries={"total_max_attempts": 1})
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[SageMakerServer]:
+    with SageMakerServer(tmp_path, grace_s=0.5) as opened:
+        yield opened
+
+
+def client(server: SageMakerServer, service: str = "sagemaker", **keys: str) -> Any:
+    return boto3.Session(
+        aws_access_key_id=keys.get("key", ACCESS_KEY),
+        aws_secret_access_key=keys.get("secret", SECRET_KEY),
+        aws_session_token=keys.get("token"),
+        region_name="us-east-1",
+    ).client(service, endpoint_url=server.url, config=ONCE)
+
+
+def job(name: str = "run-0-1", **changed: Any) -> dict[str, Any]:
+    return {
+        "TrainingJobName": name,
+        "AlgorithmSpecification": {
+            "TrainingImage": "image",
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": ["python", "-c", "print('here')"],
+        },
+        "RoleArn": ROLE,
+        "OutputDataConfig": {"S3OutputPath": "s3://bucket/out"},
+        "ResourceConfig": {
+            "InstanceType": "ml.m5.large",
+            "InstanceCount": 1,
+            "VolumeSizeInGB": 10,
+        },
+        "StoppingCondition": {"MaxRuntimeInSeconds": 60},
+        **changed,
+    }
+
+
+def spot(wait_s: int) -> dict[str, Any]:
+    stopping = {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": wait_s}
+    return {"EnableManagedSpotTraining": True, "StoppingCondition": stopping}
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "words"),
+    [
+        ({"TrainingJobName": "run_0"}, "ValidationException", "regular expression pattern"),
+        ({"RoleArn": "admin-of-everything-here"}, "ValidationException", "'roleArn'"),
+        ({"RoleArn": ROLE.replace(ACCOUNT, "999999999999")}, "ValidationException",
+         "Could not assume role"),
+        ({"ResourceConfig": {"InstanceType": "ml.huge", "InstanceCount": 1, "VolumeSizeInGB": 1}},
+         "ValidationException", "'ml.huge' at 'resourceConfig.instanceType'"),
+        ({"Environment": {"LONG": "x" * 513}}, "ValidationException", "less than or equal to 512"),
+        ({"Environment": {"not ok": "x"}}, "ValidationException", "regular expression pattern"),
+        ({"Tags": [{"Key": "a", "Value": "x;y"}]}, "ValidationException", "'tags.1.member.value'"),
+        (spot(59), "ValidationException", "Invalid MaxWaitTimeInSeconds"),
+        ({"StoppingCondition": spot(99)["StoppingCondition"]}, "ValidationException",
+         "only supported with EnableManagedSpotTraining"),
+        ({"StoppingCondition": {"MaxRuntimeInSeconds": 500_000}}, "ResourceLimitExceeded",
+         "Longest run time for a training job"),
+    ],
+)  # fmt: skip
+def test_bad_jobs_are_refused(
+    server: SageMakerServer, changed: dict[str, Any], code: str, words: str
+) -> None:
+    with pytest.raises(ClientError) as caught:
+        client(server).create_training_job(**job(**changed))
+    error = caught.value.response["Error"]
+    assert error["Code"] == code
+    assert words in error["Message"]
+    assert client(server).list_training_jobs()["TrainingJobSummaries"] == []
+
+
+def test_arguments_have_limits(server: SageMakerServer) -> None:
+    for entrypoint in (["x" * 257], ["a\nb"], ["x"] * 101):
+        algorithm = {**job()["AlgorithmSpecification"], "ContainerEntrypoint": entrypoint}
+        with pytest.raises(ClientError, match="containerEntrypoint"):
+            client(server).create_training_job(**job(AlgorithmSpecification=algorithm))
+
+
+def test_strangers_are_turned_away(server: SageMakerServer) -> None:
+    request = urllib.request.Request(server.url, b"{}", {"X-Amz-Target": "SageMaker.ListTags"})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request)
+    assert caught.value.code == 400 and b"MissingAuthenticationToken" in caught.value.read()
+    for keys, code in (
+        ({"key": "AKIANOBODY"}, "UnrecognizedClientException"),
+        ({"secret": "another"}, "InvalidSignatureException"),
+        ({"token": "of-nobody"}, "UnrecognizedClientException"),
+    ):
+        with pytest.raises(ClientError, match=code):
+            client(server, **keys).list_training_jobs()
+        with pytest.raises(ClientError, match=r"InvalidClientTokenId|SignatureDoesNotMatch"):
+            client(server, "sts", **keys).get_caller_identity()
+
+
+def test_a_job_may_read_its_secret_and_nothing_else(server: SageMakerServer) -> None:
+    role = server._role("run-0-1")
+    keys = {"key": role["AccessKeyId"], "secret": role["SecretAccessKey"], "token": role["Token"]}
+    client(server, "secretsmanager").create_secret(Name="archipelago/a", SecretString="{}")
+    secret = client(server, "secretsmanager", **keys).get_secret_value(SecretId="archipelago/a")
+    assert secret["SecretString"] == "{}"
+    for call in (
+        lambda: client(server, **keys).list_training_jobs(),
+        lambda: client(server, "secretsmanager", **keys).delete_secret(
+            SecretId="archipelago/a", ForceDeleteWithoutRecovery=True
+        ),
+        lambda: client(server, "secretsmanager").get_secret_value(SecretId="archipelago/a"),
+    ):
+        with pytest.raises(ClientError, match="AccessDeniedException"):
+            call()
+
+
+def test_what_it_does_not_speak_it_says(server: SageMakerServer) -> None:
+    with pytest.raises(ClientError, match="UnknownOperationException"):
+        client(server).list_endpoints()
+
+
+def test_a_spot_job_waits_no_longer_than_it_may(server: SageMakerServer) -> None:
+    server.withhold_machines()
+    client(server).create_training_job(**job(**spot(60)))
+    server.jobs.named("run-0-1").created_s -= 61
+    described = client(server).describe_training_job(TrainingJobName="run-0-1")
+    assert described["TrainingJobStatus"] == "Stopped"
+    assert described["SecondaryStatus"] == "MaxWaitTimeExceeded"
+    with pytest.raises(ClientError, match="training job is in status Stopped"):
+        client(server).stop_training_job(TrainingJobName="run-0-1")
+
+
+def test_jobs_outlive_a_pause_of_the_server(server: SageMakerServer) -> None:
+    used = client(server)
+    used.create_training_job(**job())
+    server.stop()
+    with pytest.raises(Exception, match=r"Could not connect|Connection was closed"):
+        used.list_training_jobs()
+    server.start()
+    (found,) = used.list_training_jobs()["TrainingJobSummaries"]
+    assert found["TrainingJobName"] == "run-0-1"
+    with pytest.raises(ClientError, match=r"ResourceInUse.*already exists"):
+        used.create_training_job(**job())
