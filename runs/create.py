@@ -16,6 +16,7 @@ from django.utils import timezone
 from executors.catalogue import Hardware
 from runs.archives import store_archive
 from runs.backends import BACKENDS, catalogue
+from runs.credentials import check_store
 from runs.exceptions import InvalidRun
 from runs.models import Credential, Replica, ReplicaPool, Run
 from runs.presets import PoolDraft, RunDraft
@@ -81,9 +82,11 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID) -> str:
         if not 0 <= value < float("inf"):
             raise InvalidRun(field, f"expected 0 or more, found {value}")
     _check_budget(draft)
-    if draft.store_credential is not None:
-        _check_credential(draft.store_credential, "store", "store_credential")
     rendezvous = rendezvous_uri(draft.rendezvous, run_id)
+    if draft.store_credential is not None:
+        store = _credential(draft.store_credential, "store", "store_credential")
+        if problem := check_store(store, rendezvous):
+            raise InvalidRun("rendezvous", problem)
     if Run.objects.filter(rendezvous=rendezvous).exists():
         raise InvalidRun(
             "rendezvous", f"expected a prefix no run has used, found one that has: {rendezvous}"
@@ -114,7 +117,7 @@ def check_pool(pool: PoolDraft, index: int = 0) -> Hardware:
     if pool.price_usd_h is not None and not 0 <= pool.price_usd_h < float("inf"):
         raise refuse("price_usd_h", f"expected 0 or more USD per hour, found {pool.price_usd_h}")
     if pool.credential is not None:
-        _check_credential(pool.credential, pool.backend, f"pools.{index}.credential")
+        _credential(pool.credential, pool.backend, f"pools.{index}.credential")
     return hardware
 
 
@@ -126,9 +129,11 @@ def pool_price(pool: PoolDraft) -> float | None:
     return hardware.price(spot=pool.spot) if hardware else None
 
 
-def _check_credential(pk: int, kind: str, field: str) -> None:
-    if not Credential.objects.filter(pk=pk, kind=kind).exists():
+def _credential(pk: int, kind: str, field: str) -> Credential:
+    found = Credential.objects.filter(pk=pk, kind=kind).first()
+    if found is None:
         raise InvalidRun(field, f"expected a credential for {kind}, found none of number {pk}")
+    return found
 
 
 def _check_budget(draft: RunDraft) -> None:

@@ -161,3 +161,16 @@ def test_a_prefix_belongs_to_one_run_however_it_is_written(
         with pytest.raises(InvalidRun) as caught:
             create_run(w.draft(rendezvous=spelling), owner=olga, submit_key=spelling[-60:])
         assert caught.value.field == "rendezvous"
+
+
+def test_a_credential_opens_only_its_kind_of_bucket(olga: Any) -> None:
+    from runs.credentials.service import save_credential
+    from runs.models import Credential
+
+    bucket = Credential(name="bucket", kind="store", options={"scheme": "s3"})
+    save_credential(bucket, typed={"AWS_ACCESS_KEY_ID": "k"}, actor=None)
+    with pytest.raises(InvalidRun, match=r"to be in s3://, found file:") as caught:
+        create_run(w.draft(store_credential=bucket.pk), owner=olga, submit_key="k")
+    assert caught.value.field == "rendezvous"
+    draft = w.draft(store_credential=bucket.pk, rendezvous="s3://b/run")
+    assert create_run(draft, owner=olga, submit_key="k").store_credential == bucket
