@@ -1,0 +1,217 @@
+"""Pools and replicas of a run in a browser: what is shown, what is live, what operators do."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Site, Window
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def run(site: Site) -> str:
+    return site.python(
+        "from tests.browser import seed_fleet\n"
+        "print(seed_fleet.mixed(seed.user('olga', 'operator'), state='running').pk)"
+    )
+
+
+def fleet(window: Window, run: str, query: str = "", **options: Any) -> Page:
+    page = window.open(f"/runs/{run}/?tab=replicas{query}", **options)
+    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
+    return page
+
+
+def test_pools_say_where_at_what_price_and_what_is_wrong(window: Window, run: str) -> None:
+    page = fleet(window, run)
+    modal = page.locator("table.pools tbody tr", has_text="Modal H100").first
+    for text in ("us-east", "3 of 3", "$3.95/h", "needs somebody"):
+        expect(modal).to_contain_text(text)
+    expect(page.locator("table.pools")).to_contain_text("exceeded your current quota of 2 GPUs")
+    expect(page.locator("table.pools")).to_contain_text("Nothing is launched here until somebody")
+    alone = page.locator("table.pools tbody tr", has_text="Kubernetes gpu").first
+    expect(alone).to_contain_text("left alone")
+    expect(page.locator("table.pools")).to_contain_text("unknown")
+    expect(page.locator('[data-s="cost"]')).to_have_text("$12.35 +")
+    expect(page.locator('[data-s="budget"]')).to_have_text("of $15.00 budget")
+
+
+def test_on_other_tabs_a_pool_in_trouble_is_said_above(window: Window, run: str) -> None:
+    page = window.open(f"/runs/{run}/")
+    banner = page.locator("[data-trouble] .banner").first
+    expect(banner).to_contain_text("Modal H100 launches nothing until somebody acts")
+    banner.get_by_role("link", name="What to do").click()
+    expect(page.locator("table.pools")).to_be_visible()
+
+
+def test_replicas_stand_by_pool_and_a_pool_can_be_looked_at_alone(window: Window, run: str) -> None:
+    page = fleet(window, run)
+    table = page.locator('[data-replicas="long"] table')
+    expect(table.locator("tr.group")).to_have_count(5)
+    expect(table.locator("tbody tr:not(.group)")).to_have_count(10)
+    page.get_by_role("button", name="Modal H100").click()
+    expect(table.locator("tbody tr")).to_have_count(3)
+    assert "pool=" in page.url
+    again = window.open(page.url.removeprefix(window.url))
+    expect(again.locator('[data-replicas="long"] tbody tr')).to_have_count(3)
+    expect(again.locator("[data-pool-filter]")).not_to_have_value("")
+    again.locator("[data-pool-filter]").select_option("")
+    expect(again.locator('[data-replicas="long"] tbody tr')).to_have_count(15)
+    assert "pool=" not in again.url
+
+
+def test_deltas_move_the_new_columns(window: Window, run: str, site: Site) -> None:
+    page = fleet(window, run)
+    rows = site.python(
+        "import json\nfrom runs import fleet\nfrom runs.models import Run\n"
+        f"run = Run.objects.get(pk='{run}')\n"
+        "print(json.dumps([fleet.pool_rows(run), fleet.replica_rows(run)]))"
+    )
+    import json
+
+    pools, replicas = json.loads(rows)
+    modal = next(p for p in pools if p["backend"] == "modal")
+    modal |= {"wanted": 8, "cost_usd": 99.5}
+    modal["breaker"] = {
+        "state": "ok",
+        "failures": 0,
+        "closed_until": None,
+        "trouble": "",
+        "advice": "",
+    }
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=5, seconds=30)
+    replicas[3] |= {
+        "attempt": 77, "backend_state": "Scheduling", "deadline_at": later.isoformat(),
+        "cost_usd": 41.25,
+    }  # fmt: skip
+    header = {"cost_usd": 14.99, "cost_known": True}
+    site.publish(run, run=header, pools=pools, replicas=replicas)
+    tr = page.locator("table.pools tbody tr", has_text="Modal H100").first
+    expect(tr).to_contain_text("3 of 8")
+    expect(tr).to_contain_text("$99.50")
+    expect(page.locator("table.pools")).not_to_contain_text("exceeded your current quota")
+    expect(page.locator("[data-trouble] .banner")).to_have_count(1)
+    replica = page.locator('[data-replicas="long"] tr[data-key="3"]')
+    expect(replica).to_contain_text("Scheduling")
+    expect(replica).to_contain_text("77")
+    expect(replica).to_contain_text("5h 00m left")
+    expect(replica).to_contain_text("$41.25")
+    expect(page.locator('[data-s="cost"]')).to_have_text("$14.99")
+
+
+def test_a_replica_is_stopped_from_the_table_after_saying_what_follows(
+    window: Window, run: str, site: Site
+) -> None:
+    page = fleet(window, run)
+    page.get_by_role("button", name="Stop replica 3").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("8 replicas will be left at work, with a quorum of 1")
+    expect(dialog.get_by_role("radio", name="Let it finish first")).to_be_checked()
+    window.shoot(page, "stop-replica", full=False)
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(dialog).to_be_hidden()
+    page.get_by_role("button", name="Stop replica 3").click()
+    dialog.get_by_role("radio", name="End its job now").check()
+    dialog.get_by_role("button", name="Stop replica 3").click()
+    expect(page.get_by_role("status").filter(has_text="Replica 3: told to leave")).to_be_visible()
+    state = (
+        "from runs.models import Replica\n"
+        f"r = Replica.objects.get(run='{run}', number=3); print(r.state, bool(r.cancel_at))"
+    )
+    assert site.python(state) == "draining True"
+
+
+def test_below_the_quorum_the_dialog_says_that_the_run_will_stall(
+    window: Window, run: str, site: Site
+) -> None:
+    page = fleet(window, run)
+    site.publish(run, run={"live": 4, "quorum": 4})
+    expect(page.locator('[data-s="live"]')).to_have_text("4")
+    page.get_by_role("button", name="Stop replica 3").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Live 3 < quorum 4: the run will stall")
+
+
+def test_a_pool_is_scaled_from_the_table(window: Window, run: str, site: Site) -> None:
+    page = fleet(window, run)
+    row = page.locator("table.pools tbody tr", has_text="Hugging Face Jobs").first
+    row.get_by_role("button", name="Scale").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="One more").click()
+    expect(dialog.get_by_label("Replicas wanted")).to_have_value("3")
+    expect(dialog).to_contain_text("+$1.50 an hour")
+    dialog.get_by_role("button", name="Scale", exact=True).click()
+    expect(page.get_by_role("status").filter(has_text="3 wanted, 1 more")).to_be_visible()
+    expect(row).to_contain_text("of 3")
+
+
+def test_a_pool_is_added(window: Window, run: str) -> None:
+    page = fleet(window, run)
+    page.get_by_role("link", name="Add a pool").click()
+    page.get_by_label("Replicas").fill("2")
+    page.get_by_role("button", name="Add and launch").dblclick()
+    expect(page.get_by_role("status").filter(has_text="CPU of this machine added")).to_be_visible()
+    expect(page.locator("table.pools tbody tr", has_text="CPU of this machine")).to_have_count(2)
+
+
+@pytest.mark.parametrize("user", ["vera", "oscar"])
+def test_who_may_not_act_sees_no_buttons(window: Window, run: str, user: str) -> None:
+    page = fleet(window, run, user=user)
+    expect(page.locator("table.pools")).to_contain_text("Modal H100")
+    for name in ("Scale", "Stop replica 3", "Restart replica 3"):
+        assert page.get_by_role("button", name=name).count() == 0
+    assert page.get_by_role("link", name="Add a pool").count() == 0
+
+
+def test_the_page_of_a_replica_shows_its_attempts_and_follows_the_run(
+    window: Window, run: str, site: Site
+) -> None:
+    page = fleet(window, run)
+    page.get_by_role("link", name="Replica 3").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Replica 3")
+    table = page.locator("table.attempts")
+    expect(table.locator("tbody tr")).to_have_count(4)
+    expect(table).to_contain_text("OOMKilled: the container used more than its 24Gi")
+    expect(page.locator("[data-log-state]")).to_have_text("unknown")  # nobody listens there
+    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
+    site.python(
+        "from runs.models import Replica\n"
+        f"Replica.objects.filter(run='{run}', number=3).update(state='restarting')"
+    )
+    site.publish(run, replicas=[{"number": 3, "state": "restarting"}])
+    expect(page.locator(".run-title .state")).to_have_text("restarting")
+    table.get_by_role("link", name="2").click()
+    expect(page.locator("[data-shown]")).to_have_text("2")
+
+
+def test_a_replica_is_restarted_from_its_page(window: Window, run: str) -> None:
+    page = window.open(f"/runs/{run}/replicas/3/")
+    page.get_by_role("button", name="Restart").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("launched again as a new attempt")
+    dialog.get_by_role("button", name="Restart replica 3").click()
+    expect(page.get_by_role("status").filter(has_text="will be launched again")).to_be_visible()
+    expect(page.locator(".run-title .state")).to_have_text("restarting")
+
+
+PAGES = {
+    "fleet": "/runs/{}/?tab=replicas",
+    "replica": "/runs/{}/replicas/3/",
+    "pool-add": "/runs/{}/pools/add",
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (800, "dark"), (360, "light")])
+def test_nothing_is_wider_than_the_window(
+    window: Window, run: str, name: str, width: int, scheme: str
+) -> None:
+    page = window.open(PAGES[name].format(run), width=width, scheme=scheme)
+    page.wait_for_load_state("load")
+    page.wait_for_timeout(400)
+    window.shoot(page, f"page-{name}-{width}-{scheme}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
