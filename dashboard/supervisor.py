@@ -131,7 +131,9 @@ class Supervisor:
         server = by_name.pop("broker", None)
         # The worker first: it would take a replica that we end for one that was lost.
         self._end(list(by_name.values()))
-        local = LocalProcessExecutor(ExecutorConfig(state_dir=self.var))
+        local = LocalProcessExecutor(
+            ExecutorConfig(deployment=settings.DEPLOYMENT, state_dir=self.var)
+        )
         left = local.live()
         if left:
             self.say(f"stopping {len(left)} local replicas")

@@ -102,6 +102,11 @@ class LocalProcessExecutor:
         self.config = config
         self.root = config.state_dir / "jobs"
 
+    @property
+    def grace_s(self) -> float:
+        """How long a cancelled replica has, unless its own options say otherwise."""
+        return read_options(self.config.options, {}).grace_s
+
     def launch_replicas(
         self,
         n_replicas: int,

@@ -20,7 +20,7 @@ from dashboard import supervisor
 from dashboard.children import Child
 from dashboard.supervisor import Supervisor, SupervisorError, check_state_folder
 from executors import LocalProcessExecutor
-from executors.base import Cause, ReplicaHandle
+from executors.base import Cause, ExecutorConfig, ReplicaHandle
 from tests.servers import free_ports, wait_until
 from tests.stack import REPOSITORY, running_stack, stack_env
 
@@ -122,7 +122,8 @@ def test_a_service_that_keeps_ending_ends_the_server_with_its_last_words(
 @pytest.fixture
 def replica(tmp_path: Path) -> Iterator[tuple[LocalProcessExecutor, ReplicaHandle]]:
     """A local replica in the state folder ``tmp_path``, as the worker would have launched it."""
-    executor = LocalProcessExecutor(tmp_path / "jobs")
+    (tmp_path / "deployment").write_text("tested")
+    executor = LocalProcessExecutor(ExecutorConfig(deployment="tested", state_dir=tmp_path))
     (handle,) = executor.launch_replicas(1, "http.server", {"args": ["--bind=127.0.0.1", "0"]})
     yield executor, handle
     executor.cancel([handle])
