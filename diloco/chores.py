@@ -54,6 +54,8 @@ class Chores:
         self.on_round: OnRound | None = None
         self.tokens_before = 0
         """Trained by earlier processes of this replica."""
+        self.before_first: dict[str, float] = {}
+        """Seconds by phase that went by before the first round, told with it."""
         self._identity = lease.identity
         self._store = store
         self._metered = metered
@@ -189,6 +191,9 @@ class Chores:
             background = opened.timings.seconds
         else:
             phases |= opened.timings.seconds
+        for phase, seconds in self.before_first.items():
+            phases[phase] = phases.get(phase, 0.0) + seconds
+        self.before_first = {}
         used, before = replace(self._metered.usage), self._reported
         self._reported = used
         base = self._state.bases[opened.fragment]

@@ -52,6 +52,7 @@ from diloco.rendezvous.store import (
 )
 from diloco.reporter import Number, Reporter
 from diloco.retry import RetryingStore
+from diloco.startup import Startup
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ def join(
     stateful: Mapping[str, Stateful] | None = None,
     progress: bool | OnRound = False,
     departure: Departure | None = None,
+    startup: Startup | None = None,
     store: Store | None = None,
     clock: Clock | None = None,
 ) -> Group:
@@ -91,8 +93,8 @@ def join(
     with the inner optimizer and restored when the same replica number is launched again.
     ``progress`` True prints a line after each round; a function is called with a
     :class:`~diloco.progress.RoundProgress`. ``departure`` is for whoever may ask it to leave while
-    this call has not returned yet; afterwards there is :meth:`Group.leave`. On return the model
-    holds the group's global weights.
+    this call has not returned yet; afterwards there is :meth:`Group.leave`. ``startup`` is to be
+    reported as what went before. On return the model holds the group's global weights.
 
     Raises :class:`~diloco.errors.ReplicaError` (no such group, another model),
     :class:`~diloco.rendezvous.document.ProtocolMismatch`,
@@ -112,6 +114,7 @@ def join(
         "stateful": stateful,
         "on_round": on_round_of(progress),
         "departure": departure,
+        "startup": startup,
         "clock": clock,
     }
     if many_ranks():
@@ -140,10 +143,12 @@ class Group:
         stateful: Mapping[str, Stateful] | None,
         on_round: OnRound | None,
         departure: Departure | None,
+        startup: Startup | None,
         clock: Clock | None,
     ) -> None:
         self._clock: Clock = clock or SystemClock()
         self._departure = departure or Departure(self._clock)
+        self._startup = startup or Startup(began_s=self._clock.monotonic())
         rng = random.Random(secrets.randbits(64))
         metered = MeteredStore(store)
         self._store = RetryingStore(metered, clock=self._clock, rng=rng, deadline_s=60.0)
@@ -275,6 +280,9 @@ class Group:
     def _begin(self) -> str:
         reason = self._loop.start()
         self._departure.begun = not reason
+        before = self._loop.chores.before_first
+        began_s = self._clock.monotonic() - before.get("wait", 0.0)
+        before.update(self._startup.until(began_s))
         return reason
 
     def _leaving(self, work: Callable[[], str]) -> None:

@@ -135,6 +135,7 @@ class RoundLoop:
         self.ledger.rounds_here = 0
         self.ledger.joined = True
         self.handover.take_up()
+        start_s = self._clock.monotonic()
         if reason := self._await_handed_in():
             return reason
         if commit is None:
@@ -143,6 +144,7 @@ class RoundLoop:
                 self._store, self.settings, lease=self._lease, observer=self.observer,
                 clock=self._clock, check=self._check,
             )  # fmt: skip
+        self.chores.before_first["wait"] = self._clock.monotonic() - start_s
         self._begin_round(self.state.round, made=self.handover.steps_made)
         return ""
 

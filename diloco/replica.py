@@ -29,6 +29,7 @@ from diloco.exits import EX_CONFIG, EX_TERMINATED, exit_code_of
 from diloco.group import Group, join, read_document
 from diloco.rendezvous.clock import SystemClock
 from diloco.rendezvous.store import open_store
+from diloco.startup import startup_of_process
 from diloco.workloads import load_workload
 from diloco.workloads.base import Workload
 
@@ -100,7 +101,8 @@ def run(uri: str, replica: int) -> int:
     rank = begin_rank(device)
     workload = load_workload(document, replica=replica, device=device)
     model = bare = workload.build_model()
-    departure = Departure(SystemClock())
+    clock = SystemClock()
+    departure, startup = Departure(clock), startup_of_process(os.environ, clock)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _asks_to_leave(departure, leave_within_s(os.environ)))
     if rank.ranks > 1:
@@ -113,6 +115,7 @@ def run(uri: str, replica: int) -> int:
         evaluate=lambda: workload.evaluate(bare),
         config=workload.config(),
         departure=departure,
+        startup=startup,
         store=store,
     )
     with group:

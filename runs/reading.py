@@ -22,7 +22,7 @@ from diloco.rendezvous.records import (
     Plan,
     Record,
 )
-from diloco.rendezvous.telemetry import PHASES
+from diloco.rendezvous.telemetry import PHASES, STARTUP_PHASES
 from runs.blocks import Points
 from runs.models import Event, Replica, Run
 from runs.transitions import record_event
@@ -34,7 +34,7 @@ SMALL_LIMIT = 2**31 - 1
 REFUSAL_EVENTS = 20
 """Events per run about unreadable records; beyond that they are at most counted."""
 
-PHASE_NAMES = frozenset({*PHASES, "other"})
+PHASE_NAMES = frozenset({*STARTUP_PHASES, *PHASES, "other"})
 
 
 @dataclass

@@ -18,6 +18,9 @@ from diloco.rendezvous.records import Record
 PHASES = ("compute", "encode", "upload", "wait", "download", "reduce", "apply")
 """Phases of one round on one replica, in order; seconds each. Evaluation and checkpoint writing
 are ``other`` in :class:`RoundReport`."""
+STARTUP_PHASES = ("bootstrap", "start")
+"""What a process took before its first step, in the phases of its first round: installing and
+fetching code, then everything until it had joined. What it waited for others is in ``wait``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,10 +139,10 @@ def test_three_rounds_missed_in_a_row_are_told_once(desk: Desk) -> None:
 
 
 def test_phases_we_do_not_know_are_left_out(desk: Desk) -> None:
-    phases = {"compute": 1.0, "dream": 9.0, "wait": math.nan, "upload": -1.0}
+    phases = {"start": 2.0, "compute": 1.0, "dream": 9.0, "wait": math.nan, "upload": -1.0}
     desk.bucket.segment(0, 1, rounds=(desk.bucket.report(1, phases=phases),))
     desk.ingest()
-    assert desk.run.phase_s == {"compute": 1.0}
+    assert desk.run.phase_s == {"start": 2.0, "compute": 1.0}
 
 
 def test_weights_that_differ_are_an_error_once(desk: Desk) -> None:

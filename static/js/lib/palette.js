@@ -45,7 +45,7 @@ export function evalSwatch() {
   return svg;
 }
 
-export const PHASES = ["compute", "encode", "upload", "wait", "download", "reduce", "apply", "other"];
+export const PHASES = ["bootstrap", "start", "compute", "encode", "upload", "wait", "download", "reduce", "apply", "other"];
 
 /** Fill style of a phase on `context`. Waiting is hatched, so that it is seen without colour. */
 export function phaseFill(context, phase) {
