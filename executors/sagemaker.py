@@ -49,30 +49,21 @@ from executors.sagemaker_launch import Launcher
 from executors.sagemaker_logs import Tail
 from executors.sagemaker_request import Options, job_name, output_path
 
-EVERY_S = 2.0
-"""Between two looks at a job that is waited for, or whose output is followed."""
-
-ANSWER_S = 30.0
-"""How long one answer of AWS is waited for."""
-
 AT_ONCE = 8
 
 
 class SageMakerExecutor:
-    """Training jobs of one AWS account. See :data:`EVERY_S` and :data:`ANSWER_S`."""
+    """Training jobs of one AWS account."""
 
     backend = "sagemaker"
 
-    def __init__(
-        self, config: ExecutorConfig, *, every_s: float = EVERY_S, answer_s: float = ANSWER_S
-    ) -> None:
+    def __init__(self, config: ExecutorConfig) -> None:
         self.config = config
-        self.every_s = every_s
         try:
             self.options = Options.read(config.options)
         except ValueError as error:
             raise NeedsPerson(str(error)) from error
-        self._clients = Clients(config.credentials, answer_s=answer_s)
+        self._clients = Clients(config.credentials, answer_s=self.options.answer_s)
         self._jobs = Jobs(self._clients, config.deployment)
         self._launcher = Launcher(self._clients, self._jobs, config)
         own = self._clients.default_region()
@@ -157,10 +148,10 @@ class SageMakerExecutor:
         tail = Tail(self._clients.get("logs", region), name, after)
         while follow and not self._jobs.is_over(region, name):
             yield from tail.lines()
-            time.sleep(self.every_s)
+            time.sleep(self.options.poll_s)
         yield from tail.lines()
         if follow:  # the last lines come some time after the end is told
-            time.sleep(self.every_s)
+            time.sleep(self.options.poll_s)
             yield from tail.lines()
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
@@ -169,12 +160,12 @@ class SageMakerExecutor:
             self._jobs.stop(handle.data["region"], handle.data["name"])
 
     def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
-        return common.collect(self.poll, handles, timeout, every_s=self.every_s)
+        return common.collect(self.poll, handles, timeout, every_s=self.options.poll_s)
 
     def check(self) -> str:
         regions = self._known_regions()
-        said = {sagemaker_preflight.who(self._clients, region) for region in regions}
-        return f"{', '.join(sorted(said))}, in {', '.join(regions)}"
+        [(account, arn), *_] = [sagemaker_preflight.who(self._clients, where) for where in regions]
+        return f"AWS account {account} as {arn}, in {', '.join(regions)}"
 
     def preflight(self, spec: ReplicaSpec, count: int) -> list[Problem]:
         try:

@@ -14,12 +14,12 @@ from executors.sagemaker_client import Clients, aws_errors
 from executors.sagemaker_request import IMAGE, ROLE, Options, deadline_s, instance_type
 
 
-def who(clients: Clients, region: str) -> str:
-    """Account and identity, proven to be allowed to look at training jobs of the region."""
+def who(clients: Clients, region: str) -> tuple[str, str]:
+    """Account and ARN, proven to be allowed to look at training jobs of the region."""
     with aws_errors():
         me = clients.get("sts", region).get_caller_identity()
         clients.get("sagemaker", region).list_training_jobs(MaxResults=1)
-    return f"AWS account {me['Account']} as {me['Arn']}"
+    return str(me["Account"]), str(me["Arn"])
 
 
 def problems(
@@ -27,9 +27,7 @@ def problems(
 ) -> list[Problem]:
     found = [*_of_request(clients, options, spec, region)]
     try:
-        with aws_errors():
-            account = clients.get("sts", region).get_caller_identity()["Account"]
-        who(clients, region)
+        account, _ = who(clients, region)
     except ExecutorError as error:
         return [*found, Problem(field="credential", message=str(error))]
     role = ROLE.fullmatch(options.role_arn)
@@ -89,19 +87,23 @@ def _of_quota(clients: Clients, spec: ReplicaSpec, count: int, region: str) -> I
     kind = instance_type(spec)
     wanted = f"{kind} for {'spot ' if spec.spot else ''}training job usage"
     try:
-        with aws_errors():
-            pages = clients.get("service-quotas", region).get_paginator("list_service_quotas")
-            limits = {
-                quota["QuotaName"]: float(quota["Value"])
-                for page in pages.paginate(ServiceCode="sagemaker")
-                for quota in page["Quotas"]
-            }
+        limit = _limit(clients, region, wanted)
     except ExecutorError:
         return  # a permission of its own, that nothing else needs
-    limit = limits.get(wanted)
     if limit is not None and limit < count:
         yield Problem(
             field="hardware",
             message=f"the quota {wanted!r} of {region} is {limit:g}, expected {count} or more: "
             "ask for it at Service Quotas",
         )
+
+
+def _limit(clients: Clients, region: str, wanted: str) -> float | None:
+    """SageMaker has thousands of quotas, and they can be asked for by number only."""
+    with aws_errors():
+        pages = clients.get("service-quotas", region).get_paginator("list_service_quotas")
+        for page in pages.paginate(ServiceCode="sagemaker", PaginationConfig={"PageSize": 100}):
+            for quota in page["Quotas"]:
+                if quota["QuotaName"] == wanted:
+                    return float(quota["Value"])
+    return None

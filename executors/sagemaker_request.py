@@ -28,6 +28,9 @@ LONGEST_RUN_S = 432_000
 CPU = "ml.m5.large"
 """What ``cpu``, the hardware of a spec that names none, means here."""
 
+OF_EXECUTOR = ("regions", "max_runtime_s", "poll_s", "answer_s")
+"""Options of the executor as a whole."""
+
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/?[a-zA-Z_0-9+=,.@\-_/]+")
 IMAGE = re.compile(
     r"\d{12}\.dkr\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?"
@@ -37,14 +40,17 @@ IMAGE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The executor's options; a spec's own go before them, but for ``regions`` and
-    ``max_runtime_s``, which say where jobs are looked for and what the account may do.
+    """The executor's options; a spec's own go before them, except :data:`OF_EXECUTOR`.
 
     ``role_arn``: the execution role, which reads and writes the rendezvous. ``image``: an image in
     ECR with Python. ``output_path``: where SageMaker puts what a job leaves in ``/opt/ml/model``;
     by default ``sagemaker/`` in the rendezvous. ``spot_wait_s``: how much longer than its
     deadline a spot job may take, waiting for a machine. ``kms_key_id`` encrypts output and
     secret, ``volume_kms_key_id`` the disk (not on instances with disks of their own).
+
+    ``regions``: where pools may start jobs and where jobs are looked for. ``max_runtime_s``: what
+    the account may ask for. ``poll_s``: how often something that waits for jobs, or follows a
+    log, looks. ``answer_s``: how long one answer is waited for.
     """
 
     role_arn: str = ""
@@ -59,6 +65,8 @@ class Options:
     max_runtime_s: int = LONGEST_RUN_S
     spot_wait_s: int = 3600
     python: str = "python"
+    poll_s: float = 2.0
+    answer_s: float = 30.0
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Options:
@@ -68,7 +76,7 @@ class Options:
     def of(self, spec: ReplicaSpec) -> Options:
         """These for one job. Raises :class:`ValueError`."""
         fields = [field.name for field in dataclasses.fields(self)]
-        own = [name for name in fields if name not in ("regions", "max_runtime_s")]
+        own = [name for name in fields if name not in OF_EXECUTOR]
         return self._with(spec.options, allowed=own)
 
     def _with(self, given: Mapping[str, Any], *, allowed: Sequence[str]) -> Options:
@@ -92,6 +100,10 @@ def _read(name: str, value: object, kind: type) -> object:
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:
             raise ValueError(f"{name}: expected a whole number, not negative, found {value!r}")
         return number
+    if kind is float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+            raise ValueError(f"{name}: expected a number above 0, found {value!r}")
+        return float(value)
     if not isinstance(value, str):
         raise ValueError(f"{name}: expected text, found {value!r}")
     return value

@@ -18,7 +18,6 @@ OPTIONS = {
     "image": f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/archipelago-replica:1",
     "output_path": "s3://archipelago/output",
 }
-LOOK_S = 0.02
 GRACE_S = 0.5
 
 
@@ -40,7 +39,7 @@ class SageMakerWorld:
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
-    def executor(self, *, answer_s: float = 30.0, **options: Any) -> SageMakerExecutor:
+    def executor(self, **options: Any) -> SageMakerExecutor:
         given = {
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
@@ -48,8 +47,8 @@ class SageMakerWorld:
             "AWS_ENDPOINT_URL": self.server.url,
             **options.pop("credentials", {}),
         }
-        made = config(credentials=given, **{**OPTIONS, **options})
-        return SageMakerExecutor(made, every_s=LOOK_S, answer_s=answer_s)
+        ours = {**OPTIONS, "poll_s": 0.02}
+        return SageMakerExecutor(config(credentials=given, **{**ours, **options}))
 
     def impatient(self) -> SageMakerExecutor:
         return self.executor(answer_s=1.0)

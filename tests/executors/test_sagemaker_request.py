@@ -171,6 +171,7 @@ def test_options_are_read_from_forms_and_files() -> None:
         ({"rolearn": "x"}, "expected some of role_arn, .* found 'rolearn'"),
         ({"volume_size_gib": "big"}, "volume_size_gib: expected a whole number"),
         ({"volume_size_gib": True}, "volume_size_gib: expected a whole number"),
+        ({"poll_s": 0}, "poll_s: expected a number above 0"),
         ({"subnets": 3}, "subnets: expected a list of names, found 3"),
         ({"image": None}, "image: expected text, found None"),
     ],
