@@ -4,6 +4,7 @@ from django.contrib import admin
 from django.contrib.auth.views import LogoutView
 from django.urls import path
 
+from dashboard import api
 from dashboard.views import auth, live, pools, replica, run, runs, submit
 
 admin.site.site_header = "Archipelago administration"
@@ -34,5 +35,6 @@ urlpatterns = [
     path("login", auth.LoginView.as_view(), name="login"),
     path("logout", LogoutView.as_view(), name="logout"),
     path("setup", auth.setup, name="setup"),
+    path("api/", api.urlpatterns),
     path("admin/", admin.site.urls),
 ]

@@ -1,0 +1,95 @@
+"""What operators do: stop a run, stop and restart its replicas, scale its pools and add one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from django.http import HttpRequest
+from ninja import Router, Status
+from pydantic import BaseModel, ConfigDict, Field
+
+from dashboard.api import rows
+from dashboard.api.auth import pool_of, replica_of, run_to_operate
+from dashboard.api.document import PoolDocument, pool_draft
+from dashboard.api.problems import Invalid, at
+from dashboard.api.types import NO_NUL, Number, PoolId, RunId, responses
+from runs import create, fleet, preflight, services
+
+router = Router(tags=["actions"])
+
+
+class Stop(BaseModel):
+    """``reason`` is written into the run's events."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: Annotated[str, Field(max_length=500, pattern=NO_NUL)] = ""
+
+
+class Leave(BaseModel):
+    """``force`` ends the job at once; otherwise the replica may give its work to a round first."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    force: bool = False
+
+
+class Scale(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    count: Annotated[int, Field(ge=0, le=create.POOL_LIMIT)]
+
+
+@router.post("/runs/{uuid:run_id}/stop", response=responses(rows.Done))
+def stop_run(request: HttpRequest, run_id: RunId, body: Stop | None = None) -> Any:
+    """End the run at its newest committed round, and keep its weights."""
+    run, user = run_to_operate(request, run_id)
+    changed = services.request_stop(run, actor=user, reason=body.reason if body else "")
+    run.refresh_from_db()
+    return {"changed": changed, "state": run.state}
+
+
+@router.post("/runs/{uuid:run_id}/replicas/{int:number}/stop", response=responses(rows.Done))
+def stop_replica(
+    request: HttpRequest, run_id: RunId, number: Number, body: Leave | None = None
+) -> Any:
+    """Let the replica leave for good."""
+    run, user = run_to_operate(request, run_id)
+    replica = replica_of(run, number)
+    changed = services.stop_replica(replica, actor=user, force=bool(body and body.force))
+    replica.refresh_from_db()
+    return {"changed": changed, "state": replica.state}
+
+
+@router.post("/runs/{uuid:run_id}/replicas/{int:number}/restart", response=responses(rows.Done))
+def restart_replica(
+    request: HttpRequest, run_id: RunId, number: Number, body: Leave | None = None
+) -> Any:
+    """End the replica's job, if it has one, and launch the same identity again."""
+    run, user = run_to_operate(request, run_id)
+    replica = replica_of(run, number)
+    changed = services.restart_replica(replica, actor=user, force=bool(body and body.force))
+    replica.refresh_from_db()
+    return {"changed": changed, "state": replica.state}
+
+
+@router.post("/runs/{uuid:run_id}/pools/{int:pool_id}/scale", response=responses(rows.Scaled))
+def scale_pool(request: HttpRequest, run_id: RunId, pool_id: PoolId, body: Scale) -> Any:
+    """Make the pool ``count`` replicas large."""
+    run, user = run_to_operate(request, run_id)
+    change = services.scale_pool(pool_of(run, pool_id), body.count, actor=user)
+    return {"change": change, "wanted": body.count}
+
+
+@router.post("/runs/{uuid:run_id}/pools", response=responses(rows.Pool, status=201))
+def add_pool(request: HttpRequest, run_id: RunId, pool: PoolDocument) -> Any:
+    """One more pool for a run that is working; its backend is asked first."""
+    run, user = run_to_operate(request, run_id)
+    draft = pool_draft(pool)
+    create.check_pool(draft)
+    findings = preflight.check_new_pool(run, draft)
+    if findings:
+        raise Invalid(at(finding.field, finding.message) for finding in findings)
+    added = services.add_pool(run, draft, actor=user)
+    row = next(row for row in fleet.pool_rows(run) if row["id"] == added.pk)
+    return Status(201, row)

@@ -1,0 +1,33 @@
+"""What a client of a group has to know before it takes part: ``GET /api/runs/<id>/info``.
+
+The server is the authority: this is the document that replicas read from the rendezvous, with every
+group setting, none of them null, and the names that clients of other DiLoCo servers know.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from runs.launch import group_document
+from runs.models import Run
+
+PENDING = "pending"
+
+
+def info_of(run: Run) -> dict[str, Any]:
+    document = group_document(run, run.code_sha256)
+    body: dict[str, Any] = json.loads(document.to_bytes())
+    if not run.group_fingerprint:
+        # The launch adds the code, which changes the fingerprint.
+        body |= {"code": PENDING, "fingerprint": PENDING}
+    settings = document.settings
+    expected = settings.to_dict() | {
+        "bf16_comm": settings.codec == "bf16",
+        "heartbeat_timeout": settings.heartbeat_timeout_s,
+    }
+    return body | {
+        "expected_client_settings": expected,
+        "settings_authority": "server",
+        "model_hash": run.model_hash or PENDING,
+    }

@@ -1,0 +1,149 @@
+"""Answers to what cannot be done: always JSON, always expected and found.
+
+``{"detail": "...", "errors": [{"field", "message", "expected", "found"}]}``; ``errors`` is there
+where something that was sent is wrong (422).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from django.core.exceptions import RequestDataTooBig
+from django.http import Http404, HttpRequest, HttpResponse
+from ninja import NinjaAPI
+from ninja.errors import HttpError, ValidationError
+from pydantic import BaseModel, Field
+
+from diloco.rendezvous.settings import SettingsError
+from runs.exceptions import IllegalTransition, InvalidRun
+
+_SAID = re.compile(r"expected (?P<expected>.*), found (?P<found>.*)", re.DOTALL)
+SHOWN = 80
+
+
+class FieldProblem(BaseModel):
+    """``expected`` and ``found`` are parts of ``message``, where it has them."""
+
+    field: str
+    message: str
+    expected: str | None = None
+    found: str | None = None
+
+
+class Problem(BaseModel):
+    detail: str
+    errors: list[FieldProblem] = Field(default_factory=list)
+
+
+class Invalid(Exception):
+    """What was sent is wrong, in so many places."""
+
+    def __init__(self, problems: Iterable[FieldProblem]) -> None:
+        self.problems = list(problems)
+        super().__init__("; ".join(f"{p.field}: {p.message}" for p in self.problems))
+
+
+def at(field: str, message: str) -> FieldProblem:
+    said = _SAID.fullmatch(message)
+    return FieldProblem(
+        field=field,
+        message=message,
+        expected=said["expected"] if said else None,
+        found=said["found"] if said else None,
+    )
+
+
+def answer(request: HttpRequest, status: int, detail: str, **more: Any) -> HttpResponse:
+    body = Problem(detail=detail, **more)
+    return HttpResponse(
+        body.model_dump_json(), status=status, content_type="application/json; charset=utf-8"
+    )
+
+
+def install(api: NinjaAPI) -> None:
+    """Every exception that an operation may raise on purpose."""
+
+    @api.exception_handler(Http404)
+    def _missing(request: HttpRequest, error: Any) -> HttpResponse:
+        return answer(request, 404, "there is no such thing, or it may not be seen")
+
+    @api.exception_handler(HttpError)
+    def _http(request: HttpRequest, error: Any) -> HttpResponse:
+        if isinstance(error.__cause__, RequestDataTooBig):
+            return answer(request, 413, str(error.__cause__))
+        why = f": {error.__cause__}" if error.__cause__ else ""
+        response = answer(request, error.status_code, f"{error}{why}")
+        if error.status_code == 401:
+            response["WWW-Authenticate"] = 'Bearer realm="archipelago"'
+        return response
+
+    @api.exception_handler(ValidationError)
+    def _unfit(request: HttpRequest, error: Any) -> HttpResponse:
+        return _invalid(request, [of_pydantic(e) for e in error.errors])
+
+    @api.exception_handler(Invalid)
+    def _wrong(request: HttpRequest, error: Any) -> HttpResponse:
+        return _invalid(request, error.problems)
+
+    @api.exception_handler(InvalidRun)
+    def _no_run(request: HttpRequest, error: Any) -> HttpResponse:
+        return _invalid(request, [at(error.field, error.message)])
+
+    @api.exception_handler(SettingsError)
+    def _no_setting(request: HttpRequest, error: Any) -> HttpResponse:
+        return _invalid(request, [at(error.field, error.message)])
+
+    @api.exception_handler(IllegalTransition)
+    def _too_late(request: HttpRequest, error: Any) -> HttpResponse:
+        return answer(request, 409, str(error))
+
+
+def _invalid(request: HttpRequest, problems: list[FieldProblem]) -> HttpResponse:
+    detail = "; ".join(f"{p.field}: {p.message}" if p.field else p.message for p in problems)
+    return answer(request, 422, detail, errors=problems)
+
+
+_WORDS = {
+    "missing": "a value",
+    "extra_forbidden": "no such field",
+    "greater_than_equal": "{ge} or more",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "{le} or less",
+    "less_than": "less than {lt}",
+    "string_too_long": "at most {max_length} characters",
+    "string_too_short": "at least {min_length} characters",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+    "string_pattern_mismatch": "text of the form {pattern}",
+}
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "bool": "true or false",
+    "list": "a list",
+    "dict": "an object",
+    "model": "an object",
+    "uuid": "a UUID",
+    "datetime": "a time in ISO 8601",
+}
+
+
+def of_pydantic(error: Mapping[str, Any]) -> FieldProblem:
+    """https://docs.pydantic.dev/latest/errors/validation_errors/ in our words."""
+    kind, where = str(error["type"]), list(error["loc"])
+    # Ninja puts before the field where it came from, and for a body the name of the parameter.
+    field = ".".join(str(part) for part in (where[2:] if where[0] == "body" else where[1:]))
+    if kind in _WORDS:
+        expected = _WORDS[kind].format_map(error.get("ctx", {}))
+    else:
+        expected = _TYPES.get(kind.partition("_")[0], str(error["msg"]))
+    found = "none" if kind == "missing" else _short(error.get("input"))
+    return at(field, f"expected {expected}, found {found}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"

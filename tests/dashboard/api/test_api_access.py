@@ -1,0 +1,169 @@
+"""Every operation as everybody, with every kind of token and with a session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.api import api
+from tests.browser import seed
+from tests.dashboard.people import KINDS, client_for
+
+pytestmark = pytest.mark.django_db
+
+UNKNOWN, REFUSED, OK, MADE, UNFIT = 401, 403, 200, 201, 422
+RUN = "/runs/{run}"
+CALLS = {
+    # (method, path): what anonymous, viewer, owner, stranger and admin get
+    ("get", "/me"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/backends"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/settings"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/runs"): (UNKNOWN, OK, OK, OK, OK),
+    ("post", "/runs"): (UNKNOWN, REFUSED, MADE, MADE, MADE),
+    ("post", "/plan"): (UNKNOWN, REFUSED, OK, OK, OK),
+    ("get", RUN): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/info"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/replicas"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/replicas/1"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/replicas/1/attempts/1/log"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/rounds"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/events"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/logs"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/series"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/points?series=loss&replica=0"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/checkpoints"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/export/rounds.csv"): (UNKNOWN, OK, OK, OK, OK),
+    ("post", f"{RUN}/stop"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
+    ("post", f"{RUN}/replicas/1/stop"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
+    ("post", f"{RUN}/replicas/1/restart"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
+    ("post", f"{RUN}/pools"): (UNKNOWN, REFUSED, MADE, REFUSED, MADE),
+    ("post", f"{RUN}/pools/{{pool}}/scale"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
+}
+SENT: dict[str, Any] = {
+    "/runs": {"name": "sent", "pools": [{"count": 2}], "settings": {"warmup_steps": 5}},
+    "/plan": {"name": "sent", "pools": [{"count": 2}], "settings": {"warmup_steps": 5}},
+    f"{RUN}/pools": {"count": 1},
+    f"{RUN}/pools/{{pool}}/scale": {"count": 2},
+}
+ROLES = {"viewer": "viewer", "owner": "operator", "stranger": "operator", "admin": "admin"}
+IDS = [" ".join(call) for call in CALLS]
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What backends and buckets say is the preflight's tests' business."""
+    monkeypatch.setattr("runs.preflight.check_run", lambda *_, **__: [])
+    monkeypatch.setattr("runs.preflight.check_new_pool", lambda *_: [])
+
+
+def test_every_operation_is_in_the_table() -> None:
+    schema = api.get_openapi_schema()
+    known = {
+        (method, path.removeprefix("/api"))
+        for path, methods in schema["paths"].items()
+        for method in methods
+    }
+    told = {
+        (method, path.partition("?")[0]
+            .replace("{run}", "{run_id}").replace("{pool}", "{pool_id}")
+            .replace("replicas/1", "replicas/{number}").replace("attempts/1", "attempts/{attempt}")
+            .replace("rounds.csv", "{table}.{format}"))
+        for method, path in CALLS
+    }  # fmt: skip
+    assert told == known
+
+
+def path_of(path: str, run: Any) -> str:
+    return path.format(run=run.pk, pool=run.pools.get().pk)
+
+
+def call(client: Client, method: str, path: str, run: Any, **headers: str) -> Any:
+    address = "/api" + path_of(path, run)
+    if method == "get":
+        return client.get(address, headers=headers)
+    body = SENT.get(path, {})
+    return client.post(address, body, content_type="application/json", headers=headers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("method", "path"), CALLS, ids=IDS)
+def test_with_a_session(method: str, path: str, kind: str, run: Any) -> None:
+    answer = call(client_for(kind, run.owner), method, path, run)
+    assert answer.status_code == CALLS[method, path][KINDS.index(kind)], answer.content
+
+
+@pytest.mark.parametrize("kind", ROLES)
+@pytest.mark.parametrize(("method", "path"), CALLS, ids=IDS)
+def test_with_a_token(method: str, path: str, kind: str, run: Any, token_of: Any) -> None:
+    headers = {"Authorization": f"Bearer {token_of(kind, ROLES[kind])}"}
+    # A browser's protection is not for programs.
+    answer = call(Client(enforce_csrf_checks=True), method, path, run, **headers)
+    assert answer.status_code == CALLS[method, path][KINDS.index(kind)], answer.content
+
+
+@pytest.mark.parametrize(("method", "path"), CALLS, ids=IDS)
+def test_a_token_that_may_only_read(method: str, path: str, run: Any, token_of: Any) -> None:
+    headers = {"Authorization": f"Bearer {token_of('root', 'admin', 'read')}"}
+    answer = call(Client(), method, path, run, **headers)
+    assert answer.status_code == (200 if method == "get" else 403)
+    if method == "post":
+        assert answer.json()["detail"] == "expected the scope operate, found read"
+
+
+@pytest.mark.parametrize(("method", "path"), CALLS, ids=IDS)
+def test_somebody_without_a_role(method: str, path: str, run: Any, token_of: Any) -> None:
+    headers = {"Authorization": f"Bearer {token_of('nobody', '')}"}
+    answer = call(Client(), method, path, run, **headers)
+    assert answer.status_code == (200 if path == "/me" else 403)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [c for c in CALLS if c[0] == "post"], ids=[i for i in IDS if "post" in i]
+)
+def test_a_session_needs_a_csrf_token(method: str, path: str, run: Any) -> None:
+    client = client_for("owner", run.owner, enforce_csrf_checks=True)
+    answer = call(client, method, path, run)
+    assert answer.status_code == 403
+    assert "CSRF" in answer.json()["detail"]
+    run.refresh_from_db()
+    assert run.state == "running"
+
+
+def test_a_session_with_a_csrf_token(run: Any) -> None:
+    client = client_for("owner", run.owner, enforce_csrf_checks=True)
+    client.get("/runs/new")
+    csrf = client.cookies["csrftoken"].value
+    answer = call(client, "post", f"{RUN}/stop", run, **{"X-CSRFToken": csrf})
+    assert answer.json() == {"changed": True, "state": "stopping"}
+
+
+@pytest.mark.parametrize(
+    "header", ["Bearer arch_wrong", "Bearer ", "Basic b3duZXI6eA==", "Bearer é"]
+)
+def test_a_bad_token_is_not_made_good_by_a_session(header: str, run: Any) -> None:
+    client = client_for("owner", run.owner)
+    answer = client.get("/api/runs", headers={"Authorization": header})
+    assert answer.status_code == 401
+    assert answer["WWW-Authenticate"] == 'Bearer realm="archipelago"'
+    assert "expected a token" in answer.json()["detail"]
+
+
+def test_a_run_nobody_has_is_json_too(owner: Any) -> None:
+    answer = owner.get("/runs/00000000-0000-4000-8000-000000000000")
+    assert answer.status_code == 404
+    assert answer.json()["detail"].startswith("there is no such thing")
+
+
+def test_the_schema_is_there_for_everybody_and_no_page_from_elsewhere(db: None) -> None:
+    found = Client().get("/api/openapi.json")
+    assert found.status_code == 200
+    assert found.json()["openapi"].startswith("3.1")
+    assert Client().get("/api/docs").status_code == 404
+
+
+def test_it_asks_again_on_every_call(run: Any, owner: Any) -> None:
+    assert owner.post(f"/runs/{run.pk}/stop").status_code == 200
+    seed.user("owner", "viewer")
+    assert owner.post(f"/runs/{run.pk}/stop").status_code == 403
