@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from executors.base import (
     Cause,
+    CodeRef,
     LaunchRefused,
     NeedsPerson,
     ReplicaHandle,
 )
+from tests.executors.bundles import PROGRAM, zipped
 from tests.executors.sagemaker_world import REGION, SageMakerWorld
 from tests.executors.worlds import end_of, launch, number_in, text_of
+from tests.servers import S3Server
 
 pytestmark = pytest.mark.processes
 
@@ -128,3 +134,27 @@ def test_left_behind_secrets_are_swept(world: SageMakerWorld, tmp_path: Path) ->
     ]
     world.server.denied.add("secretsmanager:ListSecrets")
     assert executor.live() == [living]
+
+
+def test_keys_of_a_bucket_elsewhere_open_it(world: SageMakerWorld, s3: S3Server) -> None:
+    """The step reads the secret at AWS although the environment leads buckets elsewhere."""
+    data = zipped({"bundled.py": PROGRAM})
+    digest = hashlib.sha256(data).hexdigest()
+    uri = f"s3://{s3.bucket}/sagemaker-secrets"
+    client = boto3.client(
+        "s3",
+        endpoint_url=s3.endpoint_url,
+        aws_access_key_id=s3.access_key,
+        aws_secret_access_key=s3.secret_key,
+        region_name="us-east-1",
+    )
+    client.put_object(Bucket=s3.bucket, Key=f"sagemaker-secrets/code/{digest}.zip", Body=data)
+    executor = world.executor(python=sys.executable)
+    (handle,) = executor.launch_replicas(
+        1, "bundled", {"args": ["a"]}, secrets=s3.env, code=CodeRef(uri=uri, sha256=digest)
+    )
+    status = end_of(executor, handle)
+    said = text_of(executor, handle)
+    assert status.cause is Cause.DONE, said
+    assert 'ran [["a"], "0"]' in said
+    assert s3.secret_key not in world.description(handle)
