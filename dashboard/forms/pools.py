@@ -95,9 +95,10 @@ def hardware_text(hardware: Hardware) -> str:
     parts = [hardware.label]
     if hardware.gpu_memory_gib is not None:
         parts.append(f"{hardware.gpu_memory_gib:g} GiB GPU")
-    if hardware.cpus is not None:
+    said = re.findall(r"[\d.]+ (?:v?CPU|core|GiB)", hardware.label)  # some labels say all of it
+    if hardware.cpus is not None and not said:
         parts.append(f"{hardware.cpus:g} CPU{'' if hardware.cpus == 1 else 's'}")
-    if hardware.memory_gib is not None:
+    if hardware.memory_gib is not None and not said:
         parts.append(f"{hardware.memory_gib:g} GiB")
     if hardware.price_usd_h is None:
         parts.append("price unknown")

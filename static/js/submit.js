@@ -80,8 +80,18 @@ async function post(address, more = {}) {
   return response.json();
 }
 
+/** Errors the page came with, of checks that are made only when the form is sent, stay. */
+function keep(names, errors) {
+  for (const name of names) {
+    if (errors[name] || tested.has(name)) continue;
+    tested.set(name, $$("li", $(`[data-errors-for="${name}"]`, form)).map((item) => item.textContent.trim()));
+  }
+  return null;
+}
+
 let asked = 0;
 let errorsNow = {};
+let first = [...touched];
 async function ask() {
   const mine = ++asked;
   let answer;
@@ -93,6 +103,7 @@ async function ask() {
   }
   if (mine !== asked) return; // a newer question is under way
   errorsNow = answer.errors;
+  if (first) first = keep(first, errorsNow);
   showErrors(errorsNow);
   showEstimate(answer.estimate, answer.errors);
 }
@@ -103,7 +114,10 @@ function later(delay) {
   timer = setTimeout(ask, delay);
 }
 
-const rows = poolRows(form, () => later(0));
+const rows = poolRows(form, () => {
+  forget("pools.");
+  later(0);
+});
 
 // Test buttons: the answer stands beside them, and at the fields it is about.
 form.addEventListener("click", async (event) => {
@@ -131,15 +145,16 @@ form.addEventListener("click", async (event) => {
   button.removeAttribute("aria-disabled");
 });
 
-/** What was tested has been changed: the answer is about something else. */
+/** What was tested has been changed: the answer was about something else. */
 function forget(name) {
-  const what = name.startsWith("pools.") ? name.split(".").slice(0, 2).join(".") : name === "store_credential" ? "rendezvous" : name;
-  const place = $(`[data-said="${what}"]`, form);
-  if (!place) return;
-  place.replaceChildren();
-  for (const known of tested.keys()) {
-    if (known === what || known.startsWith(`${what}.`) || (what === "rendezvous" && known === "store_credential")) tested.delete(known);
+  const row = name.startsWith("pools.");
+  const what = row ? name.split(".").slice(0, 2).join(".") : name === "store_credential" ? "rendezvous" : name;
+  // Backends decide who can reach what, and everything may change what a run costs.
+  const also = row ? ["rendezvous", "data", "budget_usd"] : ["budget_usd"];
+  for (const known of [...tested.keys()]) {
+    if ([what, name, ...also].includes(known) || known.startsWith(`${what}.`)) tested.delete(known);
   }
+  for (const one of [what, ...also]) $(`[data-said="${one}"]`, form)?.replaceChildren();
 }
 
 form.addEventListener("input", (event) => {

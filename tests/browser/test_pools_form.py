@@ -112,9 +112,15 @@ def test_a_folder_with_a_remote_pool_is_refused_before_anything_is_launched(
     expect(summary).to_contain_text("expected a bucket that replicas on kubernetes can reach")
     expect(row(page, 2).get_by_label("Backend")).to_have_value("kubernetes")
     expect(page.get_by_label("Name")).to_have_value("Never launched")
+    # The estimate has been asked by now, and knows nothing of what only the launch asks.
+    expect(row(page, 2).locator("[data-pool-cost]")).to_have_text("cost unknown")
+    error = page.locator("#id_rendezvous_error")
+    expect(error).to_contain_text("expected a bucket that replicas on kubernetes can reach")
     window.shoot(page, "submit-pools-errors")
     count = "from runs.models import Run; print(Run.objects.filter(name='Never launched').count())"
     assert site.python(count) == "0"
+    page.get_by_role("button", name="Remove pool 2").click()
+    expect(error).to_be_hidden()
     window.errors[:] = [e for e in window.errors if "422" not in e]
 
 

@@ -61,7 +61,7 @@ function update(tr, pool, run) {
   const key = JSON.stringify([words, pool.spot]);
   if (where.dataset.key !== key) {
     where.dataset.key = key;
-    where.replaceChildren(h("span.break", {}, words || (pool.spot ? "" : format.UNKNOWN)), pool.spot ? h("span.chip", {}, "spot") : "");
+    where.replaceChildren(h("span.clip", { title: words }, words || (pool.spot ? "" : format.UNKNOWN)), pool.spot ? h("span.chip", {}, "spot") : "");
   }
   setText(live, `${pool.live} of ${pool.wanted}`);
   setText(price, pool.price_usd_h === null ? "unknown" : `${format.money(pool.price_usd_h)}/h`);
