@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import subprocess
 import sys
 import time
@@ -59,35 +58,11 @@ from executors.base import (
     RetryLater,
 )
 from executors.catalogue import LOCAL
+from executors.local_environment import replica_environment
 from executors.local_gpus import free_gpu, gpus_of
 from executors.local_options import read_options, this_machine
 
 POLL_S = 0.05
-
-# A replica gets what a program needs to run and to reach a store, and none of the control plane's
-# own secrets (database, broker, signing key).
-# fmt: off
-_INHERITED = frozenset((
-    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR",
-    "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "CUDA_HOME",
-    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
-    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
-))
-_INHERITED_PREFIXES = (
-    "LC_", "AWS_", "AZURE_", "GOOGLE_", "GCSFS_", "STORAGE_", "FSSPEC_", "HF_", "NVIDIA_",
-)
-_STORES = (
-    ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE",
-     "AWS_REGION", "AWS_DEFAULT_", "AWS_ENDPOINT_URL", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_",
-     "FSSPEC_S3"),
-    ("AZURE_STORAGE_", "FSSPEC_AZ", "FSSPEC_ABFS"),
-    ("GOOGLE_APPLICATION_", "STORAGE_", "FSSPEC_GS", "FSSPEC_GCS"),
-    ("HF_TOKEN", "HF_ENDPOINT", "FSSPEC_HF"),
-)
-"""What says where a kind of store is and who asks. A replica that is given some of it as a secret
-inherits none of that kind, or it would be half one and half the other."""
-# fmt: on
-_DEFAULTS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 class LocalProcessExecutor:
@@ -101,6 +76,7 @@ class LocalProcessExecutor:
             raise ValueError("local: expected a state_dir, where jobs keep their files, found none")
         self.config = config
         self.root = config.state_dir / "jobs"
+        self._fetched = {"DILOCO_CODE_DIR": str((config.state_dir / "code").absolute())}
 
     @property
     def grace_s(self) -> float:
@@ -120,8 +96,7 @@ class LocalProcessExecutor:
     ) -> list[ReplicaHandle]:
         """See :meth:`executors.base.ServerlessExecutor.launch_replicas`.
 
-        The environment is :data:`_INHERITED` of ours, then one thread for OpenMP and MKL, then
-        where fetched code is kept, then ``env`` and the secrets.
+        The environment is :mod:`executors.local_environment`'s, then ``env`` and the secrets.
         """
         request = common.prepare(n_replicas, entrypoint_args, specs)
         command = bootstrap.command(
@@ -130,7 +105,7 @@ class LocalProcessExecutor:
         with contextlib.ExitStack() as started:
             for spec in request.specs:
                 plain, hidden = request.environment(spec, env=env, secrets=secrets)
-                environment = self._environment({**plain, **hidden}, secrets=hidden)
+                environment = replica_environment({**self._fetched, **plain}, secrets=hidden)
                 started.enter_context(self._start(spec, command, environment))
         return [self._handle(spec.launch_key) for spec in request.specs]
 
@@ -298,21 +273,3 @@ class LocalProcessExecutor:
                 pass_fds=descriptors,
                 start_new_session=True,
             )
-
-    def _environment(
-        self, given: Mapping[str, str], *, secrets: Mapping[str, str]
-    ) -> dict[str, str]:
-        said = tuple(
-            prefix
-            for prefixes in _STORES
-            if any(name.startswith(prefixes) for name in secrets)
-            for prefix in prefixes
-        )
-        ours = {
-            name: value
-            for name, value in os.environ.items()
-            if name in _INHERITED
-            or (name.startswith(_INHERITED_PREFIXES) and not name.startswith(said))
-        }
-        fetched = {"DILOCO_CODE_DIR": str(self.root.parent.absolute() / "code")}
-        return {**ours, **_DEFAULTS, **fetched, **given}
