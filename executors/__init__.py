@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _HOME = {path.partition(":")[2]: path.partition(":")[0] for path in CLASSES.values()}
 
-__all__ = [  # noqa: F822 (found by __getattr__)
+__all__ = [
     "HFJobsExecutor",
     "KubernetesExecutor",
     "LocalProcessExecutor",

@@ -1,5 +1,5 @@
-"""What a local replica has of this process's environment: what a program needs to run and to reach a
-store, and none of the control plane's own secrets (database, broker, signing key)."""
+"""What a local replica has of this process's environment: what a program needs to run and to reach
+a store, and none of the control plane's own secrets (database, broker, signing key)."""
 
 from __future__ import annotations
 
