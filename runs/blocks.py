@@ -9,6 +9,12 @@ old one. So a replica that is relaunched and repeats steps overwrites what its f
 about them (the newest word on a step is the one that led to the weights), curves never run
 backwards, and merging the same points twice changes nothing.
 
+**Roll-ups.** A block of level k (one of :data:`LEVELS`) holds, of each 2**k keys, the points that a
+chart cannot do without: the lowest, the highest, the last, and the first that is not a number
+(:func:`keep`). They are points like any other, at their own places, so a coarser level is made of
+a finer one by the same function, and what is kept does not depend on how it got there. Buckets are
+aligned to the keys, so they stay put while data is appended.
+
 Layout: magic, count, then each column as little-endian raw numbers. NaN and infinities are kept as
 they are; making JSON of them is :mod:`runs.charts`' business.
 """
@@ -26,7 +32,24 @@ from numpy.typing import NDArray
 BLOCK_STEPS = 512
 """Keys per block: small enough to rewrite on every segment, large enough to read few rows."""
 
+BUCKETS = 128
+"""Buckets per block of a roll-up: with up to four points each, as large as a block of points."""
+
+LEVELS = tuple(range(3, 34, 3))
+"""Roll-ups that are stored, each of eight buckets of the one before; those between are made of the
+finer one when they are read. A level is stored as soon as the one below has a block besides its
+first, so the coarsest of a series is always a single block."""
+
+MAX_KEY = BUCKETS * 2 ** LEVELS[-1] - 1
+"""Beyond this a key is no step of any training, and its block's index would not fit the table."""
+
 Key = Literal["step", "round"]
+
+
+def width(level: int) -> int:
+    """Keys per block of a level."""
+    return BUCKETS << level if level else BLOCK_STEPS
+
 
 _MAGIC = b"AMB1"
 _HEADER = struct.Struct("<4sI")
@@ -126,8 +149,39 @@ def merge(old: Points, new: Points, key: Key) -> Points:
     return both.take(order[newest])
 
 
-def split(points: Points, key: Key) -> Iterator[tuple[int, Points]]:
+def keep(points: Points, key: Key, level: int) -> Points:
+    """Of each bucket of 2**level keys: the lowest, the highest, the last point and the first that
+    is not finite. ``points`` are in order of ``key``; of equal values the first stays."""
+    count = len(points)
+    if count == 0 or level == 0:
+        return points
+    bucket = getattr(points, key) >> level
+    ends = np.ones(count, dtype=bool)
+    ends[:-1] = bucket[1:] != bucket[:-1]
+    number = np.cumsum(ends) - ends  # of the bucket, counted from 0
+    finite = np.isfinite(points.value)
+    kept = ends.copy()
+    for values in (
+        np.where(finite, points.value, np.inf),
+        np.where(finite, -points.value, np.inf),
+        np.where(finite, 1.0, 0.0),
+    ):
+        order = np.lexsort((values, number))  # stable: of equal values the first in the bucket
+        first = np.ones(count, dtype=bool)
+        first[1:] = number[order[1:]] != number[order[:-1]]
+        kept[order[first]] = True
+    return points.take(kept)
+
+
+def put_range(points: Points, new: Points, key: Key, low: int, high: int) -> Points:
+    """``points`` with those whose key is in [low, high) replaced by ``new``."""
+    keys = getattr(points, key)
+    start, end = np.searchsorted(keys, (low, high))
+    return concatenate([points.take(slice(0, start)), new, points.take(slice(end, None))])
+
+
+def split(points: Points, key: Key, level: int = 0) -> Iterator[tuple[int, Points]]:
     """(block index, its points), one per block that ``points`` touch."""
-    index = getattr(points, key) // BLOCK_STEPS
+    index = getattr(points, key) // width(level)
     for number in np.unique(index):
         yield int(number), points.take(index == number)

@@ -23,6 +23,7 @@ from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord
 from diloco.rendezvous.store import MissingKey, Store
 from diloco.rendezvous.telemetry import Segment
+from runs.blocks import MAX_KEY
 from runs.models import Replica, Run, TelemetryCursor
 from runs.reading import SMALL_LIMIT, Changes, count, refuse
 from runs.segments import store_segments
@@ -146,7 +147,7 @@ def parse_segment(data: bytes, replica: int, incarnation: str, n: int) -> Segmen
     times = (*steps.wall_s, *(evaluation.wall_s for evaluation in segment.evaluations))
     if not all(map(math.isfinite, times)):
         raise BadRecord("wall_s: expected finite times, found one that is not")
-    for name, limit in (("step", None), ("tokens", None), ("round", SMALL_LIMIT)):
+    for name, limit in (("step", MAX_KEY), ("tokens", None), ("round", SMALL_LIMIT)):
         values = getattr(steps, name)
         if values:
             bounds = {} if limit is None else {"limit": limit}

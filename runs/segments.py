@@ -15,13 +15,14 @@ from datetime import datetime
 from typing import Any
 
 import numpy as np
-from django.db.models import F, Q
+from django.db.models import F
 
 from diloco.rendezvous.telemetry import Evaluation, RoundReport, Segment
-from runs.blocks import BLOCK_STEPS, Key, Points, concatenate, merge, split
+from runs.blocks import BLOCK_STEPS, Points, concatenate
 from runs.models import Contribution, Event, LogLine, MetricBlock, Replica, Round, Run
 from runs.models import TelemetryCursor as Cursor
 from runs.reading import Changes, finite, seconds, wall
+from runs.rollups import add_points
 from runs.states import ContributionState
 from runs.transitions import clean_text, record_event
 
@@ -93,37 +94,6 @@ def _step_points(segments: Sequence[Segment]) -> dict[str, Points]:
                     )
                 )
     return {series: concatenate(found) for series, found in parts.items()}
-
-
-def add_points(
-    run: Run, replica: Replica | None, new: dict[str, Points], *, key: Key
-) -> dict[str, Points]:
-    """Merge points into their blocks; the newest block of each series, for whoever needs a tail."""
-    parts = {
-        (series, index): part
-        for series, points in new.items()
-        for index, part in split(points, key)
-    }
-    wanted = Q()
-    for series, index in parts:
-        wanted |= Q(series=series, index=index)
-    rows = {
-        (row.series, row.index): row
-        for row in MetricBlock.objects.filter(wanted, run=run, replica=replica, level=0)
-    }
-    made: list[MetricBlock] = []
-    newest: dict[str, Points] = {}
-    for (series, index), part in sorted(parts.items(), key=lambda item: item[0]):
-        row = rows.get((series, index))
-        merged = merge(Points.unpack(bytes(row.data)) if row else Points.empty(), part, key)
-        if row is None:
-            row = MetricBlock(run=run, replica=replica, series=series, index=index)
-            made.append(row)
-        row.data, row.count = merged.pack(), len(merged)
-        newest[series] = merged
-    MetricBlock.objects.bulk_update(rows.values(), ["data", "count"])
-    MetricBlock.objects.bulk_create(made)
-    return newest
 
 
 def _store_newest(
@@ -322,5 +292,4 @@ def date_evaluation(run: Run, number: int, tokens: int) -> None:
     point = points.take(points.round == number)
     if len(point) and int(point.tokens[0]) != tokens:
         point = replace(point, tokens=np.full_like(point.tokens, tokens))
-        row.data = merge(points, point, "round").pack()
-        row.save(update_fields=["data"])
+        add_points(run, None, {"eval_loss": point}, key="round")
