@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE = ("diloco", "executors", "runs", "dashboard", "scripts", "manage.py")
+CODE = ("archipelago", "diloco", "executors", "runs", "dashboard", "scripts", "manage.py")
 NOT_OURS = {".venv", ".git", "var", "node_modules", "static", "test-artifacts", "build"}
 NOT_SETTINGS = {"DJANGO_SETTINGS_MODULE"}
 

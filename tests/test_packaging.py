@@ -1,4 +1,5 @@
-"""``pip install`` gives the replica library, whole and alone: no repository, no dashboard."""
+"""``pip install`` gives the replica library and the command line, whole and alone: no repository,
+no dashboard."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKED = ("archipelago", "diloco")
 COMES_WITH = {"botocore": "s3fs"}
 """Imported names whose distribution another one brings along."""
 
@@ -22,7 +24,8 @@ COMES_WITH = {"botocore": "s3fs"}
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built of a copy, because setuptools leaves its working files beside the sources."""
     copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    shutil.copytree(ROOT / "diloco", copy / "diloco", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in PACKED:
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     for name in ("runs", "dashboard", "executors"):  # there, as in the repository; not to be packed
@@ -70,10 +73,15 @@ def metadata(wheel: Path) -> list[str]:
         return archive.read(name).decode().splitlines()
 
 
+def _sources() -> Iterator[Path]:
+    for name in PACKED:
+        yield from (ROOT / name).rglob("*.py")
+
+
 def test_the_wheel_holds_the_library_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {n for n in archive.namelist() if ".dist-info/" not in n}
-    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "diloco").rglob("*.py")}
+    sources = {path.relative_to(ROOT).as_posix() for path in _sources()}
     assert names == sources
     assert any(line == "License-Expression: MIT" for line in metadata(wheel))
 
@@ -95,7 +103,7 @@ def test_whatever_the_library_imports_is_declared(wheel: Path) -> None:
     }
     undeclared = {
         f"{path.relative_to(ROOT)}: {name}"
-        for path in (ROOT / "diloco").rglob("*.py")
+        for path in _sources()
         for name in imported(path)
         if COMES_WITH.get(name, name) not in declared
     }
@@ -112,7 +120,7 @@ def imported(path: Path) -> Iterator[str]:
             names = [node.module]
         for name in names:
             top = name.partition(".")[0]
-            if top not in sys.stdlib_module_names and top != "diloco":
+            if top not in sys.stdlib_module_names and top not in PACKED:
                 yield top
 
 
@@ -160,3 +168,16 @@ def test_a_run_from_the_first_command_to_the_last(installed: Path, tmp_path: Pat
 def test_a_plan_can_be_predicted(installed: Path) -> None:
     options = "--parameters 1M --step-s 1 --num-replicas 2"
     assert "utilisation" in command(installed, "diloco.simulate", *options.split())
+
+
+def test_the_command_line_needs_nothing_but_python(installed: Path, wheel: Path) -> None:
+    code = (
+        "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]\n"
+        "from archipelago.cli import main; sys.exit(main(['example']))"
+    )
+    done = run(installed, code)
+    assert done.returncode == 0, done.stderr
+    assert "[[pools]]" in done.stdout
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(n for n in archive.namelist() if n.endswith("entry_points.txt"))
+        assert "archipelago = archipelago.cli:main" in archive.read(name).decode()

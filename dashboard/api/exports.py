@@ -62,9 +62,9 @@ def export(
 
 async def _asynchronous(body: Iterator[bytes]) -> AsyncIterator[bytes]:
     """Each chunk is read in the request's own thread, whose database connection it shares."""
-    take = sync_to_async(next, thread_sensitive=True)
-    while True:
-        part = await take(body, None)
-        if part is None:
-            return
+
+    def take() -> bytes | None:
+        return next(body, None)
+
+    while (part := await sync_to_async(take)()) is not None:
         yield part

@@ -1,0 +1,116 @@
+"""Commands that change something: login, submit, stop, restart, scale; and plan, which tells what
+a submit would do."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import sys
+from typing import Any
+
+from archipelago import login as logins
+from archipelago import terminal
+from archipelago.client import Client
+from archipelago.documents import EXAMPLE, read_document
+from archipelago.errors import Invalid
+from archipelago.looking import watch_run
+
+
+def login(options: argparse.Namespace) -> int:
+    """The token is asked for, or read from standard input, so that no shell history has it."""
+    url = logins.check_url(options.url)
+    if logins.is_exposed(url):
+        print(f"warning: {url} is not encrypted; the token can be read on the way", file=sys.stderr)
+    if options.token_stdin or not sys.stdin.isatty():
+        token = sys.stdin.readline().strip()
+    else:
+        print(f"Make a token at {url}/account/tokens and paste it here.", file=sys.stderr)
+        token = getpass.getpass("Token: ").strip()
+    if not token:
+        raise ValueError("expected a token, found none")
+    me = Client(url, token).me()
+    path = logins.write_login(logins.Login(url=url, token=token))
+    print(f"signed in as {me.user} ({me.role or 'no role yet'}); kept in {path}")
+    return 0
+
+
+def logout(options: argparse.Namespace) -> int:
+    done = logins.forget_login()
+    print("forgotten here; revoke the token on the server" if done else "nothing was kept")
+    return 0
+
+
+def example(options: argparse.Namespace) -> int:
+    print(EXAMPLE, end="")
+    return 0
+
+
+def submit(client: Client, options: argparse.Namespace) -> int:
+    run = client.submit(read_document(options.file), key=options.key)
+    print(run.id if options.quiet else terminal.safe(f"{run.name}  {client.url}/runs/{run.id}/"))
+    return watch_run(client, run, every_s=options.every) if options.watch else 0
+
+
+def plan(client: Client, options: argparse.Namespace) -> int:
+    """Status 6 where a submit would be refused."""
+    found = client.plan(read_document(options.file), ask=not options.offline)
+    estimate = found["estimate"]
+    if estimate is not None:
+        for line in terminal.table(["", ""], _estimate_rows(estimate))[1:]:
+            print(line)
+    problems = found["problems"]
+    for problem in problems:
+        print(terminal.safe(f"{problem['field']}: {problem['message']}"), file=sys.stderr)
+    return Invalid.exit_code if problems else 0
+
+
+def _estimate_rows(e: dict[str, Any]) -> list[list[str]]:
+    up, down = e["up_bytes_per_round"], e["down_bytes_per_round"]
+    saved = "" if e["reduction"] is None else f", {e['reduction']:,.0f} times less than all-reduce"
+    return [
+        ["parameters", terminal.count(e["parameters"])],
+        ["rounds", f"{e['rounds']:,} of {terminal.count(e['tokens_per_round'])} tokens"],
+        ["tokens", terminal.count(e["tokens"])],
+        ["plan", e["reduce_plan"]],
+        ["a round moves", f"{terminal.size(up)} up, {terminal.size(down)} down per replica"],
+        ["in all", f"{terminal.size(e['total_bytes'])}{saved}"],
+        ["an hour costs", terminal.money(e["usd_h"])],
+        ["the run costs", e["usd_text"]],
+    ]
+
+
+def stop(client: Client, options: argparse.Namespace) -> int:
+    """The run, or one replica of it."""
+    run = client.find(options.run)
+    if options.replica is None:
+        if options.force:
+            raise ValueError("expected --replica with --force: a run ends at its newest round")
+        done = client.stop(run.id, reason=options.reason)
+        what = run.name
+    else:
+        done = client.stop_replica(run.id, options.replica, force=options.force)
+        what = f"replica {options.replica}"
+    print(terminal.safe(f"{what}: {done.state}" + ("" if done.changed else " already")))
+    return 0
+
+
+def restart(client: Client, options: argparse.Namespace) -> int:
+    run = client.find(options.run)
+    done = client.restart_replica(run.id, options.replica, force=options.force)
+    print(f"replica {options.replica}: {done.state}" + ("" if done.changed else " already"))
+    return 0
+
+
+def scale(client: Client, options: argparse.Namespace) -> int:
+    run = client.find(options.run)
+    pools = client.pools(run.id)
+    pool = options.pool
+    if pool is None:
+        if len(pools) != 1:
+            known = ", ".join(f"{p.id} ({p.backend} {p.hardware})" for p in pools)
+            raise ValueError(f"expected --pool with one of {known}, found none")
+        pool = pools[0].id
+    done = client.scale(run.id, pool, options.count)
+    change = f"{abs(done.change)} {'more' if done.change > 0 else 'fewer'}"
+    print(f"pool {pool}: {done.wanted} wanted, {change if done.change else 'no change'}")
+    return 0

@@ -1,0 +1,175 @@
+"""Numbers, tables, colour and the progress line, as a terminal shows them.
+
+On a terminal the progress line is kept up to date; elsewhere (a log, a pipe) there is a line per
+round and per change of state. Colour only on a terminal, and never with ``NO_COLOR`` set
+(https://no-color.org). Unknown is an en dash, never 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TextIO
+
+from archipelago.rows import Run
+
+UNKNOWN = "–"
+_CLEAR = "\r\x1b[K"
+_COLOURS = {
+    "running": "34", "succeeded": "32", "failed": "31", "degraded": "33", "stalled": "33",
+    "lost": "31", "suspect": "33", "error": "31", "warning": "33", "cancelled": "90",
+}  # fmt: skip
+
+
+def has_colour(out: TextIO) -> bool:
+    return out.isatty() and not os.environ.get("NO_COLOR")
+
+
+def painted(text: str, state: str, *, colour: bool) -> str:
+    code = _COLOURS.get(state)
+    return f"\x1b[{code}m{text}\x1b[0m" if colour and code else text
+
+
+def safe(text: str) -> str:
+    """Without what a terminal would obey: names and lines come from other people and machines."""
+    return "".join(c if c.isprintable() or c == "\t" else "�" for c in text)
+
+
+def count(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if suffix == 'k' else size):.3g}{suffix}"
+    return f"{value:,.0f}"
+
+
+def size(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    for unit, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(value) >= unit:
+            return f"{value / unit:.3g} {suffix}"
+    return f"{value:.0f} B"
+
+
+def loss(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.3f}"
+
+
+def percent(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value * 100:.0f}%"
+
+
+def money(value: float | None, *, known: bool = True) -> str:
+    """``>`` where part of it is not known."""
+    if value is None:
+        return "unknown"
+    return f"{'' if known else '>'}${value:,.2f}"
+
+
+def clock(seconds: float | None) -> str:
+    """``1:23`` or ``1:02:03``."""
+    if seconds is None:
+        return UNKNOWN
+    minutes, second = divmod(max(0, int(seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def moment(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+def local_time(text: str | None) -> str:
+    found = moment(text)
+    return found.astimezone().strftime("%Y-%m-%d %H:%M:%S") if found else UNKNOWN
+
+
+def age(text: str | None, *, now: datetime | None = None) -> str:
+    found = moment(text)
+    if found is None:
+        return UNKNOWN
+    seconds = ((now or datetime.now(UTC)) - found).total_seconds()
+    for unit, suffix in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit:
+            return f"{seconds // unit:.0f} {suffix}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def bar(fraction: float, width: int = 20) -> str:
+    """Eighths of a block, so that it moves."""
+    eighths = round(min(max(fraction, 0.0), 1.0) * width * 8)
+    full, part = divmod(eighths, 8)
+    text = "█" * full + (" ▏▎▍▌▋▊▉"[part] if part else "")
+    return text.ljust(width, "·")
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> list[str]:
+    """Lines; ``right`` has an ``r`` at the place of each column that is aligned to the right."""
+    cells = [list(heads), *([safe(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
+    aligned = right.ljust(len(heads), "l")
+    return [
+        "  ".join(
+            cell.rjust(width) if side == "r" else cell.ljust(width)
+            for cell, width, side in zip(row, widths, aligned, strict=True)
+        ).rstrip()
+        for row in cells
+    ]
+
+
+class Progress:
+    """Shows a run as it comes along."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
+        self._live = out.isatty()
+        self._shown: tuple[object, ...] = ()
+        self._pending = False
+
+    def show(self, run: Run, *, now: datetime) -> None:
+        line = progress_line(run, now=now)
+        if self._live:
+            width = shutil.get_terminal_size().columns - 1
+            # Cut before it is painted: what cannot be seen has no width.
+            shown = painted(line[:width], run.state, colour=has_colour(self.out))
+            self._write(_CLEAR + shown)
+            self._pending = True
+        elif self._shown != (run.state, run.committed_rounds):
+            self._shown = (run.state, run.committed_rounds)
+            self._write(line + "\n")
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the one that is kept up to date."""
+        self._write(f"{_CLEAR if self._pending else ''}{text}\n")
+        self._pending = False
+
+    def finish(self) -> None:
+        """Leave the last progress line standing."""
+        if self._pending:
+            self._write("\n")
+            self._pending = False
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self.out.write(text)
+            self.out.flush()
+
+
+def progress_line(run: Run, *, now: datetime) -> str:
+    begun, over = moment(run.created_at), moment(run.ended_at)
+    elapsed_s = ((over or now) - begun).total_seconds() if begun else None
+    parts = [
+        f"{run.state:<9} {bar(run.fraction)} {run.committed_rounds}/{run.total_rounds}",
+        f"loss {loss(run.train_loss)}",
+        f"{count(run.tokens_per_s)} tokens/s",
+        f"replicas {run.live}/{run.target}",
+        clock(elapsed_s) + (f" (eta {clock(run.eta_s)})" if run.eta_s is not None else ""),
+    ]
+    if run.cost_usd or not run.cost_known:
+        parts.append(money(run.cost_usd, known=run.cost_known))
+    return "  ".join(parts)
