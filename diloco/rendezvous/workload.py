@@ -8,6 +8,7 @@ that a page can show them without torch.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -179,8 +180,72 @@ class HuggingFaceWorkload:
             raise SettingsError("workload", str(error)) from None
 
 
-WORKLOADS: dict[str, type[ByteGPTWorkload] | type[HuggingFaceWorkload]] = {
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomWorkload:
+    """Somebody's own model, data and loss: a function that builds a workload
+    (:mod:`diloco.workloads.custom` says how it is called and what it has to return).
+
+    ``function`` is ``package.module:name`` and ``arguments`` are its own. ``archive`` is the sha256
+    of a zip under ``code/`` that has the module, empty where it is installed or on the path, and
+    ``requirements`` are pip requirements of it; both are seen to by whoever starts replicas.
+    """
+
+    function: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    archive: str = ""
+    requirements: tuple[str, ...] = ()
+
+    kind = "custom"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.function, str) or not _FUNCTION.fullmatch(self.function):
+            raise SettingsError(
+                "function", f"expected 'package.module:function', found {self.function!r}"
+            )
+        if not isinstance(self.arguments, Mapping):
+            raise SettingsError("arguments", f"expected an object, found {self.arguments!r}")
+        is_digest = isinstance(self.archive, str) and re.fullmatch("([0-9a-f]{64})?", self.archive)
+        if not is_digest:
+            raise SettingsError(
+                "archive", f"expected a sha256 in hexadecimal or nothing, found {self.archive!r}"
+            )
+        if not isinstance(self.requirements, list | tuple):
+            raise SettingsError("requirements", f"expected a list, found {self.requirements!r}")
+        for line in self.requirements:
+            # An option would be one of pip's own, such as another index.
+            plain = isinstance(line, str) and line.strip() == line and line.isprintable()
+            if not plain or not line or line.startswith("-"):
+                raise SettingsError(
+                    "requirements", f"expected pip requirements, such as 'einops==0.8', "
+                    f"found {line!r}"
+                )  # fmt: skip
+        object.__setattr__(self, "requirements", tuple(self.requirements))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            **dataclasses.asdict(self),
+            "requirements": list(self.requirements),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        body = dict(values)
+        kind = body.pop("kind", None)
+        if kind != cls.kind:
+            raise SettingsError("kind", f"expected {cls.kind!r}, found {kind!r}")
+        try:
+            return cls(**body)
+        except TypeError as error:
+            raise SettingsError("workload", str(error)) from None
+
+
+WORKLOADS: dict[str, type[ByteGPTWorkload] | type[HuggingFaceWorkload] | type[CustomWorkload]] = {
     ByteGPTWorkload.kind: ByteGPTWorkload,
     HuggingFaceWorkload.kind: HuggingFaceWorkload,
+    CustomWorkload.kind: CustomWorkload,
 }
 """By kind."""

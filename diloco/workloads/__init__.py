@@ -6,9 +6,15 @@ import torch
 
 from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.settings import SettingsError
-from diloco.rendezvous.workload import ByteGPTWorkload, HuggingFaceWorkload
+from diloco.rendezvous.workload import (
+    WORKLOADS,
+    ByteGPTWorkload,
+    CustomWorkload,
+    HuggingFaceWorkload,
+)
 from diloco.workloads.base import HeldOutLoss, Workload
 from diloco.workloads.byte_gpt import ByteGPTTraining
+from diloco.workloads.custom import load_custom
 from diloco.workloads.text import load_corpus
 
 __all__ = ["HeldOutLoss", "Workload", "load_workload"]
@@ -49,5 +55,8 @@ def load_workload(document: GroupDocument, *, replica: int, device: torch.device
                 "pip install 'archipelago[transformers]'",
             ) from None
         return load_training(described, settings, replica=replica, device=device)
-    expected = f"{ByteGPTWorkload.kind!r} or {HuggingFaceWorkload.kind!r}"
+    if kind == CustomWorkload.kind:
+        own = CustomWorkload.from_dict(document.workload)
+        return load_custom(own, settings, replica=replica, device=device)
+    expected = " or ".join(map(repr, WORKLOADS))
     raise SettingsError("workload", f"expected kind {expected}, found {kind!r}")

@@ -243,9 +243,8 @@ def test_config_builds_the_model_again(song: Path) -> None:
 def test_an_unknown_kind_and_a_replica_without_a_shard(song: Path) -> None:
     settings = GroupSettings(max_replicas=4)
     document = GroupDocument(run_id="r", name="n", settings=settings, workload={"kind": "caller"})
-    with pytest.raises(
-        SettingsError, match=r"expected kind 'byte_gpt' or 'huggingface', found 'caller'"
-    ):
+    kinds = "'byte_gpt' or 'huggingface' or 'custom'"
+    with pytest.raises(SettingsError, match=f"expected kind {kinds}, found 'caller'"):
         load_workload(document, replica=0, device="cpu")
     with pytest.raises(ValueError, match=r"replica number from 0 to 3.*found 4"):
         workload_of(song, replica=4)

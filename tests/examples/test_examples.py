@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,42 @@ def test_a_replica_of_two_ranks_and_one_of_one_end_with_the_same_weights() -> No
     sums = dict(re.findall(r"(replica \d rank \d): completed, sum of weights (\S+)", done.stdout))
     assert sorted(sums) == ["replica 0 rank 0", "replica 0 rank 1", "replica 1 rank 0"]
     assert len(set(sums.values())) == 1
+
+
+def test_a_workload_of_ones_own_trains_from_a_zip_on_the_path(tmp_path: Path) -> None:
+    folder, uri = ROOT / "examples" / "custom_workload", tmp_path / "run"
+    archive = tmp_path / "user.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        made.write(folder / "spirals.py", "spirals.py")
+    own = os.environ | {"PYTHONPATH": os.pathsep.join([str(archive), str(ROOT)])}
+    settings = [
+        "--num-replicas=2", "--sync-every=20", "--total-rounds=10", "--warmup-steps=0",
+        "--inner-lr=0.01", "--batch-size=64", "--eval-every=10", "--grace-s=600",
+    ]  # fmt: skip
+    described = ["--workload", str(folder / "workload.json")]
+    subprocess.run(
+        [sys.executable, "-m", "diloco.init", str(uri), *described, *settings],
+        cwd=tmp_path, env=own, check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    replicas = [
+        subprocess.Popen(
+            [sys.executable, "-m", "diloco.replica", str(uri)],
+            cwd=tmp_path,
+            env=own | {"REPLICA_RANK": str(number), "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    try:
+        errors = [replica.communicate(timeout=240)[1] for replica in replicas]
+    finally:
+        for replica in replicas:
+            replica.kill()
+    assert [replica.returncode for replica in replicas] == [0, 0], errors
+    (summary,) = [json.loads(file.read_text()) for file in uri.glob("final/*/summary.json")]
+    assert summary["reason"] == "completed"
+    assert summary["eval_loss"] < 0.6, "guessing is 0.69"
 
 
 @pytest.mark.parametrize(("name", "steps"), [("train_ddp.py", 30), ("train_diloco.py", 8)])

@@ -1,0 +1,193 @@
+"""Somebody's own model, data and loss, from a function of theirs.
+
+It is called with keywords, once in each process of a replica::
+
+    def build(*, seed, replica, device, total_steps, settings, arguments): ...
+
+``seed``
+    of the group: the initial weights may depend on nothing else.
+``replica``
+    this replica's number, from 0 to ``settings.max_replicas`` - 1. Its data is its own part of
+    that many.
+``device``
+    a :class:`torch.device`, where the model and the batches belong.
+``total_steps``
+    inner steps of the whole run, for a learning rate schedule.
+``settings``
+    the :class:`~diloco.rendezvous.settings.GroupSettings`: batch size, learning rate and others.
+``arguments``
+    what the workload document says for this function.
+
+and returns a :class:`~diloco.workloads.base.Workload` (whose ``sample`` may be missing). Whatever
+it and its methods return is checked here, because a wrong type would show much later, or never; an
+error says which function it is about. Errors that user code raises are its own, and go through.
+
+The function's module has to be importable: an archive is put on the path by whoever starts the
+replica, as are requirements.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diloco.rendezvous.settings import GroupSettings, SettingsError
+from diloco.rendezvous.workload import CustomWorkload
+from diloco.workloads.base import HeldOutLoss, Workload
+
+METHODS = (
+    "build_model", "inner_optimizer", "lr_at", "train_batch", "loss", "tokens", "evaluate",
+    "config",
+)  # fmt: skip
+
+
+def load_custom(
+    workload: CustomWorkload, settings: GroupSettings, *, replica: int, device: torch.device
+) -> CustomTraining:
+    """Call the function. Raises :class:`SettingsError` where there is none that can be called so,
+    or it returns something else."""
+    name = workload.function
+    given = {
+        "seed": settings.seed,
+        "replica": replica,
+        "device": device,
+        "total_steps": settings.total_steps,
+        "settings": settings,
+        "arguments": dict(workload.arguments),
+    }
+    build = _function(name)
+    try:
+        inspect.signature(build).bind(**given)
+    except TypeError as error:
+        raise _wrong(name, f"a function that takes {', '.join(given)}", str(error)) from None
+    except ValueError:
+        pass  # one without a signature is found out by calling it
+    try:
+        made = build(**given)
+    except Exception as error:
+        error.add_note(f"in {name}, the function of the workload")
+        raise
+    missing = [method for method in METHODS if not callable(getattr(made, method, None))]
+    if missing:
+        found = f"{_type(made)} without {', '.join(missing)}"
+        raise _wrong(name, f"a workload with methods {', '.join(METHODS)}", found)
+    return CustomTraining(name, made)
+
+
+def _function(name: str) -> Callable[..., Any]:
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        if module_name == missing or module_name.startswith(f"{missing}."):
+            raise _wrong(name, f"a module {module_name} on the path", f"no {missing}") from None
+        raise _wrong(
+            name, f"{missing}, which {module_name} imports (is it in 'requirements'?)", "none"
+        ) from None
+    except Exception as error:
+        error.add_note(f"on importing {module_name}, the module of the workload's function")
+        raise
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        where = f"{module_name} ({getattr(module, '__file__', None) or 'no file'})"
+        found = "none" if function is None else _type(function)
+        raise _wrong(name, f"a function {attribute} in {where}", found)
+    return function  # type: ignore[no-any-return]
+
+
+class CustomTraining:
+    """A :class:`~diloco.workloads.base.Workload` that checks what another one returns."""
+
+    def __init__(self, name: str, workload: Workload) -> None:
+        self._name = name
+        self._workload = workload
+
+    def build_model(self) -> nn.Module:
+        model = self._workload.build_model()
+        self._expect("build_model", "a torch.nn.Module", model, isinstance(model, nn.Module))
+        return model
+
+    def inner_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = self._workload.inner_optimizer(model)
+        is_one = isinstance(optimizer, torch.optim.Optimizer)
+        self._expect("inner_optimizer", "a torch.optim.Optimizer", optimizer, is_one)
+        return optimizer
+
+    def lr_at(self, step: int) -> float:
+        lr = self._workload.lr_at(step)
+        self._expect("lr_at", "a number that is not negative", lr, _is_number(lr) and lr >= 0)
+        return float(lr)
+
+    def train_batch(self, step: int) -> Any:
+        return self._workload.train_batch(step)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = self._workload.loss(model, batch)
+        is_one = isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad
+        self._expect("loss", "a tensor of one element, with a graph", loss, is_one)
+        return loss.reshape(())
+
+    def tokens(self, batch: Any) -> int:
+        tokens = self._workload.tokens(batch)
+        is_count = isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0
+        self._expect("tokens", "a count", tokens, is_count)
+        return tokens
+
+    def evaluate(self, model: nn.Module) -> HeldOutLoss:
+        found = self._workload.evaluate(model)
+        is_pair = isinstance(found, tuple) and len(found) == 2
+        is_right = is_pair and _is_number(found[0], finite=False) and isinstance(found[1], int)
+        self._expect("evaluate", "(mean loss, tokens), a float and an int", found, is_right)
+        return HeldOutLoss(float(found[0]), found[1])
+
+    def config(self) -> Mapping[str, Any]:
+        config = self._workload.config()
+        try:
+            json.dumps(config)
+            is_one = isinstance(config, Mapping)
+        except (TypeError, ValueError):
+            is_one = False
+        self._expect("config", "an object that JSON can hold", config, is_one)
+        return config
+
+    def sample(
+        self, model: nn.Module, prompt: bytes, n: int, *, temperature: float, seed: int
+    ) -> bytes:
+        sample = getattr(self._workload, "sample", None)
+        if sample is None:
+            raise _wrong(self._name, "a workload that can be sampled", "one without sample")
+        sampled: bytes = sample(model, prompt, n, temperature=temperature, seed=seed)
+        return sampled
+
+    def _expect(self, method: str, what: str, found: object, is_right: bool) -> None:
+        if not is_right:
+            raise _wrong(self._name, f"{method}() to return {what}", _described(found))
+
+
+def _wrong(name: str, expected: str, found: str) -> SettingsError:
+    return SettingsError("workload", f"{name}: expected {expected}, found {found}")
+
+
+def _is_number(value: object, *, finite: bool = True) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) or not finite
+
+
+def _type(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        graph = "with" if value.requires_grad else "without"
+        return f"a tensor of shape {tuple(value.shape)} {graph} a graph"
+    return f"{_type(value)} {value!r}"[:200]
