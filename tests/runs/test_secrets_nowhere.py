@@ -357,6 +357,19 @@ def test_not_in_the_report_of_an_error_with_secrets_all_over(
     absent(text, "the report")
 
 
+def test_not_the_beginning_of_one_where_a_long_value_is_cut_off(isles: Isles) -> None:
+    """The page shows 4096 characters of a value."""
+    secret = open_credential(isles.credentials["modal"])["MODAL_TOKEN_SECRET"]
+    cut = "x" * (4096 - 10) + secret
+    try:
+        raise RuntimeError(str(len(cut)))
+    except RuntimeError:
+        del secret
+        text = get_exception_reporter_class(None)(None, *sys.exc_info()).get_traceback_html()
+    assert "xxxxxxxx" in text
+    assert f"x{TYPED['modal']['MODAL_TOKEN_SECRET'][:6]}" not in text
+
+
 def canary_of_settings() -> str:
     """Not in one word: the page shows lines of this file too."""
     return "-".join(("canary", "of", "settings"))
