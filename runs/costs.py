@@ -1,8 +1,8 @@
 """Money: what each attempt has cost so far, and the run.
 
 From when the backend says that the job began to run (or, where it does not say, from the launch)
-to its end, at the price the pool had when the run was submitted. An estimate: the bill is the
-backend's. An attempt of a pool without a known price costs nobody knows what, and the run's sum
+to its end, or the seconds that the backend says it bills, at the price the pool had when the run
+was submitted. An estimate: the bill is the backend's. An attempt of a pool without a known price costs nobody knows what, and the run's sum
 leaves it out.
 """
 
@@ -27,10 +27,13 @@ def cost_usd(
     started_at: datetime | None,
     ended_at: datetime | None,
     now: datetime,
+    billed_s: float | None = None,
 ) -> float | None:
     """None where the price is not known; 0 for what never ran."""
     if price_usd_h is None:
         return None
+    if billed_s is not None:
+        return billed_s * price_usd_h / 3600.0
     began = started_at or launched_at
     if began is None:
         return 0.0
@@ -63,6 +66,7 @@ def _moved(attempt: ReplicaAttempt, tick: Tick) -> bool:
         started_at=attempt.started_at,
         ended_at=attempt.ended_at,
         now=tick.now,
+        billed_s=attempt.billed_s,
     )
     if cost is None or attempt.price_usd_h is None or cost == attempt.cost_usd:
         return False

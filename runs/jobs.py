@@ -110,8 +110,10 @@ def _record(attempt: ReplicaAttempt, status: ReplicaStatus, now: datetime) -> Jo
             cause=status.cause or "",
             exit_code=status.exit_code,
             message=message,
+            billed_s=status.billed_s,
         )
         attempt.ended_at = ended_at
+        attempt.billed_s = status.billed_s
         attempt.cause = str(status.cause or "")
     return Job(
         state=status.state,

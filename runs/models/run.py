@@ -218,6 +218,9 @@ class ReplicaAttempt(models.Model):
     )
     ended_at = models.DateTimeField(null=True, blank=True)
     price_usd_h = models.FloatField(null=True, blank=True)
+    billed_s = models.FloatField(
+        null=True, blank=True, help_text="Seconds the backend says that it bills, once it has ended"
+    )
     cost_usd = models.FloatField(null=True, blank=True, help_text="Null: the price is not known")
 
     class Meta:

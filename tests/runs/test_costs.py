@@ -27,6 +27,7 @@ HOUR = datetime.timedelta(hours=1)
         ({}, 2.0, 0.0),
         ({"launched_at": T}, None, None),
         ({"launched_at": T + 9 * HOUR}, 2.0, 0.0),
+        ({"launched_at": T, "ended_at": T + HOUR, "billed_s": 1800.0}, 2.0, 1.0),
     ],
 )
 def test_an_attempt_costs_its_hours(
