@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from dashboard import formats
 from diloco.rendezvous.cost import ring_all_reduce
 from diloco.rendezvous.simulation import rounds_of
 from diloco.rendezvous.traffic import mode_of, round_traffic
-from runs.forecast import Forecast, forecast
+from runs.forecast import Forecast, forecast, tokens_per_step
 from runs.presets import RunDraft
 
 
@@ -22,17 +23,21 @@ class Estimate:
     """Bytes up and down are of the replica that moves most. ``reduction``: bytes a ring all-reduce
     of fp32 gradients at every step would move, over the bytes this run moves; None with one
     replica, where nothing needs to move. Money is None where a price is not known; ``pool_usd_h``
-    is of each pool, in order."""
+    is of each pool, in order.
 
-    parameters: int
+    Of somebody's own code nobody knows how large its model and its batches are: then what follows
+    from them is None.
+    """
+
+    parameters: int | None
     reduce_plan: str
-    up_bytes_per_round: int
-    down_bytes_per_round: int
-    total_bytes: int
+    up_bytes_per_round: int | None
+    down_bytes_per_round: int | None
+    total_bytes: int | None
     rounds: int
     steps: int
-    tokens: int
-    tokens_per_round: int
+    tokens: int | None
+    tokens_per_round: int | None
     reduction: float | None
     replicas: int
     pool_usd_h: tuple[float | None, ...]
@@ -44,47 +49,62 @@ class Estimate:
 
 def estimate(draft: RunDraft, rates: Mapping[tuple[str, str], float] | None = None) -> Estimate:
     """``rates`` are :func:`runs.rates.known_rates` of the workload."""
-    settings, shape = draft.settings, draft.workload.shape
-    replicas = settings.num_replicas
-    parameters = shape.parameters
-    traffic = round_traffic(settings, parameters, mode=mode_of(settings, parameters))
-    moved_per_round = traffic.up + traffic.down
-
-    tokens_per_step = settings.batch_size * shape.context
-    tokens_per_round = settings.round_steps * tokens_per_step * replicas
-    rounds = rounds_of(settings, tokens_per_step)
-    ring_per_step = replicas * ring_all_reduce(numel=parameters, replicas=replicas)
+    settings = draft.settings
+    per_step = tokens_per_step(draft)
+    rounds = rounds_of(settings, per_step or 0)
+    per_round = None
+    if per_step is not None:
+        per_round = settings.round_steps * per_step * settings.num_replicas
     money = forecast(draft, rates or {})
     return Estimate(
-        parameters=parameters,
-        reduce_plan=traffic.mode,
-        up_bytes_per_round=traffic.replica.up,
-        down_bytes_per_round=traffic.replica.down,
-        total_bytes=rounds * moved_per_round,
+        **_moved(draft, rounds),
         rounds=rounds,
         steps=rounds * settings.round_steps,
-        tokens=rounds * tokens_per_round,
-        tokens_per_round=tokens_per_round,
-        reduction=ring_per_step * settings.round_steps / moved_per_round if replicas > 1 else None,
-        replicas=replicas,
+        tokens=None if per_round is None else rounds * per_round,
+        tokens_per_round=per_round,
+        replicas=settings.num_replicas,
         pool_usd_h=money.pool_usd_h,
         usd_h=money.usd_h,
         usd=money.usd,
         usd_text=usd_text(money),
-        effective_json=json.dumps(
-            {
-                "name": draft.name,
-                "settings": settings.to_dict(),
-                "workload": draft.workload.to_dict(),
-                "pools": [asdict(pool) for pool in draft.pools],
-                "time_limit_s": draft.time_limit_s,
-                "start_timeout_s": draft.start_timeout_s,
-                "budget_usd": draft.budget_usd,
-                "max_restarts": draft.max_restarts,
-            },
-            indent=2,
-        ),
+        effective_json=json.dumps(_effective(draft), indent=2),
     )
+
+
+def _moved(draft: RunDraft, rounds: int) -> dict[str, Any]:
+    """What goes through the bucket, by how many parameters the model has."""
+    settings, replicas = draft.settings, draft.settings.num_replicas
+    shape = getattr(draft.workload, "shape", None)
+    if shape is None:
+        unknown = (
+            "parameters", "up_bytes_per_round", "down_bytes_per_round", "total_bytes", "reduction",
+        )  # fmt: skip
+        return {**dict.fromkeys(unknown), "reduce_plan": settings.reduce_plan}
+    parameters = shape.parameters
+    traffic = round_traffic(settings, parameters, mode=mode_of(settings, parameters))
+    per_round = traffic.up + traffic.down
+    ring_per_step = replicas * ring_all_reduce(numel=parameters, replicas=replicas)
+    return {
+        "parameters": parameters,
+        "reduce_plan": traffic.mode,
+        "up_bytes_per_round": traffic.replica.up,
+        "down_bytes_per_round": traffic.replica.down,
+        "total_bytes": rounds * per_round,
+        "reduction": ring_per_step * settings.round_steps / per_round if replicas > 1 else None,
+    }
+
+
+def _effective(draft: RunDraft) -> dict[str, Any]:
+    return {
+        "name": draft.name,
+        "settings": draft.settings.to_dict(),
+        "workload": draft.workload.to_dict(),
+        "pools": [asdict(pool) for pool in draft.pools],
+        "time_limit_s": draft.time_limit_s,
+        "start_timeout_s": draft.start_timeout_s,
+        "budget_usd": draft.budget_usd,
+        "max_restarts": draft.max_restarts,
+    }
 
 
 def usd_text(money: Forecast) -> str:

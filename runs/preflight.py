@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from diloco.rendezvous.workload import ByteGPTWorkload
 from executors.base import ExecutorError, NeedsPerson, ReplicaSpec, RetryLater
 from executors.registry import BACKENDS
 from runs.asking import NoAnswer, ask_all
@@ -69,7 +70,8 @@ def check_run(
         **_pool_questions(draft.pools),
         "rendezvous": lambda: _told("rendezvous", check_rendezvous(uri, backends, store=store)),
     }
-    if data := getattr(draft.workload, "data", ""):
+    data = getattr(draft.workload, "data", "")
+    if isinstance(draft.workload, ByteGPTWorkload) or "://" in data:  # others may be a hub's names
         questions["data"] = lambda: _told("data", check_data(data, backends))
     found = [finding for answer in _ask(questions, draft.pools) for finding in answer.findings]
     found += _deadlines(draft, rates)

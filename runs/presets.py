@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.workload import ByteGPTWorkload
+from diloco.rendezvous.workload import ByteGPTWorkload, CustomWorkload, HuggingFaceWorkload
+
+Workload = ByteGPTWorkload | HuggingFaceWorkload | CustomWorkload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ class RunDraft:
 
     name: str
     settings: GroupSettings
-    workload: ByteGPTWorkload
+    workload: Workload
     pools: tuple[PoolDraft, ...]
     rendezvous: str = ""
     time_limit_s: int = 0

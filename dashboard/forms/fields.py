@@ -105,5 +105,7 @@ def dress(form: forms.Form) -> None:
         if isinstance(field.widget, forms.RadioSelect | forms.HiddenInput | forms.CheckboxInput):
             continue
         field.widget.attrs.update({"class": "input", "autocomplete": "off"})
+        if isinstance(field.widget, forms.Textarea):
+            field.widget.attrs["class"] = "input lines"
         if name in ("data", "rendezvous", "image", "region", "function", "arguments"):
             field.widget.attrs["spellcheck"] = "false"

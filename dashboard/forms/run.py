@@ -14,8 +14,8 @@ from django import forms
 from dashboard.formats import exact
 from dashboard.forms.fields import DurationField, dress, setting_field
 from dashboard.forms.pools import ROWS, PoolChoices, PoolForm, initial_of, posted_rows
+from dashboard.forms.workload import WorkloadForm, initial_of_workload
 from diloco.rendezvous.settings import GroupSettings, SettingsError, setting_fields
-from diloco.rendezvous.workload import GPT_SIZES, STDLIB, ByteGPTWorkload
 from runs.presets import PoolDraft, RunDraft
 
 DERIVED = frozenset({"num_replicas", "start_replicas"})
@@ -28,30 +28,9 @@ START = {
 }
 
 
-class RunForm(forms.Form):
+class RunForm(WorkloadForm):
     name = forms.CharField(
         label="Name", max_length=80, help_text="What you will look for in the list."
-    )
-    size = forms.ChoiceField(label="Model", widget=forms.RadioSelect)
-    data_source = forms.ChoiceField(
-        label="Data",
-        choices=[
-            ("stdlib", "Python standard library"),
-            ("uri", "My own text"),
-        ],
-        widget=forms.RadioSelect,
-    )
-    data = forms.CharField(  # type: ignore[assignment]
-        label="Data URI",
-        required=False,
-        max_length=500,
-        help_text="Text files: a file, folder or glob that fsspec opens, such as "
-        "file:///data/books or s3://bucket/text/*.txt.",
-    )
-    eval_bytes = forms.IntegerField(
-        label="Evaluation text",
-        min_value=1,
-        help_text="How much held-out text one evaluation reads.",
     )
     rendezvous = forms.CharField(
         label="Rendezvous",
@@ -98,13 +77,13 @@ class RunForm(forms.Form):
     def __init__(
         self,
         data: Any = None,
+        files: Any = None,
         *,
         initial: dict[str, Any] | None = None,
         choices: PoolChoices | None = None,
     ) -> None:
-        super().__init__(data, initial=initial)
+        super().__init__(data, files, initial=initial)
         self.choices = choices or PoolChoices.load()
-        self._choices("size", [(name, name) for name in GPT_SIZES])
         self._choices("store_credential", self.choices.stores)
         for spec in setting_fields():
             if spec.name not in DERIVED:
@@ -168,12 +147,6 @@ class RunForm(forms.Form):
                 return pool[name.removeprefix(f"{pool.prefix}.")]
         return self[name] if name in self.fields else None
 
-    def clean(self) -> dict[str, Any]:
-        cleaned = super().clean() or {}
-        if cleaned.get("data_source") == "uri" and not cleaned.get("data", "").strip():
-            self.add_error("data", "expected a URI of text files, found none")
-        return cleaned
-
     @property
     def all_errors(self) -> dict[str, list[str]]:
         """By the name of the input, those of the rows included."""
@@ -190,11 +163,7 @@ class RunForm(forms.Form):
         pools = tuple(pool.draft() for pool in self.pools)
         try:
             settings = self._settings(sum(pool.count for pool in pools))
-            workload = ByteGPTWorkload(
-                size=values["size"],
-                data=STDLIB if values["data_source"] == "stdlib" else values["data"].strip(),
-                eval_bytes=values["eval_bytes"],
-            )
+            workload, archive = self.chosen()
         except SettingsError as error:
             self.point_at(error.field, error.message)
             return None
@@ -203,6 +172,7 @@ class RunForm(forms.Form):
             name=values["name"],
             settings=settings,
             workload=workload,
+            archive=archive,
             pools=pools,
             rendezvous=values["rendezvous"].strip(),
             store_credential=int(credential) if credential else None,
@@ -240,10 +210,7 @@ def initial_from(draft: RunDraft) -> dict[str, Any]:
     return {
         **{name: exact(value) for name, value in settings.to_dict().items()},
         "name": draft.name,
-        "size": draft.workload.size,
-        "data_source": "stdlib" if draft.workload.data == STDLIB else "uri",
-        "data": "" if draft.workload.data == STDLIB else draft.workload.data,
-        "eval_bytes": draft.workload.eval_bytes,
+        **initial_of_workload(draft.workload),
         "pools": [initial_of(pool) for pool in draft.pools],
         "rendezvous": draft.rendezvous,
         "store_credential": "" if draft.store_credential is None else str(draft.store_credential),

@@ -3,6 +3,7 @@ and the stream; the server renders the frame, the header and the settings."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from django.contrib import messages
@@ -38,6 +39,7 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
         "sections": settings_sections(run),
         "pools": run.pools.all(),
         "size": size,
+        "arguments": json.dumps(run.workload.get("arguments", {})),
     }
     return render(request, "runs/detail.html", context)
 

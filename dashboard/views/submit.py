@@ -48,7 +48,7 @@ def new(request: HttpRequest) -> HttpResponse:
     if request.method != "POST":
         initial = initial_from(presets.local_demo()) | {"submit_key": secrets.token_urlsafe(24)}
         return _page(request, RunForm(initial=initial), presets.local_demo())
-    form = RunForm(request.POST)
+    form = RunForm(request.POST, request.FILES)
     if changed := _changed(request, form):
         return changed
     draft = form.draft()
@@ -75,7 +75,7 @@ def estimate(request: HttpRequest) -> JsonResponse:
     """What the form would do, and what is wrong with it, while it is being filled in."""
     if not selectors.may_submit(request.user):
         raise PermissionDenied
-    form = RunForm(request.POST)
+    form = RunForm(request.POST, request.FILES)
     draft = form.draft()
     body: dict[str, Any] = {"errors": form.all_errors, "estimate": None}
     if draft is not None:
@@ -88,7 +88,7 @@ def test(request: HttpRequest) -> HttpResponse:
     """A *Test* button: ``test`` is ``rendezvous`` or ``pools.<index>``. Nothing is started."""
     if not selectors.may_submit(request.user):
         raise PermissionDenied
-    form = RunForm(request.POST)
+    form = RunForm(request.POST, request.FILES)
     what = request.POST.get("test", "")
     if _tested_pool(form, what) is None and what != "rendezvous":
         return HttpResponseBadRequest("expected test to be rendezvous or a row of pools")
@@ -99,6 +99,8 @@ def test(request: HttpRequest) -> HttpResponse:
 def _changed(request: HttpRequest, form: RunForm) -> HttpResponse | None:
     """The form again, for the buttons that do not launch."""
     tested: dict[str, str] = {}
+    if request.FILES:
+        form.is_valid()  # which keeps what was uploaded
     if "add_pool" in request.POST:
         form.add_pool()
     elif "remove_pool" in request.POST:

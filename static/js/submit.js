@@ -74,6 +74,7 @@ function showEstimate(estimate, errors) {
 
 async function post(address, more = {}) {
   const body = new FormData(form);
+  body.delete("archive"); // sent once, with the launch
   for (const [name, value] of Object.entries(more)) body.set(name, value);
   const response = await fetch(address, { method: "POST", body });
   if (!response.ok || response.redirected) throw new Error(String(response.status));
