@@ -77,10 +77,12 @@ def restart_replica(replica: Replica, *, actor: User, force: bool = False) -> bo
     Raises :class:`IllegalTransition` when the run is over or the replica cannot be restarted.
     """
     run = Run.objects.get(pk=replica.run_id)
-    if run.state in RUN_ENDED or run.state == RunState.STOPPING:
+    if run.state in RUN_ENDED | {RunState.STOPPING, RunState.PAUSING, RunState.PAUSED}:
         raise IllegalTransition(
             f"{replica} of a run that is {run.state}", replica.state, "restarting"
         )
+    if replica.state == ReplicaState.DONE:
+        raise IllegalTransition(str(replica), replica.state, "restarting")
     with transaction.atomic():
         # Somebody looked at it: what went wrong before is not held against it.
         breaker.person_looked(replica.pool)

@@ -66,7 +66,9 @@ _STOPPABLE = {_R.STOPPING, _R.FAILED, _R.CANCELLED}
 RUN_TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     _R.DRAFT: frozenset({_R.QUEUED, _R.CANCELLED}),
     _R.QUEUED: frozenset({_R.PROVISIONING} | _STOPPABLE),
-    _R.PROVISIONING: frozenset({_R.RUNNING, _R.DEGRADED, _R.STALLED, _R.SUCCEEDED} | _STOPPABLE),
+    _R.PROVISIONING: frozenset(
+        {_R.RUNNING, _R.DEGRADED, _R.STALLED, _R.PAUSING, _R.SUCCEEDED} | _STOPPABLE
+    ),
     _R.RUNNING: frozenset({_R.DEGRADED, _R.STALLED, _R.PAUSING, _R.SUCCEEDED} | _STOPPABLE),
     _R.DEGRADED: frozenset({_R.RUNNING, _R.STALLED, _R.PAUSING, _R.SUCCEEDED} | _STOPPABLE),
     _R.STALLED: frozenset({_R.RUNNING, _R.DEGRADED, _R.PAUSING, _R.SUCCEEDED} | _STOPPABLE),
@@ -74,8 +76,8 @@ RUN_TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     _R.PAUSED: frozenset({_R.QUEUED} | _STOPPABLE),
     _R.STOPPING: frozenset({_R.CANCELLED, _R.FAILED, _R.SUCCEEDED}),
     _R.SUCCEEDED: frozenset(),
-    _R.FAILED: frozenset(),
-    _R.CANCELLED: frozenset(),
+    _R.FAILED: frozenset({_R.QUEUED}),
+    _R.CANCELLED: frozenset({_R.QUEUED}),
 }
 
 _P = ReplicaState
@@ -96,5 +98,5 @@ REPLICA_TRANSITIONS: dict[ReplicaState, frozenset[ReplicaState]] = {
     _P.LOST: frozenset({_P.RESTARTING} | REPLICA_WORKING),
     _P.FAILED: frozenset({_P.RESTARTING}),
     _P.EVICTED: frozenset({_P.RESTARTING}),
-    _P.DONE: frozenset(),
+    _P.DONE: frozenset({_P.RESTARTING}),
 }

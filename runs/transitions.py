@@ -76,8 +76,16 @@ def clean_text(text: str, limit: int = _REASON_LIMIT) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def transition(run: Run, to: RunState, *, reason: str, actor: User | None = None) -> bool:
+def transition(
+    run: Run,
+    to: RunState,
+    *,
+    reason: str,
+    actor: User | None = None,
+    **more: float | str | datetime | None,
+) -> bool:
     """Move ``run`` from the state this instance was read in; False if somebody else moved it.
+    ``more`` are fields that are set in the same UPDATE.
 
     Raises :class:`IllegalTransition` for what the table does not know. On success the instance has
     the new state; on a lost race it is read again from the database.
@@ -87,10 +95,11 @@ def transition(run: Run, to: RunState, *, reason: str, actor: User | None = None
         raise IllegalTransition(f"run {run}", old, to)
     now = timezone.now()
     reason = clean_text(reason)
-    fields: dict[str, str | datetime] = {
+    fields: dict[str, float | str | datetime | None] = {
         "state": to,
         "state_reason": reason,
         "state_since": now,
+        **more,
     }
     if to in RUN_LIVE and run.started_at is None:
         fields["started_at"] = now

@@ -9,6 +9,7 @@ from __future__ import annotations
 from runs.models.archive import Archive
 from runs.models.credential import Credential
 from runs.models.event import Event
+from runs.models.journal import Journal
 from runs.models.rounds import Checkpoint, Contribution, Round
 from runs.models.run import Replica, ReplicaAttempt, ReplicaPool, Run
 from runs.models.telemetry import LogLine, MetricBlock, TelemetryCursor
@@ -21,6 +22,7 @@ __all__ = [
     "Contribution",
     "Credential",
     "Event",
+    "Journal",
     "LogLine",
     "MetricBlock",
     "Replica",

@@ -52,11 +52,35 @@ class Run(models.Model):
     archive = models.ForeignKey(
         Archive, on_delete=models.PROTECT, null=True, blank=True, help_text="The user's own code"
     )
+    notes = models.TextField(blank=True)
+    tags = models.JSONField(default=list, blank=True)
+    archived_at = models.DateTimeField(null=True, blank=True, help_text="Left out of lists since")
+    forked_from = models.UUIDField(
+        null=True, blank=True, help_text="The run whose checkpoint this one began with"
+    )
+    fork_round = models.PositiveIntegerField(default=0, help_text="Of that checkpoint")
+    fork_outer = models.BooleanField(
+        default=True, help_text="Whether the outer optimizer was taken over with the weights"
+    )
     created_at = models.DateTimeField()
     started_at = models.DateTimeField(null=True, blank=True)
     first_step_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
     stop_requested_at = models.DateTimeField(null=True, blank=True)
+    cancel_at = models.DateTimeField(
+        null=True, blank=True, help_text="Stopped by force: when its jobs are ended"
+    )
+    resumed_at = models.DateTimeField(
+        null=True, blank=True, help_text="When it was last sent on after a pause or an end"
+    )
+    idle_s = models.FloatField(
+        default=0, help_text="Seconds it was paused, or over; they count towards no limit"
+    )
+    save_requested_at = models.DateTimeField(null=True, blank=True)
+    delete_requested_at = models.DateTimeField(null=True, blank=True)
+    delete_objects = models.BooleanField(
+        default=False, help_text="Whether what lies in the rendezvous is deleted with it"
+    )
     last_seen_at = models.DateTimeField(null=True, blank=True, help_text="Newest telemetry")
     # What lists show without a join, kept by ingest.
     committed_rounds = models.PositiveIntegerField(default=0)
@@ -75,6 +99,7 @@ class Run(models.Model):
     committed_at = models.DateTimeField(null=True, blank=True, help_text="When we saw a commit")
     next_command = models.PositiveIntegerField(default=1)
     stop_sent_at = models.DateTimeField(null=True, blank=True)
+    save_sent_at = models.DateTimeField(null=True, blank=True)
     published_event_id = models.PositiveBigIntegerField(default=0)
 
     class Meta:

@@ -40,8 +40,10 @@ def test_every_state_is_in_the_tables() -> None:
     assert set(REPLICA_TRANSITIONS) == set(ReplicaState)
 
 
-def test_a_run_that_has_ended_stays_so() -> None:
-    assert not any(RUN_TRANSITIONS[state] for state in RUN_ENDED)
+def test_a_run_that_has_ended_stays_so_or_is_resumed() -> None:
+    assert RUN_TRANSITIONS[RunState.SUCCEEDED] == frozenset()
+    for state in RUN_ENDED - {RunState.SUCCEEDED}:
+        assert RUN_TRANSITIONS[state] == {RunState.QUEUED}
 
 
 def test_a_run_that_is_not_over_can_end() -> None:
@@ -69,7 +71,7 @@ def test_what_the_run_table_lacks_is_refused(old: RunState, to: RunState) -> Non
     ("old", "to"),
     [
         (ReplicaState.PENDING, ReplicaState.COMPUTING),
-        (ReplicaState.DONE, ReplicaState.RESTARTING),
+        (ReplicaState.DONE, ReplicaState.COMPUTING),
         (ReplicaState.FAILED, ReplicaState.PROVISIONING),
         (ReplicaState.DRAINING, ReplicaState.COMPUTING),
         (ReplicaState.COMPUTING, ReplicaState.COMPUTING),
