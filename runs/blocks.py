@@ -16,7 +16,7 @@ a finer one by the same function, and what is kept does not depend on how it got
 aligned to the keys, so they stay put while data is appended.
 
 Layout: magic, count, then each column as little-endian raw numbers. NaN and infinities are kept as
-they are; making JSON of them is :mod:`runs.charts`' business.
+they are; making JSON of them is :mod:`runs.columns`' business.
 """
 
 from __future__ import annotations
@@ -161,15 +161,16 @@ def keep(points: Points, key: Key, level: int) -> Points:
     number = np.cumsum(ends) - ends  # of the bucket, counted from 0
     finite = np.isfinite(points.value)
     kept = ends.copy()
-    for values in (
-        np.where(finite, points.value, np.inf),
-        np.where(finite, -points.value, np.inf),
-        np.where(finite, 1.0, 0.0),
+    for values, eligible in (
+        (np.where(finite, points.value, np.inf), finite),
+        (np.where(finite, -points.value, np.inf), finite),
+        (np.where(finite, 1.0, 0.0), ~finite),
     ):
-        order = np.lexsort((values, number))  # stable: of equal values the first in the bucket
+        order = np.lexsort((values, ~eligible, number))  # stable: of equal ones the first
         first = np.ones(count, dtype=bool)
         first[1:] = number[order[1:]] != number[order[:-1]]
-        kept[order[first]] = True
+        best = order[first]
+        kept[best[eligible[best]]] = True
     return points.take(kept)
 
 

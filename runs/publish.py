@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from runs import charts, fleet, live, selectors
+from runs import fleet, live, selectors
+from runs.columns import columns
 from runs.models import Run
 from runs.reading import Changes
 
@@ -24,7 +25,7 @@ def publish_changes(run: Run, changes: Changes) -> None:
         delta["rounds"] = selectors.round_rows(run, numbers=changes.rounds)
     if changes.points:
         delta["points"] = [
-            charts.columns(points, series=series, replica=replica)
+            columns(points, series=series, replica=replica)
             for series, replica, points in changes.points
         ]
     if events:

@@ -79,8 +79,8 @@ class _Writer:
         for series, level, index in places:
             wanted.setdefault((level, index), set()).add(series)
         terms = Q()
-        for (level, index), series in wanted.items():
-            terms |= self._mine(level=level, index=index, series__in=sorted(series))
+        for (level, index), names in wanted.items():
+            terms |= self._mine(level=level, index=index, series__in=sorted(names))
         if wanted:
             self._take(self.model.objects.filter(terms))
 

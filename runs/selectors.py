@@ -18,12 +18,13 @@ from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from runs import charts, live
+from runs.blocks import Points
+from runs.columns import columns
 from runs.fleet import pool_rows, replica_rows
 from runs.models import (
     Contribution,
     Event,
     LogLine,
-    MetricBlock,
     Replica,
     ReplicaAttempt,
     ReplicaPool,
@@ -34,12 +35,16 @@ from runs.models import TelemetryCursor as Cursor
 from runs.plain import finite, iso
 from runs.states import REPLICA_ENDED, REPLICA_LIVE, RUN_ACTIVE, RUN_LIVE
 
-MAX_POINTS = charts.MAX_POINTS
+MAX_POINTS = 2000
 SNAPSHOT_POINTS = 500
-"""Per series in a snapshot; a page asks for more of the one it zooms into."""
+"""Per series in a snapshot, fewer where there are many; more are asked for by window."""
+ALL_POINTS = 100_000
+"""Of all series together."""
 
 ROUNDS_LIMIT = 2000
 """Rounds in one answer, the newest; older ones are asked for with ``since``."""
+SNAPSHOT_CONTRIBUTIONS = 20_000
+"""In a snapshot: with many replicas it has fewer rounds."""
 
 DRAIN_FOR = timedelta(hours=1)
 """How long after a run's end its last telemetry is still waited for."""
@@ -162,10 +167,14 @@ def goodput(phase_s: Mapping[str, Any]) -> float | None:
 
 
 def round_rows(
-    run: Run, since: int = 0, *, numbers: Iterable[int] | None = None
+    run: Run,
+    since: int = 0,
+    *,
+    numbers: Iterable[int] | None = None,
+    limit: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Rounds after ``since``, oldest first, at most the newest :data:`ROUNDS_LIMIT`; or just
-    those of ``numbers``."""
+    """Rounds after ``since``, oldest first, at most the newest ``limit`` (:data:`ROUNDS_LIMIT` at
+    most); or just those of ``numbers``."""
     rounds = Round.objects.filter(run=run, number__gt=since)
     if numbers is not None:
         rounds = rounds.filter(number__in=list(numbers))
@@ -175,7 +184,8 @@ def round_rows(
             queryset=Contribution.objects.select_related("replica").order_by("replica__number"),
         )
     )
-    newest = list(rounds.order_by("-number")[:ROUNDS_LIMIT])
+    most = ROUNDS_LIMIT if limit is None else min(limit, ROUNDS_LIMIT)
+    newest = list(rounds.order_by("-number")[:most])
     return [_round_row(r) for r in reversed(newest)]
 
 
@@ -260,41 +270,40 @@ def points(
     max_points: int = MAX_POINTS,
 ) -> dict[str, Any]:
     """Columns of one series past ``after_step``; ``total`` counts what was there to choose from."""
-    found = charts.read_points(run, series, replica=replica, after_step=after_step)
-    return charts.columns(
-        charts.thin(found, max_points), series=series, replica=replica, total=len(found)
-    )
+    low = after_step + 1 if after_step >= 0 else None
+    window = charts.Window(low=low, max_points=max_points)
+    total, found = 0, Points.empty()
+    for curve in charts.read(run, [(series, replica)], window):
+        total, found = curve.total, curve.points.take(curve.points.step > after_step)
+    return columns(found, series=series, replica=replica, total=max(total, len(found)))
 
 
 def series_of(run: Run) -> list[tuple[str, int | None]]:
     """(series, replica number or None) that have points."""
-    return sorted(
-        MetricBlock.objects.filter(run=run, level=0)
-        .values_list("series", "replica__number")
-        .distinct(),
-        key=lambda pair: (pair[0], -1 if pair[1] is None else pair[1]),
-    )
+    return charts.names_of(run)
 
 
 def all_points(run: Run, *, max_points: int = SNAPSHOT_POINTS) -> list[dict[str, Any]]:
-    """Columns of every series of the run, in one query."""
-    return [
-        charts.columns(charts.thin(found, max_points), series=s, replica=r, total=len(found))
-        for (s, r), found in charts.read_all(run).items()
-    ]
+    """Columns of every series of the run, in a constant number of queries."""
+    names = series_of(run)
+    each = max(min(max_points, ALL_POINTS // max(len(names), 1)), 8)
+    curves = charts.read(run, names, charts.Window(max_points=each))
+    return [columns(c.points, series=c.series, replica=c.owner, total=c.total) for c in curves]
 
 
-def snapshot(run: Run) -> dict[str, Any]:
+def snapshot(run: Run, *, curves: bool = True) -> dict[str, Any]:
     """All a page shows at first. ``cursor`` is read before the rows, so a stream resumed there may
     repeat what is in them and never misses anything: points are told by their step, events by
-    their id, rounds and replicas by their number."""
+    their id, rounds and replicas by their number. A page whose charts ask for their own windows
+    does without ``curves``."""
     cursor = live.latest_id()
+    replicas = replica_rows(run)
     return {
         "run": run_header(run),
         "pools": pool_rows(run),
-        "replicas": replica_rows(run),
-        "rounds": round_rows(run),
+        "replicas": replicas,
+        "rounds": round_rows(run, limit=SNAPSHOT_CONTRIBUTIONS // max(len(replicas), 1)),
         "events": event_rows(run),
-        "points": all_points(run),
+        "points": all_points(run) if curves else [],
         "cursor": cursor,
     }

@@ -45,7 +45,8 @@ def run(
 ) -> Any:
     """A run of ``replicas`` after ``committed`` rounds, with curves, rounds, events and logs."""
     from runs import models
-    from runs.blocks import Points, split
+    from runs.blocks import Points
+    from runs.rollups import add_points
 
     chance = random.Random(seed)
     now = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_s)
@@ -139,15 +140,7 @@ def run(
             "wall_s": [first.timestamp() + s * round_s / sync_every for s in steps],
         }
         points = Points.of(**columns, value=values)
-        for index, part in split(points, "step"):
-            models.MetricBlock.objects.create(
-                run=made,
-                replica=replica,
-                series="loss",
-                index=index,
-                count=len(part),
-                data=part.pack(),
-            )
+        add_points(made, replica, {"loss": points}, key="step")
         for level, message in (
             ("info", "read group.json; 675,136 parameters; model hash 5f2c91ab"),
             ("info", f"loaded checkpoint 0; {made.group_settings['max_replicas']} data shards"),
@@ -172,15 +165,7 @@ def run(
             wall_s=[first.timestamp() + r * round_s for r in evaluations],
             value=[curve(r * sync_every) + 0.05 for r in evaluations],
         )
-        for index, part in split(points, "round"):
-            models.MetricBlock.objects.create(
-                run=made,
-                replica=None,
-                series="eval_loss",
-                index=index,
-                count=len(part),
-                data=part.pack(),
-            )
+        add_points(made, None, {"eval_loss": points}, key="round")
     _events(made, rows, begun, state, reason, owner)
     return made
 

@@ -63,6 +63,7 @@ def test_each_bucket_keeps_its_extremes_its_last_and_what_is_no_number(
         if finite:
             seen = inside.value[np.isfinite(inside.value)]
             assert (seen.min(), seen.max()) == (min(finite), max(finite))
+            assert len(inside) <= 3 or len(finite) < len(bucket)
         odd = [start + i for i, v in enumerate(bucket) if not math.isfinite(v)]
         if odd:
             assert odd[0] in inside.step
