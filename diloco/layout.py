@@ -16,6 +16,9 @@ from diloco.fragments import Slot, Table
 from diloco.rendezvous.document import canonical_json
 from diloco.rendezvous.geometry import Span
 
+CHUNK = 2**22
+"""Elements of a parameter that are read at a time where a whole fragment would be too much."""
+
 
 class Layout:
     """The trained parameters of a model as one flat fp32 vector, fragment after fragment and in
@@ -107,11 +110,32 @@ class Layout:
         first = slots[0].offset
         for slot in slots:
             where = slice(slot.offset - first, slot.stop - first)
-            held = base[where]
-            if slot.dtype in ("bfloat16", "float16"):
-                held = held.to(getattr(torch, slot.dtype)).float()
-            local[where].sub_(held)
+            local[where].sub_(_held_in(slot, base[where]))
         return local
+
+    @torch.no_grad()
+    def put_progress(
+        self, into: Tensor, base: Tensor, fragment: int | None = None, *, add: bool
+    ) -> None:
+        """As :meth:`progress`, but written ``into`` (n,) fp32 on the CPU, or added to it, a few
+        megabytes at a time: nothing of the fragment's size is made."""
+        held = self._held(fragment)
+        first = held[0][0].offset
+        scratch = torch.empty(
+            min(CHUNK, into.numel()), dtype=torch.float32, pin_memory=held[0][1].is_cuda
+        )
+        for slot, parameter in held:
+            whole = parameters.read(parameter).reshape(-1)
+            for start in range(0, slot.numel, CHUNK):
+                local = whole[start : start + CHUNK]
+                piece = scratch[: local.numel()].copy_(local)
+                offset = slot.offset - first + start
+                where = slice(offset, offset + local.numel())
+                piece.sub_(_held_in(slot, base[where]))
+                if add:
+                    into[where].add_(piece)
+                else:
+                    into[where].copy_(piece)
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """Name -> fp32 view of shape ``slot.shape`` into ``vector``."""
@@ -128,6 +152,13 @@ class Layout:
         for name, view in self.split(vector).items():
             view.copy_(tensors[name])
         return vector
+
+
+def _held_in(slot: Slot, values: Tensor) -> Tensor:
+    """fp32 ``values`` as a parameter of the slot's dtype holds them, in fp32."""
+    if slot.dtype in ("bfloat16", "float16"):
+        return values.to(getattr(torch, slot.dtype)).float()
+    return values
 
 
 def _fingerprint(slots: list[Slot]) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from torch import Tensor
+
 from diloco.errors import ReplicaError
 from diloco.exchange import Timings
 from diloco.layout import Layout
@@ -92,11 +94,7 @@ class Ledger:
             self._misses = self._discards = 0
             kept = None
             if self.settings.overlap_steps > 0 and self.work.now.steps > ours.mark.steps:
-                kept = self.state.drift(fragment)
-                if ours.lives:
-                    # What came after the snapshot: (local - base) - (snapshot - base).
-                    kept.add_(ours.gradient)
-                kept.mul_(self.settings.mixing_alpha)
+                kept = self._since_snapshot(ours).mul_(self.settings.mixing_alpha)
             self.state.apply(commit, merged, kept=kept)
             if ours.lives:
                 self.work.move_base(fragment, ours.mark)
@@ -106,7 +104,12 @@ class Ledger:
         if commit.round in self.handed_in:
             policy = "rebase"  # it is not late: its place is taken by what was handed in
         if policy == "rebase" and self.work.steps_since_base(fragment) > 0:
-            self.state.apply(commit, merged, kept=self.state.drift(fragment))
+            kept = (
+                self.state.put_drift(ours.gradient, fragment)
+                if ours
+                else self.state.drift(fragment)
+            )
+            self.state.apply(commit, merged, kept=kept)
             if ours and ours.lives:
                 self.work.take_back(ours.work)
         else:
@@ -116,6 +119,15 @@ class Ledger:
                 self.residuals.overwritten(ours.contributed, fragment)
         self._heed_earlier(commit)
         return "late"
+
+    def _since_snapshot(self, ours: OpenRound) -> Tensor:
+        """What came after the snapshot that was contributed, (n,): (local - base) - (snapshot -
+        base). In the gradient's place, unless that is to become the residual: the fragment that is
+        merged lies beside it, and a third would be one too many."""
+        into = ours.gradient
+        if self.residuals.active and ours.contributed is ours.gradient:
+            into = into.clone()
+        return self.state.put_drift(into, ours.fragment, add=ours.lives)
 
     def restore(self, saved: ReplicaState, since: Iterable[Commit]) -> None:
         """Take up an earlier process' residuals and what it handed in. ``since`` are the commits

@@ -201,6 +201,13 @@ class SharedLayout(Layout):
                 self._ranks.channel.broadcast(piece)
         super().write(vector, fragment)
 
+    def put_progress(
+        self, into: Tensor, base: Tensor, fragment: int | None = None, *, add: bool
+    ) -> None:
+        """As :meth:`Layout.put_progress`; on the leader only. To followers it is a read."""
+        self._announce(Operation.READ, fragment)
+        super().put_progress(into, base, fragment, add=add)
+
     def follow_read(self, fragment: int | None) -> None:
         """A follower's part in :meth:`read`: none, unless the parameters are sharded."""
         for _, parameter in self._held(fragment):

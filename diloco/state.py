@@ -74,6 +74,11 @@ class GlobalState:
         """``local - base`` of a fragment, (n,) fp32 on the CPU, a new tensor."""
         return self.layout.progress(self.view(fragment), fragment)
 
+    def put_drift(self, into: Tensor, fragment: int, *, add: bool = False) -> Tensor:
+        """The same written ``into`` (n,), or added to it."""
+        self.layout.put_progress(into, self.view(fragment), fragment, add=add)
+        return into
+
     def apply(self, commit: Commit, merged: Merged | None, *, kept: Tensor | None) -> None:
         """Take the outer step of the next commit; a void one (``merged`` None) changes nothing.
 

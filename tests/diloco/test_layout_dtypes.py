@@ -3,9 +3,12 @@ non-contiguous, bf16, fp16 and float64."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from diloco.codecs import get_codec
 from diloco.layout import Layout
@@ -151,6 +154,40 @@ def test_the_rounding_of_a_narrow_parameter_is_no_progress() -> None:
     moved = layout.split(layout.progress(weights))
     assert moved["brain"].abs().min() > 0.9
     assert all(not tensor.any() for name, tensor in moved.items() if name != "brain")
+
+
+@cuts
+@pytest.mark.parametrize("add", [False, True])
+def test_progress_is_put_in_place_piece_by_piece(
+    fragments: int, pattern: str, add: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bits as in a vector of its own, and nothing larger than a chunk is made for it."""
+    monkeypatch.setattr("diloco.layout.CHUNK", 4)
+    layout = Layout(Menagerie(seed=1), fragments=fragments, pattern=pattern)
+    base = Layout(Menagerie(seed=2), fragments=fragments, pattern=pattern).read()
+    for fragment in (None, *range(fragments)):
+        span = layout.span(fragment)
+        into = torch.randn(span.numel)
+        whole = layout.progress(base[span.start : span.stop], fragment)
+        expected = whole.add_(into) if add else whole
+        with Largest() as largest:
+            layout.put_progress(into, base[span.start : span.stop], fragment, add=add)
+        assert torch.equal(into, expected)
+        # What is not contiguous is read whole: a tensor, never the fragment.
+        assert largest.numel <= max(4, 2 * 3 * 4 * 5)
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that is made, views left out."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, Tensor)}
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in given:
+            self.numel = max(self.numel, made.numel())
+        return made
 
 
 def test_a_step_of_an_optimizer_moves_every_trained_kind() -> None:
