@@ -1,0 +1,295 @@
+"""Credentials typed into the admin, and nothing of them in the server's environment: a run trains
+on five backends with keys that open its prefix only, and no secret is left anywhere.
+
+Four of the backends are emulated here (:mod:`emulators`) and really start what they are asked to
+start. What is searched: every file of the state folder (database, logs, the broker's, jobs), every
+table, every object of the bucket, the arguments of every process, and pages.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from http.cookiejar import CookieJar
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from diloco.rendezvous.store import open_store
+from emulators.s3 import ROLE_ARN
+from emulators.together import BACKENDS, Together, running_together
+from tests.e2e.lives import look, wait_for
+from tests.servers import wait_until
+from tests.stack import PASSWORD, LiveStack, running_stack
+
+pytestmark = pytest.mark.processes
+
+SECRET_NAMES = (
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION",
+    "MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "HF_TOKEN", "KUBECONFIG",
+)  # fmt: skip
+HARDWARE = {
+    "local": "cpu", "modal": "cpu", "huggingface": "cpu-basic", "sagemaker": "ml.m5.large",
+    "kubernetes": "cpu",
+}  # fmt: skip
+
+_CREATE = """
+import json, secrets
+from django.contrib.auth.models import User
+from diloco.rendezvous.settings import GroupSettings
+from diloco.rendezvous.workload import ByteGPTWorkload
+from runs.models import Credential
+from runs.presets import PoolDraft, RunDraft
+from runs.services import create_run
+by_name = dict(Credential.objects.values_list("name", "pk"))
+draft = RunDraft(
+    name="five credentials",
+    settings=GroupSettings(
+        num_replicas=5, min_quorum=2, start_replicas=5, total_rounds=400, sync_every=3,
+        warmup_steps=0, batch_size=2, heartbeat_timeout_s=6.0, round_timeout_s=120.0,
+        start_wait_s=60.0, checkpoint_every=10,
+    ),
+    workload=ByteGPTWorkload(size="demo", data="stdlib", eval_bytes=4096),
+    pools=tuple(
+        PoolDraft(backend=b, hardware=h, credential=by_name.get(b)) for b, h in {hardware!r}.items()
+    ),
+    rendezvous={rendezvous!r}, store_credential=by_name["store-s3"],
+)
+print(create_run(draft, owner=User.objects.get(username="operator"),
+                 submit_key=secrets.token_hex()).pk)
+"""
+
+_TABLES = """
+from django.db import connection
+with connection.cursor() as cursor:
+    for table in connection.introspection.table_names(cursor):
+        cursor.execute(f"SELECT * FROM {connection.ops.quote_name(table)}")
+        names = [column[0] for column in cursor.description]
+        for row in cursor.fetchall():
+            told = {n: bytes(v) if isinstance(v, memoryview) else v for n, v in zip(names, row)}
+            if table == "runs_credential":
+                del told["sealed"]
+            print(table, told)
+"""
+
+
+class Browser:
+    """An administrator's."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        jar = urllib.request.HTTPCookieProcessor(CookieJar())
+        self._opener = urllib.request.build_opener(jar)
+        self.post("login", username="admin", password=PASSWORD)
+
+    def get(self, path: str) -> str:
+        return str(self._opener.open(f"{self.url}{path}", timeout=60).read().decode())
+
+    def post(self, path: str, **fields: str) -> str:
+        """Fill in the form that is at ``path`` and send it there."""
+        form = fields.pop("at", path)
+        [token, *_] = re.findall(r'name="csrfmiddlewaretoken" value="([^"]+)"', self.get(form))
+        body = urllib.parse.urlencode({**fields, "csrfmiddlewaretoken": token}).encode()
+        with self._opener.open(f"{self.url}{path}", body, timeout=120) as answer:
+            return str(answer.read().decode())
+
+
+@pytest.fixture(scope="module")
+def islands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Together]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        for name in SECRET_NAMES:
+            patch.delenv(name, raising=False)
+        with running_together(tmp_path_factory.mktemp("islands")) as made:
+            yield made
+
+
+@pytest.fixture(scope="module")
+def stack(islands: Together, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
+    env = {name: value for name, value in islands.env.items() if name not in SECRET_NAMES}
+    with running_stack(tmp_path_factory.mktemp("var"), **env) as made:
+        yield made
+
+
+def typed(islands: Together) -> dict[str, dict[str, str]]:
+    """Kind -> what an administrator types."""
+    token_id, token_secret = islands.modal.token
+    keys = {
+        "variable_AWS_ACCESS_KEY_ID": islands.s3.access_key,
+        "variable_AWS_SECRET_ACCESS_KEY": islands.s3.secret_key,
+        "variable_AWS_REGION": "us-east-1",
+    }
+    return {
+        "modal": {
+            "variable_MODAL_TOKEN_ID": token_id,
+            "variable_MODAL_TOKEN_SECRET": token_secret,
+        },
+        "huggingface": {"variable_HF_TOKEN": islands.env["HF_TOKEN"]},
+        "sagemaker": keys,
+        "kubernetes": {"variable_KUBECONFIG": (islands.state / "kubeconfig").read_text()},
+        "store-s3": {
+            **keys,
+            "variable_AWS_ENDPOINT_URL": islands.s3.endpoint_url,
+            "option_assume_role_arn": ROLE_ARN,
+            "option_max_session_s": "7200",
+            "option_test_uri": f"s3://{islands.s3.bucket}/tested/here",
+        },
+    }
+
+
+def secrets_of(islands: Together) -> set[str]:
+    kubeconfig = json.loads((islands.state / "kubeconfig").read_text())
+    return {
+        islands.s3.secret_key,
+        islands.env["HF_TOKEN"],
+        *islands.modal.token,
+        *(user["user"]["token"] for user in kubeconfig["users"]),
+    }
+
+
+def test_a_run_trains_with_secrets_and_leaves_none(islands: Together, stack: LiveStack) -> None:
+    admin = Browser(stack.url)
+    for kind, fields in typed(islands).items():
+        admin.post(f"admin/runs/credential/add/?kind={kind}", name=kind, **fields)
+    pks = json.loads(
+        stack.python(
+            "import json; from runs.models import Credential\n"
+            "print(json.dumps(dict(Credential.objects.values_list('name', 'pk'))))"
+        )
+    )
+    assert set(pks) == set(typed(islands))
+    for name, pk in pks.items():
+        page = admin.post(
+            f"admin/runs/credential/{pk}/test/", at=f"admin/runs/credential/{pk}/change/"
+        )
+        assert "UTC: works." in page, (name, re.findall(r"UTC: .*", page))
+    assert "whose keys open nothing else" in admin.get(
+        f"admin/runs/credential/{pks['store-s3']}/change/"
+    )
+
+    rendezvous = f"s3://{islands.s3.bucket}/runs/with-credentials"
+    code = _CREATE.replace("{hardware!r}", repr(HARDWARE))
+    run = stack.python(code.replace("{rendezvous!r}", repr(rendezvous)))
+    wait_for(stack, run, lambda seen: all_contributed(stack, run), timeout_s=300)
+    secrets = secrets_of(islands) | minted(islands)
+    arguments = nothing_in_arguments(secrets)
+    assert any("diloco.replica" in line for line in arguments)
+    pages = [admin.get(path) for path in paths(run, pks)]
+
+    # A backend that refuses: its words are kept.
+    admin.post(
+        f"admin/runs/credential/{pks['modal']}/change/",
+        name="modal", variable_MODAL_TOKEN_SECRET="as-wrong-and-secret",
+    )  # fmt: skip
+    refused = admin.post(
+        f"admin/runs/credential/{pks['modal']}/test/",
+        at=f"admin/runs/credential/{pks['modal']}/change/",
+    )
+    assert "UTC: does not work." in refused
+    admin.post(
+        f"admin/runs/credential/{pks['modal']}/change/",
+        name="modal", variable_MODAL_TOKEN_SECRET=islands.modal.token[1],
+    )  # fmt: skip
+    secrets.add("as-wrong-and-secret")
+
+    stack.python(
+        "from runs.models import Run; from runs.services import request_stop\n"
+        f"request_stop(Run.objects.get(pk={run!r}), actor=None, reason='seen enough')"
+    )
+    seen: dict[str, Any] = {}
+
+    def over() -> bool:
+        seen.update(look(stack, run))
+        return seen["state"] == "cancelled" and all(a["cause"] for a in seen["attempts"])
+
+    wait_until(over, f"the end of run {run}", timeout_s=180)
+    pages += [refused, *(admin.get(path) for path in paths(run, pks))]
+    nothing_in_text(secrets, "pages", "\n".join(pages))
+    nothing_in_text(secrets, "tables", stack.python(_TABLES))
+    nothing_in_text(secrets, "handles", json.dumps(seen))
+    commands = [" ".join(job.command) for b in BACKENDS for job in islands.processes(b).all()]
+    nothing_in_text(secrets, "commands of jobs", "\n".join(commands))
+    nothing_in_bucket(secrets, islands, rendezvous)
+    nothing_in_files(secrets, stack.var)
+
+
+def all_contributed(stack: LiveStack, run: str) -> bool:
+    said = stack.python(
+        "from runs.models import Contribution\n"
+        f"rows = Contribution.objects.filter(round__run={run!r}, state='included')\n"
+        "print(*sorted(set(rows.values_list('replica__number', flat=True))))"
+    )
+    return len(said.split()) == len(HARDWARE)
+
+
+def minted(islands: Together) -> set[str]:
+    """Keys that STS gave to jobs, others to each. SageMaker's fetch theirs when they start."""
+    found = {}
+    for backend in ("modal", "huggingface", "kubernetes"):
+        [job] = islands.processes(backend).all()
+        assert job.env["AWS_SECRET_ACCESS_KEY"] != islands.s3.secret_key
+        found[backend] = {job.env["AWS_SECRET_ACCESS_KEY"], job.env["AWS_SESSION_TOKEN"]}
+    keys = set.union(*found.values())
+    assert len(keys) == 2 * len(found)
+    return keys
+
+
+def paths(run: str, pks: dict[str, int]) -> list[str]:
+    return [
+        "",
+        f"runs/{run}/",
+        f"runs/{run}/snapshot.json",
+        "runs/new",
+        *(f"runs/{run}/replicas/{number}/" for number in range(len(HARDWARE))),
+        *(f"admin/runs/{table}/" for table in ("run", "replicaattempt", "event", "credential")),
+        *(f"admin/runs/credential/{pk}/{page}/" for pk in pks.values() for page in PAGES),
+    ]
+
+
+PAGES = ("change", "history", "delete")
+
+
+def nothing_in_text(secrets: set[str], where: str, text: str) -> None:
+    assert len(text) > 100, where
+    for secret in secrets:
+        at = text.find(secret)
+        assert at < 0, f"{secret} in {where}: …{text[max(0, at - 100) : at + 50]}…"
+
+
+def nothing_in_arguments(secrets: set[str]) -> list[str]:
+    lines = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            lines.append("\0".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    nothing_in_text(secrets, "arguments of processes", "\n".join(lines))
+    return lines
+
+
+def nothing_in_bucket(secrets: set[str], islands: Together, rendezvous: str) -> None:
+    store = open_store(rendezvous, environment=islands.s3.env)
+    keys = [info.key for info in store.list("")]
+    assert "group.json" in keys
+    assert len(keys) > 50
+    for key in keys:
+        data = store.get(key)
+        for secret in secrets:
+            assert secret.encode() not in data, f"{secret} in {key}"
+
+
+def nothing_in_files(secrets: set[str], folder: Path) -> None:
+    """The log of the worker, the broker's file and the local job's are among them."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_socket()]
+    names = {path.relative_to(folder).as_posix() for path in files}
+    assert {"logs/worker.log", "logs/web.log", "credentials_key"} <= names
+    assert any(name.startswith("jobs/") and name.endswith("/log") for name in names)
+    for path in files:
+        data = path.read_bytes()
+        for secret in secrets:
+            assert secret.encode() not in data, f"{secret} in {path.relative_to(folder)}"
