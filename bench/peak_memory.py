@@ -7,6 +7,9 @@ everything and holds its pseudo-gradient, plus that gradient. The bound: two fra
 parts on their way (seven ranges being read, five parts being uploaded, each perhaps twice in the
 store's own buffers: 384 MiB), whatever the number of replicas. Ends with status 1 above it.
 
+Applying a round comes after that: with overlap, steps were made since the snapshot and a share of
+them is kept; whoever was missed keeps all. Counted is the same growth, with gradient and mean.
+
 Usage: python bench/peak_memory.py [--numel N] [--replicas 2 4 8] [--plan P ...] [--codec C ...]
 """
 
@@ -21,12 +24,21 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from torch import nn
 
 from bench.support.exchanging import SYNCER_NUMBER, BareMember, bare_settings, in_threads
 from bench.support.processes import in_memory, in_processes
-from diloco.reduce import IN_FLIGHT
+from diloco.checkpoint import Restored
+from diloco.exchange import Sent
+from diloco.layout import Layout
+from diloco.ledger import Ledger
+from diloco.open_rounds import OpenRound
+from diloco.reduce import IN_FLIGHT, Merged, Own
 from diloco.rendezvous import keys
+from diloco.rendezvous.clock import SystemClock
+from diloco.rendezvous.records import Commit, Identity
 from diloco.rendezvous.store import PART_BYTES, UPLOADS_IN_FLIGHT, LocalStore
+from diloco.rendezvous.view import Totals
 
 PARTS_BYTES = 2 * (IN_FLIGHT + 1 + UPLOADS_IN_FLIGHT + 2) * PART_BYTES
 QUICK_NUMEL = 2**24
@@ -85,6 +97,50 @@ def resident(name: str) -> int:
     raise SystemExit(f"expected {name} in /proc/self/status, found none")
 
 
+def apply(numel: int, included: bool) -> int:
+    """Bytes beyond model, global weights and outer optimizer when a round is applied that was
+    exchanged under computation."""
+    torch.set_num_threads(1)
+    for elements in (2**18, numel):  # what is loaded at first use is loaded with a small one
+        ledger, opened = open_round(elements)
+        Path("/proc/self/clear_refs").write_text("5")
+        before = resident("VmRSS")
+        merged = Merged(vector=gradient(1, elements))
+        who = Identity(replica=0 if included else 1, incarnation=ledger.identity.incarnation)
+        commit = Commit(
+            round=1, fragment=0, committer=who, contributors=(who,), void="", tokens_total=1,
+            committed_total=1, wall_s=0.0,
+        )  # fmt: skip
+        outcome = ledger.apply(commit, merged, opened, policy="rebase")
+        assert outcome == ("included" if included else "late"), outcome
+    return resident("VmHWM") - before + 4 * numel
+
+
+def open_round(numel: int) -> tuple[Ledger, OpenRound]:
+    """A ledger with a round on its way, and a step on top of it."""
+    settings = bare_settings(replicas=2, plan="gather", sync_every=2, overlap_steps=1)
+    model = nn.ParameterList([nn.Parameter(torch.ones(numel // 16)) for _ in range(16)])
+    layout = Layout(model)
+    me = Identity(replica=0, incarnation="00001-00000000")
+    ledger = Ledger(me, settings, layout, SystemClock())
+    weights = gradient(0, layout.numel)
+    ledger.state.load(Restored(round=0, weights=weights, base_rounds=(0,), totals=Totals()), None)
+    ledger.work.begin_round()
+    for _ in range(2):
+        with torch.no_grad():
+            for parameter in model:
+                parameter.mul_(0.5)
+        ledger.work.count(tokens=1, loss=1.0)
+        if ledger.work.now.steps == 1:
+            opened = ledger.open(1, 0)
+            assert opened is not None
+    opened.sent = Sent(
+        record=None,  # type: ignore[arg-type]
+        own=Own(identity=me, digest="", vector=opened.contributed),
+    )
+    return ledger, opened
+
+
 def measure(made: str, replicas: int, plan: str, codec: str, numel: int) -> dict[int, int]:
     """Peak of replica 0, and of the syncer, by number; ``made`` has all contributions."""
     with in_memory() as folder:
@@ -131,6 +187,11 @@ def main() -> int:
                     name = f"{plan}{', the syncer itself' if number == SYNCER_NUMBER else ''}"
                     cells = " | ".join(f"{share:.2f}" for share in shares)
                     print(f"| {name} | {codec} | {cells} |", flush=True)
+    print("\n| applying under overlap | fragments |\n| --- | ---: |")
+    for name, included in (("included", True), ("missed, rebased", False)):
+        (found,) = in_processes(apply, [(given.numel, included)])
+        worst = max(worst, found / fragment)
+        print(f"| {name} | {found / fragment:.2f} |", flush=True)
     print(f"\nat most {worst:.2f} fragments")
     return 0 if worst <= bound else 1
 
