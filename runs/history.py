@@ -23,8 +23,10 @@ from diloco.rendezvous.records import (
     Record,
 )
 from diloco.rendezvous.store import MissingKey, Store
+from runs import strips
 from runs.models import Contribution, Event, Replica, Round, Run
 from runs.reading import Changes, check_record, finite, refuse, wall
+from runs.rollups import add_points
 from runs.segments import date_evaluation
 from runs.states import ContributionState, RoundState
 from runs.transitions import clean_text, record_event
@@ -134,6 +136,8 @@ def _store_open_round(
         for record in found.contributions:
             changed |= _store_record(row, record, replicas, now)
         _refuse_all(run, row, found.bad, replicas)
+        if changed:
+            strips.rebuild(row)
     if changed:
         changes.rounds.add(found.number)
 
@@ -221,12 +225,33 @@ def _store_closed_round(
         _store_outcomes(row, commit, plan, replicas)
         _refuse_all(run, row, found.bad, replicas)
         _tell(run, row, commit, plan, replicas)
+        _store_curves(run, strips.rebuild(row), changes)
         if commit is not None:
             date_evaluation(run, found.number, commit.tokens_total)
     run.refresh_from_db()
     changes.run = True
     changes.rounds.add(found.number)
     return True
+
+
+def _store_curves(run: Run, row: Round, changes: Changes) -> None:
+    """What the round says on the run's own curves; the pace is from commit to commit."""
+    found = strips.curves(run, [row])
+    before = (
+        Round.objects.filter(run=run, number__lt=row.number, committed_at__isnull=False)
+        .order_by("-number")
+        .values_list("committed_at", "tokens_total")
+        .first()
+    ) or (run.first_step_at, 0)
+    if row.committed_at and before[0] and row.state == RoundState.COMMITTED:
+        took_s = (row.committed_at - before[0]).total_seconds()
+        if took_s > 0:
+            step = row.number * int(run.group_settings["sync_every"])
+            pace = (row.tokens_total - before[1]) / took_s
+            at = (step, row.number, row.tokens_total, row.committed_at.timestamp())
+            found["tokens_per_s"] = strips.points_of([(*at, pace)])
+    add_points(run, None, found, key="round")
+    changes.points += [(name, None, points) for name, points in found.items()]
 
 
 def _tell(

@@ -18,7 +18,7 @@ from typing import Any
 from django.db.models import Max, Q
 
 from runs.blocks import LEVELS, Key, Points, keep, merge, put_range, split, width
-from runs.models import MetricBlock, Replica, Run
+from runs.models import MetricBlock
 
 Place = tuple[str, int, int]
 """Series, level, index."""
@@ -27,15 +27,18 @@ _ALL = (0, *LEVELS)
 
 
 def add_points(
-    run: Run, replica: Replica | None, new: Mapping[str, Points], *, key: Key
+    run: Any, replica: Any, new: Mapping[str, Points], *, key: Key, model: Any = MetricBlock
 ) -> dict[str, Points]:
-    """Merge points into their blocks; the newest block of each series, for whoever needs a tail."""
+    """Merge points into their blocks; the newest block of each series, for whoever needs a tail.
+
+    ``run`` and ``replica`` (None: a series of the run) are rows, or their ids. ``model``: a
+    migration's own."""
     parts = {
         (series, 0, index): part
         for series, points in new.items()
         for index, part in split(points, key)
     }
-    writer = _Writer(run, replica, key)
+    writer = _Writer(_id(run), _id(replica), key, model)
     writer.load({above for place in parts for above in _over(place)})
     newest: dict[str, Points] = {}
     added: dict[Place, int] = {}
@@ -51,8 +54,8 @@ def add_points(
 
 
 def build(run: Any, replica: Any, series: str, *, key: Key, model: Any = MetricBlock) -> None:
-    """All roll-ups of a series that has none yet. ``model``: a migration's own."""
-    writer = _Writer(run, replica, key, model)
+    """All roll-ups of a series that has none yet."""
+    writer = _Writer(_id(run), _id(replica), key, model)
     for below, level in zip(_ALL, LEVELS, strict=False):
         if not any(index for _, index in writer.of_level(series, below, load=True)):
             break
@@ -60,12 +63,16 @@ def build(run: Any, replica: Any, series: str, *, key: Key, model: Any = MetricB
     writer.save()
 
 
+def _id(row: Any) -> Any:
+    return getattr(row, "pk", row)
+
+
 @dataclass
 class _Writer:
     """Rows of one owner (a replica, or the run itself): read in one query, written in two."""
 
-    run: Any
-    replica: Any
+    run_id: Any
+    replica_id: Any
     key: Key
     model: Any = MetricBlock
     rows: dict[Place, Any] = field(default_factory=dict)
@@ -85,7 +92,7 @@ class _Writer:
             self._take(self.model.objects.filter(terms))
 
     def _mine(self, **more: Any) -> Q:
-        return Q(run=self.run, replica=self.replica, **more)
+        return Q(run_id=self.run_id, replica_id=self.replica_id, **more)
 
     def _take(self, rows: Iterable[Any]) -> None:
         for row in rows:
@@ -116,9 +123,8 @@ class _Writer:
     def write(self, place: Place, points: Points) -> Points:
         if place not in self.rows:
             series, level, index = place
-            self.rows[place] = self.model(
-                run=self.run, replica=self.replica, series=series, level=level, index=index
-            )
+            owner = {"run_id": self.run_id, "replica_id": self.replica_id}
+            self.rows[place] = self.model(**owner, series=series, level=level, index=index)
         self.points[place] = points
         self.changed.add(place)
         return points

@@ -18,6 +18,7 @@ import numpy as np
 from django.db.models import F
 
 from diloco.rendezvous.telemetry import Evaluation, RoundReport, Segment
+from runs import strips
 from runs.blocks import BLOCK_STEPS, Points, concatenate
 from runs.models import Contribution, Event, LogLine, MetricBlock, Replica, Round, Run
 from runs.models import TelemetryCursor as Cursor
@@ -155,18 +156,23 @@ def _store_reports(
 ) -> dict[str, Any]:
     """Phase timings and digests of finished rounds; the run's sums, to be stored by the caller."""
     totals = {str(k): float(v) for k, v in run.phase_s.items()}
+    rows: dict[int, Round] = {}
     for report in reports:
         phases = seconds(report.phases)
         for name, value in phases.items():
             totals[name] = round(totals.get(name, 0.0) + value, 6)
         if report.round < 1:
             continue
-        row, _ = Round.objects.get_or_create(run=run, number=report.round)
+        row, _ = Round.objects.select_for_update().get_or_create(run=run, number=report.round)
         _store_report(row, replica, cursor, report, phases, now)
+        rows[row.number] = row
         _compare_digest(run, row, replica, report.weights_digest)
         if report.outcome == "late":
             _alert_of_misses(run, replica, report.round)
         changes.rounds.add(report.round)
+    curves = strips.curves(run, list(rows.values()))
+    add_points(run, None, curves, key="round")
+    changes.points += [(name, None, points) for name, points in curves.items()]
     if cursor.incarnation >= replica.incarnation:
         last = seconds(reports[-1].phases)
         total = sum(last.values())
@@ -211,6 +217,8 @@ def _store_report(
     contribution.committed_at = wall(report.committed_wall_s, now)
     contribution.weights_digest = clean_text(report.weights_digest, 64)
     contribution.save()
+    strips.put(row, [(replica.number, contribution)])
+    row.save(update_fields=["outcomes", "timings"])
 
 
 def _alert_of_misses(run: Run, replica: Replica, round: int) -> None:

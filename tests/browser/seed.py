@@ -182,7 +182,10 @@ def _rounds(
     per_step: int,
     chance: random.Random,
 ) -> None:
-    from runs import models
+    from runs import models, strips
+    from runs.rollups import add_points
+
+    stored = []
 
     for number in range(1, committed + 1 + (0 if ended or not committed else 1)):
         open_round = number > committed
@@ -201,6 +204,7 @@ def _rounds(
             weights_digest="" if open_round or void else digest(f"{made.pk}{number}"),
             committed_at=None if open_round else at,
         )
+        given = []
         for replica in rows:
             state = "included"
             if open_round:
@@ -221,7 +225,7 @@ def _rounds(
                     strict=True,
                 )
             )
-            models.Contribution.objects.create(
+            contribution = models.Contribution.objects.create(
                 round=round_,
                 replica=replica,
                 incarnation=replica.incarnation,
@@ -242,6 +246,19 @@ def _rounds(
                 started_at=at - datetime.timedelta(seconds=round_s),
                 committed_at=None if open_round else at,
             )
+            given.append((replica.number, contribution))
+        strips.put(round_, given)
+        round_.save(update_fields=["outcomes", "timings"])
+        stored.append(round_)
+    paced = [r for r in stored if r.state == "committed"]
+    pace = [
+        (r.number * sync_every, r.number, r.tokens_total, r.committed_at.timestamp(), 2e4 + 99 * i)
+        for i, r in enumerate(paced)
+    ]
+    found = strips.curves(made, stored)
+    if pace:
+        found["tokens_per_s"] = strips.points_of(pace)
+    add_points(made, None, found, key="round")
 
 
 def _events(made: Any, rows: list[Any], begun: Any, state: str, reason: str, owner: Any) -> None:
