@@ -203,12 +203,13 @@ def _ask(questions: Mapping[str, Callable[[], Answer]], pools: Sequence[PoolDraf
 def _of_backend(pool: PoolDraft, place: int, error: Exception) -> Finding:
     """What a backend answered with instead of an answer."""
     label = BACKENDS[pool.backend]
+    words = str(error).removeprefix(f"{label}: ")
     if isinstance(error, NeedsPerson):
-        return _at(place, "credential", f"{label}: {error}")
+        return _at(place, "credential", f"{label}: {words}")
     if isinstance(error, NoAnswer | RetryLater):
-        return _at(place, "backend", f"{label} could not be asked: {error}")
+        return _at(place, "backend", f"{label} could not be asked: {words}")
     if isinstance(error, ExecutorError):
-        return _at(place, "backend", f"{label}: {error}")
+        return _at(place, "backend", f"{label}: {words}")
     # A bug or a broken client. Its words may hold anything.
     return _at(place, "backend", f"{label} could not be asked: {type(error).__name__}")
 

@@ -63,7 +63,7 @@ class RunForm(WorkloadForm):
         "Empty or 0: none.",
     )
     over_budget = forms.BooleanField(
-        label="Launch anyway and stop at the budget",
+        label="The estimate is above it: launch anyway, and stop there",
         required=False,
     )
     max_restarts = forms.IntegerField(

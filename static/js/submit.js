@@ -59,7 +59,10 @@ function showEstimate(estimate, errors) {
   for (const cell of $$("[data-e]", form)) {
     const value = estimate[cell.dataset.e];
     const show = SHOW[cell.dataset.e] ?? format.count;
-    setText(cell, value === null && show !== format.money ? format.UNKNOWN : show(value));
+    const unknown = value === null && show !== format.money;
+    setText(cell, unknown ? format.UNKNOWN : show(value));
+    const line = cell.closest(".estimate div");
+    if (line) line.hidden = unknown; // of somebody's own code much is not known
   }
   rows().forEach((row, i) => {
     const usd = estimate.pool_usd_h[i];

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import zipfile
+
 import pytest
 from playwright.sync_api import expect
 
@@ -68,3 +72,32 @@ def test_a_double_click_makes_one_run(window: Window, site: Site) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("Pressed twice")
     count = "from runs.models import Run; print(Run.objects.filter(name='Pressed twice').count())"
     assert site.python(count) == "1"
+
+
+def test_my_own_code_is_a_zip_and_a_function(window: Window, site: Site) -> None:
+    page = window.open("/runs/new")
+    function = page.get_by_role("textbox", name="Function")
+    expect(function).to_be_hidden()
+    page.get_by_role("radio", name="My own code").check()
+    expect(page.get_by_role("radio", name="mini")).to_be_hidden()
+    page.get_by_label("Name").fill("Own code")
+    function.fill("train.build")
+    function.blur()
+    expect(page.locator("#id_function_error")).to_contain_text("expected 'package.module:function'")
+    function.fill("train:build")
+    expect(page.locator('[data-e="parameters"]')).to_be_hidden()
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("train.py", "def build(**given): ...")
+    code = {"name": "mine.zip", "mimeType": "application/zip", "buffer": made.getvalue()}
+    page.get_by_label("Code", exact=True).set_input_files(code)
+    page.get_by_label("Local steps (H)").fill("0")
+    page.get_by_role("button", name="Launch").click()
+    expect(page.locator("[data-archive-note]")).to_contain_text("Kept: 1 file")
+    window.shoot(page, "submit-own-code")
+    page.get_by_label("Local steps (H)").fill("90")
+    page.get_by_role("button", name="Launch").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Own code")
+    kept = "from runs.models import Run; print(Run.objects.get(name='Own code').archive.sha256)"
+    assert site.python(kept) == hashlib.sha256(made.getvalue()).hexdigest()
+    window.errors[:] = [e for e in window.errors if "422" not in e]
