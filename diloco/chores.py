@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from diloco.checkpoint import save_checkpoint, sweep
+from diloco.checkpoint import manifest_rounds, save_checkpoint, sweep
 from diloco.finish import checkpointer, evaluator
 from diloco.inner import Inner
 from diloco.membership import Lease
@@ -80,13 +80,23 @@ class Chores:
         evaluate = settings.eval_every and (commit.last or count % settings.eval_every == 0)
         if evaluate and self._identity == evaluator(commit):
             self._evaluate_global(commit)
-        if commit.last or count % settings.checkpoint_every == 0:
+        if commit.last or count % settings.checkpoint_every == 0 or self._save_is_due(commit):
             # Where only one may create, it is always its turn.
             mine = self._identity == checkpointer(commit) or not self._store.atomic_create
             if mine and self._may_create():
                 self._checkpoint(commit)
         if settings.state_every and count % settings.state_every == 0 and not commit.last:
             self.save_own(residuals)
+
+    def _save_is_due(self, commit: Commit) -> bool:
+        """Whether a checkpoint was asked for that nobody has written yet. Only whose turn it is to
+        write one looks; who has it behind him forgets it."""
+        after = self._lease.save_after
+        mine = self._identity == checkpointer(commit) or not self._store.atomic_create
+        if after is None or commit.round <= after or not mine:
+            return False
+        self._lease.save_after = None
+        return max(manifest_rounds(self._store), default=0) <= after
 
     def _evaluate_global(self, commit: Commit) -> None:
         if self._evaluate is None:

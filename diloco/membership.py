@@ -66,10 +66,11 @@ class Progress:
 class Lease:
     """The heartbeat: a thread that beats, watches for commands and for a newer incarnation.
 
-    ``stop_requested``, ``fenced`` and ``committer`` (who may create, on a store without an atomic
-    create) are what it has learnt; the training loop looks at them. ``on_drain`` is told how many
-    seconds there are and why. Commands that lie there when the lease starts are seen in
-    :meth:`start`: a drain among them was meant for an earlier process, unless it names this one.
+    ``stop_requested``, ``fenced``, ``save_after`` (a checkpoint of a later round is wanted) and
+    ``committer`` (who may create, on a store without an atomic create) are what it has learnt; the
+    training loop looks at them. ``on_drain`` is told how many seconds there are and why. Commands
+    that lie there when the lease starts are seen in :meth:`start`: a drain among them was meant for
+    an earlier process, unless it names this one.
     A beat that cannot be written is logged and tried again at the next interval.
     """
 
@@ -92,6 +93,7 @@ class Lease:
             )
         self.identity = identity
         self.stop_requested = False
+        self.save_after: int | None = None
         self.fenced = False
         self.committer = 0
         self._store = store
@@ -176,6 +178,12 @@ class Lease:
         if command.command == "stop":
             log.info("told to stop by command %d", command.n)
             self.stop_requested = True
+        elif command.command == "resume":
+            log.info("command %d takes back the stops before it", command.n)
+            self.stop_requested = False
+        elif command.command == "save" and _is_round(command.arguments.get("round")):
+            log.info("command %d wants a checkpoint", command.n)
+            self.save_after = command.arguments["round"]
         elif command.command == "committer" and isinstance(command.arguments.get("replica"), int):
             self.committer = command.arguments["replica"]
             log.info("replica %d is named committer by command %d", self.committer, command.n)
@@ -224,6 +232,10 @@ class Lease:
                 self.beat()
             except StoreError as error:
                 log.warning("heartbeat failed, will try again: %s", error)
+
+
+def _is_round(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ MEMBERS = "members/"
 ROUNDS = "rounds/"
 CHECKPOINTS = "checkpoints/"
 CONTROL = "control/"
+JOURNAL = "control/journal/"
 FINAL_MANIFEST = "final/manifest.json"
 
 _INCARNATION = re.compile(r"\d{5}-[0-9a-f]{8}")
@@ -135,7 +136,7 @@ def control(n: int) -> str:
 
 
 def journal(n: int) -> str:
-    return f"{CONTROL}journal/{n:08d}.json"
+    return f"{JOURNAL}{n:08d}.json"
 
 
 def final_dir(replica: int, incarnation: str) -> str:

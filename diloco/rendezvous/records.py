@@ -349,7 +349,9 @@ class Command(Record):
     (arguments: *replica*) names the one replica that may create, on a store without an atomic
     create. ``drain`` asks a process to hand in its work, save its state and leave, *within_s*
     seconds from when it reads this, for a *reason* (both may be left out). It is for processes up
-    to *incarnation*; without one, for those that had started when it was written.
+    to *incarnation*; without one, for those that had started when it was written. ``save`` asks for
+    a checkpoint of any round after *round*, in good time. ``resume`` takes back the stops before
+    it: it is written when a run that was stopped goes on, before its processes start.
     """
 
     n: int

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.checkpoint import load_checkpoint, read_final
+from diloco.checkpoint import load_checkpoint, manifest_rounds, read_final
 from diloco.errors import FencedOut, ModelMismatch, ReplicaError
 from diloco.group import join
 from diloco.layout import Layout
@@ -298,6 +298,35 @@ def test_stop_ends_everybody_at_a_committed_round(tiny_group: MakeGroup) -> None
     final = read_final(group.store)
     assert final is not None and final.reason == "stopped" and final.round >= 2
     assert final.round <= len(group.commits())
+
+
+def test_a_checkpoint_that_was_asked_for_is_written_once_by_whoever_has_heard(
+    tiny_group: MakeGroup,
+) -> None:
+    group = tiny_group(total_rounds=9, checkpoint_every=100)
+    command = Command(n=1, command="save", arguments={"round": 4}, wall_s=0.0)
+    group.store.create(keys.control(1), command.to_bytes())
+    members = [group.start(replica) for replica in range(3)]
+    group.wait()
+    group.assert_agreed(*members)
+    assert manifest_rounds(group.store) == [0, 5, 9]
+
+
+def test_a_group_that_was_stopped_before_its_end_goes_on(tiny_group: MakeGroup) -> None:
+    """All were killed after a stop was written: with a resume behind it, others finish the run."""
+    group = tiny_group(num_replicas=2, total_rounds=5)
+    trap = group.trap("create", keys.commit(2), "before")
+    dead = [group.start(replica, trap=trap) for replica in range(2)]
+    group.wait()
+    assert all(member.error for member in dead)
+    done = len(group.commits())
+    for n, name in enumerate(("stop", "resume"), start=1):
+        group.store.create(keys.control(n), Command(n=n, command=name, wall_s=0.0).to_bytes())
+    members = [group.start(replica) for replica in range(2)]
+    group.wait(*members)
+    group.assert_agreed(*members)
+    assert [member.reason for member in members] == ["completed", "completed"]
+    assert done < len(group.assert_log()) == 5
 
 
 def test_a_replica_that_comes_after_the_end_leaves_at_once(tiny_group: MakeGroup) -> None:

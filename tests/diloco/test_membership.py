@@ -117,6 +117,27 @@ def test_commands_are_obeyed_in_order_and_bad_ones_passed_over(store: LocalStore
     assert mine.stop_requested
 
 
+def test_a_resume_takes_back_the_stops_before_it_and_no_later_one(store: LocalStore) -> None:
+    for n, name in enumerate(("stop", "stop", "resume"), start=1):
+        store.put(keys.control(n), Command(n=n, command=name, wall_s=0.0).to_bytes())
+    mine = lease(store)
+    mine.look_around()
+    assert not mine.stop_requested
+    store.put(keys.control(4), Command(n=4, command="stop", wall_s=0.0).to_bytes())
+    mine.look_around()
+    assert mine.stop_requested
+
+
+@pytest.mark.parametrize("round", [None, True, -1, "3"])
+def test_a_save_says_after_which_round(store: LocalStore, round: object) -> None:
+    mine = lease(store)
+    for n, value in enumerate((3, round), start=1):
+        command = Command(n=n, command="save", arguments={"round": value}, wall_s=0.0)
+        store.put(keys.control(n), command.to_bytes())
+    mine.look_around()
+    assert mine.save_after == 3
+
+
 def drain(store: LocalStore, n: int, **arguments: object) -> None:
     command = Command(n=n, command="drain", replica=1, arguments=arguments, wall_s=0.0)
     store.put(keys.control(n), command.to_bytes())
