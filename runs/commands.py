@@ -25,6 +25,23 @@ def send_stop(run: Run, store: Store, now: datetime) -> None:
     run.stop_sent_at = now
 
 
+def send_resume(run: Run, store: Store, now: datetime) -> None:
+    """Take back the stops there are: the run goes on. Sent before anything of it is launched."""
+    _send(run, store, Command(n=run.next_command, command="resume", wall_s=now.timestamp()))
+
+
+def send_save(run: Run, store: Store, now: datetime) -> None:
+    """Have the next round that is committed saved as a checkpoint."""
+    asked_at = run.save_requested_at
+    arguments: Mapping[str, Any] = {"round": run.next_round - 1}
+    command = Command(
+        n=run.next_command, command="save", arguments=arguments, wall_s=now.timestamp()
+    )
+    _send(run, store, command)
+    Run.objects.filter(pk=run.pk).update(save_sent_at=asked_at)
+    run.save_sent_at = asked_at
+
+
 def send_drain(replica: Replica, store: Store, now: datetime, *, within_s: float) -> None:
     """Ask this incarnation to give its work to a round, save its state, and leave."""
     run = replica.run
@@ -60,4 +77,5 @@ def _send(run: Run, store: Store, command: Command) -> None:
 
 
 def _meaning(command: Command) -> tuple[Any, ...]:
-    return command.command, command.replica, command.arguments.get("incarnation")
+    names = ("incarnation", "round")
+    return command.command, command.replica, *(command.arguments.get(name) for name in names)

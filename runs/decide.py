@@ -148,6 +148,8 @@ class RunView:
     replicas: tuple[ReplicaState, ...]
     training: bool = False
     """A step has been seen."""
+    resuming: bool = False
+    """It is launched once more and has not come so far yet."""
     final_reason: str = ""
     """``reason`` of the final manifest, '' while there is none."""
     final_round: int = 0
@@ -184,6 +186,8 @@ def judge_run(view: RunView) -> RunVerdict | None:
                 reason=f"{view.stop_reason or 'stopped'}; no final weights were written",
             )
         return None
+    if view.state == RunState.PAUSING and view.jobs_open == 0:
+        return RunVerdict(to=RunState.PAUSED, reason="all machines are released")
     if view.state not in RUN_LIVE | {RunState.PROVISIONING}:
         return None
     if over and view.replicas and all(state in REPLICA_ENDED for state in view.replicas):
@@ -235,6 +239,8 @@ def _by_live_count(view: RunView) -> RunVerdict | None:
         return None
     if live + done >= view.quorum:
         return RunVerdict(to=RunState.DEGRADED, reason=f"{live} of {view.target} replicas live")
+    if view.resuming and (view.relaunchable or view.jobs_open):
+        return None
     hope = "waiting for a relaunch" if view.relaunchable else "restart a replica or stop the run"
     return RunVerdict(
         to=RunState.STALLED,

@@ -25,6 +25,10 @@ class IllegalTransition(ValueError):
         self.wanted = wanted
 
 
+class CannotDo(ValueError):
+    """What somebody asked of a run does not go; the message says why, to them."""
+
+
 class LaunchFailed(Exception):
     """The run cannot be launched until a person changes something."""
 

@@ -11,6 +11,7 @@ for the ones that got lost.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -36,6 +37,7 @@ from executors.base import (
 from runs import breaker
 from runs.backends import executor_for
 from runs.bundle import make_bundle
+from runs.commands import send_resume
 from runs.credentials import replica_secrets
 from runs.exceptions import LaunchFailed, LaunchLater
 from runs.models import Replica, ReplicaAttempt, Run
@@ -78,7 +80,10 @@ def launch_run(run_id: str) -> None:
     run = Run.objects.get(pk=run_id)
     if run.state == RunState.QUEUED:
         try:
-            publish_group(run, store_for(run))
+            store = store_for(run)
+            publish_group(run, store)
+            if run.resumed_at is not None:
+                take_up(run, store)
         except (LaunchFailed, StoreDenied, SettingsError) as error:
             transition(run, RunState.FAILED, reason=f"could not be launched: {error}")
             return
@@ -116,6 +121,20 @@ def publish_group(run: Run, store: Store) -> None:
     expected = group_document(run, run.code_sha256)
     if found != expected.to_bytes():
         raise LaunchFailed(_difference(store.uri, expected, found))
+
+
+def take_up(run: Run, store: Store) -> None:
+    """Have a run that was paused or over go on in its own rendezvous.
+
+    Raises :class:`LaunchFailed` where final weights lie: replicas would take the run for over.
+    """
+    with contextlib.suppress(MissingKey):
+        store.get(keys.FINAL_MANIFEST)
+        raise LaunchFailed(
+            f"{run.rendezvous}: expected no {keys.FINAL_MANIFEST}, found one: what is final does "
+            "not change; fork a new run from its newest checkpoint"
+        )
+    send_resume(run, store, timezone.now())
 
 
 def _existing_group(store: Store) -> bytes | None:

@@ -13,7 +13,7 @@ from diloco.rendezvous.store import Store
 from runs import jobs, policy
 from runs.commands import send_drain
 from runs.models import Replica, ReplicaAttempt
-from runs.states import REPLICA_WORKING, ReplicaState
+from runs.states import REPLICA_WORKING, ReplicaState, RunState
 from runs.tick import Tick
 from runs.transitions import transition_replica
 
@@ -41,12 +41,32 @@ def send_drains(tick: Tick, store: Store) -> None:
             send_drain(replica, store, tick.now, within_s=within_s)
 
 
+def release(tick: Tick) -> None:
+    """The replicas of a run that is pausing: asked to leave, and to be launched again when it goes
+    on. One that waits for its first launch just waits."""
+    if tick.run.state != RunState.PAUSING:
+        return
+    time_s = policy.drain_s(tick.run.round_s)
+    for replica in tick.replicas:
+        if replica.state not in REPLICA_WORKING | {ReplicaState.PROVISIONING, ReplicaState.SUSPECT}:
+            continue
+        works = replica.worked_since is not None
+        tick.changes.replicas |= transition_replica(
+            replica,
+            ReplicaState.RESTARTING,
+            reason="the run pauses",
+            relaunch_at=None,
+            cancel_at=tick.now + timedelta(seconds=time_s if works else 0.0),
+        )
+
+
 def cancel_what_must_end(tick: Tick) -> None:
     """Jobs of replicas that were given time to leave and have not, and of a run that had enough."""
     run = tick.run
     told_at = run.ended_at or run.stop_requested_at
     grace = timedelta(seconds=policy.drain_s(run.round_s))
     time_is_up = told_at is not None and tick.now - told_at > grace
+    time_is_up |= run.cancel_at is not None and run.cancel_at <= tick.now
     due = {
         replica.pk
         for replica in tick.replicas

@@ -17,7 +17,7 @@ from diloco.rendezvous.records import BadRecord
 from diloco.rendezvous.store import Store, StoreError, StoreUnavailable
 from runs import care, costs, decide, jobs, leaving
 from runs.beats import read_leases, store_leases
-from runs.commands import send_stop
+from runs.commands import send_save, send_stop
 from runs.decide import RunView
 from runs.history import ingest_rounds
 from runs.ingest import ingest_telemetry
@@ -44,14 +44,15 @@ STORE_AWAY_FOR = timedelta(minutes=10)
 """How long a run that was asked to stop waits for a bucket that does not answer."""
 
 
-def reconcile_run(run_id: str) -> None:
-    """Bring one run up to date. Does not raise when its bucket or a backend is away."""
+def reconcile_run(run_id: str) -> bool:
+    """Bring one run up to date. Does not raise when its bucket or a backend is away. False when
+    the pages could not be told of it."""
     run = Run.objects.select_related("owner").get(pk=run_id)
     now = timezone.now()
     if run.state == RunState.QUEUED:
         if now - run.state_since > LOST_TASK_AFTER:
             enqueue("launch_run", str(run.pk), expires=LOST_TASK_AFTER.total_seconds())
-        return
+        return True
     attempts = jobs.attempts_to_look_at(run)
     tick = Tick(
         run=run,
@@ -60,6 +61,7 @@ def reconcile_run(run_id: str) -> None:
         attempts=[attempt for attempt in attempts if attempt.ended_at is None],
         jobs=jobs.unjudged_jobs(attempts),
     )
+    leaving.release(tick)
     said = {replica.pk: replica.backend_state for replica in tick.replicas}
     tick.jobs |= jobs.poll_jobs(tick.attempts, now=now)
     tick.changes.replicas = any(
@@ -81,7 +83,7 @@ def reconcile_run(run_id: str) -> None:
     leaving.cancel_what_must_end(tick)
     costs.add_up(tick)
     _judge_run(tick)
-    publish_changes(run, tick.changes)
+    return publish_changes(run, tick.changes)
 
 
 def _read_bucket(tick: Tick, store: Store) -> None:
@@ -105,6 +107,8 @@ def _read_bucket(tick: Tick, store: Store) -> None:
         changes=tick.changes,
     )
     run.refresh_from_db()
+    if run.save_requested_at is not None and run.save_sent_at != run.save_requested_at:
+        send_save(run, store, tick.now)  # of a round after those that we have seen just now
     if tick.changes.rounds or run.state in RUN_ENDED:
         ingest_checkpoints(run, store, now=tick.now)
     try:
@@ -179,6 +183,8 @@ def _run_view(tick: Tick) -> RunView:
     began = run.started_at or run.created_at
     pools = {replica.pool_id: replica.pool for replica in tick.replicas}
     committed = run.committed_at or run.first_step_at or now
+    if run.resumed_at is not None:
+        committed = max(committed, run.resumed_at)
     failed = next((r for r in tick.replicas if r.state == ReplicaState.FAILED), None)
     waiting = (ReplicaState.PENDING, ReplicaState.RESTARTING)
     return RunView(
@@ -195,7 +201,8 @@ def _run_view(tick: Tick) -> RunView:
         ),
         first_error=f"{failed}: {failed.state_reason}" if failed else "",
         stop_reason=run.state_reason if run.state == RunState.STOPPING else "",
-        age_s=(now - began).total_seconds(),
+        resuming=run.state == RunState.PROVISIONING and run.resumed_at is not None,
+        age_s=(now - began).total_seconds() - run.idle_s,
         time_limit_s=run.time_limit_s,
         start_timeout_s=run.start_timeout_s,
         cost_usd=run.cost_usd,

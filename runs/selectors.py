@@ -24,6 +24,7 @@ from runs.fleet import pool_rows, replica_rows
 from runs.models import (
     Contribution,
     Event,
+    Journal,
     LogLine,
     Replica,
     ReplicaAttempt,
@@ -33,7 +34,7 @@ from runs.models import (
 )
 from runs.models import TelemetryCursor as Cursor
 from runs.plain import finite, iso
-from runs.states import REPLICA_ENDED, REPLICA_LIVE, RUN_ACTIVE, RUN_LIVE
+from runs.states import REPLICA_ENDED, REPLICA_LIVE, RUN_ACTIVE, RUN_LIVE, RunState
 
 MAX_POINTS = 2000
 SNAPSHOT_POINTS = 500
@@ -98,14 +99,21 @@ def with_header(runs: QuerySet[Run]) -> QuerySet[Run]:
 
 
 def runs_to_look_after() -> QuerySet[Run]:
-    """Active runs, and ended ones with a job that may still run, a replica that waits for one, or
-    telemetry still to read."""
+    """Active runs, and ended or paused ones with a job that may still run, a replica to be let go,
+    telemetry still to read, or news for the journal."""
     jobs = ReplicaAttempt.objects.filter(replica__run=OuterRef("pk"), ended_at=None)
     unread = Cursor.objects.filter(replica__run=OuterRef("pk"), ended=False)
     waiting = Replica.objects.filter(run=OuterRef("pk")).exclude(state__in=REPLICA_ENDED)
-    recent = Q(ended_at__gte=timezone.now() - DRAIN_FOR)
+    paused = Q(state=RunState.PAUSED)
+    unsaid = Journal.objects.filter(run=OuterRef("pk"), due=True)
+    then = timezone.now() - DRAIN_FOR
+    recent = Q(ended_at__gte=then) | Q(paused, state_since__gte=then)
     return Run.objects.filter(
-        Q(state__in=RUN_ACTIVE) | Q(recent & Exists(unread)) | Q(Exists(jobs)) | Q(Exists(waiting))
+        Q(state__in=RUN_ACTIVE)
+        | Q(recent & Exists(unread))
+        | Q(Exists(jobs))
+        | Q(~paused & Exists(waiting))
+        | Q(Exists(unsaid))
     ).order_by("created_at")
 
 

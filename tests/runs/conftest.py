@@ -32,7 +32,7 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """(task, *args) of everything that was enqueued. That this waits for the commit is
     ``test_queue``'s to prove."""
     sent: list[tuple[Any, ...]] = []
-    for module in ("services", "create", "launch", "care", "reconcile", "tasks"):
+    for module in ("services", "life", "create", "launch", "care", "reconcile", "tasks"):
         monkeypatch.setattr(
             f"runs.{module}.enqueue", lambda task, *args, expires=None: sent.append((task, *args))
         )
@@ -65,7 +65,7 @@ def make_world(
 ) -> Callable[..., World]:
     def make(**changes: Any) -> World:
         deltas: list[dict[str, Any]] = []
-        monkeypatch.setattr("runs.live.publish", lambda run_id, delta: deltas.append(delta))
+        monkeypatch.setattr("runs.live.publish", lambda run_id, delta: not deltas.append(delta))
         return World(make_run(**changes), clock, executor, outbox, deltas)
 
     return make

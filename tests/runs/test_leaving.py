@@ -26,7 +26,8 @@ def world(make_world: Callable[..., Any]) -> Any:
 
 def commands(world: Any) -> list[Command]:
     store = world.bucket.store
-    return [Command.from_bytes(store.get(i.key)) for i in store.list(keys.CONTROL)]
+    found = [i.key for i in store.list(keys.CONTROL) if not i.key.startswith(keys.JOURNAL)]
+    return [Command.from_bytes(store.get(key)) for key in found]
 
 
 def ticks(world: Any, *after_s: float) -> None:

@@ -39,7 +39,8 @@ def states(world: Any) -> list[str]:
 
 def commands(world: Any) -> list[Command]:
     store = world.bucket.store
-    return [Command.from_bytes(store.get(i.key)) for i in store.list(keys.CONTROL)]
+    found = [i.key for i in store.list(keys.CONTROL) if not i.key.startswith(keys.JOURNAL)]
+    return [Command.from_bytes(store.get(key)) for key in found]
 
 
 def end_all(world: Any, cause: Cause, code: int = 0) -> None:
