@@ -5,7 +5,7 @@ from django.contrib.auth.views import LogoutView
 from django.urls import path
 
 from dashboard import api
-from dashboard.views import auth, live, pools, replica, run, runs, submit
+from dashboard.views import auth, charts, live, planner, pools, replica, run, runs, submit
 
 admin.site.site_header = "Archipelago administration"
 admin.site.site_title = "Archipelago"
@@ -33,6 +33,8 @@ urlpatterns = [
         "runs/<uuid:run_id>/replicas/<int:number>/restart", replica.restart, name="replica-restart"
     ),
     path("login", auth.LoginView.as_view(), name="login"),
+    path("planner", planner.planner, name="planner"),
+    path("planner.json", planner.planner_json, name="planner-json"),
     path("logout", LogoutView.as_view(), name="logout"),
     path("setup", auth.setup, name="setup"),
     path("api/", api.urlpatterns),

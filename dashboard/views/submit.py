@@ -22,6 +22,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from dashboard.estimate import Estimate
 from dashboard.estimate import estimate as make_estimate
 from dashboard.forms import PoolForm, RunForm, initial_from
+from dashboard.forms.prefill import from_query
 from diloco.rendezvous.settings import SECTIONS, setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
 from runs import create, preflight, presets, rates, selectors, services
@@ -47,7 +48,9 @@ def new(request: HttpRequest) -> HttpResponse:
         raise PermissionDenied("Viewers watch runs; an administrator can make you an operator.")
     if request.method != "POST":
         initial = initial_from(presets.local_demo()) | {"submit_key": secrets.token_urlsafe(24)}
-        return _page(request, RunForm(initial=initial), presets.local_demo())
+        # What an address fills in may be wrong, so its estimate is left to the browser to ask for.
+        draft = None if request.GET else presets.local_demo()
+        return _page(request, RunForm(initial=from_query(initial, request.GET.dict())), draft)
     form = RunForm(request.POST, request.FILES)
     if changed := _changed(request, form):
         return changed

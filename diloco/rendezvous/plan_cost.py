@@ -17,6 +17,7 @@ are not part of it. ``bench/plan_traffic.py`` holds it against what a real store
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from diloco.rendezvous.cost import DEFAULT_TOPK, payload_bytes
 from diloco.rendezvous.geometry import (
@@ -84,6 +85,7 @@ class _Body:
         return len(part_spans(span, block=block, block_bytes=block_bytes))
 
 
+@lru_cache(maxsize=1024)  # a sweep over H asks for the same again and again
 def round_cost(
     *,
     numel: int,
@@ -119,6 +121,7 @@ def round_cost(
     )
 
 
+@lru_cache(maxsize=256)
 def syncer_cost(*, numel: int, codec: str, replicas: int, topk: int = DEFAULT_TOPK) -> RoundCost:
     """The cost to the syncer itself, which uploads no payload."""
     whole = Span(0, numel)

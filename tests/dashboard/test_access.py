@@ -35,6 +35,8 @@ PAGES = {
     "replica-stop": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "replica-restart": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "logout": ("post", SIGN_IN, MOVED, MOVED, MOVED, MOVED),
+    "planner": ("get", SIGN_IN, OK, OK, OK, OK),
+    "planner-json": ("get", SIGN_IN, OK, OK, OK, OK),
     "login": ("get", OK, MOVED, MOVED, MOVED, MOVED),
     "setup": ("get", MOVED, MOVED, MOVED, MOVED, MOVED),
 }

@@ -1,0 +1,62 @@
+"""The planner in a browser: the address holds the plan, the chart chooses H, the form takes it."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import Window
+
+pytestmark = pytest.mark.browser
+
+PLAN = (
+    "/planner?parameters=1B&num_replicas=8&sync_every=100&codec=bf16&step_s=1"
+    "&tokens_per_step=65536&tokens=20B&mtbf_h=24&usd_h=2"
+)
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1440, "light"), (1440, "dark"), (800, "light"), (360, "light")]
+)
+def test_how_it_looks(window: Window, width: int, scheme: str) -> None:
+    page = window.open(PLAN, width=width, scheme=scheme)
+    expect(page.locator("[data-chart] canvas")).to_be_visible()
+    page.wait_for_timeout(150)
+    window.shoot(page, f"planner-{width}-{scheme}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_keys_choose_h_and_the_address_follows(window: Window) -> None:
+    page = window.open(PLAN)
+    expect(page.locator("[data-chart] canvas")).to_be_visible()
+    before = page.locator('[data-p="wall_s"]').inner_text()
+    page.locator("[data-chart]").focus()
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+    chosen = int(page.get_by_label("Local steps (H)", exact=True).input_value())
+    assert chosen > 100
+    assert f"sync_every={chosen}" in page.url
+    expect(page.locator('[data-p="wall_s"]')).not_to_have_text(before)
+    shown = page.locator('[data-p="efficiency"]').inner_text()
+    page.reload()
+    expect(page.locator('[data-p="efficiency"]')).to_have_text(shown)
+    assert page.get_by_label("Local steps (H)", exact=True).input_value() == str(chosen)
+
+
+def test_a_click_on_the_chart_chooses_too_and_best_is_a_button(window: Window) -> None:
+    page = window.open(PLAN)
+    expect(page.locator("[data-chart] canvas")).to_be_visible()
+    page.locator("[data-chart] .u-over").click(position={"x": 60, "y": 100})
+    assert int(page.get_by_label("Local steps (H)", exact=True).input_value()) < 100
+    page.locator("[data-best]").click()
+    expect(page.locator("[data-best]")).to_be_hidden()
+
+
+def test_what_is_typed_wrong_is_said_at_its_field(window: Window) -> None:
+    page = window.open(PLAN)
+    page.get_by_label("Overlap").fill("100")
+    expect(page.get_by_text("expected less than the 100 local steps")).to_be_visible()
+    expect(page.locator("[data-out][data-stale]")).to_have_count(1)
+    page.get_by_label("Overlap").fill("5")
+    expect(page.get_by_text("expected less than the 100 local steps")).to_be_hidden()
+    expect(page.locator("[data-out][data-stale]")).to_have_count(0)
