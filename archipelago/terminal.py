@@ -66,7 +66,7 @@ def percent(value: float | None) -> str:
 
 def money(value: float | None, *, known: bool = True) -> str:
     """``>`` where part of it is not known."""
-    if value is None:
+    if value is None or not (value or known):
         return "unknown"
     return f"{'' if known else '>'}${value:,.2f}"
 

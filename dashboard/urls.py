@@ -5,7 +5,19 @@ from django.contrib.auth.views import LogoutView
 from django.urls import path
 
 from dashboard import api
-from dashboard.views import auth, charts, live, planner, pools, replica, run, runs, submit
+from dashboard.views import (
+    auth,
+    charts,
+    health,
+    live,
+    planner,
+    pools,
+    replica,
+    run,
+    runs,
+    submit,
+    tokens,
+)
 
 admin.site.site_header = "Archipelago administration"
 admin.site.site_title = "Archipelago"
@@ -37,6 +49,11 @@ urlpatterns = [
     path("planner.json", planner.planner_json, name="planner-json"),
     path("logout", LogoutView.as_view(), name="logout"),
     path("setup", auth.setup, name="setup"),
+    path("account/tokens", tokens.tokens, name="tokens"),
+    path("account/tokens/<int:token_id>/revoke", tokens.revoke, name="token-revoke"),
     path("api/", api.urlpatterns),
+    path("healthz", health.healthz, name="healthz"),
+    path("readyz", health.readyz, name="readyz"),
+    path("metrics", health.metrics, name="metrics"),
     path("admin/", admin.site.urls),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from runs import launch, reaper, reconcile, selectors
+from runs import health, launch, reaper, reconcile, selectors
 from runs.exceptions import LaunchLater
 from runs.lease import lease
 from runs.queue import enqueue
@@ -18,6 +18,7 @@ LAUNCH_LEASE_S = 110.0
 @shared_task
 def reconcile_active() -> None:
     """Beat's tick: one task per run that needs looking after."""
+    health.beat()
     for run_id in selectors.runs_to_look_after().values_list("pk", flat=True):
         enqueue("reconcile_run", str(run_id), expires=TICK_EXPIRES_S)
 

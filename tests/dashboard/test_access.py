@@ -41,7 +41,11 @@ PAGES = {
     "setup": ("get", MOVED, MOVED, MOVED, MOVED, MOVED),
 }
 SENT = {"run-test": {"test": "rendezvous"}, "pool-scale": {"count": "2"}}
-TESTED_ELSEWHERE = {"runs-stream", "run-stream"}  # test_stream.py
+TESTED_ELSEWHERE = {
+    *("runs-stream", "run-stream"),  # test_stream.py
+    *("tokens", "token-revoke"),  # test_token_page.py
+    *("healthz", "readyz", "metrics"),  # test_health.py
+}
 
 
 @pytest.fixture

@@ -1,0 +1,66 @@
+"""A real server, a login file of the test's own, and the command line as a person calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from archipelago.cli import main
+from tests.browser import seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(autouse=True)
+def _own_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+    for name in ("ARCHIPELAGO_URL", "ARCHIPELAGO_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ARCHIPELAGO_LOGIN", str(tmp_path / "config" / "login.json"))
+    monkeypatch.setenv("no_proxy", "*")
+
+
+@pytest.fixture
+def token_of(db: None) -> Callable[..., str]:
+    from runs import tokens
+
+    def make(name: str = "owner", role: str = "operator", *scopes: str) -> str:
+        _, text = tokens.issue(
+            seed.user(name, role), name="a test", scopes=list(scopes or ("read", "operate"))
+        )
+        return text
+
+    return make
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    def run(*arguments: str) -> Said:
+        capsys.readouterr()
+        try:
+            code = main(arguments)
+        except SystemExit as error:
+            code = int(error.code or 0)
+        said = capsys.readouterr()
+        return Said(code=code, out=said.out, err=said.err)
+
+    return run
+
+
+@pytest.fixture
+def signed_in(
+    live_server: Any, token_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """As the owner of the seeded runs; the server's URL."""
+    monkeypatch.setenv("ARCHIPELAGO_URL", live_server.url)
+    monkeypatch.setenv("ARCHIPELAGO_TOKEN", token_of())
+    yield live_server.url

@@ -1,0 +1,319 @@
+"""Every command against a real server."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from archipelago.cli import main, parser
+from archipelago.client import Client
+from archipelago.documents import EXAMPLE
+from tests.browser import seed
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Call = Callable[..., Any]
+DOCUMENT = 'name = "Sent"\n[settings]\nwarmup_steps = 5\n[[pools]]\ncount = 2\n'
+
+
+@pytest.fixture
+def run(signed_in: str) -> Any:
+    return seed.run(seed.user("owner", "operator"), committed=3, replicas=2, name="First run")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(DOCUMENT)
+    return path
+
+
+def test_every_command_is_documented() -> None:
+    (commands,) = parser()._subparsers._group_actions  # type: ignore[union-attr]
+    told = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    for name, command in commands.choices.items():  # type: ignore[union-attr]
+        assert f"`archipelago {name}" in told, name
+        for action in command._actions:
+            for option in action.option_strings:
+                if option.startswith("--") and option != "--help":
+                    assert f"`{option}" in told or f" {option}" in told, (name, option)
+
+
+def test_login_keeps_the_token_where_nobody_else_reads_it(
+    call: Call, live_server: Any, token_of: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = token_of()
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{token}\n"))
+    said = call("login", live_server.url + "/", "--token-stdin")
+    assert said.code == 0, said.err
+    assert "signed in as owner (operator)" in said.out
+    assert token not in said.out + said.err
+    kept = tmp_path / "config" / "login.json"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert json.loads(kept.read_text()) == {"url": live_server.url, "token": token}
+    assert "owner (operator) on http://" in call("whoami").out
+    assert call("logout").code == 0
+    assert not kept.exists()
+    again = call("ls")
+    assert (again.code, again.out) == (4, "")
+    assert "archipelago login URL" in again.err
+
+
+def test_login_with_a_wrong_token_keeps_nothing(
+    call: Call, live_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("arch_nonsense\n"))
+    said = call("login", live_server.url)
+    assert said.code == 4
+    assert "expected a token" in said.err
+    assert not (tmp_path / "config").exists()
+
+
+def test_a_token_is_not_sent_to_another_server(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "config" / "login.json"
+    kept.parent.mkdir()
+    kept.write_text('{"url": "http://127.0.0.1:1", "token": "arch_x"}')
+    monkeypatch.setenv("ARCHIPELAGO_URL", "http://127.0.0.1:2")
+    said = call("ls")
+    assert said.code == 4
+    assert "no token for http://127.0.0.1:2" in said.err
+
+
+def test_a_server_that_is_away(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("archipelago.transport.time.sleep", lambda _: None)
+    monkeypatch.setattr(
+        Client.__init__, "__kwdefaults__", {"timeout_s": 1.0, "sleep": lambda _: None}
+    )
+    monkeypatch.setenv("ARCHIPELAGO_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("ARCHIPELAGO_TOKEN", "arch_x")
+    said = call("ls")
+    assert said.code == 3
+    assert said.err.startswith("archipelago: http://127.0.0.1:1 does not answer: ")
+
+
+def test_ls(call: Call, run: Any) -> None:
+    seed.run(run.owner, state="failed", name="Second", committed=0, age_s=60)
+    said = call("ls")
+    head, first, second = said.out.splitlines()
+    assert head.split()[:4] == ["ID", "STATE", "NAME", "OWNER"]
+    assert {first.split()[0], second.split()[0]} == {
+        str(pk)[:8] for pk in type(run).objects.values_list("pk", flat=True)
+    }
+    only = call("ls", "--state", "failed", "--json")
+    assert [row["name"] for row in json.loads(only.out)] == ["Second"]
+    assert call("ls", "--name", "nothing").err == "no run fits\n"
+    assert len(call("ls", "--all").out.splitlines()) == 3
+    assert len(call("ls", "-n", "1").out.splitlines()) == 2
+
+
+def test_show_finds_a_run_by_whatever_it_is_called(call: Call, run: Any) -> None:
+    for name in (str(run.pk), str(run.pk)[:6], "First run", "last"):
+        said = call("show", name)
+        assert said.code == 0, said.err
+        assert said.out.startswith(f"First run  {run.pk}\n")
+        assert "3 of 20" in said.out
+    for wrong, why in (("zz", "expected 4 characters"), ("zzzz", "found 'zzzz'")):
+        said = call("show", wrong)
+        assert said.code == 5
+        assert why in said.err
+    assert json.loads(call("show", "last", "--json").out)["settings"]["sync_every"] == 40
+
+
+def test_names_cannot_paint_on_the_terminal(call: Call, run: Any) -> None:
+    type(run).objects.update(name="\x1b[2Jevil\nrun")
+    for command in (("ls",), ("show", "last"), ("watch", "last")):
+        type(run).objects.update(state="succeeded")
+        out = call(*command).out
+        assert "\x1b" not in out
+        assert "�[2Jevil�run" in out
+
+
+def test_plan_and_submit(call: Call, run: Any, file: Path) -> None:
+    said = call("plan", str(file), "--offline")
+    assert said.code == 0, said.err
+    assert "a round moves" in said.out
+    said = call("submit", str(file), "-q", "--key", "one")
+    assert said.code == 0, said.err
+    made = type(run).objects.get(pk=said.out.strip())
+    assert (made.name, made.owner.username, made.submit_key) == ("Sent", "owner", "one")
+    assert made.group_settings["num_replicas"] == 2
+    assert call("submit", str(file), "-q", "--key", "one").out.strip() == str(made.pk)
+    assert type(run).objects.count() == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("name = 'x'\n[[pools]]\ncount = 0\n", "pools.0.count: expected 1 or more, found 0"),
+        ("name = 'x'\n", "pools: expected a value, found none"),
+        (DOCUMENT + "[settings2]\n", "settings2: expected no such field, found {}"),
+        (DOCUMENT.replace("warmup_steps", "warmup"), "settings.warmup: is not a group setting"),
+        (DOCUMENT.replace("= 5", "= -5"), "settings.warmup_steps: expected 0 or more, found -5"),
+        (DOCUMENT + "hardware = 'H900'\n", "pools.0.hardware: expected one of"),
+        (DOCUMENT + "credential = 'gone'\n", "expected a credential for local (none yet)"),
+        ("name = ", "run.toml: "),
+        (DOCUMENT + "[workload]\nkind = 'x'\n", "workload.kind: expected one of byte_gpt"),
+        (DOCUMENT + "[workload]\nsize = 'x'\n", "workload.size: expected one of"),
+        ("name = 1979-05-27\n", "run.toml: expected text, numbers"),
+    ],
+)
+def test_a_document_that_is_wrong_says_where(
+    call: Call, run: Any, file: Path, text: str, why: str
+) -> None:
+    file.write_text(text)
+    for command in ("submit", "plan"):
+        said = call(command, str(file))
+        assert said.code == 6
+        assert why in said.err
+        assert said.out == "" or command == "plan"
+    assert type(run).objects.count() == 1
+
+
+def test_the_example_is_a_run(call: Call, run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "example.toml"
+    assert call("example").out == EXAMPLE
+    path.write_text(EXAMPLE)
+    said = call("submit", str(path), "-q")
+    assert said.code == 0, said.err
+
+
+def test_a_document_that_is_not_there(call: Call, run: Any) -> None:
+    said = call("submit", "nowhere.toml")
+    assert (said.code, said.err) == (6, "archipelago: nowhere.toml: No such file or directory\n")
+
+
+@pytest.mark.parametrize(("state", "code"), [("succeeded", 0), ("failed", 1), ("cancelled", 1)])
+def test_watch_ends_with_the_run(call: Call, run: Any, state: str, code: int) -> None:
+    seen: list[int] = []
+
+    def ends(_: float) -> None:
+        seen.append(1)
+        type(run).objects.filter(pk=run.pk).update(state=state, state_reason="because")
+
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(Client.__init__, "__kwdefaults__", {"timeout_s": 30.0, "sleep": ends})
+    try:
+        said = call("watch", "last")
+    finally:
+        monkey.undo()
+    assert seen == [1]
+    assert said.code == code
+    assert "running   ███················· 3/20" in said.out
+    assert said.out.endswith(f"{state}: because\n")
+
+
+def test_logs_and_follow(call: Call, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.utils import timezone
+
+    from runs.models import LogLine
+
+    replica = run.replicas.get(number=1)
+    assert len(call("logs", "last").out.splitlines()) == 6
+    assert len(call("logs", "last", "--replica", "1", "-n", "2").out.splitlines()) == 2
+    assert "upload retried" in call("logs", "last", "--level", "warning").out
+    assert "data shards" in call("logs", "last", "--grep", "DATA SHARDS").out
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) > 1:
+            return
+        LogLine.objects.create(
+            replica=replica, incarnation="x", at=timezone.now(), level="info", message="the end"
+        )
+        type(run).objects.update(state="succeeded")
+
+    monkeypatch.setattr(Client.__init__, "__kwdefaults__", {"timeout_s": 30.0, "sleep": wait})
+    said = call("logs", "-f", "last")
+    assert said.code == 0
+    assert len(said.out.splitlines()) == 7
+    assert said.out.endswith("the end\n")
+
+
+def test_events(call: Call, run: Any) -> None:
+    said = call("events", "last")
+    assert said.code == 0
+    assert len(said.out.splitlines()) == run.events.count()
+
+
+def test_export(run: Any, tmp_path: Path, capsysbinary: Any) -> None:
+    path = tmp_path / "points.csv"
+    code = main(["export", "last", "points", "-o", str(path)])
+    assert code == 0
+    rows = list(csv.DictReader(path.open()))
+    assert {row["series"] for row in rows} == {"loss", "eval_loss"}
+    assert list(tmp_path.glob(".*.part")) == []
+    capsysbinary.readouterr()
+    assert main(["export", "last", "rounds", "--format", "jsonl", "-o", "-"]) == 0
+    lines = capsysbinary.readouterr().out.splitlines()
+    assert [json.loads(line)["round"] for line in lines[:3]] == [1, 2, 3]
+
+
+def test_scale_restart_and_stop(call: Call, run: Any) -> None:
+    said = call("scale", "last", "3")
+    assert (said.code, said.out.split(": ")[1]) == (0, "3 wanted, 1 more\n")
+    assert call("restart", "last", "0").out == "replica 0: restarting\n"
+    assert call("stop", "last", "--replica", "1", "--force").out == "replica 1: draining\n"
+    assert call("stop", "last", "--replica", "1").out == "replica 1: draining already\n"
+    assert call("stop", "last", "--reason", "enough").out == "First run: stopping\n"
+    assert call("stop", "last").out == "First run: stopping already\n"
+    run.refresh_from_db()
+    assert run.state_reason == "enough"
+    said = call("restart", "last", "0")
+    assert said.code == 7
+    assert "cannot become restarting" in said.err
+    assert call("scale", "last", "3").code == 6
+    assert call("stop", "last", "--replica", "77").code == 5
+    assert call("stop", "last", "--force").code == 2
+
+
+def test_scale_asks_which_pool_if_there_are_two(call: Call, run: Any) -> None:
+    from runs.models import ReplicaPool
+
+    ReplicaPool.objects.create(run=run, backend="local", hardware="cpu", count=0)
+    said = call("scale", "last", "3")
+    assert said.code == 2
+    assert "expected --pool with one of" in said.err
+
+
+def test_a_viewer_is_told_so(
+    call: Call, run: Any, token_of: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ARCHIPELAGO_TOKEN", token_of("watcher", "viewer"))
+    said = call("stop", "last")
+    assert said.code == 4
+    assert "found watcher, who may only watch it" in said.err
+
+
+def test_backends_and_settings(call: Call, run: Any) -> None:
+    assert "local        cpu" in call("backends").out
+    assert "sync_every = 50  (steps)" in call("settings").out
+    assert json.loads(call("settings", "--json").out)[0]["name"] == "sync_every"
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("nonsense",), ("ls", "-n", "0"), ("watch", "x", "--every", "0")]
+)
+def test_commands_that_are_not_understood(call: Call, arguments: tuple[str, ...]) -> None:
+    assert call(*arguments).code == 2
+
+
+def test_ctrl_c_leaves_the_run_alone(call: Call, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client.__init__, "__kwdefaults__", {"timeout_s": 30.0, "sleep": interrupt})
+    said = call("watch", "last")
+    assert said.code == 130
+    assert "the run goes on" in said.err
+    run.refresh_from_db()
+    assert run.state == "running"

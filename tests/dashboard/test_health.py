@@ -1,0 +1,108 @@
+"""For machines that look after this one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+from prometheus_client.parser import text_string_to_metric_families
+
+from runs import health, live, tokens
+from tests.browser import seed
+from tests.dashboard.people import client_for
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def broker(valkey: str, settings: Any) -> Any:
+    settings.REDIS_URL = valkey
+    live.client().delete(health.HEARTBEAT)
+    yield live.client()
+    live.client().delete(health.HEARTBEAT)
+
+
+def test_alive_whatever_is_away() -> None:
+    answer = Client().get("/healthz")
+    assert (answer.status_code, answer.content) == (200, b"ok\n")
+    assert Client().post("/healthz").status_code == 405
+
+
+def test_not_ready_without_a_broker() -> None:
+    answer = Client().get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json() == {
+        "ready": False, "database": "ok", "broker": "away", "worker": "unknown"
+    }  # fmt: skip
+
+
+@pytest.mark.processes
+def test_ready_when_a_worker_has_been_at_work(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Client().get("/readyz").json()["worker"] == "never heard of"
+    from runs.tasks import reconcile_active
+
+    reconcile_active()
+    answer = Client().get("/readyz")
+    assert (answer.status_code, answer.json()["ready"]) == (200, True)
+    broker.set(health.HEARTBEAT, float(broker.get(health.HEARTBEAT)) - 100)
+    answer = Client().get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["worker"].startswith("silent for 1")
+
+
+def test_metrics_are_for_those_who_may_look() -> None:
+    owner = seed.user("owner", "operator")
+    assert Client().get("/metrics").status_code == 401
+    assert client_for("viewer", owner).get("/metrics").status_code == 200
+    for role, expected in (("viewer", 200), ("", 403)):
+        _, text = tokens.issue(seed.user(f"p{role}", role), name="prometheus", scopes=["read"])
+        headers = {"Authorization": f"Bearer {text}"}
+        assert Client().get("/metrics", headers=headers).status_code == expected
+    assert Client().get("/metrics", headers={"Authorization": "Bearer x"}).status_code == 401
+
+
+def test_what_the_metrics_say() -> None:
+    owner = seed.user("owner", "operator")
+    run = seed.run(owner, committed=3, replicas=2, name='a "name"\nof two lines')
+    seed.run(owner, state="succeeded", committed=20, replicas=2)
+    found = numbers(client_for("admin", owner).get("/metrics"))
+    assert found["archipelago_runs", ("running",)] == 1
+    assert found["archipelago_runs", ("succeeded",)] == 1
+    assert found["archipelago_runs", ("failed",)] == 0
+    replicas = {k[1]: v for k, v in found.items() if k[0] == "archipelago_replicas"}
+    assert sum(replicas.values()) == 2
+    assert {backend for backend, _ in replicas} == {"local"}
+    assert found["archipelago_tokens_total", ()] == sum(
+        type(run).objects.values_list("tokens", flat=True)
+    )
+    assert found["archipelago_rounds_total", ()] == 23
+    assert found["archipelago_bytes_total", ("up",)] == 23 * 2 * 1_950_000
+    assert found["archipelago_ingest_lag_seconds", ()] >= 0
+    assert found["archipelago_run_committed_rounds", (str(run.pk), run.name)] == 3
+    assert not [k for k in found if k[0] == "archipelago_worker_heartbeat_age_seconds"]
+
+
+def test_constant_queries() -> None:
+    from django.db import connection
+    from django.test.utils import CaptureQueriesContext
+
+    owner = seed.user("owner", "operator")
+    client = client_for("admin", owner)
+    counts = []
+    for runs in (1, 3):
+        for _ in range(runs):
+            seed.run(owner, committed=1, replicas=2)
+        with CaptureQueriesContext(connection) as asked:
+            assert client.get("/metrics").status_code == 200
+        counts.append(len(asked))
+    assert counts[0] == counts[1] <= 14
+
+
+def numbers(answer: Any) -> dict[tuple[str, tuple[str, ...]], float]:
+    """(name, values of its labels) -> value."""
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(answer.content.decode())
+        for sample in family.samples
+    }

@@ -1,0 +1,135 @@
+"""A person's own tokens on the page, and what becomes of them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from runs import tokens
+from runs.models import ApiToken
+from tests.browser import seed
+from tests.dashboard.people import client_for
+
+pytestmark = pytest.mark.django_db
+FORM = {"name": "laptop", "scope": "operate", "days": "90"}
+
+
+@pytest.fixture
+def owner() -> Any:
+    return seed.user("owner", "operator")
+
+
+def text_of(answer: Any) -> str:
+    page = answer.content.decode()
+    return str(page.split('id="token-text"')[1].split('value="')[1].split('"')[0])
+
+
+def test_nobody_else_s_tokens(owner: Any) -> None:
+    token, _ = tokens.issue(owner, name="laptop", scopes=["read"])
+    for kind in ("stranger", "admin", "viewer"):
+        client = client_for(kind, owner)
+        assert "laptop" not in client.get("/account/tokens").content.decode()
+        assert client.post(f"/account/tokens/{token.pk}/revoke").status_code == 404
+    anonymous = Client()
+    for answer in (anonymous.get("/account/tokens"),
+                   anonymous.post(f"/account/tokens/{token.pk}/revoke")):  # fmt: skip
+        assert answer.status_code == 302
+        assert answer["Location"].startswith("/login")
+    assert tokens.tokens_of(owner).count() == 1
+
+
+def test_it_is_shown_once_and_kept_as_a_hash(owner: Any) -> None:
+    client = client_for("owner", owner)
+    answer = client.post("/account/tokens", FORM)
+    assert answer["Cache-Control"].startswith("max-age=0")
+    text = text_of(answer)
+    token = ApiToken.objects.get()
+    assert text.startswith("arch_")
+    assert token.scopes == ["read", "operate"]
+    assert text not in str(ApiToken.objects.values().get())
+    assert token.digest == tokens.digest_of(text)
+    assert text not in client.get("/account/tokens").content.decode()
+    assert client.get("/api/me", headers={"Authorization": f"Bearer {text}"}).status_code == 200
+    assert "used now ago" not in client.get("/account/tokens").content.decode()
+
+
+def test_revoked_it_opens_nothing(owner: Any) -> None:
+    client = client_for("owner", owner)
+    headers = {"Authorization": f"Bearer {text_of(client.post('/account/tokens', FORM))}"}
+    page = client.post(f"/account/tokens/{ApiToken.objects.get().pk}/revoke", follow=True)
+    assert "laptop was revoked" in page.content.decode()
+    assert Client().get("/api/me", headers=headers).status_code == 401
+
+
+def test_expired_it_opens_nothing(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, text = tokens.issue(owner, name="laptop", scopes=["read"], days=30)
+    now = timezone.now()
+    assert tokens.find(text, now=now + timedelta(days=29)) is not None
+    assert tokens.find(text, now=now + timedelta(days=31)) is None
+
+
+def test_of_somebody_who_has_left_it_opens_nothing(owner: Any) -> None:
+    _, text = tokens.issue(owner, name="laptop", scopes=["read"])
+    owner.is_active = False
+    owner.save()
+    assert tokens.find(text, now=timezone.now()) is None
+
+
+def test_its_use_is_written_down_once_a_minute(owner: Any) -> None:
+    token, text = tokens.issue(owner, name="laptop", scopes=["read"])
+    now = timezone.now()
+    for after_s, expected_s in ((0, 0), (59, 0), (61, 61)):
+        tokens.find(text, now=now + timedelta(seconds=after_s))
+        token.refresh_from_db()
+        assert token.last_used_at == now + timedelta(seconds=expected_s)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"name": " "}, "This field is required"),
+        ({"name": "x" * 81}, "at most 80 characters"),
+        ({"scope": "root"}, "Select a valid choice"),
+        ({"days": "0"}, "Select a valid choice"),
+    ],
+)
+def test_what_is_wrong_is_said(owner: Any, change: dict[str, str], why: str) -> None:
+    answer = client_for("owner", owner).post("/account/tokens", FORM | change)
+    assert answer.status_code == 422
+    assert why in answer.content.decode()
+    assert not ApiToken.objects.exists()
+
+
+def test_so_many_and_no_more(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "PER_PERSON", 1)
+    client = client_for("owner", owner)
+    assert client.post("/account/tokens", FORM).status_code == 200
+    answer = client.post("/account/tokens", FORM)
+    assert answer.status_code == 422
+    assert "expected at most 1 tokens" in answer.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"scopes": []}, "expected scopes of read, operate"),
+        ({"scopes": ["all"]}, r"found \['all'\]"),
+        ({"days": 0}, "expected 1 to 3650 days, found 0"),
+        ({"name": ""}, "expected a name"),
+    ],
+)
+def test_the_service_checks_too(owner: Any, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        tokens.issue(owner, **{"name": "x", "scopes": ["read"], **options})
+
+
+def test_constant_queries(owner: Any, django_assert_max_num_queries: Any) -> None:
+    client = client_for("owner", owner)
+    for number in range(20):
+        tokens.issue(owner, name=f"token {number}", scopes=["read"])
+    with django_assert_max_num_queries(7):
+        client.get("/account/tokens")
