@@ -76,8 +76,9 @@ def stop(request: HttpRequest, run_id: Any) -> HttpResponse:
 @require_safe
 @never_cache
 def snapshot(request: HttpRequest, run_id: Any) -> JsonResponse:
+    """``?curves=0`` leaves out the points, for a page whose charts ask for their own windows."""
     run = run_to_see(request, run_id)
-    return JsonResponse(selectors.snapshot(run))
+    return JsonResponse(selectors.snapshot(run, curves=request.GET.get("curves") != "0"))
 
 
 @require_safe

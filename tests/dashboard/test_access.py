@@ -26,6 +26,9 @@ PAGES = {
     "run": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-snapshot": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-points": ("get", SIGN_IN, OK, OK, OK, OK),
+    "run-series": ("get", SIGN_IN, OK, OK, OK, OK),
+    "run-heatmap": ("get", SIGN_IN, OK, OK, OK, OK),
+    "run-timeline": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-logs": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-stop": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "pool-add": ("get", SIGN_IN, REFUSED, OK, REFUSED, OK),
@@ -87,7 +90,11 @@ def address(name: str, run: Run) -> str:
         args.append(1)
     if name == "pool-scale":
         args.append(run.pools.get().pk)
-    query = {"run-points": "?series=loss&replica=0", "replica-log": "?attempt=1"}
+    query = {
+        "run-series": "?of=loss",
+        "run-points": "?series=loss&replica=0",
+        "replica-log": "?attempt=1",
+    }
     return reverse(name, args=args) + query.get(name, "")
 
 

@@ -1,0 +1,239 @@
+"""What charts are answered: packed, small, of the right window; and what is asked wrongly."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import math
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from runs import rollups, strips, timeline
+from runs.blocks import Points
+from runs.models import Round, Run
+from tests.browser import seed
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def run() -> Run:
+    made: Run = seed.run(
+        seed.user("olga", "operator"), committed=12, replicas=4, total_rounds=20, sync_every=60
+    )
+    return made
+
+
+@pytest.fixture
+def client(run: Run) -> Client:
+    client = Client()
+    client.force_login(run.owner)
+    return client
+
+
+def ask(client: Client, run: Run, name: str = "run-series", **query: Any) -> Any:
+    answer = client.get(reverse(name, args=[run.pk]), query)
+    assert answer.status_code == 200, answer.content
+    return answer.json()
+
+
+def x_of(curve: Any) -> list[float]:
+    return [v * curve["unit"] for v in itertools.accumulate(curve["x"])]
+
+
+def test_curves_are_differences_and_a_band(client: Client, run: Run) -> None:
+    body = ask(client, run, of="loss,eval_loss")
+    assert [(c["series"], c["replica"]) for c in body["curves"]] == [
+        ("eval_loss", None), *(("loss", n) for n in range(4))
+    ]  # fmt: skip
+    loss = body["curves"][1]
+    assert x_of(loss) == list(range(1, 732))
+    assert (loss["total"], loss["level"], body["replicas"]) == (731, 0, 4)
+    band = body["band"]
+    at = x_of(band).index(300.0)
+    values = [c["y"][299] for c in body["curves"][1:]]
+    assert (band["low"][at], band["high"][at]) == (min(values), max(values))
+    assert band["mean"][at] == pytest.approx(sum(values) / 4, rel=1e-5)
+
+
+def test_each_axis_has_its_scale(client: Client, run: Run) -> None:
+    raw = {c["replica"]: c for c in ask(client, run, of="loss", x="round")["curves"]}
+    assert x_of(raw[2])[-1] == pytest.approx(731 / 60)
+    tokens = ask(client, run, of="loss", x="tokens")["curves"][0]
+    per_step = run.group_settings["batch_size"] * 128
+    assert x_of(tokens)[-1] == 731 * per_step * 4
+    wall = ask(client, run, of="loss", x="wall")["curves"][0]
+    relative = ask(client, run, of="loss", x="relative")["curves"][0]
+    assert run.first_step_at is not None
+    begun = run.first_step_at.timestamp()
+    assert x_of(wall)[5] - begun == pytest.approx(x_of(relative)[5], abs=2e-3)
+
+
+@pytest.mark.parametrize("x", ["step", "round", "tokens", "wall", "relative"])
+def test_a_window_is_of_the_axis(client: Client, run: Run, x: str) -> None:
+    whole = x_of(ask(client, run, of="loss", x=x)["curves"][0])
+    low, high = whole[200], whole[400]
+    found = ask(client, run, of="loss", x=x, **{"from": low, "to": high})["curves"][0]
+    inside = [v for v in x_of(found) if low <= v <= high]
+    assert len(inside) >= 199
+    assert len(found["x"]) < 260
+
+
+def test_a_long_curve_is_a_small_answer(client: Client, run: Run) -> None:
+    steps = list(range(100_000))
+    values = [3 + math.sin(s) for s in steps]
+    values[54_321] = math.nan
+    values[54_400] = 1e9
+    points = Points.of(
+        step=steps, round=[0] * len(steps), tokens=steps, wall_s=[1.7e9 + s for s in steps],
+        value=values,
+    )  # fmt: skip
+    rollups.add_points(run, run.replicas.get(number=0), {"grad_norm": points}, key="step")
+    answer = client.get(reverse("run-series", args=[run.pk]), {"of": "grad_norm", "x": "wall"})
+    (curve,) = answer.json()["curves"]
+    assert curve["total"] == 100_000
+    assert len(curve["x"]) <= 4000
+    assert len(answer.content) < 64_000
+    assert 1e9 in curve["y"]
+    assert [kind for _, kind in curve["odd"]] == ["nan"]
+    assert x_of(curve)[curve["odd"][0][0]] == pytest.approx(1.7e9 + 54_321)
+
+
+def test_many_replicas_are_a_band_and_those_asked_for(client: Client) -> None:
+    run = seed.run(seed.user("olga", "operator"), committed=2, replicas=20, sync_every=20)
+    body = ask(client, run, of="loss", replica="3,17")
+    assert [c["replica"] for c in body["curves"]] == [3, 17]
+    assert (body["replicas"], len(body["band"]["mean"])) == (20, 51)
+    assert body["total"] == 20 * 51
+
+
+@pytest.mark.parametrize(
+    ("name", "query"),
+    [
+        ("run-series", {}),
+        ("run-series", {"of": ",".join(f"s{i}" for i in range(13))}),
+        ("run-series", {"of": "loss", "x": "phase-of-the-moon"}),
+        ("run-series", {"of": "loss", "from": "nan"}),
+        ("run-series", {"of": "loss", "to": "soon"}),
+        ("run-series", {"of": "loss", "points": "0"}),
+        ("run-series", {"of": "loss", "points": "9" * 40}),
+        ("run-series", {"of": "loss", "points": "²"}),
+        ("run-series", {"of": "loss", "replica": "1,x"}),
+        ("run-heatmap", {"below": "-1"}),
+        ("run-timeline", {"columns": "100000"}),
+        ("run-timeline", {"from": "5", "to": "4"}),
+        ("run-timeline", {"from": "inf"}),
+        ("run-timeline", {"from": "1e300"}),
+    ],
+)
+def test_a_bad_question_gets_expected_and_found(
+    client: Client, run: Run, name: str, query: dict[str, str]
+) -> None:
+    answer = client.get(reverse(name, args=[run.pk]), query)
+    assert answer.status_code == 400
+    assert b"expected" in answer.content
+    assert b"found" in answer.content
+
+
+def test_odd_windows_are_no_error(client: Client, run: Run) -> None:
+    for low, high in (("1e15", ""), ("-1e15", "-1e14"), ("500", "100")):
+        for x in ("step", "tokens", "wall"):
+            ask(client, run, of="loss,norm,none", x=x, **{"from": low, "to": high})
+    ask(client, run, "run-timeline", **{"from": "-1e15", "to": "1e15"})
+    nothing = seed.run(run.owner, committed=0)
+    assert ask(client, nothing, of="loss")["curves"] == []
+    assert ask(client, nothing, "run-heatmap")["outcomes"] == ""
+    assert ask(client, nothing, "run-timeline")["bars"]["number"] == []
+
+
+def test_the_heatmap_has_a_digit_per_round_and_replica(client: Client, run: Run) -> None:
+    body = ask(client, run, "run-heatmap")
+    assert list(itertools.accumulate(body["numbers"])) == list(range(1, 14))
+    rows = [body["outcomes"][i : i + 4] for i in range(0, 52, 4)]
+    named = [[body["names"][int(d)] for d in row] for row in rows]
+    assert named[0] == ["included"] * 4
+    assert named[4] == ["late", "refused", "late", "late"]
+    assert named[7] == ["included", "included", "", "included"]
+    assert named[12] == ["uploaded", "", "uploaded", ""]
+    assert body["kinds"][int(body["states"][4])] == "void"
+    assert list(itertools.accumulate(ask(client, run, "run-heatmap", below=3)["numbers"])) == [1, 2]
+
+
+def test_the_timeline_has_the_bars_of_its_window(client: Client, run: Run) -> None:
+    whole = ask(client, run, "run-timeline")
+    assert len(whole["bars"]["number"]) == 12 * 4 - 1
+    assert whole["groups"] == ["compute", "upload", "wait", "apply", "other", "down"]
+    commits = {n: whole["from"] + at for n, at, _ in whole["commits"]}
+    assert sorted(commits) == list(range(1, 13))
+    part = ask(client, run, "run-timeline", **{"from": commits[6] + 1, "to": commits[7] - 1})
+    assert set(part["bars"]["number"]) == {7}
+    row = Round.objects.get(run=run, number=7).contributions.get(replica__number=2)
+    at = part["bars"]["replica"].index(2)
+    assert part["bars"]["phases"][at][0] == round(row.phases["compute"] * 1000)
+    assert row.started_at is not None
+    assert part["bars"]["started"][at] / 1000 + part["from"] == pytest.approx(
+        row.started_at.timestamp(), abs=2e-3
+    )
+    assert whole["slowest"][0] == 3  # takes the longest to compute
+    assert whole["counted"] == 11
+
+
+def test_many_bars_are_a_raster(client: Client, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "MAX_BARS", 20)
+    body = ask(client, run, "run-timeline", columns=90)
+    assert body["bars"] is None
+    cells = np.frombuffer(base64.b64decode(body["cells"]), dtype=np.uint8).reshape(4, 90)
+    assert set((cells[cells != timeline.BLANK] >> 4).tolist()) <= {1, 2, 3, 4, 5}
+
+
+def test_a_raster_is_true_to_the_bars() -> None:
+    """Time of each kind, cell by cell, against counting milliseconds."""
+    bars = timeline.Bars(
+        number=np.array([1, 2, 1]), replica=np.array([0, 0, 1]),
+        outcome=np.array([2, 2, 2], dtype=np.uint8), started=np.array([100.0, 112.0, 103.0]),
+        phases=np.array([[4.0, 1, 2, 1, 0], [4, 1, 0, 1, 0], [10, 0, 0, 0, 0]]),
+    )  # fmt: skip
+    cells = timeline.raster(bars, 3, 100.0, 120.0, 10)
+    wait, apply_, down = 2, 3, timeline.DOWN
+    expected = [
+        {}, {}, {1: 0.5, wait: 0.5}, {wait: 0.5, apply_: 0.5}, {down: 1}, {down: 1},
+        {}, {}, {1: 0.5, apply_: 0.5}, None,
+    ]  # fmt: skip
+    for cell, parts in zip(cells[0].tolist(), expected, strict=True):
+        if parts is None:
+            assert cell == timeline.BLANK
+        elif not parts:
+            assert cell & 15 == 0
+        else:
+            assert cell >> 4 in parts
+            assert (cell & 15) / 15 == pytest.approx(parts[cell >> 4], abs=0.05)
+    assert (cells[1, 2:6] & 15 == 0).all()
+    assert (cells[2] == timeline.BLANK).all()
+
+
+@pytest.mark.parametrize("name", ["run-series", "run-heatmap", "run-timeline"])
+@pytest.mark.parametrize("size", [2, 18])
+def test_the_number_of_queries_does_not_grow(
+    client: Client, name: str, size: int, django_assert_max_num_queries: Any
+) -> None:
+    owner = seed.user("olga", "operator")
+    run = seed.run(owner, committed=size, replicas=size, sync_every=40)
+    assert run.first_step_at is not None
+    begun = run.first_step_at + timedelta(seconds=3)
+    query = {"of": "loss,norm", "x": "wall", "from": begun.timestamp(), "points": "10"}
+    with django_assert_max_num_queries({"run-series": 14}.get(name, 6)):
+        ask(client, run, name, **query)
+
+
+def test_strips_of_replicas_that_came_later_are_longer(run: Run) -> None:
+    row = Round.objects.get(run=run, number=3)
+    strips.put(row, [(9, row.contributions.first())])
+    row.save()
+    found = timeline.outcomes(run)
+    assert found.outcomes.shape == (13, 10)
+    assert found.outcomes[2, 9] == 2
