@@ -50,14 +50,9 @@ class GroupSettings:
         unit="steps",
     )
     total_rounds: int = int_setting(
-        20,
-        "Rounds",
-        "The run has succeeded when this many rounds have been committed.",
-        "rounds",
-        minimum=1,
-        maximum=1_000_000,
-        unit="rounds",
-    )
+        20, "Rounds", "The run has succeeded when this many rounds have been committed.",
+        "rounds", minimum=1, maximum=1_000_000, unit="rounds",
+    )  # fmt: skip
     max_tokens: int = int_setting(
         0,
         "Token limit",
@@ -199,14 +194,10 @@ class GroupSettings:
         "membership", choices=("dynamic", "fixed_with_spares"),
     )  # fmt: skip
     min_quorum: int = int_setting(
-        1,
-        "Minimum quorum",
+        1, "Minimum quorum",
         "A round is not closed with fewer contributors than this; below it the run waits.",
-        "membership",
-        minimum=1,
-        maximum=1024,
-        unit="replicas",
-    )
+        "membership", minimum=1, maximum=1024, unit="replicas",
+    )  # fmt: skip
     start_wait_s: float = float_setting(
         120.0,
         "Wait at the start",
