@@ -9,7 +9,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_safe
 from ninja.errors import HttpError
 
-from dashboard.api.auth import ByToken, BySession, reader
+from dashboard.api.auth import BySession, ByToken, reader
 from runs import health
 from runs import metrics as numbers
 
@@ -18,7 +18,7 @@ from runs import metrics as numbers
 @never_cache
 @require_safe
 def healthz(request: HttpRequest) -> HttpResponse:
-    """This process answers. Nothing is asked, so that a broker that is away restarts no web server."""
+    """This process answers. Nothing is asked: a broker that is away must restart no web server."""
     return HttpResponse("ok\n", content_type="text/plain")
 
 

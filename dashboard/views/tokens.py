@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django import forms
@@ -14,6 +15,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_http_methods, require_POST
 
+from dashboard import formats
 from dashboard.forms.fields import dress
 from runs import selectors
 from runs import tokens as service
@@ -86,9 +88,21 @@ def _page(
         "form": form,
         "made": made,
         "tokens": [
-            {"row": row, "expired": row.expires_at is not None and row.expires_at <= now}
+            {
+                "row": row,
+                "expired": row.expires_at is not None and row.expires_at <= now,
+                "made": _ago(row.created_at, now),
+                "used": _ago(row.last_used_at, now),
+            }
             for row in service.tokens_of(request.user)
         ],
         "may_submit": selectors.may_submit(request.user),
     }
     return render(request, "account/tokens.html", context, status=status)
+
+
+def _ago(at: datetime | None, now: datetime) -> str:
+    if at is None:
+        return ""
+    age = formats.age((now - at).total_seconds())
+    return "just now" if age == "now" else f"{age} ago"

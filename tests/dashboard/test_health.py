@@ -79,7 +79,7 @@ def test_what_the_metrics_say() -> None:
     assert found["archipelago_rounds_total", ()] == 23
     assert found["archipelago_bytes_total", ("up",)] == 23 * 2 * 1_950_000
     assert found["archipelago_ingest_lag_seconds", ()] >= 0
-    assert found["archipelago_run_committed_rounds", (str(run.pk), run.name)] == 3
+    assert found["archipelago_run_committed_rounds", (run.name, str(run.pk))] == 3
     assert not [k for k in found if k[0] == "archipelago_worker_heartbeat_age_seconds"]
 
 
