@@ -133,7 +133,10 @@ KINDS = {
         Kind(
             key="sagemaker", label="Amazon SageMaker", backend="sagemaker",
             variables=(*_AWS, _REGION),
-            options=(Option(name="role_arn", label="Execution role", help="arn:aws:iam::…"),),
+            options=(
+                Option(name="role_arn", label="Execution role", help="arn:aws:iam::…:role/…"),
+                Option(name="image", label="Image", help="In ECR; a pool's own goes first"),
+            ),
         ),
         Kind(
             key="kubernetes", label="Kubernetes", backend="kubernetes",
@@ -146,6 +149,7 @@ KINDS = {
             options=(
                 Option(name="namespace", label="Namespace"),
                 Option(name="context", label="Context"),
+                Option(name="image", label="Image", help="A pool's own goes first"),
             ),
         ),
         Kind(
