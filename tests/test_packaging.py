@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKED = ("archipelago", "diloco")
-COMES_WITH = {"botocore": "s3fs"}
+COMES_WITH = {"azure": "adlfs", "botocore": "s3fs"}
 """Imported names whose distribution another one brings along."""
 
 
