@@ -20,36 +20,60 @@ from urllib.parse import quote
 
 STRUCK_OUT = "********"
 SHORTEST = 8
-
-_lock = threading.Lock()
-_known: set[str] = set()
-_pattern: re.Pattern[str] | None = None
+PASSING = 600
+"""So many of the secrets that end by themselves are remembered, the newest."""
 
 _SECRET_NAME = re.compile(r"(?i)key|token|secret|password|signature")
 _OF_CONNECTION = re.compile(r"(?i)(?:AccountKey|SharedAccessSignature)=([^;]+)")
 
 
-def remember(values: Iterable[str]) -> None:
-    """Strike these out from now on, and the keys and tokens within those that are documents."""
-    global _pattern
-    parts = {part for value in values for part in _parts(value) if len(part) >= SHORTEST}
-    # As it is, and as it stands in a URL and on a page.
-    found = {form for part in parts for form in (part, quote(part), quote(part, ""), escape(part))}
-    with _lock:
-        if found <= _known:
-            return
-        _known.update(found)
-        longest_first = sorted(_known, key=len, reverse=True)
-        _pattern = re.compile("|".join(map(re.escape, longest_first)))
+class Known:
+    """Secrets by their values. Plain searches: a pattern of hundreds of words is many times as
+    slow, and every line of a log goes through here."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lasting: set[str] = set()
+        self._passing: dict[str, None] = {}
+        self._forms: tuple[str, ...] = ()
+
+    def add(self, values: Iterable[str], *, passing: bool) -> None:
+        parts = {part for value in values for part in _parts(value) if len(part) >= SHORTEST}
+        with self._lock:
+            if parts <= self._lasting | self._passing.keys():
+                return
+            if passing:
+                self._passing |= dict.fromkeys(parts)
+                for oldest in list(self._passing)[:-PASSING]:
+                    del self._passing[oldest]
+            else:
+                self._lasting |= parts
+            # As it is, and as it stands in a URL and on a page; what holds another first.
+            forms = {
+                form
+                for part in (*self._lasting, *self._passing)
+                for form in (part, quote(part), quote(part, ""), escape(part))
+            }
+            self._forms = tuple(sorted(forms, key=len, reverse=True))
+
+    def strike_out(self, text: str) -> str:
+        for form in self._forms:
+            if form in text:
+                text = text.replace(form, STRUCK_OUT)
+        return text
+
+
+_known = Known()
+
+
+def remember(values: Iterable[str], *, passing: bool = False) -> None:
+    """Strike these out from now on, and the keys and tokens within those that are documents.
+    ``passing``: they end by themselves, and are forgotten when there are many newer ones."""
+    _known.add(values, passing=passing)
 
 
 def redact(text: str) -> str:
-    return text if _pattern is None else _pattern.sub(STRUCK_OUT, text)
-
-
-def knows(text: str) -> bool:
-    """Whether there is something to strike out."""
-    return _pattern is not None and _pattern.search(text) is not None
+    return _known.strike_out(text)
 
 
 class RedactingFormatter(logging.Formatter):

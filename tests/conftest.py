@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -65,6 +66,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Quick ones first, and the browser's last: Playwright keeps an event loop running in this
     # thread for the rest of the session, in which nothing else can call asyncio.run.
     items.sort(key=lambda item: [item.get_closest_marker(m) is not None for m in _SLOW])
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What one test took for a secret is none to the next."""
+    redaction = sys.modules.get("runs.redaction")
+    if redaction is not None:
+        redaction._known = redaction.Known()
 
 
 def _unavailable(reason: str) -> None:

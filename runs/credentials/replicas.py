@@ -84,7 +84,7 @@ def replica_secrets(run: Run, replica: Replica, *, lifetime_s: float | None) -> 
             name=f"{run.pk.hex[:12]}-{replica.number}",
             lifetime_s=lifetime_s,
         )
-        redaction.remember(session.secrets)
+        redaction.remember(session.secrets, passing=True)
         return Opened(environment=session.environment, lifetime_s=session.lifetime_s)
     return Opened(environment=environment or {})
 

@@ -138,7 +138,7 @@ def _test_store(credential: Credential, uri: str) -> Tested:
     session = sts.assume_role(
         credential.options, environment, uri=uri, name="archipelago-test", lifetime_s=None
     )
-    redaction.remember(session.secrets)
+    redaction.remember(session.secrets, passing=True)
     if problem := _missing(uri, session.environment):
         return Tested(ok=False, message=f"with the keys that replicas get: {problem}")
     if problem := _open_to_all(uri, session):

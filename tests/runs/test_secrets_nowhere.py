@@ -329,8 +329,7 @@ def test_not_on_the_error_page_of_one_never_seen_before(
 ) -> None:
     """Typed for the first time, and nothing was opened yet."""
     settings.DEBUG = True
-    monkeypatch.setattr(redaction, "_known", set())
-    monkeypatch.setattr(redaction, "_pattern", None)
+    monkeypatch.setattr(redaction, "_known", redaction.Known())
     monkeypatch.setattr("runs.admin_credentials.save_credential", failing)
     isles.ada.raise_request_exception = False
     data = {"name": "new", "variable_HF_TOKEN": "hf_never_seen_before"}

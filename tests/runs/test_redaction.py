@@ -1,0 +1,68 @@
+"""Secrets are struck out by their values, in every form in which a library may repeat them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from runs import redaction
+from runs.redaction import Known
+
+OUT = redaction.STRUCK_OUT
+
+
+def struck(secret: str, text: str) -> str:
+    known = Known()
+    known.add([secret], passing=False)
+    return known.strike_out(text)
+
+
+@pytest.mark.parametrize(
+    ("secret", "text", "expected"),
+    [
+        ("a-token-of-ours", "b'Bearer a-token-of-ours'", f"b'Bearer {OUT}'"),
+        ("  a-token-of-ours\n", "(a-token-of-ours)", f"({OUT})"),
+        ("a/key+of=ours", "?sig=a%2Fkey%2Bof%3Dours&x", f"?sig={OUT}&x"),
+        ("a/key+of=ours", "?sig=a/key%2Bof%3Dours&x", f"?sig={OUT}&x"),
+        ("<a-key>&more", "<pre>&lt;a-key&gt;&amp;more</pre>", f"<pre>{OUT}</pre>"),
+        ("AccountName=isles;AccountKey=bmljZQ==;X=y", "bmljZQ== of isles", f"{OUT} of isles"),
+        ("short", "short", "short"),
+    ],
+)  # fmt: skip
+def test_a_secret_is_struck_out(secret: str, text: str, expected: str) -> None:
+    assert struck(secret, text) == expected
+
+
+def test_of_a_document_only_what_is_secret() -> None:
+    key = {
+        "type": "service_account",
+        "project_id": "our-project",
+        "private_key": "-----BEGIN-----\nMIIEvQIBADANBg\nkqhkiG9w0BAQ\n-----END-----\n",
+        "token_uri": "https://oauth2.example/token",
+    }
+    said = "MIIEvQIBADANBg of our-project at https://oauth2.example/token -----BEGIN-----"
+    expected = f"{OUT} of our-project at https://oauth2.example/token -----BEGIN-----"
+    assert struck(json.dumps({"token": key}), said) == expected
+    kubeconfig = (
+        "clusters: [{name: isles-cluster, cluster: {server: 'https://k8s.example'}}]\n"
+        "users: [{name: us, user: {token: eyJhbGciOi.x, client-key-data: LS0tLS1CRUdJ}}]\n"
+    )
+    said = "https://k8s.example isles-cluster eyJhbGciOi.x LS0tLS1CRUdJ"
+    assert struck(kubeconfig, said) == f"https://k8s.example isles-cluster {OUT} {OUT}"
+
+
+def test_a_secret_within_another_leaves_nothing_of_it() -> None:
+    known = Known()
+    known.add(["a-secret", "a-secret-that-is-longer"], passing=False)
+    assert known.strike_out("a-secret-that-is-longer, a-secret") == f"{OUT}, {OUT}"
+
+
+def test_of_those_that_end_the_newest_are_remembered_and_lasting_ones_always() -> None:
+    known = Known()
+    known.add(["lasting-secret"], passing=False)
+    for n in range(redaction.PASSING + 1):
+        known.add([f"passing-secret-{n:04d}"], passing=True)
+    newest = f"passing-secret-{redaction.PASSING:04d}"
+    assert known.strike_out(f"lasting-secret {newest}") == f"{OUT} {OUT}"
+    assert known.strike_out("passing-secret-0000") == "passing-secret-0000"
