@@ -21,7 +21,8 @@ from runs.commands import send_save, send_stop
 from runs.decide import RunView
 from runs.history import ingest_rounds
 from runs.ingest import ingest_telemetry
-from runs.models import Event, ReplicaAttempt, Run
+from runs.journal import write_journal
+from runs.models import Event, Journal, ReplicaAttempt, Run
 from runs.publish import publish_changes
 from runs.queue import enqueue
 from runs.reading import refuse
@@ -67,11 +68,14 @@ def reconcile_run(run_id: str) -> bool:
     tick.changes.replicas = any(
         attempt.replica.backend_state != said[attempt.replica_id] for attempt in tick.attempts
     )
+    store: Store | None = None
     try:
         # Without an attempt nothing in there is this run's, and all of it may be another's.
         if ReplicaAttempt.objects.filter(replica__run=run).exists():
-            _read_bucket(tick, store_for(run))
+            store = store_for(run)
+            _read_bucket(tick, store)
     except StoreError as error:
+        store = None
         # Where trying again cannot help, what is not there now will not come.
         tick.bucket_was_read = not isinstance(error, StoreUnavailable)
         _store_is_away(run, error, now)
@@ -83,7 +87,10 @@ def reconcile_run(run_id: str) -> bool:
     leaving.cancel_what_must_end(tick)
     costs.add_up(tick)
     _judge_run(tick)
-    return publish_changes(run, tick.changes)
+    told = publish_changes(run, tick.changes)
+    if store is not None:
+        _keep_journal(run, store, now)
+    return told
 
 
 def _read_bucket(tick: Tick, store: Store) -> None:
@@ -135,6 +142,15 @@ def _sum_up(tick: Tick) -> None:
     for name, value in fields.items():
         setattr(tick.run, name, value)
     tick.changes.run = True
+
+
+def _keep_journal(run: Run, store: Store, now: datetime) -> None:
+    try:
+        write_journal(run, store, now=now)
+    except StoreError as error:
+        # All of it is found again at the next tick, if there is one.
+        Journal.objects.filter(run=run).update(due=isinstance(error, StoreUnavailable))
+        _store_is_away(run, error, now)
 
 
 def _store_is_away(run: Run, error: StoreError, now: datetime) -> None:
