@@ -266,7 +266,7 @@ def read_journal(store: Store) -> Told:
         told.next_n += 1
         try:
             entry = Entry.from_bytes(data)
-            told.run |= entry.run or {}
+            told.run = entry.run or told.run
             last: Any = (
                 (entry.pools, "place", told.pools),
                 (entry.replicas, "number", told.replicas),
@@ -274,7 +274,7 @@ def read_journal(store: Store) -> Told:
             )
             for rows, by, into in last:
                 for body in rows:
-                    into.setdefault(body[by], {}).update(body)
+                    into[body[by]] = body
         except (BadRecord, KeyError, TypeError) as error:
             told.refused.append(f"{key}: {error!r}")
             continue
