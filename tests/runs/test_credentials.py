@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -262,3 +263,22 @@ def test_a_bucket_s_lets_go_on_the_pools_of_its_runs(make_run: Callable[..., Any
 
 def test_sealing_twice_gives_other_text(modal: Credential) -> None:
     assert seal(MODAL) != seal(MODAL)
+
+
+def test_the_key_is_made_once_and_is_its_owner_s_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dashboard import settings as module
+
+    monkeypatch.setattr(module, "VAR_DIR", tmp_path)
+    monkeypatch.delenv("ARCHIPELAGO_CREDENTIALS_KEY", raising=False)
+
+    def kept() -> str:
+        return module._kept("credentials_key", "ARCHIPELAGO_CREDENTIALS_KEY", new_key)
+
+    first = kept()
+    assert kept() == first
+    assert (tmp_path / "credentials_key").stat().st_mode & 0o777 == 0o600
+    assert _fernet_keys(first) == (first,)
+    monkeypatch.setenv("ARCHIPELAGO_CREDENTIALS_KEY", "given")
+    assert kept() == "given"
