@@ -6,104 +6,69 @@
                                                   |-----> Viewer
                                                   `-----> ...
 
-The id of an event is the id in the Redis stream, so a browser that reconnects says where it was
-(``Last-Event-ID``) and is sent what it missed. What a viewer cannot be sent (its queue was full,
-the id has been trimmed away) becomes one ``resync`` event: load the snapshot again. While Redis
-is away viewers are told by ``feed`` events and poll; a stream never ends because of it.
+A viewer is a browser (its tabs share one stream) and follows *topics*: runs by their id, and
+:data:`LIST`, the headers of all runs. The id of an event is the id in the Redis stream, so a
+browser that reconnects says where it was (``Last-Event-ID``) and is sent what it missed, out of
+the newest messages that the reader keeps. What a viewer cannot be sent (its queue was full, the
+id is too old) becomes a ``resync`` event: load the snapshot again. While Redis is away viewers are
+told by ``feed`` events and poll; a stream never ends because of it.
 
-No database connection is touched here: views authenticate and close it before they stream.
+An idle viewer costs its queue and its socket: no thread, no connection to Redis, and none to the
+database, for views authenticate and close it before they stream. https://html.spec.whatwg.org/
+multipage/server-sent-events.html has the format.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import weakref
-from collections import deque
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 from django.conf import settings
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from dashboard import fanout
+from dashboard.fanout import (
+    RESYNC,
+    ZERO,
+    Item,
+    Kept,
+    Key,
+    Message,
+    Viewer,
+    id_key,
+    is_stream_id,
+    parse,
+)
 from runs.live import STREAM
 
 logger = logging.getLogger(__name__)
 
+LIST = "list"
+"""The topic of the runs list."""
+
 HEARTBEAT_S = 15.0
-"""A comment this often keeps proxies from closing an idle stream and finds browsers that left."""
+"""A beat this often keeps proxies from closing an idle stream, finds browsers that left, and
+brings the browser's ``Last-Event-ID`` up to date although nothing was for it."""
 
 MAX_STREAM_S = 900.0
 """Then the stream ends and the browser comes again, which checks the session anew."""
 
-QUEUE_SIZE = 256
-REPLAY_LIMIT = 2000
+MAX_TOPICS = 64
+LOAD_SIZE = 250
 BLOCK_MS = 5000
 RETRY_S = 1.0
+CHECKS = 8
+"""Sign-ins that are looked up at once, each with a database connection of its own."""
 
-RETRY_HINT = "retry: 1500\n\n"
-HEARTBEAT = ": beat\n\n"
-RESYNC = "event: resync\ndata: {}\n\n"
-FEED_ON = 'event: feed\ndata: {"ok":true}\n\n'
-FEED_OFF = 'event: feed\ndata: {"ok":false}\n\n'
-
-
-@dataclass(frozen=True, kw_only=True)
-class Message:
-    """One entry of the Redis stream."""
-
-    id: str
-    run: str
-    data: str
-
-    def frame(self, *, run: str | None) -> str:
-        """As a run's page wants it, or as the list does (``run`` None): only its ``run`` part."""
-        return self._run_frame if run is not None else self._list_frame
-
-    @cached_property
-    def _run_frame(self) -> str:
-        return f"id: {self.id}\nevent: delta\ndata: {self.data}\n\n"
-
-    @cached_property
-    def _list_frame(self) -> str:
-        header = json.loads(self.data).get("run")
-        if header is None:
-            return ""
-        body = json.dumps({"run": header}, separators=(",", ":"))
-        return f"id: {self.id}\nevent: delta\ndata: {body}\n\n"
-
-
-@dataclass(eq=False)
-class Viewer:
-    """A browser's place in the fan-out. ``run`` None watches the runs list."""
-
-    run: str | None
-    queue: deque[Message | str] = field(default_factory=deque)
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-    lost: bool = False
-
-    def wants(self, message: Message) -> bool:
-        return self.run is None or self.run == message.run
-
-    def push(self, item: Message | str) -> None:
-        if len(self.queue) >= QUEUE_SIZE:
-            self.queue.popleft()
-            self.lost = True
-        self.queue.append(item)
-        self.ready.set()
-
-    def drain(self) -> list[Message | str]:
-        """Everything queued; just a resync if something had to be dropped."""
-        items: list[Message | str] = [RESYNC] if self.lost else list(self.queue)
-        self.queue.clear()
-        self.lost = False
-        self.ready.clear()
-        return items
+RETRY_HINT = b"retry: 1500\n\n"
+HEARTBEAT = b"event: beat\ndata: {}\n\n"
+FEED_ON = b'event: feed\ndata: {"ok":true}\n\n'
+FEED_OFF = b'event: feed\ndata: {"ok":false}\n\n'
 
 
 class Feed:
@@ -111,118 +76,137 @@ class Feed:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._viewers: set[Viewer] = set()
+        self._viewers: dict[str, set[Viewer]] = {}
+        self._all: set[Viewer] = set()
         self._reader: asyncio.Task[None] | None = None
         self._asked = asyncio.Event()
+        self.kept = Kept()
+        self.checks = asyncio.Semaphore(CHECKS)
         self.ok = False
         """Whether Redis answered last time."""
 
+    def __len__(self) -> int:
+        """How many watch."""
+        return len(self._all)
+
     @contextlib.asynccontextmanager
-    async def watch(self, run: str | None) -> AsyncIterator[Viewer]:
-        viewer = Viewer(run)
-        self._viewers.add(viewer)
+    async def watch(self, topics: Iterable[str]) -> AsyncIterator[Viewer]:
+        viewer = Viewer(frozenset(topics))
+        self._all.add(viewer)
+        for topic in viewer.topics:
+            self._viewers.setdefault(topic, set()).add(viewer)
         if self._reader is None or self._reader.done():
             self.ok = False
             self._asked.clear()
             self._reader = asyncio.create_task(self._follow(), name="live-reader")
         else:
-            viewer.push(FEED_ON if self.ok else FEED_OFF)
+            viewer.push(Item(FEED_ON if self.ok else FEED_OFF))
         try:
             # Until the reader knows where it starts, a replay could end before that place.
             await self._asked.wait()
             yield viewer
         finally:
-            self._viewers.discard(viewer)
-            if not self._viewers and self._reader is not None:
-                self._reader.cancel()
-                self._reader = None
+            self._forget(viewer)
+
+    def _forget(self, viewer: Viewer) -> None:
+        self._all.discard(viewer)
+        for topic in viewer.topics:
+            others = self._viewers[topic]
+            others.discard(viewer)
+            if not others:
+                del self._viewers[topic]
+        if not self._all and self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
 
     async def _follow(self) -> None:
-        last = ""
-        while True:
+        # Python's wait_for, which the client uses, may swallow a cancellation: hence the question.
+        me = asyncio.current_task()
+        first = True
+        while self._reader is me:
             redis = Redis.from_url(
                 self._url, decode_responses=True, socket_connect_timeout=2,
                 socket_timeout=BLOCK_MS / 1000 + 5,
             )  # fmt: skip
             try:
-                if not last:
-                    last = await newest_id(redis)
-                    self._tell(ok=True)
-                elif not self.ok:
+                found: Any = await newest(redis)
+                if self._reader is not me:
+                    return
+                self.kept.fill(found)
+                self._tell(ok=True)
+                if not first:
                     # Away for a while; entries may have been trimmed, or the server replaced.
-                    last = await newest_id(redis)
-                    self._tell(ok=True)
                     self._say(RESYNC)
+                first = False
                 while True:
-                    found: Any = await redis.xread({STREAM: last}, count=500, block=BLOCK_MS)
+                    found = await redis.xread({STREAM: self.kept.newest}, count=500, block=BLOCK_MS)
+                    if self._reader is not me:
+                        return
                     for _, entries in found or ():
                         for message in map(parse, entries):
-                            last = message.id
-                            for viewer in self._viewers:
-                                if viewer.wants(message):
-                                    viewer.push(message)
+                            self._pass_on(message)
             except (RedisError, OSError) as error:
-                if self.ok or not last:
+                if self.ok or first:
                     logger.warning("live stream: %s is away: %s", STREAM, error)
-                last = last or "0-0"
+                first = False
                 self._tell(ok=False)
             finally:
                 with contextlib.suppress(RedisError, OSError):
                     await redis.aclose()
             await asyncio.sleep(RETRY_S)
 
+    def _pass_on(self, message: Message) -> None:
+        self.kept.add(message)
+        of_run = self._viewers.get(message.run, set())
+        if of_run:
+            item = Item(message.frame, message.run, message.key)
+            for viewer in of_run:
+                viewer.push(item)
+        of_list = self._viewers.get(LIST)
+        if of_list and message.list_frame:
+            item = Item(message.list_frame, LIST, message.key)
+            for viewer in of_list:
+                if viewer not in of_run:
+                    viewer.push(item)
+
     def _tell(self, *, ok: bool) -> None:
         self.ok = ok
         self._asked.set()
         self._say(FEED_ON if ok else FEED_OFF)
 
-    def _say(self, frame: str) -> None:
-        for viewer in self._viewers:
-            viewer.push(frame)
+    def _say(self, frame: bytes) -> None:
+        item = Item(frame)
+        for viewer in self._all:
+            viewer.push(item)
 
-    async def replay(self, run: str | None, after: str) -> list[Message] | None:
-        """What ``run`` (None: any) was sent after the id ``after``; None when that is too long
-        ago to say, or Redis is away."""
-        redis = Redis.from_url(
-            self._url, decode_responses=True, socket_connect_timeout=2, socket_timeout=5
-        )
-        try:
-            oldest: Any = await redis.xrange(STREAM, count=1)
-            if oldest and id_key(oldest[0][0]) > id_key(after) and after != "0-0":
-                return None
-            entries: Any = await redis.xrange(STREAM, min=f"({after}", count=REPLAY_LIMIT + 1)
-        except (RedisError, OSError):
-            return None
-        finally:
-            with contextlib.suppress(RedisError, OSError):
-                await redis.aclose()
-        if len(entries) > REPLAY_LIMIT:
-            return None
-        return [m for m in map(parse, entries) if run is None or m.run == run]
+    def replay(self, floors: Mapping[str, Key]) -> list[bytes]:
+        """What viewers of these topics were sent after the key of each; a resync where that is
+        too long ago to say, or Redis is away."""
+        if not floors:
+            return []
+        if not self.ok or min(floors.values()) < self.kept.since:
+            return [RESYNC]
+        frames: list[bytes] = []
+        for message in self.kept.after(min(floors.values())):
+            if message.key > floors.get(message.run, message.key):
+                frames.append(message.frame)
+            elif message.key > floors.get(LIST, message.key):
+                frames.append(message.list_frame)
+        return frames
 
 
-def parse(entry: tuple[str, dict[str, str]]) -> Message:
-    entry_id, fields = entry
-    return Message(id=entry_id, run=fields.get("run", ""), data=fields.get("data", "{}"))
-
-
-async def newest_id(redis: Redis) -> str:
-    found: Any = await redis.xrevrange(STREAM, count=1)
-    return str(found[0][0]) if found else "0-0"
-
-
-def id_key(stream_id: str) -> tuple[int, int]:
-    """A stream id as numbers, to compare. Raises ``ValueError`` for anything else."""
-    milliseconds, _, sequence = stream_id.partition("-")
-    return int(milliseconds), int(sequence or 0)
-
-
-def is_stream_id(text: str) -> bool:
-    try:
-        id_key(text)
-    except ValueError:
-        return False
-    return True
+async def newest(redis: Redis) -> list[Message]:
+    """As many of the newest messages as are kept, oldest first."""
+    found: list[Message] = []
+    size, last = 0, "+"
+    while len(found) < fanout.KEPT and size < fanout.KEPT_BYTES:
+        entries: Any = await redis.xrevrange(STREAM, max=last, count=LOAD_SIZE)
+        found += map(parse, entries)
+        size += sum(len(fields.get("data", "")) for _, fields in entries)
+        if len(entries) < LOAD_SIZE:
+            break
+        last = f"({entries[-1][0]}"
+    return found[::-1]
 
 
 _feeds: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Feed] = weakref.WeakKeyDictionary()
@@ -236,34 +220,49 @@ def feed() -> Feed:
     return _feeds[loop]
 
 
-async def events(*, run: str | None, after: str) -> AsyncIterator[str]:
-    """The text of one viewer's stream. ``after`` is where the viewer is, '' if it knows nothing."""
+async def events(*, topics: Mapping[str, str], last_event_id: str = "") -> AsyncIterator[bytes]:
+    """The bytes of one viewer's stream. ``topics`` are what it follows and where it is with each,
+    '' if it knows nothing; ``last_event_id`` is where it was with all of them."""
     source = feed()
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + MAX_STREAM_S
-    sent = (0, 0)
-    async with source.watch(run) as viewer:
+    async with source.watch(topics) as viewer:
         yield RETRY_HINT
         # Watching has begun, so nothing falls between the replay and what comes live.
-        if after and is_stream_id(after):
-            missed = await source.replay(run, after)
-            if missed is None:
-                yield RESYNC
-            else:
-                for message in missed:
-                    sent = id_key(message.id)
-                    if frame := message.frame(run=run):
-                        yield frame
+        floors = _floors(topics, last_event_id)
+        if missed := b"".join(source.replay(floors)):
+            yield missed
+        if source.ok:  # with everything up to here sent, later is what counts
+            here = id_key(source.kept.newest)
+            floors = {topic: max(floors.get(topic, ZERO), here) for topic in topics}
         while loop.time() < ends_at:
             try:
-                await asyncio.wait_for(viewer.ready.wait(), HEARTBEAT_S)
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await viewer.ready.wait()
             except TimeoutError:
-                yield HEARTBEAT
+                yield beat(source.kept.newest) if source.ok else HEARTBEAT
                 continue
+            frames: list[bytes] = []
             for item in viewer.drain():
-                if isinstance(item, str):
-                    yield item
-                elif id_key(item.id) > sent:
-                    sent = id_key(item.id)
-                    if frame := item.frame(run=run):
-                        yield frame
+                if item.frame is RESYNC:
+                    floors = {}  # of a server that may have been replaced
+                if not item.topic or item.key > floors.get(item.topic, ZERO):
+                    frames.append(item.frame)
+            if frames:
+                yield b"".join(frames)
+
+
+def beat(newest_id: str) -> bytes:
+    return f"id: {newest_id}\nevent: beat\ndata: {{}}\n\n".encode()
+
+
+def _floors(topics: Mapping[str, str], last_event_id: str) -> dict[str, Key]:
+    """Where the viewer is with each topic it knows anything of."""
+    last = id_key(last_event_id) if is_stream_id(last_event_id) else ZERO
+    found: dict[str, Key] = {}
+    for topic, after in topics.items():
+        if is_stream_id(after):
+            found[topic] = max(id_key(after), last)
+        elif last > ZERO:
+            found[topic] = last
+    return found

@@ -1,12 +1,14 @@
 """Deltas for the browser, through one Redis stream.
 
 The reconciler adds one entry per run and tick that changed something; each web process follows the
-stream and fans out to its viewers. The stream is a convenience: what it loses, a page gets from
-its next snapshot. Nothing here raises when Redis is away.
+stream and fans out to its viewers. A tick notes that it begins to store and strikes the note out
+when it has told; one that finds an older tick's note tells the pages to load their snapshot, for
+what that tick stored was never told. Nothing here raises when Redis is away.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -21,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 STREAM = "archipelago:live"
 MAXLEN = 10_000
+UNTOLD_S = 7 * 86_400
+"""Longer than workers are away; it clears the notes of runs that are gone."""
+RESYNC_EVERY_S = 5
+"""Of one run: a tick that fails again and again must not have every page load every second."""
 
 _down = False
 
@@ -35,22 +41,52 @@ def client() -> redis.Redis:
     return _client(os.getpid(), settings.REDIS_URL)
 
 
-def publish(run_id: str, delta: Mapping[str, Any]) -> None:
-    """Add a delta (any of the snapshot's keys) for everybody who watches ``run_id``."""
+def publish(run_id: str, delta: Mapping[str, Any]) -> bool:
+    """Add a delta (any of the snapshot's keys) for everybody who watches ``run_id``. False when
+    Redis is away."""
+    data = json.dumps(delta, separators=(",", ":"), allow_nan=False)
+    return _add({"run": str(run_id), "data": data})
+
+
+def resync(run_id: str) -> bool:
+    """Tell everybody who watches ``run_id`` to load its snapshot again. False when Redis is away,
+    or they were told a moment ago."""
+    key = f"archipelago:resynced:{run_id}"
+    with contextlib.suppress(redis.RedisError, OSError):
+        if client().set(key, "1", nx=True, ex=RESYNC_EVERY_S):
+            return _add({"run": str(run_id), "data": "{}", "resync": "1"})
+    return False
+
+
+def _add(entry: dict[str, str]) -> bool:
     global _down
     try:
-        client().xadd(
-            STREAM,
-            {"run": str(run_id), "data": json.dumps(delta, separators=(",", ":"), allow_nan=False)},
-            maxlen=MAXLEN,
-            approximate=True,
-        )
+        client().xadd(STREAM, {**entry}, maxlen=MAXLEN, approximate=True)
     except (redis.RedisError, OSError) as error:
         if not _down:
             logger.warning("live updates are off until Redis is back: %s", error)
         _down = True
-    else:
-        _down = False
+        return False
+    _down = False
+    return True
+
+
+def begin(run_id: str) -> bool:
+    """Note that what is about to be stored of a run is to be told. False if what was noted before
+    never was: its worker died, or could not reach Redis when it told."""
+    with contextlib.suppress(redis.RedisError, OSError):
+        return bool(client().set(_untold(run_id), "1", nx=True, ex=UNTOLD_S))
+    return True
+
+
+def told(run_id: str) -> None:
+    """What :func:`begin` noted has been told."""
+    with contextlib.suppress(redis.RedisError, OSError):
+        client().delete(_untold(run_id))
+
+
+def _untold(run_id: str) -> str:
+    return f"archipelago:untold:{run_id}"
 
 
 def latest_id() -> str:

@@ -10,12 +10,13 @@ from runs.models import Run
 from runs.reading import Changes
 
 
-def publish_changes(run: Run, changes: Changes) -> None:
+def publish_changes(run: Run, changes: Changes) -> bool:
     """One message, of the same rows that a snapshot has. New events are found by their id, so
-    that those of other processes (a person's stop) are told as well."""
+    that those of other processes (a person's stop) are told as well. False when there is something
+    to tell and Redis is away."""
     events = selectors.event_rows(run, after_id=run.published_event_id)
     if not changes and not events:
-        return
+        return True
     run = selectors.with_header(Run.objects.filter(pk=run.pk)).get()
     delta: dict[str, Any] = {"run": selectors.run_header(run)}
     if changes.replicas or events:
@@ -30,5 +31,8 @@ def publish_changes(run: Run, changes: Changes) -> None:
         ]
     if events:
         delta["events"] = events
+    if not live.publish(str(run.pk), delta):
+        return False
+    if events:  # only now: twice does no harm, never does
         Run.objects.filter(pk=run.pk).update(published_event_id=events[0]["id"])
-    live.publish(str(run.pk), delta)
+    return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from runs import health, launch, reaper, reconcile, selectors
+from runs import health, launch, live, reaper, reconcile, selectors
 from runs.exceptions import LaunchLater
 from runs.lease import lease
 from runs.queue import enqueue
@@ -27,7 +27,9 @@ def reconcile_active() -> None:
 def reconcile_run(run_id: str) -> None:
     with lease(f"reconcile:{run_id}") as held:
         if held:
-            reconcile.reconcile_run(run_id)
+            whole = live.begin(run_id) or live.resync(run_id)
+            if reconcile.reconcile_run(run_id) and whole:
+                live.told(run_id)
 
 
 @shared_task(autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=30, max_retries=20)

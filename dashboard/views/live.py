@@ -1,13 +1,15 @@
-"""The streams of the runs list and of one run.
+"""The streams of a browser's pages, and of one run.
 
-Authenticate, close the database connection, then stream: an idle viewer holds none.
+Authenticate, close the database connection, then stream: an idle viewer holds none, and no thread
+(:mod:`dashboard.live_handler`).
 """
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.contrib.auth.decorators import login_not_required
 from django.db import connections
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
@@ -21,39 +23,70 @@ from runs import selectors
 @login_not_required
 @require_GET
 async def runs_stream(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
-    return await _respond(request, run_id=None)
+    """``?topic=`` as often as needed: a run's id or ``list``, then ``:`` and where the page is.
+    Without any it is the list's own, which says where it is by ``after``."""
+    words = request.GET.getlist("topic") or [f"{stream.LIST}:{request.GET.get('after', '')}"]
+    try:
+        topics = parse_topics(words)
+    except ValueError as error:
+        return HttpResponse(str(error), status=400, content_type="text/plain")
+    return await _respond(request, topics)
 
 
 @login_not_required
 @require_GET
 async def run_stream(request: HttpRequest, run_id: Any) -> HttpResponse | StreamingHttpResponse:
-    return await _respond(request, run_id=str(run_id))
+    return await _respond(request, {str(run_id): request.GET.get("after", "")})
+
+
+def parse_topics(words: list[str]) -> dict[str, str]:
+    """Topic -> where the page is with it. Raises ``ValueError`` saying expected and found."""
+    if len(words) > stream.MAX_TOPICS:
+        raise ValueError(f"expected at most {stream.MAX_TOPICS} topics, found {len(words)}")
+    topics: dict[str, str] = {}
+    for word in words:
+        name, _, after = word.partition(":")
+        try:
+            topics[name if name == stream.LIST else str(uuid.UUID(name))] = after
+        except ValueError:
+            raise ValueError(
+                f"topic: expected a run's id or {stream.LIST!r}, found {name[:80]!r}"
+            ) from None
+    return topics
 
 
 async def _respond(
-    request: HttpRequest, *, run_id: str | None
+    request: HttpRequest, topics: dict[str, str]
 ) -> HttpResponse | StreamingHttpResponse:
-    refusal = await sync_to_async(_check)(request, run_id)
-    if refusal is not None:
-        return refusal
-    after = request.headers.get("Last-Event-ID") or request.GET.get("after", "")
+    # A context of its own: the thread that looks the session up goes when that is done. As many at
+    # once as the feed allows, so that a thousand browsers that come back take turns.
+    async with stream.feed().checks, ThreadSensitiveContext():
+        visible = await sync_to_async(_check)(request, topics)
+    if isinstance(visible, HttpResponse):
+        return visible
     response = StreamingHttpResponse(
-        stream.events(run=run_id, after=after), content_type="text/event-stream"
+        stream.events(topics=visible, last_event_id=request.headers.get("Last-Event-ID", "")),
+        content_type="text/event-stream",
     )
     response["Cache-Control"] = "no-store"
     response["X-Accel-Buffering"] = "no"  # nginx passes events on as they come
     return response
 
 
-def _check(request: HttpRequest, run_id: str | None) -> HttpResponse | None:
+def _check(request: HttpRequest, topics: dict[str, str]) -> HttpResponse | dict[str, str]:
+    """Those topics that this user may see; or why not any."""
     try:
         if not request.user.is_authenticated:
             return HttpResponse("sign in first", status=401, content_type="text/plain")
         if not selectors.may_look(request.user):
             return HttpResponse("no role yet", status=403, content_type="text/plain")
-        visible = selectors.runs_for(request.user)
-        if run_id is not None and not visible.filter(pk=run_id).exists():
+        runs = set(topics) - {stream.LIST}
+        if runs:
+            visible = selectors.runs_for(request.user).filter(pk__in=runs)
+            runs -= {str(pk) for pk in visible.values_list("pk", flat=True)}
+        allowed = {name: after for name, after in topics.items() if name not in runs}
+        if not allowed:
             return HttpResponse("no such run", status=404, content_type="text/plain")
-        return None
+        return allowed
     finally:
         connections.close_all()

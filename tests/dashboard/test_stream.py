@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from django.test import AsyncClient, Client
 
-from dashboard import stream
+from dashboard import fanout, stream
 from runs import live
 from tests.browser import seed
 from tests.dashboard.people import KINDS, client_for
 
 A, B = str(uuid.uuid4()), str(uuid.uuid4())
+NAMES = {"a": A, "b": B}
 TIMEOUT_S = 20
 
 
@@ -34,30 +35,42 @@ def watch(work: Callable[[], Awaitable[None]]) -> None:
 class Reader:
     """Reads frames of one stream, skipping what a test does not ask about."""
 
-    def __init__(self, *, run: str | None, after: str = "") -> None:
-        self._frames: AsyncIterator[str] = stream.events(run=run, after=after)
+    def __init__(self, *, last: str = "", **topics: str) -> None:
+        wanted = {NAMES.get(name, name): after for name, after in topics.items()}
+        self._chunks: AsyncIterator[bytes] = stream.events(topics=wanted, last_event_id=last)
+        self._frames: list[str] = []
 
     async def until(self, wanted: str) -> list[str]:
         """Frames up to and with the first that contains ``wanted``."""
         found: list[str] = []
-        async for frame in self._frames:
-            found.append(frame)
-            if wanted in frame:
-                return found
+        while True:
+            while self._frames:
+                found.append(self._frames.pop(0))
+                if wanted in found[-1]:
+                    return found
+            try:
+                chunk = await anext(self._chunks)
+            except StopAsyncIteration:
+                break
+            self._frames += [frame for frame in chunk.decode().split("\n\n") if frame]
         raise AssertionError(f"the stream ended before {wanted!r}: {found}")
 
     async def close(self) -> None:
-        await self._frames.aclose()  # type: ignore[attr-defined]
+        await self._chunks.aclose()  # type: ignore[attr-defined]
 
 
-def deltas(frames: list[str]) -> list[dict[str, Any]]:
+def data(frames: list[str], kind: str = "delta") -> list[dict[str, Any]]:
     return [
         json.loads(line.removeprefix("data: "))
         for frame in frames
-        if "event: delta" in frame
+        if f"event: {kind}\n" in frame
         for line in frame.splitlines()
         if line.startswith("data: ")
     ]
+
+
+def deltas(frames: list[str]) -> list[dict[str, Any]]:
+    return [one["delta"] for one in data(frames)]
 
 
 def publish(run_id: str, /, **delta: Any) -> None:
@@ -67,11 +80,11 @@ def publish(run_id: str, /, **delta: Any) -> None:
 @pytest.mark.processes
 def test_a_page_gets_the_deltas_of_its_run_alone(redis_url: str) -> None:
     async def work() -> None:
-        reader = Reader(run=A)
+        reader = Reader(a="")
         await reader.until('"ok":true')
         publish(B, run={"id": B})
         publish(A, run={"id": A}, replicas=[])
-        assert deltas(await reader.until("delta")) == [{"run": {"id": A}, "replicas": []}]
+        assert deltas(await reader.until("event: delta")) == [{"run": {"id": A}, "replicas": []}]
         await reader.close()
 
     watch(work)
@@ -80,7 +93,7 @@ def test_a_page_gets_the_deltas_of_its_run_alone(redis_url: str) -> None:
 @pytest.mark.processes
 def test_the_list_gets_headers_of_all_runs_and_nothing_else(redis_url: str) -> None:
     async def work() -> None:
-        reader = Reader(run=None)
+        reader = Reader(list="")
         await reader.until('"ok":true')
         publish(A, points=[{"series": "loss"}])
         publish(A, run={"id": A}, points=[{"series": "loss"}])
@@ -101,11 +114,118 @@ def test_a_reconnect_is_sent_what_it_missed_once_and_in_order(redis_url: str) ->
     publish(B, run={"n": 99})
 
     async def work() -> None:
-        reader = Reader(run=A, after=cursor)
-        await reader.until('{"run":{"n":3}}')
+        reader = Reader(a=cursor)
+        frames = await reader.until('{"run":{"n":3}}')
+        assert deltas(frames) == [{"run": {"n": 2}}, {"run": {"n": 3}}]
         publish(A, run={"n": 4})
-        assert deltas(await reader.until("delta")) == [{"run": {"n": 4}}]
+        assert deltas(await reader.until("event: delta")) == [{"run": {"n": 4}}]
         await reader.close()
+
+    watch(work)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("running", [False, True])
+def test_wherever_a_browser_comes_back_it_loses_nothing_and_has_nothing_twice(
+    redis_url: str, running: bool
+) -> None:
+    """At every place, in a process that has just started and in one that others watch."""
+    ids = ["0-0"]
+    for n in range(1, 9):
+        publish(A if n % 2 else B, run={"n": n})
+        ids.append(live.latest_id())
+
+    async def work() -> None:
+        other = Reader(list="")
+        if running:
+            await other.until('"ok":true')
+        for place in range(1, 9):
+            reader = Reader(a=ids[0], b=ids[0], last=ids[place])
+            publish(A, run={"n": -place})
+            numbers = [d["run"]["n"] for d in deltas(await reader.until(f'"n":-{place}}}'))]
+            assert numbers == [*range(place + 1, 9), *range(-1, -place - 1, -1)]
+            await reader.close()
+        await other.close()
+
+    watch(work)
+
+
+@pytest.mark.processes
+def test_each_topic_is_taken_up_where_its_page_is(redis_url: str) -> None:
+    publish(A, run={"n": 0})
+    start = live.latest_id()
+    for n in (1, 2):
+        publish(A, run={"n": n}, points=[])
+        publish(B, run={"n": 10 + n}, points=[])
+    end = live.latest_id()
+
+    async def work() -> None:
+        reader = Reader(a=end, b=start, list=start)
+        publish(A, run={"n": 3}, points=[])
+        found = await reader.until('"n":3')
+        assert [one["delta"] for one in data(found) if one["topic"] == A] == [
+            {"run": {"n": 1}},
+            {"run": {"n": 2}},
+            {"run": {"n": 3}, "points": []},
+        ]  # fmt: skip -- the list is behind, and wants headers only
+        assert [one["delta"] for one in data(found) if one["topic"] == B] == [
+            {"run": {"n": 11}, "points": []}, {"run": {"n": 12}, "points": []},
+        ]  # fmt: skip
+        await reader.close()
+
+    watch(work)
+
+
+@pytest.mark.processes
+def test_what_a_worker_could_not_tell_is_told_by_name(redis_url: str) -> None:
+    async def work() -> None:
+        readers = [Reader(a=""), Reader(list="")]
+        for reader in readers:
+            await reader.until('"ok":true')
+        assert live.resync(A)
+        for reader in readers:
+            assert data(await reader.until("event: resync"), "resync")[0]["topic"] == A
+            await reader.close()
+        assert not live.resync(A), "not again at once"
+
+    live.client().delete(f"archipelago:resynced:{A}")
+    watch(work)
+
+
+@pytest.mark.processes
+def test_a_beat_brings_the_place_up_to_date(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "HEARTBEAT_S", 0.01)
+
+    async def work() -> None:
+        reader = Reader(a="")
+        await reader.until('"ok":true')
+        publish(B, run={"n": 1})  # not for it
+        await reader.until(f"id: {live.latest_id()}\nevent: beat")
+        await reader.close()
+
+    watch(work)
+
+
+@pytest.mark.processes
+def test_only_so_much_is_kept_for_those_who_come_back(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fanout, "KEPT", 3)
+    publish(A, run={"n": 0})
+    cursor = live.latest_id()
+
+    async def work() -> None:
+        reader = Reader(list="")
+        await reader.until('"ok":true')
+        for n in range(1, 5):
+            publish(A, run={"n": n})
+        await reader.until('"n":4')
+        late = Reader(a=cursor)
+        assert not deltas(await late.until("event: resync"))
+        for one in (reader, late):
+            await one.close()
 
     watch(work)
 
@@ -119,7 +239,7 @@ def test_an_id_that_has_been_trimmed_away_means_resync(redis_url: str) -> None:
     live.client().xtrim(live.STREAM, maxlen=1, approximate=False)
 
     async def work() -> None:
-        reader = Reader(run=A, after=cursor)
+        reader = Reader(a=cursor)
         assert not deltas(await reader.until("event: resync"))
         await reader.close()
 
@@ -130,17 +250,17 @@ def test_an_id_that_has_been_trimmed_away_means_resync(redis_url: str) -> None:
 def test_a_slow_viewer_is_told_to_start_again(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "QUEUE_SIZE", 3)
+    monkeypatch.setattr(fanout, "QUEUE_SIZE", 3)
 
     async def work() -> None:
-        reader = Reader(run=A)
+        reader = Reader(a="")
         await reader.until('"ok":true')
         for n in range(8):
             publish(A, run={"n": n})
-        viewer = next(iter(stream.feed()._viewers))
+        viewer = next(iter(stream.feed()._all))
         while not viewer.lost:
             await asyncio.sleep(0)
-        assert (await reader.until("event: resync"))[-1] == stream.RESYNC
+        assert data(await reader.until("event: resync"), "resync") == [{}]
         publish(A, run={"n": 9})
         assert deltas(await reader.until('"n":9'))[-1] == {"run": {"n": 9}}
         await reader.close()
@@ -152,10 +272,10 @@ def test_without_redis_the_page_is_told_so(settings: Any) -> None:
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
 
     async def work() -> None:
-        reader = Reader(run=A, after="5-0")
+        reader = Reader(a="5-0")
         frames = await reader.until('"ok":false')
         assert not deltas(frames)
-        assert stream.RESYNC in frames  # what was missed cannot be told
+        assert data(frames, "resync") == [{}]  # what was missed cannot be told
         await reader.close()
 
     watch(work)
@@ -167,17 +287,21 @@ def test_an_idle_stream_has_a_heart_beat(settings: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(stream, "RETRY_S", 60)
 
     async def work() -> None:
-        reader = Reader(run=A)
-        await reader.until(": beat")
+        reader = Reader(a="")
+        await reader.until("event: beat")
         await reader.close()
 
     watch(work)
 
 
 @pytest.mark.processes
-def test_the_reader_ends_with_the_last_viewer(redis_url: str) -> None:
+def test_the_reader_ends_with_the_last_viewer(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "BLOCK_MS", 100)
+
     async def work() -> None:
-        readers = [Reader(run=A), Reader(run=None)]
+        readers = [Reader(a=""), Reader(list="")]
         for reader in readers:
             await reader.until('"ok":true')
         assert sum(t.get_name() == "live-reader" for t in asyncio.all_tasks()) == 1
@@ -185,6 +309,7 @@ def test_the_reader_ends_with_the_last_viewer(redis_url: str) -> None:
             await reader.close()
         while any(t.get_name() == "live-reader" for t in asyncio.all_tasks()):
             await asyncio.sleep(0)
+        assert not len(stream.feed())
         assert not stream.feed()._viewers
 
     watch(work)
@@ -192,7 +317,7 @@ def test_the_reader_ends_with_the_last_viewer(redis_url: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "5", "5-1", "5-x", "-", "5-1-1"])
 def test_what_is_an_id(text: str) -> None:
-    assert stream.is_stream_id(text) == (text in ("5", "5-1"))
+    assert fanout.is_stream_id(text) == (text in ("5", "5-1"))
 
 
 @pytest.mark.django_db

@@ -1,11 +1,13 @@
-// One connection to the server: server-sent events where they can be had, polling where not.
+// What a page sees of the server as it changes: server-sent events where they can be had (through
+// the browser's one stream, lib/hub.js), polling where not.
 //
-// States, shown by the dot in the header: live, reconnecting, polling, ended. The browser's own
-// EventSource reconnects and says where it was; this adds the fall-back, and looks after the
-// cases in which EventSource gives up for good (the server answered with an error).
+// States, shown by the dot in the header: live, reconnecting, polling, ended.
+
+import { newer, Hub } from "./hub.js";
 
 const POLL_MS = 5000;
 const PATIENCE_MS = 4000; // how long "reconnecting" may last before polling begins
+const SPREAD_MS = 1000;
 
 const WORDS = {
   connecting: "Connecting",
@@ -29,18 +31,23 @@ export async function getJSON(address) {
 }
 
 export class Live {
-  #source = null;
+  #hub;
+  #last = ""; // id of the newest delta that was passed on
+  #open = false;
+  #feedOk = true;
   #pollTimer = 0;
   #patience = 0;
-  #feedOk = true;
   #polling = false;
+  #resync = 0;
 
-  /** `stream(): address`, `onDelta(delta, id)`, `poll(): Promise` brings everything up to date. */
+  /** `stream()`: the address of the page's own stream, with where it is (`after`); what it names is
+   *  shared with other tabs. `onDelta(delta, id)`; `poll(): Promise` brings everything up to date. */
   constructor({ stream, onDelta, poll, dot }) {
     Object.assign(this, { stream, onDelta, poll, dot });
     this.state = "";
-    // A page that is put away must not hold one of the browser's six connections.
-    addEventListener("pagehide", () => this.#source?.close());
+    this.#hub = new Hub({ address: () => this.#address(), on: (message) => this.#on(message) });
+    // A page that is put away must neither hold a connection nor lead.
+    addEventListener("pagehide", () => this.#hub.close());
     addEventListener("pageshow", (event) => event.persisted && !this.over && (this.poll(), this.start()));
   }
 
@@ -49,36 +56,53 @@ export class Live {
   }
 
   start() {
-    this.#source?.close();
     this.#show(this.#polling ? "polling" : "connecting");
+    this.#open = false;
     this.#lose();
-    const source = new EventSource(this.stream());
-    this.#source = source;
-    source.onopen = () => this.#settle();
-    source.onerror = () => {
-      if (this.over) return;
-      this.#lose();
-      if (source.readyState === EventSource.CLOSED) setTimeout(() => this.over || this.start(), POLL_MS);
-    };
-    source.addEventListener("delta", (event) => this.onDelta(JSON.parse(event.data), event.lastEventId));
-    source.addEventListener("resync", () => this.#pollOnce());
-    source.addEventListener("feed", (event) => {
-      this.#feedOk = JSON.parse(event.data).ok;
+    this.#hub.open();
+  }
+
+  #address() {
+    const url = new URL(this.stream(), location.href);
+    if (newer(this.#last, url.searchParams.get("after") ?? "")) url.searchParams.set("after", this.#last);
+    return url.pathname + url.search;
+  }
+
+  #on(message) {
+    if (this.over) return;
+    if (message.kind === "status") {
+      this.#open = message.open;
+      this.#feedOk = message.feed;
       this.#settle();
-    });
+      return;
+    }
+    if (message.kind === "resync" && !message.topic) {
+      this.#last = ""; // what was lost is not known, and the server's ids may begin anew
+      this.#pollSoon();
+      return;
+    }
+    // Another tab may have had the stream begin earlier than we need.
+    const known = !newer(message.id, this.#last);
+    if (!known) this.#last = message.id;
+    if (known) return;
+    if (message.kind === "delta") this.onDelta(message.delta, message.id);
+    else if (message.kind === "resync") this.#pollSoon();
   }
 
   /** Nothing will change any more. */
   end() {
-    this.#source?.close();
+    this.#hub.close();
     this.#stopPolling();
     this.#show("ended");
   }
 
   #settle() {
+    if (!this.#open) {
+      this.#lose();
+      return;
+    }
     clearTimeout(this.#patience);
     this.#patience = 0;
-    if (this.#source?.readyState !== EventSource.OPEN) return;
     if (this.#feedOk) {
       this.#stopPolling();
       this.#show("live");
@@ -111,12 +135,18 @@ export class Live {
     this.#patience = 0;
   }
 
+  /** Many pages are told to load at once: not in the same instant. */
+  #pollSoon() {
+    clearTimeout(this.#resync);
+    this.#resync = setTimeout(() => this.over || this.#pollOnce(), Math.random() * SPREAD_MS);
+  }
+
   async #pollOnce() {
     try {
       await this.poll();
     } catch (error) {
       if (!(error instanceof SignedOut)) return; // the next try may work; the dot says how it is
-      this.#source?.close();
+      this.#hub.close();
       this.#stopPolling();
       this.#show("signedout");
     }

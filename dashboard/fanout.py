@@ -1,0 +1,153 @@
+"""What a web process keeps to fan messages out: the messages, their viewers, the newest ones.
+
+Pure: no clock, no Redis, no sockets. :mod:`dashboard.stream` moves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+QUEUE_SIZE = 256
+"""Messages that wait for one viewer."""
+KEPT, KEPT_BYTES = 4000, 32_000_000
+"""Newest messages that are kept for browsers that reconnect: no more than this, nor larger."""
+
+RESYNC = b"event: resync\ndata: {}\n\n"
+
+Key = tuple[int, int]
+ZERO: Key = (0, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One entry of the Redis stream. ``resync``: something of the run was lost on the way."""
+
+    id: str
+    run: str
+    data: str
+    resync: bool = False
+
+    @cached_property
+    def key(self) -> Key:
+        return id_key(self.id)
+
+    @cached_property
+    def frame(self) -> bytes:
+        """As a page of the run wants it."""
+        return self._frame(self.data)
+
+    @cached_property
+    def list_frame(self) -> bytes:
+        """As the list wants it: the run's header alone; empty if that has not changed."""
+        if self.resync:
+            return self.frame
+        header = json.loads(self.data).get("run")
+        if header is None:
+            return b""
+        return self._frame(json.dumps({"run": header}, separators=(",", ":")))
+
+    def _frame(self, delta: str) -> bytes:
+        kind = "resync" if self.resync else "delta"
+        return (
+            f'id: {self.id}\nevent: {kind}\ndata: {{"topic":"{self.run}","delta":{delta}}}\n\n'
+        ).encode()
+
+
+@dataclass(frozen=True)
+class Item:
+    """A frame in a viewer's queue; ``topic`` and ``key`` are of the message it comes from."""
+
+    frame: bytes
+    topic: str = ""
+    key: Key = ZERO
+
+
+@dataclass(eq=False)
+class Viewer:
+    """A browser's place in the fan-out."""
+
+    topics: frozenset[str]
+    queue: deque[Item] = field(default_factory=deque)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: bool = False
+
+    def push(self, item: Item) -> None:
+        if len(self.queue) >= QUEUE_SIZE:
+            self.queue.popleft()
+            self.lost = True
+        self.queue.append(item)
+        self.ready.set()
+
+    def drain(self) -> list[Item]:
+        """Everything queued; just a resync if something had to be dropped."""
+        items = [Item(RESYNC)] if self.lost else list(self.queue)
+        self.queue.clear()
+        self.lost = False
+        self.ready.clear()
+        return items
+
+
+class Kept:
+    """The newest messages without a gap: everything after :attr:`since` is here."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Message] = deque()
+        self._size = 0
+        self.since: Key = ZERO
+        self.newest = ""
+
+    def fill(self, messages: Iterable[Message]) -> None:
+        """Start anew with these, oldest first. What was before the first is not known."""
+        self._messages.clear()
+        self._size, self.since, self.newest = 0, ZERO, "0-0"
+        for message in messages:
+            self.add(message)
+        if self._messages:
+            self.since = self._messages[0].key
+
+    def add(self, message: Message) -> None:
+        self._messages.append(message)
+        self._size += len(message.data)
+        self.newest = message.id
+        while len(self._messages) > KEPT or (self._size > KEPT_BYTES and len(self._messages) > 1):
+            old = self._messages.popleft()
+            self._size -= len(old.data)
+            self.since = old.key
+
+    def after(self, key: Key) -> list[Message]:
+        """Oldest first. Reads from the new end: a reconnect is a few messages behind."""
+        found: list[Message] = []
+        for message in reversed(self._messages):
+            if message.key <= key:
+                break
+            found.append(message)
+        return found[::-1]
+
+
+def parse(entry: tuple[str, dict[str, str]]) -> Message:
+    entry_id, fields = entry
+    return Message(
+        id=entry_id,
+        run=fields.get("run", ""),
+        data=fields.get("data", "{}"),
+        resync="resync" in fields,
+    )
+
+
+def id_key(stream_id: str) -> Key:
+    """A stream id as numbers, to compare. Raises ``ValueError`` for anything else."""
+    milliseconds, _, sequence = stream_id.partition("-")
+    return int(milliseconds), int(sequence or 0)
+
+
+def is_stream_id(text: str) -> bool:
+    try:
+        id_key(text)
+    except ValueError:
+        return False
+    return True
