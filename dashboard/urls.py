@@ -6,10 +6,12 @@ from django.urls import path
 
 from dashboard import api
 from dashboard.views import (
+    account,
     auth,
     charts,
     health,
     live,
+    people,
     planner,
     pools,
     replica,
@@ -52,6 +54,17 @@ urlpatterns = [
     path("planner.json", planner.planner_json, name="planner-json"),
     path("logout", LogoutView.as_view(), name="logout"),
     path("setup", auth.setup, name="setup"),
+    path("admin/login/", auth.admin_login, name="admin-login"),
+    path("account/password", account.password, name="password"),
+    path(
+        "account/choose/<uidb64>/<token>",
+        account.ChoosePasswordView.as_view(),
+        name="choose-password",
+    ),
+    path("people/", people.people, name="people"),
+    path("people/<int:person_id>/role", people.role, name="person-role"),
+    path("people/<int:person_id>/active", people.active, name="person-active"),
+    path("people/<int:person_id>/reset", people.reset, name="person-reset"),
     path("account/tokens", tokens.tokens, name="tokens"),
     path("account/tokens/<int:token_id>/revoke", tokens.revoke, name="token-revoke"),
     path("api/", api.urlpatterns),

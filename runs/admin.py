@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, User
 from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest
 
@@ -21,6 +21,9 @@ from runs.models import Checkpoint, Contribution, Event, Replica, ReplicaAttempt
 from runs.states import REPLICA_WORKING, RUN_ENDED, ReplicaState
 
 __all__ = ["admin_credentials"]  # the one table that is edited by hand registers itself
+
+# People are looked after under /people/, where the last administrator cannot be lost.
+admin.site.unregister([User, Group])
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Any]

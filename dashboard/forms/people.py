@@ -1,16 +1,30 @@
-"""Signing in, and the first administrator."""
+"""Signing in, the first administrator, other people, and passwords."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from django.contrib.auth.forms import AuthenticationForm, UserCreationForm
+from django import forms
+from django.contrib.auth.forms import (
+    AuthenticationForm,
+    PasswordChangeForm,
+    SetPasswordForm,
+    UserCreationForm,
+)
 from django.contrib.auth.models import Group, User
+from django.contrib.auth.validators import UnicodeUsernameValidator
+
+from dashboard.forms.fields import dress
+from runs import people
 
 if TYPE_CHECKING:
     _UserCreation = UserCreationForm[User]
+    _PasswordChange = PasswordChangeForm
+    _SetPassword = SetPasswordForm[User]
 else:
     _UserCreation = UserCreationForm
+    _PasswordChange = PasswordChangeForm
+    _SetPassword = SetPasswordForm
 
 
 class SignInForm(AuthenticationForm):
@@ -49,3 +63,48 @@ class FirstAdministratorForm(_UserCreation):
         user.save()
         user.groups.add(group)
         return user
+
+
+class PersonForm(forms.Form):
+    """Somebody new. The password is theirs to choose."""
+
+    name = forms.CharField(
+        label="Name",
+        max_length=150,
+        validators=[UnicodeUsernameValidator()],
+        help_text="What they sign in with: letters, digits and @ . + - _",
+    )
+    role = forms.ChoiceField(
+        label="Role",
+        choices=[(role, f"{role}: {may}") for role, may in people.ROLES.items()],
+        widget=forms.RadioSelect,
+        initial="viewer",
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        dress(self)
+
+
+class OwnPasswordForm(_PasswordChange):
+    """The old one is asked for: a screen left open must not become a stolen account."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["old_password"].label = "Password now"
+        _dress_passwords(self)
+
+
+class ChosenPasswordForm(_SetPassword):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _dress_passwords(self)
+
+
+def _dress_passwords(form: forms.Form) -> None:
+    for field in form.fields.values():
+        field.widget.attrs["class"] = "input"
+    form.fields["new_password1"].label = "New password"
+    form.fields["new_password1"].help_text = "At least 8 characters, and not a common one."
+    form.fields["new_password2"].label = "New password again"
+    form.fields["new_password2"].help_text = ""

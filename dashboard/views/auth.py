@@ -1,4 +1,8 @@
-"""Sign in, sign out, and the first administrator on a server that has no user yet."""
+"""Sign in, sign out, and the first administrator on a server that has no user yet.
+
+The administration's own sign-in page is this one too, so that there is one place where passwords
+are tried and counted (:mod:`dashboard.throttle`).
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,17 @@ from typing import Any
 from django.contrib.auth import login, views
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils.decorators import method_decorator
+from django.utils.http import urlencode
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
+from dashboard import throttle
 from dashboard.forms import FirstAdministratorForm, SignInForm
 
 
@@ -27,6 +35,34 @@ class LoginView(views.LoginView):
         if not User.objects.exists():
             return redirect("setup")
         return super().dispatch(request, *args, **kwargs)
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        """A password is not even looked at once there were too many wrong ones."""
+        if throttle.refused(*self._who()):
+            context = self.get_context_data(form=SignInForm(request), tried_too_often=True)
+            return self.render_to_response(context, status=429)
+        return super().post(request, *args, **kwargs)
+
+    def form_valid(self, form: Any) -> HttpResponse:
+        throttle.succeeded(*self._who())
+        return super().form_valid(form)
+
+    def form_invalid(self, form: Any) -> HttpResponse:
+        throttle.failed(*self._who())
+        return super().form_invalid(form)
+
+    def _who(self) -> tuple[str, str]:
+        post, meta = self.request.POST, self.request.META
+        return post.get("username", ""), meta.get("REMOTE_ADDR", "")
+
+
+@login_not_required
+def admin_login(request: HttpRequest) -> HttpResponse:
+    """Where the administration sends whom it does not know."""
+    if request.user.is_authenticated:
+        raise PermissionDenied("The administration is for administrators.")
+    then = request.GET.get("next") or reverse("admin:index")
+    return redirect(f"{reverse('login')}?{urlencode({'next': then})}")
 
 
 @login_not_required

@@ -46,6 +46,8 @@ PAGES = {
 SENT = {"run-test": {"test": "rendezvous"}, "pool-scale": {"count": "2"}}
 TESTED_ELSEWHERE = {
     *("runs-stream", "run-stream"),  # test_stream.py
+    *("people", "person-role", "person-active", "person-reset"),  # test_account_people.py
+    *("password", "choose-password", "admin-login"),  # test_account_*.py
     *("tokens", "token-revoke"),  # test_token_page.py
     *("healthz", "readyz", "metrics"),  # test_health.py
 }

@@ -1,0 +1,70 @@
+"""One's own password: changed by oneself, or chosen under a link an administrator passed on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth import update_session_auth_hash, views
+from django.contrib.auth.decorators import login_not_required
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse_lazy
+from django.utils.decorators import method_decorator
+from django.views.decorators.cache import never_cache
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_http_methods
+
+from dashboard import throttle
+from dashboard.forms.people import ChosenPasswordForm, OwnPasswordForm
+from runs import people
+
+
+@sensitive_post_parameters()
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+def password(request: HttpRequest) -> HttpResponse:
+    """This session goes on; the person's others have ended, for they hold a hash of the old one."""
+    assert isinstance(request.user, User)
+    address = request.META.get("REMOTE_ADDR", "")
+    name = request.user.get_username()
+    if request.method != "POST":
+        return _page(request, OwnPasswordForm(request.user))
+    if throttle.refused(name, address):
+        return _page(request, OwnPasswordForm(request.user), status=429)
+    form = OwnPasswordForm(request.user, request.POST)
+    if not form.is_valid():
+        if "old_password" in form.errors:
+            throttle.failed(name, address)
+        return _page(request, form, status=422)
+    form.save()
+    throttle.succeeded(name, address)
+    update_session_auth_hash(request, request.user)
+    messages.success(request, "Your password was changed. You are signed out everywhere else.")
+    return redirect("password")
+
+
+def _page(request: HttpRequest, form: OwnPasswordForm, *, status: int = 200) -> HttpResponse:
+    context = {"form": form, "tried_too_often": status == 429}
+    return render(request, "account/password.html", context, status=status)
+
+
+@method_decorator(login_not_required, name="dispatch")
+class ChoosePasswordView(views.PasswordResetConfirmView):
+    """The page of a link. The token moves into the session at once, so that it is in no Referer."""
+
+    template_name = "account/choose_password.html"
+    form_class = ChosenPasswordForm
+    token_generator = people.links
+    success_url = reverse_lazy("login")
+    reset_url_token = "chosen"  # noqa: S105  what the address has instead of the token
+
+    def get_user(self, uidb64: str) -> Any:
+        user = super().get_user(uidb64)
+        return user if user is not None and user.is_active else None
+
+    def form_valid(self, form: Any) -> HttpResponse:
+        answer = super().form_valid(form)
+        messages.success(self.request, "Your password is set. Sign in with it.")
+        return answer

@@ -1,0 +1,144 @@
+"""One's own password, and how often somebody may be wrong about one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.cache import cache
+from django.test import Client
+
+from dashboard import throttle
+from tests.browser import seed
+
+pytestmark = pytest.mark.django_db
+PASSWORD = "correct horse battery"
+NEW = "staple of the horse"
+CHANGE = {"old_password": PASSWORD, "new_password1": NEW, "new_password2": NEW}
+
+
+@pytest.fixture(autouse=True)
+def _nobody_was_wrong() -> None:
+    cache.clear()
+
+
+@pytest.fixture(params=["alone", "broker"])
+def counted(request: pytest.FixtureRequest, settings: Any) -> str:
+    """Failures are counted in the broker, and in the process while the broker is away."""
+    if request.param == "broker":
+        import redis
+
+        settings.REDIS_URL = request.getfixturevalue("valkey")
+        with redis.Redis.from_url(settings.REDIS_URL) as client:
+            for key in client.scan_iter("archipelago:signin:*"):
+                client.delete(key)
+    return str(request.param)
+
+
+def sign_in(password: str, *, name: str = "olga", address: str = "192.0.2.1") -> Any:
+    sent = {"username": name, "password": password}
+    return Client(REMOTE_ADDR=address).post("/login", sent)
+
+
+def signed_in(name: str = "olga") -> Client:
+    client = Client()
+    assert client.login(username=name, password=PASSWORD)
+    return client
+
+
+def test_everybody_changes_their_own_and_is_signed_out_elsewhere() -> None:
+    seed.user("vera", "viewer")
+    here, there = signed_in("vera"), signed_in("vera")
+    assert there.get("/").status_code == 200
+    answer = here.post("/account/password", CHANGE, follow=True)
+    assert "signed out everywhere else" in answer.content.decode()
+    assert here.get("/").status_code == 200
+    assert there.get("/")["Location"].startswith("/login")
+    assert not Client().login(username="vera", password=PASSWORD)
+    assert Client().login(username="vera", password=NEW)
+
+
+def test_it_is_nobody_s_without_signing_in() -> None:
+    seed.user("vera", "viewer")
+    assert Client().get("/account/password")["Location"].startswith("/login")
+    assert Client().post("/account/password", CHANGE)["Location"].startswith("/login")
+
+
+@pytest.mark.parametrize(
+    ("sent", "found"),
+    [
+        ({"old_password": "wrong"}, "old password was entered incorrectly"),
+        ({"new_password2": "another thing"}, "didn’t match"),
+        ({"new_password1": "12345", "new_password2": "12345"}, "too short"),
+    ],
+)
+def test_what_is_refused_is_said_at_its_field(sent: dict[str, str], found: str) -> None:
+    seed.user("vera", "viewer")
+    client = signed_in("vera")
+    answer = client.post("/account/password", CHANGE | sent)
+    assert answer.status_code == 422
+    assert found in answer.content.decode()
+    assert Client().login(username="vera", password=PASSWORD)
+
+
+def test_an_open_screen_is_no_way_to_guess_a_password(counted: str) -> None:
+    seed.user("vera", "viewer")
+    client = signed_in("vera")
+    for _ in range(throttle.PER_NAME):
+        client.post("/account/password", CHANGE | {"old_password": "wrong"})
+    assert client.post("/account/password", CHANGE).status_code == 429
+    assert Client().login(username="vera", password=PASSWORD)
+
+
+def test_after_many_wrong_passwords_not_even_the_right_one_is_looked_at(counted: str) -> None:
+    seed.user("olga", "operator")
+    for _ in range(throttle.PER_NAME):
+        assert sign_in("wrong").status_code == 200
+    answer = sign_in(PASSWORD)
+    assert answer.status_code == 429
+    assert "Too many wrong passwords" in answer.content.decode()
+    assert sign_in(PASSWORD, name="OLGA").status_code == 429
+    # Nobody locks somebody else out: from elsewhere it goes on.
+    assert sign_in(PASSWORD, address="192.0.2.2").status_code == 302
+
+
+def test_the_right_password_forgives_what_was_wrong_before(counted: str) -> None:
+    seed.user("olga", "operator")
+    for _ in range(2):
+        for _ in range(throttle.PER_NAME - 1):
+            sign_in("wrong")
+        assert sign_in(PASSWORD).status_code == 302
+
+
+def test_one_address_tires_whatever_the_names(
+    counted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throttle, "PER_ADDRESS", 5)
+    seed.user("olga", "operator")
+    seed.user("mallory", "viewer")
+    for number in range(5):
+        sign_in("wrong", name=f"guess-{number}")
+        if number == 2:
+            assert sign_in(PASSWORD, name="mallory").status_code == 302
+    assert sign_in(PASSWORD).status_code == 429
+
+
+def test_a_count_ends(counted: str, settings: Any) -> None:
+    if counted != "broker":
+        return  # the process' own count is ended by the cache of Django
+    import redis
+
+    throttle.failed("olga", "192.0.2.1")
+    with redis.Redis.from_url(settings.REDIS_URL) as client:
+        left = [client.ttl(key) for key in client.scan_iter("archipelago:signin:*")]
+    assert len(left) == 2
+    assert all(0 < seconds <= throttle.WINDOW_S for seconds in left)
+
+
+def test_the_administration_has_no_second_sign_in_page() -> None:
+    seed.user("olga", "operator")
+    anonymous = Client().get("/admin/", follow=True)
+    assert anonymous.redirect_chain[-1][0] == "/login?next=%2Fadmin%2F"
+    answer = signed_in().get("/admin/", follow=True)
+    assert answer.status_code == 403
+    assert Client().post("/admin/login/", {"username": "olga", "password": "x"}).status_code == 302
