@@ -1,0 +1,60 @@
+"""Somebody's own model and data, from a zip to final weights on the real server."""
+
+from __future__ import annotations
+
+import base64
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.lives import wait_for
+from tests.stack import REPOSITORY, LiveStack
+
+pytestmark = pytest.mark.processes
+
+EXAMPLE = REPOSITORY / "examples" / "custom_workload" / "spirals.py"
+
+_CREATE = """
+import base64, secrets
+from django.contrib.auth.models import User
+from diloco.rendezvous.settings import GroupSettings
+from diloco.rendezvous.workload import CustomWorkload
+from runs.archives import store_archive
+from runs.presets import PoolDraft, RunDraft
+from runs.services import create_run
+data = base64.b64decode({data!r})
+import hashlib
+draft = RunDraft(
+    name="own code",
+    settings=GroupSettings(
+        num_replicas=2, sync_every=5, total_rounds=3, warmup_steps=0, batch_size=8,
+        heartbeat_timeout_s=6.0, start_wait_s=60.0,
+    ),
+    workload=CustomWorkload(
+        function="spirals:build", archive=hashlib.sha256(data).hexdigest(), arguments={arguments!r}
+    ),
+    pools=(PoolDraft(count=2),),
+    archive=data,
+)
+owner = User.objects.get(username="operator")
+print(create_run(draft, owner=owner, submit_key=secrets.token_hex()).pk)
+"""
+
+
+def zipped(*files: Path) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for file in files:
+            archive.writestr(file.name, file.read_text())
+    return buffer.getvalue()
+
+
+def test_uploaded_code_trains_to_the_end(live_stack: LiveStack) -> None:
+    data = base64.b64encode(zipped(EXAMPLE)).decode()
+    run = live_stack.python(_CREATE.format(data=data, arguments={}))
+    seen = wait_for(live_stack, run, lambda seen: seen["state"] == "succeeded")
+    assert seen["rounds"] == 3
+    assert [count for *_, count in seen["contributions"]] == [2, 2, 2]
+    assert [a["exit_code"] for a in seen["attempts"]] == [0, 0]
