@@ -9,6 +9,7 @@ from dashboard.views import (
     account,
     auth,
     charts,
+    compare,
     health,
     live,
     people,
@@ -49,9 +50,12 @@ urlpatterns = [
     path(
         "runs/<uuid:run_id>/replicas/<int:number>/restart", replica.restart, name="replica-restart"
     ),
-    path("login", auth.LoginView.as_view(), name="login"),
+    path("compare", compare.compare, name="compare"),
+    path("compare.json", compare.compare_json, name="compare-json"),
+    path("compare.csv", compare.compare_csv, name="compare-csv"),
     path("planner", planner.planner, name="planner"),
     path("planner.json", planner.planner_json, name="planner-json"),
+    path("login", auth.LoginView.as_view(), name="login"),
     path("logout", LogoutView.as_view(), name="logout"),
     path("setup", auth.setup, name="setup"),
     path("admin/login/", auth.admin_login, name="admin-login"),

@@ -37,9 +37,12 @@ PAGES = {
     "replica-log": ("get", SIGN_IN, OK, OK, OK, OK),
     "replica-stop": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "replica-restart": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
-    "logout": ("post", SIGN_IN, MOVED, MOVED, MOVED, MOVED),
+    "compare": ("get", SIGN_IN, OK, OK, OK, OK),
+    "compare-json": ("get", SIGN_IN, OK, OK, OK, OK),
+    "compare-csv": ("get", SIGN_IN, OK, OK, OK, OK),
     "planner": ("get", SIGN_IN, OK, OK, OK, OK),
     "planner-json": ("get", SIGN_IN, OK, OK, OK, OK),
+    "logout": ("post", SIGN_IN, MOVED, MOVED, MOVED, MOVED),
     "login": ("get", OK, MOVED, MOVED, MOVED, MOVED),
     "setup": ("get", MOVED, MOVED, MOVED, MOVED, MOVED),
 }

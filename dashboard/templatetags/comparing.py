@@ -1,0 +1,46 @@
+"""Template tags of the comparison: a measure in its unit, and how it differs from the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django import template
+
+from dashboard import formats
+from runs.comparison import Cell, Difference, Measure
+
+register = template.Library()
+
+SHOW = {
+    "loss": formats.loss,
+    "count": formats.count,
+    "duration": formats.duration,
+    "percent": formats.percent,
+    "size": formats.size,
+    "money": formats.money,
+}
+
+
+@register.simple_tag
+def measure(of: Measure, value: float | None) -> str:
+    return SHOW[of.unit](value)
+
+
+@register.simple_tag
+def change(of: Measure, cell: Cell) -> str:
+    """``−0.120 (−4.1%)``; of a percentage ``+3 points``."""
+    if cell.change is None:
+        return ""
+    if not cell.change:
+        return "same"
+    sign = "+" if cell.change > 0 else "−"
+    if of.unit == "percent":
+        return f"{sign}{abs(cell.change) * 100:.1f} points"
+    share = f" ({sign}{formats.percent(abs(cell.share))})" if cell.share is not None else ""
+    return f"{sign}{SHOW[of.unit](abs(cell.change))}{share}"
+
+
+@register.filter
+def pairs(difference: Difference) -> Iterator[tuple[Any, bool]]:
+    return zip(difference.values, difference.same, strict=True)

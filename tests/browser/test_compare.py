@@ -1,0 +1,84 @@
+"""Runs beside each other in a browser."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import Site, Window
+
+pytestmark = pytest.mark.browser
+
+OLGA = "from tests.browser.seed_prices import priced\nolga = seed.user('olga', 'operator')\n"
+LONG = "H 80 with a name that somebody made very long indeed"
+
+
+@pytest.fixture(scope="module")
+def three(site: Site) -> str:
+    return site.python(
+        OLGA + "print(','.join(str(r.pk) for r in ("
+        "priced(seed.run(olga, name='H 40, as last week', state='succeeded', committed=20), 3.9),"
+        f"priced(seed.run(olga, name={LONG!r}, state='succeeded', committed=14, sync_every=80,"
+        "seed=2), 2.5),"
+        "seed.run(olga, name='Local', replicas=2, committed=9, seed=3))))"
+    )
+
+
+@pytest.fixture(scope="module")
+def twenty(site: Site) -> str:
+    return site.python(
+        OLGA + "print(','.join(str(seed.run(olga, name=f'sweep {n:02d}', replicas=1 + n % 3,"
+        "committed=4 + n, sync_every=20 + 10 * (n % 4)).pk) for n in range(20)))"
+    )
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (1440, "dark"), (360, "light")])
+def test_how_it_looks(window: Window, three: str, width: int, scheme: str) -> None:
+    page = window.open(f"/compare?ids={three}", width=width, scheme=scheme)
+    expect(page.locator("[data-chart] canvas")).to_be_visible()
+    page.wait_for_timeout(150)
+    window.shoot(page, f"compare-{width}-{scheme}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_twenty_and_none_and_one(window: Window, twenty: str) -> None:
+    page = window.open(f"/compare?ids={twenty}")
+    expect(page.locator("[data-chart] canvas")).to_be_visible()
+    assert page.locator("[data-legend] button").count() == 20
+    window.shoot(page, "compare-twenty")
+    page.goto("/compare")
+    window.shoot(page, "compare-none")
+    page.goto(f"/compare?ids={twenty.split(',')[0]}")
+    expect(page.locator("[data-chart] canvas")).to_be_visible()
+    window.shoot(page, "compare-one")
+
+
+def test_axes_series_and_baseline_are_in_the_address(window: Window, three: str) -> None:
+    page = window.open(f"/compare?ids={three}")
+    expect(page.locator("[data-chart] canvas")).to_be_visible()
+    page.get_by_role("button", name="Money").click()
+    expect(page.get_by_text("Not shown: Local (a price is not known)")).to_be_visible()
+    assert page.locator("[data-legend] button").count() == 2
+    page.get_by_role("button", name="Training").click()
+    assert "x=money" in page.url and "series=loss" in page.url
+    window.shoot(page, "compare-money", full=False)
+    page.get_by_role("link", name="Make Local the baseline").click()
+    expect(page.get_by_text("Differences are to the baseline, Local")).to_be_visible()
+    assert "x=money" in page.url
+    page.get_by_role("button", name="Wall time").click()
+    page.get_by_role("button", name="Table").click()
+    expect(
+        page.locator("[data-chart-table] th", has_text="time since the first step")
+    ).to_be_visible()
+    page.reload()
+    expect(
+        page.locator("[data-chart-table] th", has_text="time since the first step")
+    ).to_be_visible()
+
+
+def test_keys_read_the_chart(window: Window, three: str) -> None:
+    page = window.open(f"/compare?ids={three}")
+    expect(page.locator("[data-chart] canvas")).to_be_visible()
+    page.locator("[data-chart]").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("[data-say]")).to_contain_text("0: H 40, as last week 6.095")
