@@ -21,7 +21,7 @@ router = Router(tags=["actions"])
 class Stop(BaseModel):
     """``reason`` is written into the run's events."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     reason: Annotated[str, Field(max_length=500, pattern=NO_NUL)] = ""
 
@@ -29,13 +29,13 @@ class Stop(BaseModel):
 class Leave(BaseModel):
     """``force`` ends the job at once; otherwise the replica may give its work to a round first."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     force: bool = False
 
 
 class Scale(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     count: Annotated[int, Field(ge=0, le=create.POOL_LIMIT)]
 

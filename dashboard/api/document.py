@@ -63,7 +63,7 @@ class PoolDocument(BaseModel):
     ``timeout_s`` 0 is the longest deadline the backend allows. ``price_usd_h`` replaces the list's.
     """
 
-    model_config = ConfigDict(extra="forbid", title="Pool document")
+    model_config = ConfigDict(extra="forbid", strict=True, title="Pool document")
 
     backend: Annotated[Text, Field(max_length=32)] = "local"
     hardware: Annotated[Text, Field(max_length=64)] = "cpu"
@@ -84,7 +84,7 @@ class RunDocument(BaseModel):
     ``store_credential`` is the name of one of kind ``store``. ``over_budget``: launch although the
     estimate is above the budget, which will end the run."""
 
-    model_config = ConfigDict(extra="forbid", title="Run document")
+    model_config = ConfigDict(extra="forbid", strict=True, title="Run document")
 
     name: Annotated[Text, Field(min_length=1, max_length=80)]
     settings: Annotated[dict[str, Any], Field(json_schema_extra=_settings_schema)] = Field(

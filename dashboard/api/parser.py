@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from typing import Any
+from typing import Any, cast
 
 from django.http import HttpRequest
 from ninja.parser import Parser
@@ -22,7 +22,8 @@ LARGEST = 2**53
 
 
 class BodyParser(Parser):
-    """Errors raised here become a 400 with their words."""
+    """A body that cannot be read is a 400, one that holds what nobody takes (:class:`Unfit`) a 422.
+    ``null`` is no body."""
 
     def parse_body(self, request: HttpRequest) -> DictStrAny:
         text = request.body.decode()
@@ -34,15 +35,19 @@ class BodyParser(Parser):
         except RecursionError:
             raise ValueError("expected a document, found one that is nested too deeply") from None
         check_value(body)
-        if not isinstance(body, dict):
+        if body is not None and not isinstance(body, dict):
             raise ValueError(f"expected an object, found {type(body).__name__}")
-        return body
+        return cast(DictStrAny, body)
+
+
+class Unfit(ValueError):
+    """JSON and TOML can say it, and we do not take it."""
 
 
 def check_value(value: Any, *, depth: int = 0) -> None:
-    """``ValueError`` for what JSON, TOML or Python take and we do not."""
+    """:class:`Unfit` for what JSON, TOML or Python take and we do not."""
     if depth > DEEPEST:
-        raise ValueError(f"expected at most {DEEPEST} levels, found more")
+        raise Unfit(f"expected at most {DEEPEST} levels, found more")
     if isinstance(value, dict):
         for key, item in value.items():
             _check_text(key)
@@ -56,22 +61,22 @@ def check_value(value: Any, *, depth: int = 0) -> None:
         return
     elif isinstance(value, int):
         if abs(value) > LARGEST:
-            raise ValueError(f"expected whole numbers up to 2^53, found {str(value)[:24]}…")
+            raise Unfit(f"expected whole numbers up to 2^53, found {str(value)[:24]}…")
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(f"expected finite numbers, found {value}")
+            raise Unfit(f"expected finite numbers, found {value}")
     else:
-        raise ValueError(f"expected no date or time, found {value}")
+        raise Unfit(f"expected no date or time, found {value}")
 
 
 def _check_text(text: str) -> None:
     if "\x00" in text:
-        raise ValueError("expected text without NUL, found one")
+        raise Unfit("expected text without NUL, found one")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("expected Unicode text, found half of a surrogate pair") from None
+        raise Unfit("expected Unicode text, found half of a surrogate pair") from None
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"expected finite numbers, found {name}")
+    raise Unfit(f"expected finite numbers, found {name}")

@@ -16,6 +16,7 @@ from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 from pydantic import BaseModel, Field
 
+from dashboard.api.parser import Unfit
 from diloco.rendezvous.settings import SettingsError
 from runs.exceptions import IllegalTransition, InvalidRun
 
@@ -71,13 +72,17 @@ def install(api: NinjaAPI) -> None:
 
     @api.exception_handler(HttpError)
     def _http(request: HttpRequest, error: Any) -> HttpResponse:
-        if isinstance(error.__cause__, RequestDataTooBig):
-            return answer(request, 413, str(error.__cause__))
+        if isinstance(error.__cause__, Unfit):
+            return _invalid(request, [at("", str(error.__cause__))])
         why = f": {error.__cause__}" if error.__cause__ else ""
         response = answer(request, error.status_code, f"{error}{why}")
         if error.status_code == 401:
             response["WWW-Authenticate"] = 'Bearer realm="archipelago"'
         return response
+
+    @api.exception_handler(RequestDataTooBig)
+    def _too_large(request: HttpRequest, error: Any) -> HttpResponse:
+        return answer(request, 413, str(error))
 
     @api.exception_handler(ValidationError)
     def _unfit(request: HttpRequest, error: Any) -> HttpResponse:
@@ -137,7 +142,10 @@ def of_pydantic(error: Mapping[str, Any]) -> FieldProblem:
     # Ninja puts before the field where it came from, and for a body the name of the parameter.
     field = ".".join(str(part) for part in (where[2:] if where[0] == "body" else where[1:]))
     if kind in _WORDS:
-        expected = _WORDS[kind].format_map(error.get("ctx", {}))
+        bounds = error.get("ctx", {}).items()
+        expected = _WORDS[kind].format_map(
+            {name: f"{v:g}" if isinstance(v, float) else v for name, v in bounds}
+        )
     else:
         expected = _TYPES.get(kind.partition("_")[0], str(error["msg"]))
     found = "none" if kind == "missing" else _short(error.get("input"))

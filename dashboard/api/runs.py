@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import uuid
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
-from django.utils.dateparse import parse_datetime
 from ninja import Header, Query, Router, Status
 from pydantic import BaseModel, Field
 
@@ -30,7 +30,10 @@ from runs.states import RunState
 
 router = Router(tags=["runs"])
 
-PLACE = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?\+00:00_[0-9a-f-]{36}$"
+PLACE = r"^[0-9]{1,17}_[0-9a-f]{32}$"
+"""Microseconds since 1970, and the id."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 _AS_TOML: dict[str, Any] = {
     "requestBody": {"content": {TOML: {"schema": {"type": "string"}}}, "required": True}
 }
@@ -78,7 +81,7 @@ def list_runs(
     )
     return {
         "runs": [selectors.run_header(run) for run in found],
-        "next": f"{more[0].isoformat()}_{more[1]}" if more else None,
+        "next": _place_text(more) if more else None,
     }
 
 
@@ -182,11 +185,10 @@ def _detail(request: HttpRequest, run: Run) -> dict[str, Any]:
 def _place(text: str | None) -> paging.Place | None:
     if text is None:
         return None
-    at_text, _, pk = text.partition("_")
-    try:
-        moment = parse_datetime(at_text)
-        if moment is not None:
-            return moment, uuid.UUID(pk)
-    except ValueError:
-        pass
-    raise InvalidRun("before", f"expected what another page has as next, found {text!r}")
+    since, _, pk = text.partition("_")
+    return _EPOCH + int(since) * _MICROSECOND, uuid.UUID(hex=pk)
+
+
+def _place_text(place: paging.Place) -> str:
+    at_time, pk = place
+    return f"{(at_time - _EPOCH) // _MICROSECOND}_{pk.hex}"

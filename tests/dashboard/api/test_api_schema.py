@@ -1,0 +1,76 @@
+"""The API does what its schema says: schemathesis makes up calls, right and wrong ones, and finds
+no answer that the schema does not know, no error of ours, and no bad input that was taken.
+https://schemathesis.readthedocs.io/
+
+The calls are the same on every run. ``ARCHIPELAGO_TEST_API_EXAMPLES`` asks for more of them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser import seed
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.processes]
+
+EXAMPLES = os.environ.get("ARCHIPELAGO_TEST_API_EXAMPLES", "10")
+
+# JSON Schema cannot say that pools add up to the target, or that a run is still working; and what
+# is a good document there may name a credential or hardware that nobody has.
+CONFIG = """
+headers = {{ Authorization = "Bearer {token}" }}
+{parameters}
+[generation]
+deterministic = true
+max-examples = {examples}
+database = "none"
+
+[[operations]]
+include-method = "POST"
+[operations.checks.positive_data_acceptance]
+expected-statuses = ["2xx", 404, 409, 422]
+"""
+
+
+@pytest.fixture
+def token(run: Any, token_of: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    # Made-up URIs are not asked for: what buckets and backends say is tested elsewhere.
+    monkeypatch.setattr("runs.preflight.check_run", lambda *_, **__: [])
+    monkeypatch.setattr("runs.preflight.check_new_pool", lambda *_: [])
+    return str(token_of("root", "admin"))
+
+
+def findings(url: str, folder: Path, token: str, parameters: str = "") -> int:
+    """0 when schemathesis has found nothing."""
+    config = folder / "schemathesis.toml"
+    config.write_text(CONFIG.format(token=token, parameters=parameters, examples=EXAMPLES))
+    command = [
+        str(Path(sys.executable).with_name("st")), "--config-file", str(config), "run",
+        f"{url}/api/openapi.json", "--no-color", "--continue-on-failure", "--warnings", "off",
+        "--suppress-health-check", "all",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500)
+    said = done.stdout + done.stderr
+    assert "Operations:" in said or "Test cases:" in said, said
+    print(said)  # shown when there is something
+    return done.returncode
+
+
+def test_calls_about_a_run_there_is(run: Any, token: str, live_server: Any, tmp_path: Path) -> None:
+    pool = run.pools.get().pk
+    parameters = (
+        f'[parameters]\n"path.run_id" = "{run.pk}"\n"path.number" = 1\n"path.attempt" = 1\n'
+        f'"path.pool_id" = {pool}\n'
+    )
+    assert findings(live_server.url, tmp_path, token, parameters) == 0
+
+
+def test_calls_about_anything(run: Any, token: str, live_server: Any, tmp_path: Path) -> None:
+    seed.run(run.owner, state="succeeded", committed=2, replicas=1)
+    assert findings(live_server.url, tmp_path, token) == 0
