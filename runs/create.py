@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings
@@ -16,10 +17,11 @@ from django.utils import timezone
 from executors.catalogue import Hardware
 from runs.archives import store_archive
 from runs.backends import BACKENDS, catalogue
+from runs.copies import check_fork
 from runs.credentials import check_store
 from runs.exceptions import InvalidRun
 from runs.models import Credential, Replica, ReplicaPool, Run
-from runs.presets import PoolDraft, RunDraft
+from runs.presets import Fork, PoolDraft, RunDraft
 from runs.queue import enqueue
 from runs.states import RunState
 from runs.transitions import record_event
@@ -82,6 +84,8 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID) -> str:
         if not 0 <= value < float("inf"):
             raise InvalidRun(field, f"expected 0 or more, found {value}")
     _check_budget(draft)
+    if draft.fork is not None:
+        check_fork(draft.fork, draft)
     rendezvous = rendezvous_uri(draft.rendezvous, run_id)
     if draft.store_credential is not None:
         store = _credential(draft.store_credential, "store", "store_credential")
@@ -186,16 +190,30 @@ def _store(
         max_restarts=draft.max_restarts,
         store_credential_id=draft.store_credential,
         archive=store_archive(draft.archive),
+        **_origin(draft.fork),
         created_at=now,
     )
     for pool_draft in draft.pools:
         store_pool(run, pool_draft)
     record_event(
-        run, "run_state", "submitted", actor=owner,
+        run, "run_state", _submitted_as(draft), actor=owner,
         from_state=RunState.DRAFT, to_state=RunState.QUEUED,
     )  # fmt: skip
     enqueue("launch_run", str(run.pk))
     return run
+
+
+def _origin(fork: Fork | None) -> dict[str, Any]:
+    if fork is None:
+        return {}
+    return {"forked_from": fork.run, "fork_round": fork.round, "fork_outer": fork.outer}
+
+
+def _submitted_as(draft: RunDraft) -> str:
+    if draft.fork is None:
+        return "submitted"
+    source = Run.objects.get(pk=draft.fork.run)
+    return f"submitted, to begin with round {draft.fork.round} of {source.name!r}"
 
 
 def store_pool(run: Run, draft: PoolDraft) -> ReplicaPool:

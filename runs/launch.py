@@ -38,6 +38,7 @@ from runs import breaker
 from runs.backends import executor_for
 from runs.bundle import make_bundle
 from runs.commands import send_resume
+from runs.copies import plant_fork
 from runs.credentials import replica_secrets
 from runs.exceptions import LaunchFailed, LaunchLater
 from runs.models import Replica, ReplicaAttempt, Run
@@ -113,6 +114,7 @@ def publish_group(run: Run, store: Store) -> None:
         store.create(keys.code_bundle(bundle.sha256), bundle.data)
         if run.archive is not None:
             store.create(keys.code_bundle(run.archive.sha256), bytes(run.archive.data))
+        plant_fork(run, store, now=timezone.now())
         if not store.create(keys.GROUP, document.to_bytes()):
             found = _existing_group(store)
     run.refresh_from_db()

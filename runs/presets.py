@@ -6,6 +6,7 @@ stores it.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,12 +39,22 @@ class PoolDraft:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fork:
+    """Begin with the checkpoint of ``round`` of the run of id ``run``; ``outer``: with the state of
+    its outer optimizer too."""
+
+    run: uuid.UUID
+    round: int
+    outer: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunDraft:
     """``rendezvous`` is the URI of the run's own prefix; '' means the default prefix + run id.
     ``time_limit_s``, ``budget_usd`` and ``start_timeout_s`` 0 mean no limit; ``start_timeout_s`` is
     how long the first step may be waited for. ``store_credential`` is the id of a credential of
     kind ``store``, None for the server's own environment. ``archive`` is a zip of user code, for
-    workloads that name a function in it.
+    workloads that name a function in it. ``fork`` None begins with weights of its own.
     """
 
     name: str
@@ -57,6 +68,7 @@ class RunDraft:
     max_restarts: int = 3
     store_credential: int | None = None
     archive: bytes = field(default=b"", repr=False)
+    fork: Fork | None = None
 
 
 def local_demo() -> RunDraft:

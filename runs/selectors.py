@@ -117,6 +117,12 @@ def runs_to_look_after() -> QuerySet[Run]:
     ).order_by("created_at")
 
 
+def runs_to_delete() -> QuerySet[Run]:
+    """Runs whose deletion was asked for a while ago and has not come about."""
+    a_while_ago = timezone.now() - timedelta(minutes=5)
+    return Run.objects.filter(delete_requested_at__lt=a_while_ago)
+
+
 # Rows.
 
 

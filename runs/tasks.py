@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from runs import health, launch, live, reaper, reconcile, selectors
+from runs import deletion, health, launch, live, reaper, reconcile, selectors
 from runs.exceptions import LaunchLater
 from runs.lease import lease
 from runs.queue import enqueue
@@ -34,7 +34,10 @@ def reconcile_run(run_id: str) -> None:
 
 @shared_task(autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=30, max_retries=20)
 def launch_run(run_id: str) -> None:
-    launch.launch_run(run_id)
+    """One at a time per run: a fork copies a checkpoint, which may take a while."""
+    with lease(f"launch-run:{run_id}", ttl_s=LAUNCH_LEASE_S) as held:
+        if held:
+            launch.launch_run(run_id)
 
 
 @shared_task(autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=30, max_retries=20)
@@ -45,8 +48,17 @@ def launch_pool(pool_id: int) -> None:
             launch.launch_pool(pool_id)
 
 
+@shared_task(autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=60, max_retries=20)
+def delete_run(run_id: str) -> None:
+    with lease(f"delete:{run_id}", ttl_s=LAUNCH_LEASE_S) as held:
+        if held:
+            deletion.delete_run(run_id)
+
+
 @shared_task
 def reap() -> None:
     with lease("reap", ttl_s=LAUNCH_LEASE_S) as held:
         if held:
             reaper.reap()
+            for run_id in selectors.runs_to_delete().values_list("pk", flat=True):
+                enqueue("delete_run", str(run_id))
