@@ -112,9 +112,13 @@ def _is_body(value: object) -> bool:
     return isinstance(value, dict)
 
 
-def write_journal(run: Run, store: Store, *, now: datetime) -> bool:
-    """Write what is new of ``run``; False where nothing is."""
+def write_journal(run: Run, store: Store, *, now: datetime, changed: bool = True) -> bool:
+    """Write what is new of ``run``; False where nothing is. A tick that has not ``changed`` anything
+    costs two queries."""
     journal, _ = Journal.objects.get_or_create(run=run)
+    events = _new_events(run, journal)
+    if not (changed or events or journal.due):
+        return False
     seen: dict[str, Any] = dict(journal.seen)
     rows = _Rows(seen=seen)
     stored = Run.objects.select_related("owner", "store_credential").get(pk=run.pk)
@@ -129,10 +133,10 @@ def write_journal(run: Run, store: Store, *, now: datetime) -> bool:
     attempts = ReplicaAttempt.objects.filter(replica__run=run).select_related("replica")
     for attempt in attempts.order_by("replica__number", "number"):
         rows.add("attempts", attempt.launch_key, attempt_body(attempt))
-    events = _new_events(run, journal)
     new = rows.new
     if not events and not any(new.values()):
-        Journal.objects.filter(pk=run.pk, due=True).update(due=False)
+        if journal.due:
+            Journal.objects.filter(pk=run.pk).update(due=False)
         return False
     entry = Entry(
         n=journal.next_n,

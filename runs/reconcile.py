@@ -15,7 +15,7 @@ from django.utils import timezone
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord
 from diloco.rendezvous.store import Store, StoreError, StoreUnavailable
-from runs import care, costs, decide, jobs, leaving
+from runs import alerting, care, costs, decide, jobs, leaving
 from runs.beats import read_leases, store_leases
 from runs.commands import send_save, send_stop
 from runs.decide import RunView
@@ -87,9 +87,10 @@ def reconcile_run(run_id: str) -> bool:
     leaving.cancel_what_must_end(tick)
     costs.add_up(tick)
     _judge_run(tick)
+    alerting.watch(tick)
     told = publish_changes(run, tick.changes)
     if store is not None:
-        _keep_journal(run, store, now)
+        _keep_journal(tick, store)
     return told
 
 
@@ -144,13 +145,14 @@ def _sum_up(tick: Tick) -> None:
     tick.changes.run = True
 
 
-def _keep_journal(run: Run, store: Store, now: datetime) -> None:
+def _keep_journal(tick: Tick, store: Store) -> None:
     try:
-        write_journal(run, store, now=now)
+        write_journal(tick.run, store, now=tick.now, changed=bool(tick.changes))
     except StoreError as error:
         # All of it is found again at the next tick, if there is one.
-        Journal.objects.filter(run=run).update(due=isinstance(error, StoreUnavailable))
-        _store_is_away(run, error, now)
+        again = isinstance(error, StoreUnavailable)
+        Journal.objects.filter(run=tick.run).update(due=again)
+        _store_is_away(tick.run, error, tick.now)
 
 
 def _store_is_away(run: Run, error: StoreError, now: datetime) -> None:
