@@ -12,9 +12,10 @@ What JSON is made of the points is :mod:`runs.columns`' business.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 from django.db.models import Max, Q, Sum
 from numpy.typing import NDArray
 
@@ -107,6 +108,12 @@ def read(run: Run, wanted: Iterable[Name], window: Window) -> list[Curve]:
         total = top.total if whole else totals.get(name, len(kept))
         found.append(Curve(series=name[0], owner=name[1], points=kept, total=total, level=level))
     return found
+
+
+def lasts(curve: Curve) -> Curve:
+    """The last point of each bucket alone: series of one window then have the same places."""
+    bucket = getattr(curve.points, key_of(curve.owner)) >> curve.level
+    return replace(curve, points=curve.points.take(np.append(bucket[1:] != bucket[:-1], len(bucket) > 0)[: len(bucket)]))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

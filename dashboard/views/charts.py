@@ -44,7 +44,8 @@ class BadQuestion(ValueError):
 @never_cache
 @gzip_page
 def series(request: HttpRequest, run_id: Any) -> HttpResponse:
-    """``?of=loss,eval_loss&x=wall&from=&to=&points=4000&replica=3,7``: curves of a window."""
+    """``?of=loss,eval_loss&x=wall&from=&to=&points=4000&replica=3,7``: curves of a window.
+    ``last=1``: of each bucket the last point alone, so that series can be stacked."""
     run = run_to_see(request, run_id)
     try:
         answer = _series(run, request)
@@ -76,9 +77,12 @@ def _series(run: Run, request: HttpRequest) -> dict[str, Any]:
     each = max(budget // max(len(replicas), 1), LEAST_POINTS * (1 if drawn == replicas else 2))
     window = Window(axis=axis, low=low, high=high, max_points=each, scales=scales)
     curves = charts.read(run, names, window)
+    if request.GET.get("last"):
+        curves = [charts.lasts(curve) for curve in curves]
     theirs = [c for c in curves if c.owner is not None]
     return {
         "x": asked,
+        "origin": origin,
         "replicas": len(replicas),
         "curves": [
             curve_row(c, axis=axis, scales=scales, origin=origin)

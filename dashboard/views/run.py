@@ -19,7 +19,7 @@ from diloco.rendezvous.workload import GPT_SIZES
 from runs import selectors, services
 from runs.models import Run
 
-TABS = ("overview", "rounds", "replicas", "logs", "settings", "events")
+TABS = ("overview", "rounds", "timeline", "replicas", "logs", "settings", "events")
 MAX_POINTS = 4000
 MAX_LOG_LINES = 500
 

@@ -4,17 +4,17 @@ import { $, $$, oncePerFrame, url } from "./lib/dom.js";
 import { getJSON, Live } from "./lib/live.js";
 import { RUN_ENDED } from "./lib/states.js";
 import { RunStore } from "./lib/store.js";
+import { board } from "./run/board.js";
 import { checklist } from "./run/checklist.js";
 import { eventList } from "./run/events.js";
 import { header } from "./run/header.js";
 import { heatmap } from "./run/heatmap.js";
 import { logLines } from "./run/logs.js";
-import { lossChart } from "./run/loss.js";
-import { phaseChart } from "./run/phases.js";
 import { poolTable } from "./run/pools.js";
 import { replicaTable } from "./run/replicas.js";
 import { roundDetail, roundsTable } from "./run/rounds.js";
 import { tabs } from "./run/tabs.js";
+import { timeline } from "./run/timeline.js";
 
 const LINGER_MS = 30_000; // an ended run's last telemetry may still come in
 
@@ -45,9 +45,9 @@ const context = {
 const parts = [
   header(context),
   checklist(context),
-  lossChart(context, $("[data-loss]")),
-  phaseChart(context, $("[data-phases]")),
+  board(context, $("[data-board]")),
   ...$$("[data-heatmap]").map((card) => heatmap(context, card)),
+  timeline(context, $("[data-timeline]")),
   poolTable(context),
   ...$$("[data-replicas]").map((place) => replicaTable(context, place)),
   roundDetail(context, $("[data-round-detail]")),
@@ -107,6 +107,5 @@ async function begin() {
   redraw(new Set(["tab"])); // parts that wait until their tab is shown
   if (!live.over) live.start();
 }
-for (const place of $$("[data-chart]")) place.dataset.empty = "Loading";
 for (const time of $$("time[data-when]")) time.textContent = new Date(time.dateTime).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
 begin();

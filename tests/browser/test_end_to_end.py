@@ -55,15 +55,15 @@ def test_submit_watch_stop(window: Window, live_stack: LiveStack) -> None:
     committed = page.locator('[data-s="rounds"]')
     expect(committed).to_have_text(re.compile(r"^[3-9]$|^\d\d+$"), timeout=2 * MINUTE_MS)
     expect(page.locator('[data-s="eval_loss"]')).to_have_text(re.compile(r"^\d\.\d{3}$"))
-    expect(page.locator("[data-loss] .u-wrap canvas")).to_be_visible()
+    expect(page.locator('[data-plot="loss"] .u-wrap canvas')).to_be_visible()
     expect(page.locator("[data-checklist]")).to_be_hidden()
-    page.locator("[data-loss] [data-table]").click()
-    newest = page.locator("[data-loss] [data-chart-table] tbody tr").last.locator("th")
+    page.locator('[data-plot="loss"] [data-table]').click()
+    newest = page.locator('[data-plot="loss"] [data-chart-table] tbody tr').last.locator("th")
     seen = int(newest.inner_text().replace(",", ""))
     assert seen > 0
     expect(newest).not_to_have_text(f"{seen:,}", timeout=MINUTE_MS)  # the curve grows
     assert int(newest.inner_text().replace(",", "")) > seen
-    page.locator("[data-loss] [data-table]").click()
+    page.locator('[data-plot="loss"] [data-table]').click()
     assert page.locator('[data-replicas="short"] tbody tr').count() == 2
     window.shoot(page, "end-to-end-running")
 

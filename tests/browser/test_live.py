@@ -62,7 +62,7 @@ def test_a_delta_changes_what_it_names_and_leaves_the_rest_in_place(
 def test_the_curve_grows_by_what_is_appended(window: Window, site: Site, demo: str) -> None:
     page = window.open(f"/runs/{demo}/?smooth=0")
     is_live(page)
-    value = page.locator('[data-loss] [data-id="r0"] output')
+    value = page.locator('[data-plot="loss"] [data-id="r0"] output')
     expect(value).not_to_have_text("–")
     for step in (252, 252, 253):  # one comes twice: the newest word on a step counts
         site.publish(
@@ -75,28 +75,8 @@ def test_the_curve_grows_by_what_is_appended(window: Window, site: Site, demo: s
         )  # fmt: skip
     expect(value).to_have_text("0.253")
     page.get_by_role("button", name="Table").first.click()
-    last = page.locator("[data-loss] [data-chart-table] tbody tr").last
+    last = page.locator('[data-plot="loss"] [data-chart-table] tbody tr').last
     expect(last.locator("th")).to_have_text("253")
-
-
-def test_a_snapshot_s_few_points_become_all_of_them(window: Window, site: Site) -> None:
-    run = site.seed("name='Longer', committed=20, replicas=2")  # 811 steps; a snapshot has 500
-    page = window.open(f"/runs/{run}/?smooth=0")
-    is_live(page)
-    script = """async (address) => {
-        const { RunStore } = await import("/static/js/lib/store.js");
-        const store = new RunStore();
-        store.load(await (await fetch(address + "snapshot.json")).json());
-        const few = store.series.get("loss/0").value.length;
-        const full = await (await fetch(address + "points.json?series=loss&replica=0&max_points=4000")).json();
-        store.apply({ points: [{ ...full, step: [900], round: [23], tokens: [1], wall_s: [1], value: [9] }] });
-        store.replace(full);
-        return [few, store.series.get("loss/0").value.length, store.series.get("loss/0").value.at(-1)];
-    }"""  # noqa: E501
-    few, full, newest = page.evaluate(script, f"/runs/{run}/")
-    assert few <= 500
-    assert full == 812
-    assert newest == 9, "what came while the answer was under way is kept"
 
 
 def test_without_a_stream_the_page_polls_and_says_so(window: Window, site: Site, demo: str) -> None:
@@ -153,15 +133,17 @@ def test_the_address_keeps_axis_smoothing_tab_and_round(window: Window, demo: st
     is_live(page)
     page.get_by_role("button", name="Tokens", exact=True).click()
     page.get_by_label("Smoothing").fill("0.5")
-    page.locator('[data-loss] [data-id="r1"]').click()
+    page.locator('[data-plot="loss"] [data-id="r1"]').click()
     assert "x=tokens" in page.url
     assert "smooth=0.5" in page.url
-    assert "hide=r1" in page.url
+    assert "hide=loss.r1" in page.url
     page.reload()
     expect(page.get_by_role("button", name="Tokens", exact=True)).to_have_attribute(
         "aria-pressed", "true"
     )
-    expect(page.locator('[data-loss] [data-id="r1"]')).to_have_attribute("aria-pressed", "false")
+    expect(page.locator('[data-plot="loss"] [data-id="r1"]')).to_have_attribute(
+        "aria-pressed", "false"
+    )
     expect(page.get_by_label("Smoothing")).to_have_value("0.5")
     page.get_by_role("link", name="Settings").click()
     expect(page.get_by_role("region", name="Settings")).to_be_visible()
@@ -199,14 +181,14 @@ def test_log_lines_of_all_and_of_one(window: Window, demo: str) -> None:
 def test_charts_by_keyboard(window: Window, demo: str) -> None:
     page = window.open(f"/runs/{demo}/")
     is_live(page)
-    chart = page.locator("[data-loss] [data-chart]")
+    chart = page.locator('[data-plot="loss"] [data-chart]')
     expect(chart.locator("canvas")).to_be_visible()
     chart.focus()
     page.keyboard.press("ArrowLeft")
-    expect(page.locator("[data-loss] [data-say]")).to_contain_text("Evaluation")
-    page.locator("[data-phases] [data-chart]").focus()
+    expect(page.locator('[data-plot="loss"] [data-say]')).to_contain_text("Evaluation")
+    page.locator('[data-plot="goodput"] [data-chart]').focus()
     page.keyboard.press("ArrowRight")
-    expect(page.locator("[data-phases] [data-readout]")).to_contain_text("Round 1 took")
+    expect(page.locator('[data-plot="goodput"] [data-say]')).to_contain_text("compute 8")
 
 
 def test_stop_says_what_will_follow_and_stops(window: Window, site: Site, demo: str) -> None:

@@ -12,6 +12,9 @@ function three(value) {
 
 const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
+/** All digits. */
+export const whole = (value) => grouped.format(value);
+
 export function count(value) {
   if (!known(value)) return UNKNOWN;
   const magnitude = Math.abs(value);

@@ -53,6 +53,14 @@ export function phaseFill(context, phase) {
   return phase === "wait" ? hatch(context, color) : color;
 }
 
+/** Phases as charts and timeline group them: exchanging is upload and apply. */
+export const groupColor = (group) => cssColor({ down: "--p-download", other: "--p-encode" }[group] ?? `--p-${group}`);
+
+export const groupFill = (context, group) => (group === "wait" ? hatch(context, groupColor(group), cssColor("--surface")) : groupColor(group));
+
+/** [r, g, b] of "#rrggbb". */
+export const rgb = (color) => [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
+
 export function hatch(context, color, ground = null) {
   const tile = document.createElement("canvas");
   const scale = Math.max(1, Math.round(devicePixelRatio || 1));

@@ -1,4 +1,11 @@
-// From the store's columns to what the loss chart draws: another x axis, smoothing, one table.
+// Pure parts of the charts: unpacking the server's answer, live points, smoothing, outliers.
+
+/** A curve of the answer: x as first value and differences of whole units. */
+export function unpacked(row) {
+  let raw = 0;
+  const x = row.x.map((step) => (raw += step) * row.unit);
+  return { ...row, x };
+}
 
 /** Bias-corrected exponential moving average; gaps stay gaps. */
 export function smoothed(values, weight) {
@@ -13,18 +20,41 @@ export function smoothed(values, weight) {
   });
 }
 
-/** x of every point of `columns`. Training points of a replica and evaluations of the run's global
- * weights meet on each axis: tokens are those of all replicas, rounds of training are fractional. */
-export function xValues(columns, axis, { syncEvery, replicas, begun }) {
-  const own = columns.replica !== null;
-  if (axis === "round") return own ? columns.step.map((s) => s / syncEvery) : columns.round;
-  if (axis === "tokens") return own ? columns.tokens.map((t) => t * replicas) : columns.tokens;
-  if (axis === "wall") return columns.wall_s.map((w) => w - begun);
-  return columns.step;
+/** x of live points on the axis that `curve` was asked for. The server's units hold for them too. */
+export function liveX(columns, curve, axis, origin) {
+  if (axis === "wall" || axis === "relative") return columns.wall_s.map((w) => w - origin);
+  if (axis === "round" && columns.replica !== null) return columns.step.map((s) => s * curve.unit);
+  return columns[axis].map((v) => v * curve.unit);
 }
 
-/** Strictly rising x with its y, as the chart needs it; of points at one place the last stays. */
-export function rising(x, y) {
+/** Add a point where it belongs; the newest word on an x counts. False: it lies among thinned
+ * points, where only the server knows what it replaces. */
+export function add(curve, x, y) {
+  const place = search(curve.x, x);
+  if (place < curve.x.length && curve.x[place] !== x) return false;
+  if (place === curve.x.length) curve.total += 1;
+  curve.x[place] = x;
+  curve.y[place] = y;
+  return true;
+}
+
+/** The same for a band: the mean of what was said about an x so far. */
+export function widen(band, x, y) {
+  if (y === null) return;
+  const place = search(band.x, x);
+  if (place < band.x.length && band.x[place] !== x) return;
+  const n = (band.n ??= new Map()).get(x) ?? 0;
+  const fresh = place === band.x.length || band.mean[place] === null;
+  band.n.set(x, n + 1);
+  band.x[place] = x;
+  band.mean[place] = fresh || !n ? y : band.mean[place] + (y - band.mean[place]) / (n + 1);
+  band.low[place] = fresh ? y : Math.min(band.low[place], y);
+  band.high[place] = fresh ? y : Math.max(band.high[place], y);
+}
+
+/** Strictly rising x, as the chart needs it; of points at one place the last stays. */
+export function rising(curve) {
+  const { x, y } = curve;
   let sorted = true;
   for (let i = 1; i < x.length && sorted; i++) sorted = x[i] > x[i - 1];
   if (sorted) return [x, y];
@@ -41,10 +71,34 @@ export function rising(x, y) {
   return [xs, ys];
 }
 
+/** Where most values lie, with room on both sides: [low, high], and how many lie outside. */
+export function usual(columns) {
+  const all = columns.flatMap((c) => c.filter((v) => v !== null && v !== undefined)).sort((a, b) => a - b);
+  if (all.length < 20) return null;
+  const at = (part) => all[Math.round(part * (all.length - 1))];
+  const room = (at(0.95) - at(0.05)) * 0.6 || Math.abs(at(0.5)) * 0.1 || 1;
+  const low = Math.max(all[0], at(0.05) - room);
+  const high = Math.min(all.at(-1), at(0.95) + room);
+  return { low, high, clipped: all.filter((v) => v < low || v > high).length };
+}
+
 /** The newest value at or before place `i` of a column with gaps. */
 export function lastKnown(column, i) {
   for (let k = Math.min(i, column.length - 1); k >= 0; k--) {
     if (column[k] !== null && column[k] !== undefined) return column[k];
   }
   return null;
+}
+
+/** Where `value` is or belongs in a sorted list; the end is tried first, as data is appended. */
+export function search(sorted, value) {
+  let high = sorted.length;
+  if (!high || sorted[high - 1] < value) return high;
+  let low = 0;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] < value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
 }

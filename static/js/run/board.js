@@ -1,0 +1,186 @@
+// All charts of the overview under one toolbar: what is chosen there is the same for each and is in
+// the address. A window is asked of the server, which re-samples it; what comes by the live stream
+// is appended to what is shown, and asked for anew when that has become much.
+
+import { $, $$, setText, url } from "../lib/dom.js";
+import { getJSON } from "../lib/live.js";
+import { add, liveX, unpacked, widen } from "./curves.js";
+import { AXES, Chart } from "./chart.js";
+
+const DEFAULT_SMOOTH = 0.6;
+const POINTS = 4000;
+const FRESH = 600; // live points after which a chart is asked for anew
+const AGAIN_MS = 3000; // at most so often
+
+const number = (name) => (url.get(name) !== null && Number.isFinite(Number(url.get(name))) ? Number(url.get(name)) : null);
+const clamp = (value, low, high) => Math.min(Math.max(Number.isFinite(value) ? value : low, low), high);
+
+export function board(context, place) {
+  const { store, page } = context;
+  const at = Object.fromEntries(["smooth", "smooth-out", "x", "logy", "logx", "clip", "clip-out", "back", "all", "earlier", "later"].map((name) => [name, $(`[data-${name}]`, place)]));
+  const self = {
+    view: fromAddress(), tables: new Set((url.get("table") ?? "").split(",").filter(Boolean)),
+    zoom, reset, toggleTable,
+    range(low, high) {
+      const { from, to } = self.view;
+      if (from !== null && to !== null) return [from, to];
+      return low === high ? [low - 0.5, high + 0.5] : [from ?? low, to ?? high];
+    },
+  };
+  const charts = $$("[data-plot]", page).map((card) => new Chart(self, card));
+  const asked = new Map(); // chart -> its last question
+  let behind = []; // windows to go back to
+  let loaded = false;
+
+  function fromAddress() {
+    const x = Object.hasOwn(AXES, url.get("x") ?? "") ? url.get("x") : "step";
+    const [from, to] = [number("from"), number("to")];
+    return {
+      x, from: to > from ? from : null, to: to > from ? to : null,
+      smooth: url.get("smooth") === null ? DEFAULT_SMOOTH : clamp(Number(url.get("smooth")), 0, 0.98),
+      logy: url.get("log")?.includes("y") ?? false, logx: url.get("log")?.includes("x") ?? false, clip: url.get("clip") === "1",
+    };
+  }
+
+  async function ask(chart) {
+    const mine = { fresh: 0, at: performance.now(), late: [] };
+    asked.set(chart, mine);
+    const { x, from, to } = self.view;
+    const query = new URLSearchParams({ of: chart.spec.of.join(","), x, points: POINTS });
+    if (from !== null) query.set("from", from);
+    if (to !== null) query.set("to", to);
+    if (chart.spec.last) query.set("last", 1);
+    if (url.get("replicas")) query.set("replica", url.get("replicas"));
+    try {
+      const answer = await getJSON(`${page.dataset.series}?${query}`);
+      if (asked.get(chart) !== mine) return; // another question took its place
+      chart.data = { ...answer, curves: answer.curves.map(unpacked), band: answer.band && unpacked(answer.band) };
+      for (const columns of mine.late) append(chart, columns); // came while the answer was under way
+      mine.late = null;
+      chart.draw();
+      outcome();
+    } catch {
+      mine.late = null; // the connection's dot says how it is
+    }
+  }
+
+  function load() {
+    loaded = true;
+    charts.forEach(ask);
+  }
+
+  function append(chart, columns) {
+    const { data } = chart;
+    const { x: axis, to } = self.view;
+    if (!chart.spec.of.includes(columns.series) || !data) return;
+    if (to !== null && columns.replica !== null && liveX(columns, { unit: 1 }, axis, data.origin)[0] > to) return;
+    const mine = asked.get(chart);
+    const curve = data.curves.find((c) => c.series === columns.series && c.replica === columns.replica);
+    const unit = curve?.unit ?? data.curves.find((c) => c.series === columns.series)?.unit;
+    if (unit === undefined) return soon(chart);
+    const xs = liveX(columns, { unit }, axis, data.origin);
+    for (let i = 0; i < xs.length; i++) {
+      if (to !== null && xs[i] > to) break;
+      if (curve && !add(curve, xs[i], columns.value[i])) mine.fresh += FRESH;
+      if (data.band && columns.replica !== null) widen(data.band, xs[i], columns.value[i]);
+    }
+    for (const [i, kind] of columns.nonfinite ?? []) if (curve) curve.odd.push([curve.x.lastIndexOf(xs[i]), kind]);
+    data.points += xs.length;
+    data.total += xs.length;
+    mine.fresh += xs.length;
+    if (!curve || mine.fresh > FRESH) soon(chart);
+  }
+
+  function soon(chart) {
+    const mine = asked.get(chart);
+    if (mine.timer) return;
+    mine.timer = setTimeout(() => place.offsetParent && ask(chart), Math.max(0, mine.at + AGAIN_MS - performance.now()));
+  }
+
+  function change(values, { again = false } = {}) {
+    Object.assign(self.view, values);
+    const { x, from, to, smooth, logx, logy, clip } = self.view;
+    url.set({
+      x: x === "step" ? null : x, from, to, smooth: smooth === DEFAULT_SMOOTH ? null : smooth,
+      log: `${logx ? "x" : ""}${logy ? "y" : ""}`, clip: clip ? 1 : null, table: [...self.tables].join(","),
+    });
+    controls();
+    charts.forEach((chart) => chart.draw()); // at once, with the points there are
+    if (again) load();
+    outcome();
+  }
+
+  const short = (value) => Number(value.toPrecision(10));
+  function zoom(from, to, { keep = true } = {}) {
+    if (!(to > from)) return;
+    if (keep) behind.push([self.view.from, self.view.to]);
+    change({ from: short(from), to: short(to) }, { again: true });
+  }
+  function reset() {
+    behind = [];
+    change({ from: null, to: null }, { again: true });
+  }
+  function back() {
+    const [from, to] = behind.pop() ?? [null, null];
+    change({ from, to }, { again: true });
+  }
+  function pan(by) {
+    const { from, to } = self.view;
+    if (from !== null) zoom(from + (to - from) * by, to + (to - from) * by, { keep: false });
+  }
+  function toggleTable(id) {
+    if (!self.tables.delete(id)) self.tables.add(id);
+    change({});
+  }
+
+  function controls() {
+    const { view } = self;
+    for (const button of $$("button", at.x)) button.setAttribute("aria-pressed", String(button.value === view.x));
+    for (const name of ["logy", "logx", "clip"]) at[name].setAttribute("aria-pressed", String(view[name]));
+    at.logx.disabled = view.x === "wall" || view.x === "relative";
+    at.smooth.value = view.smooth;
+    setText(at["smooth-out"], view.smooth ? view.smooth.toFixed(2) : "off");
+    const zoomed = view.from !== null;
+    for (const name of ["back", "all", "earlier", "later"]) at[name].disabled = !zoomed;
+  }
+  function outcome() {
+    const clipped = charts.reduce((all, chart) => all + chart.clipped(), 0);
+    setText(at["clip-out"], self.view.clip ? `${clipped} clipped` : "");
+  }
+
+  at.x.addEventListener("click", (event) => {
+    if (!event.target.value || event.target.value === self.view.x) return;
+    behind = [];
+    change({ x: event.target.value, from: null, to: null }, { again: true });
+  });
+  at.smooth.addEventListener("input", () => change({ smooth: Number(at.smooth.value) }));
+  for (const name of ["logy", "logx", "clip"]) at[name].addEventListener("click", () => change({ [name]: !self.view[name] }));
+  at.back.addEventListener("click", back);
+  at.all.addEventListener("click", reset);
+  at.earlier.addEventListener("click", () => pan(-0.5));
+  at.later.addEventListener("click", () => pan(0.5));
+  addEventListener("popstate", () => {
+    self.view = fromAddress();
+    controls();
+    if (loaded && place.offsetParent) load();
+  });
+  controls();
+
+  // At once, not at the next frame: two deltas may come before it.
+  store.listen((changed) => {
+    if (!changed.has("points")) return;
+    if (store.fresh === null) loaded = false;
+    for (const columns of loaded ? store.fresh : []) {
+      for (const chart of charts) {
+        const { late } = asked.get(chart);
+        if (late) late.push(columns);
+        else append(chart, columns);
+      }
+    }
+  });
+  return (changed) => {
+    if (!store.run || !place.offsetParent) return;
+    if (!loaded) load();
+    else if (changed.has("points") || changed.has("tab")) charts.forEach((chart) => chart.draw());
+  };
+}

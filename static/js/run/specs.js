@@ -1,0 +1,89 @@
+// What each chart of the overview shows: which series, as which lines, in which colours.
+//
+// A line: id (in the address), name, x, y, and how it looks. Ghosts are the raw values behind a
+// smoothed line (only the losses of single steps are smoothed: a round's values are means already);
+// a band is two hidden lines with the space between them filled.
+
+import * as format from "../lib/format.js";
+import { cssColor, h } from "../lib/dom.js";
+import { evalSwatch, groupFill, replicaDash, replicaHue, replicaSwatch, sizeCanvas } from "../lib/palette.js";
+import { rising, smoothed } from "./curves.js";
+
+const DENSE = 60; // points of a line; fewer are marked
+export const GROUPS = ["compute", "upload", "wait", "apply", "other"];
+
+const find = (data, series) => data.curves.find((c) => c.series === series && c.replica === null);
+
+function key(fill) {
+  const canvas = h("canvas.key");
+  const pen = sizeCanvas(canvas, 14, 12);
+  pen.fillStyle = fill(pen);
+  pen.fillRect(0, 0, 14, 12);
+  return canvas;
+}
+
+const band = (low, high, name) => ({
+  id: "band", name, band: [low, high], fill: `${cssColor("--text-3")}2b`, odd: [],
+  swatch: () => key(() => `${cssColor("--text-3")}55`),
+});
+
+function line(id, name, curve, view, look) {
+  const [x, y] = rising(curve);
+  const raw = look.raw ? null : y;
+  return { id, name, x, y: raw ? smoothed(y, view.smooth) : y, ghost: raw && view.smooth > 0 ? y : null, odd: (curve.odd ?? []).map(([i, kind]) => [curve.x[i], kind]), ...look };
+}
+
+const one = (id, name, series, color) => (data, view) => {
+  const curve = find(data, series);
+  return curve ? [line(id, name, curve, view, { raw: true, color: cssColor(color), width: 1.5, points: curve.x.length <= DENSE, swatch: () => key(() => cssColor(color)) })] : [];
+};
+
+function loss(data, view) {
+  const found = [];
+  if (data.band?.x.length) {
+    const { x, low, high } = data.band;
+    found.push(band([x, low], [x, high], "Lowest to highest"));
+    found.push(line("mean", "Mean", { x: data.band.x, y: data.band.mean }, view, { color: cssColor("--text-3"), width: 2, swatch: () => key(() => cssColor("--text-3")) }));
+  }
+  for (const curve of data.curves.filter((c) => c.series === "loss")) {
+    found.push(line(`r${curve.replica}`, `Replica ${curve.replica}`, curve, view, {
+      color: cssColor(replicaHue(curve.replica)), dash: replicaDash(curve.replica), width: 1.5, swatch: () => replicaSwatch(curve.replica),
+    }));
+  }
+  const evaluation = find(data, "eval_loss");
+  // Points while they can be told apart; then the line alone.
+  if (evaluation) found.push(line("eval", "Evaluation", evaluation, view, { raw: true, color: cssColor("--text"), width: 2, points: evaluation.x.length <= DENSE, swatch: evalSwatch }));
+  return found;
+}
+
+function norm(data, view) {
+  const [low, high, mean] = ["norm_low", "norm_high", "norm"].map((name) => find(data, name));
+  if (!mean) return [];
+  const found = [];
+  if (low && high) found.push(band(rising(low), rising(high), "Replicas"));
+  found.push(line("norm", "Mean", mean, view, { raw: true, points: mean.x.length <= DENSE, color: cssColor("--p-compute"), width: 1.5, swatch: () => key(() => cssColor("--p-compute")) }));
+  return found;
+}
+
+/** Shares of the replicas' time, on top of each other. */
+function goodput(data) {
+  const curves = GROUPS.map((name) => [name, find(data, `phase_${name}`)]).filter(([, c]) => c);
+  if (!curves.length) return [];
+  const x = curves[0][1].x;
+  const same = curves.filter(([, c]) => c.x.length === x.length);
+  const total = x.map((_, i) => same.reduce((all, [, c]) => all + (c.y[i] ?? 0), 0));
+  const sum = x.map(() => 0);
+  return same.map(([name, c]) => {
+    const y = x.map((_, i) => (total[i] ? (sum[i] += (c.y[i] ?? 0) / total[i]) : null));
+    const share = x.map((_, i) => (total[i] ? (c.y[i] ?? 0) / total[i] : null));
+    return { id: name, name, x, y, share, odd: [], stack: true, color: "transparent", width: 0, fill: (u) => groupFill(u.ctx, name), swatch: () => key((pen) => groupFill(pen, name)) };
+  }).reverse();
+}
+
+export const SPECS = {
+  loss: { of: ["loss", "eval_loss"], lines: loss, text: format.loss, empty: "The curve begins with the first step" },
+  norm: { of: ["norm", "norm_low", "norm_high"], lines: norm, text: format.short, empty: "The first point comes with the first committed round" },
+  update: { of: ["update_norm"], lines: one("update", "Outer update", "update_norm", "--p-apply"), text: format.short, empty: "The first point comes with the first committed round" },
+  speed: { of: ["tokens_per_s"], lines: one("speed", "Tokens/s", "tokens_per_s", "--p-reduce"), text: format.count, empty: "The first point comes with the first committed round" },
+  goodput: { of: GROUPS.map((name) => `phase_${name}`), lines: goodput, text: format.percent, last: true, plain: true, empty: "The first point comes with the first committed round" },
+};

@@ -1,0 +1,370 @@
+// Who did what, when: a row per replica on the wall clock, lines where rounds were committed.
+//
+// The server answers a window with bars, or, when they are thinner than pixels, with a raster. The
+// window moves at once with what there is, stretched, and is asked for again when it stands still.
+
+import * as format from "../lib/format.js";
+import { $, cssColor, darkScheme, h, oncePerFrame, setText, url } from "../lib/dom.js";
+import { getJSON } from "../lib/live.js";
+import { groupColor, groupFill, rgb, sizeCanvas } from "../lib/palette.js";
+
+const LEFT = 44;
+const TOP = 22;
+const TALLEST = 560;
+const ROW = { most: 26, least: 2 };
+const STILL_MS = 70;
+const LIVE_MS = 3000;
+const TABLE_ROWS = 300;
+const BLANK = 255;
+const CLOSEST_S = 0.5;
+
+export function timeline(context, card) {
+  const { store, page } = context;
+  const at = Object.fromEntries(["chart", "say", "badge", "legend", "earlier", "later", "in", "out", "all", "table", "chart-table"].map((name) => [name, $(`[data-${name}]`, card)]));
+  const canvas = h("canvas");
+  at.chart.append(canvas);
+  const number = (name) => Number(url.get(name)) || null;
+  let view = { from: number("from_s"), to: number("to_s") }; // null: the ends of the data
+  let data = null;
+  let image = null; // the raster as a picture
+  let timer = 0;
+  let asked = 0;
+  let question = 0;
+  let cursor = null; // {x, replica}
+  let drag = null;
+  let table = url.get("table") === "timeline";
+
+  const ends = () => [view.from ?? data.first, view.to ?? data.last];
+  const plotWidth = () => Math.max(at.chart.clientWidth - LEFT - 2, 50);
+
+  async function ask() {
+    const mine = ++question;
+    asked = performance.now();
+    const query = new URLSearchParams({ columns: Math.min(Math.round(plotWidth()), 1200) });
+    if (view.from !== null) query.set("from", view.from);
+    if (view.to !== null) query.set("to", view.to);
+    try {
+      const answer = await getJSON(`${page.dataset.timelineData}?${query}`);
+      if (mine !== question) return;
+      data = answer;
+      image = data.cells ? picture(data) : null;
+      draw();
+    } catch {
+      asked = 0; // the connection's dot says how it is
+    }
+  }
+
+  function soon(after) {
+    clearTimeout(timer);
+    timer = setTimeout(ask, after);
+  }
+
+  function show(from, to) {
+    const closest = Math.max(to - from, CLOSEST_S);
+    const middle = (from + to) / 2;
+    [from, to] = [middle - closest / 2, middle + closest / 2];
+    const whole = from <= data.first && to >= data.last;
+    view = whole ? { from: null, to: null } : { from: Math.round(from * 1000) / 1000, to: Math.round(to * 1000) / 1000 };
+    url.set({ from_s: view.from, to_s: view.to });
+    draw();
+    soon(STILL_MS);
+  }
+
+  function scaleBy(factor, part = 0.5) {
+    const [from, to] = ends();
+    const middle = from + (to - from) * part;
+    show(middle - (middle - from) * factor, middle + (to - middle) * factor);
+  }
+  function pan(part) {
+    const [from, to] = ends();
+    const by = Math.min(Math.max((to - from) * part, data.first - from), Math.max(data.last - to, 0));
+    show(from + by, to + by);
+  }
+
+  const draw = oncePerFrame(() => {
+    if (!data) return;
+    words();
+    if (!at.chart.clientWidth) return;
+    const begun = performance.now();
+    const [from, to] = ends();
+    const width = plotWidth();
+    const row = Math.max(ROW.least, Math.min(ROW.most, Math.floor(TALLEST / Math.max(data.replicas, 1))));
+    const pen = sizeCanvas(canvas, LEFT + width + 2, TOP + data.replicas * row + 4);
+    const geometry = { from, to, width, row, x: (s) => LEFT + ((s - from) / (to - from)) * width };
+    frame(pen, geometry, data);
+    pen.save();
+    pen.beginPath();
+    pen.rect(LEFT, TOP, width, data.replicas * row);
+    pen.clip();
+    if (image) {
+      pen.imageSmoothingEnabled = false;
+      pen.drawImage(image, geometry.x(data.from), TOP, geometry.x(data.to) - geometry.x(data.from), data.replicas * row);
+    } else bars(pen, geometry, data);
+    commits(pen, geometry, data);
+    pen.restore();
+    if (cursor) mark(pen, geometry);
+    if (drag) {
+      pen.fillStyle = `${cssColor("--accent")}22`;
+      pen.fillRect(Math.min(drag.from, drag.to), TOP, Math.abs(drag.to - drag.from), data.replicas * row);
+    }
+    at.chart.toggleAttribute("data-empty", !data.replicas);
+    at.chart.dataset.empty = "The first bars appear when a round is committed";
+    card.dataset.drawMs = (performance.now() - begun).toFixed(1);
+  });
+
+  function words() {
+    const { slowest, counted } = data;
+    const scale = image ? `raster of ${format.whole(data.columns)} columns; zoom in for bars` : format.plural(data.bars.number.length, "bar");
+    setText(at.badge, [scale, slowest && data.replicas > 1 ? `critical path: replica ${slowest[0]} was last in ${slowest[1]} of ${counted} rounds` : ""].filter(Boolean).join(" · "));
+    setText(at.say, cursor ? reading() : "");
+    for (const name of ["earlier", "later", "all"]) at[name].disabled = view.from === null;
+    at["chart-table"].hidden = !table;
+    at.chart.hidden = table;
+    at.table.setAttribute("aria-pressed", String(table));
+    if (table) fill();
+  }
+
+  function geometryRow() {
+    return Math.max(ROW.least, Math.min(ROW.most, Math.floor(TALLEST / Math.max(data.replicas, 1))));
+  }
+
+  function reading() {
+    const [from, to] = ends();
+    const when = from + ((cursor.x - LEFT) / plotWidth()) * (to - from);
+    const head = `Replica ${cursor.replica} at ${format.clock(when * 1000)}`;
+    if (image) {
+      const column = Math.floor(((when - data.from) / (data.to - data.from)) * data.columns);
+      const cell = column >= 0 && column < data.columns ? image.cells[cursor.replica * data.columns + column] : BLANK;
+      if (cell === BLANK) return `${head}: nothing known`;
+      const share = (cell & 15) / 15;
+      return `${head}: ${share < 0.05 ? "compute" : `${format.percent(share)} ${data.groups[cell >> 4]}`}`;
+    }
+    const i = barAt(when, cursor.replica);
+    if (i < 0) return `${head}: ${data.groups.at(-1)}`;
+    const { number, outcome, phases } = data.bars;
+    return `${head}: round ${number[i]}, ${outcome[i] || "unknown"}: ${phases[i].map((ms, g) => (ms ? `${data.groups[g]} ${format.duration(ms / 1000)}` : "")).filter(Boolean).join(", ")}`;
+  }
+
+  function barAt(when, replica) {
+    const ms = (when - data.from) * 1000;
+    return data.bars.number.findIndex((_, i) => data.bars.replica[i] === replica && data.bars.started[i] <= ms && ms < data.bars.started[i] + data.bars.phases[i].reduce((a, b) => a + b, 0));
+  }
+
+  function open() {
+    if (!cursor) return;
+    const [from, to] = ends();
+    const when = from + ((cursor.x - LEFT) / plotWidth()) * (to - from);
+    if (image) return show(when - (to - from) / 12, when + (to - from) / 12);
+    const i = barAt(when, cursor.replica);
+    if (i >= 0) context.select(data.bars.number[i]);
+  }
+
+  function mark(pen, { row }) {
+    pen.strokeStyle = cssColor("--text");
+    pen.lineWidth = 1;
+    pen.strokeRect(LEFT - 0.5, TOP + cursor.replica * row - 0.5, plotWidth() + 1, row);
+    pen.fillStyle = cssColor("--text-3");
+    pen.fillRect(Math.round(cursor.x), TOP, 1, data.replicas * row);
+  }
+
+  function fill() {
+    if (image) return at["chart-table"].replaceChildren(h("p.empty-s", {}, "Too many bars for a table: zoom in."));
+    const { number, replica, outcome, started, phases } = data.bars;
+    const picked = number.map((_, i) => i).slice(-TABLE_ROWS).reverse();
+    const groups = data.groups.slice(0, -1);
+    at["chart-table"].replaceChildren(h("table", {},
+      h("caption.visually-hidden", {}, "Rounds of replicas in this window, newest first"),
+      h("thead", {}, h("tr", {}, ...["Round", "Replica", "Outcome", "Began", ...groups].map((t, i) => h(i === 2 ? "th" : "th.num", { scope: "col" }, t)))),
+      h("tbody", {}, ...picked.map((i) => h("tr", {}, h("th.num", { scope: "row" }, String(number[i])), h("td.num", {}, String(replica[i])), h("td", {}, outcome[i]),
+        h("td.num", {}, format.clock(data.from * 1000 + started[i])), ...phases[i].map((ms) => h("td.num", {}, format.duration(ms / 1000))))))));
+  }
+
+  const place = (event) => {
+    const box = canvas.getBoundingClientRect();
+    const replica = Math.floor((event.clientY - box.top - TOP) / geometryRow());
+    const x = event.clientX - box.left;
+    return data && replica >= 0 && replica < data.replicas && x >= LEFT ? { x, replica } : null;
+  };
+  canvas.addEventListener("pointerdown", (event) => {
+    const spot = place(event);
+    if (!spot || event.button) return;
+    drag = { from: spot.x, to: spot.x };
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    cursor = place(event);
+    if (drag) drag.to = Math.max(event.clientX - canvas.getBoundingClientRect().left, LEFT);
+    draw();
+  });
+  canvas.addEventListener("pointerup", () => {
+    const [from, to] = drag ? [Math.min(drag.from, drag.to), Math.max(drag.from, drag.to)] : [0, 0];
+    const clicked = drag && to - from < 5;
+    drag = null;
+    if (clicked) open();
+    else if (to > from) {
+      const [low, high] = ends();
+      const when = (x) => low + ((x - LEFT) / plotWidth()) * (high - low);
+      show(when(from), when(to));
+    }
+  });
+  canvas.addEventListener("pointerleave", () => {
+    if (!drag) cursor = null;
+    draw();
+  });
+  // With a modifier, as the page itself scrolls by the wheel.
+  canvas.addEventListener("wheel", (event) => {
+    const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY);
+    if (!data || !(event.ctrlKey || event.metaKey || sideways)) return;
+    event.preventDefault();
+    if (sideways) pan(event.deltaX / plotWidth());
+    else scaleBy(1.0015 ** event.deltaY, Math.max(event.clientX - canvas.getBoundingClientRect().left - LEFT, 0) / plotWidth());
+  }, { passive: false });
+  at.chart.addEventListener("keydown", (event) => {
+    if (!data || event.ctrlKey || event.metaKey || event.altKey) return;
+    const act = { ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), "+": () => scaleBy(0.5), "-": () => scaleBy(2), Enter: open, ArrowUp: () => choose(-1), ArrowDown: () => choose(1), Home: () => show(data.first, data.last) }[event.key];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  });
+  function choose(by) {
+    const replica = Math.min(Math.max((cursor?.replica ?? (by > 0 ? -1 : data.replicas)) + by, 0), data.replicas - 1);
+    cursor = { x: cursor?.x ?? LEFT + plotWidth() / 2, replica };
+    draw();
+  }
+  at.earlier.addEventListener("click", () => pan(-0.5));
+  at.later.addEventListener("click", () => pan(0.5));
+  at.in.addEventListener("click", () => data && scaleBy(0.5));
+  at.out.addEventListener("click", () => data && scaleBy(2));
+  at.all.addEventListener("click", () => data && show(data.first, data.last));
+  at.table.addEventListener("click", () => {
+    table = !table;
+    url.set({ table: table ? "timeline" : null });
+    if (data) words();
+    draw();
+  });
+  const recolour = () => {
+    at.legend.replaceChildren(legend());
+    if (data?.cells) image = picture(data);
+    draw();
+  };
+  darkScheme.addEventListener("change", recolour);
+  new ResizeObserver(draw).observe(at.chart);
+  recolour();
+
+  return (changed) => {
+    if (!store.run || !card.offsetParent) return;
+    if (!data || changed.has("tab")) ask();
+    else if (changed.has("rounds") && view.to === null) soon(Math.max(0, asked + LIVE_MS - performance.now()));
+  };
+}
+
+/** The raster as a canvas of one pixel per cell. */
+function picture({ cells, columns, replicas, groups }) {
+  const bytes = Uint8Array.from(atob(cells), (c) => c.charCodeAt(0));
+  const canvas = h("canvas");
+  canvas.width = columns;
+  canvas.height = Math.max(replicas, 1);
+  canvas.cells = bytes;
+  const compute = rgb(groupColor("compute"));
+  const colors = new Uint32Array(256);
+  groups.forEach((group, kind) => {
+    const other = rgb(groupColor(group));
+    for (let share = 0; share < 16; share++) {
+      const [r, g, b] = compute.map((c, i) => Math.round(c + ((other[i] - c) * share) / 15));
+      colors[kind * 16 + share] = (255 << 24) | (b << 16) | (g << 8) | r;
+    }
+  });
+  colors[BLANK] = 0;
+  const pen = canvas.getContext("2d");
+  const pixels = pen.createImageData(canvas.width, canvas.height);
+  const words = new Uint32Array(pixels.data.buffer);
+  for (let i = 0; i < bytes.length; i++) words[i] = colors[bytes[i]];
+  pen.putImageData(pixels, 0, 0);
+  return canvas;
+}
+
+function frame(pen, { from, to, width, row }, data) {
+  pen.font = `11px ${cssColor("--font")}`;
+  pen.textBaseline = "middle";
+  pen.fillStyle = cssColor("--text-3");
+  const every = Math.ceil(14 / row);
+  pen.textAlign = "right";
+  for (let r = 0; r < data.replicas; r += every) pen.fillText(String(r), LEFT - 8, TOP + r * row + row / 2);
+  const steps = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800];
+  const step = steps.find((s) => (s / (to - from)) * width >= 76) ?? steps.at(-1) * Math.ceil((to - from) / steps.at(-1) / 8);
+  pen.textAlign = "center";
+  for (let t = Math.ceil(from / step) * step; t < to; t += step) {
+    const x = LEFT + ((t - from) / (to - from)) * width;
+    pen.fillStyle = cssColor("--grid");
+    pen.fillRect(Math.round(x), TOP - 5, 1, data.replicas * row + 5);
+    pen.fillStyle = cssColor("--text-3");
+    const date = new Date(t * 1000);
+    const text = step >= 86400 ? date.toLocaleDateString([], { day: "numeric", month: "short" }) : date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...(step < 60 ? { second: "2-digit" } : {}), hourCycle: "h23" });
+    if (x > LEFT + 20 && x < LEFT + width - 20) pen.fillText(text, x, 8);
+  }
+}
+
+function bars(pen, { x, row }, data) {
+  const { replica, started, phases } = data.bars;
+  const gap = row > 8 ? 2 : 0;
+  const wide = data.groups.map((group) => groupFill(pen, group));
+  const thin = data.groups.map(groupColor);
+  const down = data.groups.length - 1;
+  const order = started.map((_, i) => i).sort((a, b) => replica[a] - replica[b] || started[a] - started[b]);
+  let before = -1;
+  for (const i of order) {
+    const y = TOP + replica[i] * row;
+    let s = data.from + started[i] / 1000;
+    if (before >= 0 && replica[before] === replica[i]) {
+      const end = data.from + (started[before] + phases[before].reduce((a, b) => a + b, 0)) / 1000;
+      pen.fillStyle = thin[down];
+      if (x(s) - x(end) > 0.5) pen.fillRect(x(end), y + row / 2 - 0.5, x(s) - x(end), 1);
+    }
+    before = i;
+    phases[i].forEach((ms, group) => {
+      if (!ms) return;
+      const from = x(s);
+      s += ms / 1000;
+      pen.fillStyle = x(s) - from > 5 && row > 5 ? wide[group] : thin[group];
+      pen.fillRect(from, y, Math.max(x(s) - from, 0.4), row - gap);
+    });
+  }
+}
+
+function commits(pen, { x, row, width, from, to }, data) {
+  if (data.commits.length > width / 5) return;
+  for (const [number, at, state] of data.commits) {
+    const when = data.from + at;
+    if (when < from || when > to) continue;
+    const here = Math.round(x(when));
+    pen.fillStyle = state === "void" ? cssColor("--s-failed") : cssColor("--text");
+    pen.globalAlpha = 0.75;
+    for (let y = TOP; y < TOP + data.replicas * row; y += state === "void" ? 6 : 1e9) pen.fillRect(here, y, 1, state === "void" ? 3 : data.replicas * row);
+    pen.globalAlpha = 1;
+    if (data.commits.length < width / 42) {
+      pen.textAlign = "left";
+      pen.font = `10px ${cssColor("--font")}`;
+      const width = pen.measureText(String(number)).width;
+      pen.fillStyle = cssColor("--surface");
+      pen.globalAlpha = 0.85;
+      pen.fillRect(here + 1, TOP, width + 4, 12);
+      pen.globalAlpha = 1;
+      pen.fillStyle = cssColor("--text-2");
+      pen.fillText(String(number), here + 3, TOP + 6);
+    }
+  }
+}
+
+function legend() {
+  const list = h("p.heat-legend");
+  for (const group of ["compute", "upload", "wait", "apply", "other", "down"]) {
+    const key = h("canvas.key");
+    const pen = sizeCanvas(key, 14, 12);
+    pen.fillStyle = groupFill(pen, group);
+    if (group === "down") pen.fillRect(0, 5, 14, 2);
+    else pen.fillRect(0, 0, 14, 12);
+    list.append(h("span", {}, key, group === "down" ? "down, or between rounds" : group));
+  }
+  list.append(h("span", {}, "| round committed"));
+  return list;
+}

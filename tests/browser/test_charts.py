@@ -1,0 +1,194 @@
+"""Charts in a browser: a window is re-sampled, extremes stay, the address holds the view."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Site, Window
+
+LONG = """
+import math
+from runs.blocks import Points
+from runs.rollups import add_points
+from runs.models import Run
+run = Run.objects.get(pk={run!r})
+steps = list(range(40_000))
+values = [2 + 3 * math.exp(-s / 5000) + 0.05 * math.sin(s * 1.7) for s in steps]
+values[12_345], values[30_000] = 9.0, float("nan")
+points = Points.of(step=steps, round=[s // 40 for s in steps], tokens=[512 * s for s in steps],
+                   wall_s=[1.75e9 + s for s in steps], value=values)
+add_points(run, run.replicas.get(number=0), {{"loss": points}}, key="step")
+"""
+
+
+@pytest.fixture(scope="module")
+def long(site: Site) -> str:
+    """A run of one replica with 40,000 losses, one of them a spike and one not a number."""
+    run = site.seed("name='Long', committed=3, replicas=1")
+    site.python(LONG.format(run=run))
+    return run
+
+
+def badge(page: Page) -> str:
+    return page.locator('[data-plot="loss"] [data-badge]').inner_text()
+
+
+def zoom(page: Page, begin: float, end: float) -> None:
+    """Drag over a part of the loss chart."""
+    box = page.locator('[data-plot="loss"] .u-over').bounding_box()
+    assert box is not None
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + begin * box["width"], y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + end * box["width"], y, steps=4)
+    page.mouse.up()
+
+
+def test_a_drag_asks_the_server_for_more_points(window: Window, long: str) -> None:
+    page = window.open(f"/runs/{long}/?smooth=0")
+    note = page.locator('[data-plot="loss"] [data-badge]')
+    expect(note).to_contain_text("of 40,004 points, extremes kept · 1 not a number")
+    window.shoot(page, "charts-long")
+    with page.expect_response(lambda r: "series.json" in r.url and "from=" in r.url):
+        zoom(page, 0.3, 0.31)
+    expect(note).to_have_text(re.compile(r"^\d{3} points$"))
+    assert "from=" in page.url
+    expect(page.get_by_role("button", name="Back")).to_be_enabled()
+    window.shoot(page, "charts-zoomed")
+    page.reload()
+    expect(note).to_have_text(re.compile(r"^\d{3} points$"))
+    page.get_by_role("button", name="Show all").click()
+    expect(note).to_contain_text("of 40,004 points")
+    assert "from=" not in page.url
+
+
+def test_back_goes_through_the_windows(window: Window, long: str) -> None:
+    page = window.open(f"/runs/{long}/?smooth=0")
+    note = page.locator('[data-plot="loss"] [data-badge]')
+    expect(note).to_contain_text("of 40,004")
+    zoom(page, 0.2, 0.6)
+    expect(note).not_to_contain_text("of 40,004")
+    first = page.url
+    zoom(page, 0.4, 0.5)
+    expect(page).not_to_have_url(first)
+    page.get_by_role("button", name="Back").click()
+    expect(page).to_have_url(first)
+    page.get_by_role("button", name="Later").click()
+    expect(page).not_to_have_url(first)
+    page.get_by_role("button", name="Show all").click()
+    expect(note).to_contain_text("of 40,004")
+
+
+def test_a_spike_is_in_the_table_and_outliers_can_be_clipped(window: Window, long: str) -> None:
+    page = window.open(f"/runs/{long}/?smooth=0")
+    expect(page.locator('[data-plot="loss"] [data-badge]')).to_contain_text("of 40,004")
+    page.get_by_role("button", name="Clip outliers").click()
+    expect(page.locator("[data-clip-out]")).to_have_text(re.compile(r"^[1-9]\d* clipped$"))
+    page.get_by_role("button", name="log y").click()
+    page.get_by_role("button", name="log x").click()
+    assert "clip=1" in page.url
+    assert "log=xy" in page.url
+    window.shoot(page, "charts-log-clipped")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Loss as CSV").click()
+    text = download.value.path().read_text()
+    assert text.splitlines()[0] == "step,Replica 0,Evaluation"
+    assert "12345,9," in text
+
+
+def test_every_axis_draws_and_charts_have_their_tables(window: Window, site: Site) -> None:
+    run = site.seed("name='Axes', committed=12")
+    page = window.open(f"/runs/{run}/")
+    for name in ("Round", "Tokens", "Time", "Relative", "Step"):
+        with page.expect_response(lambda r: "series.json?of=loss" in r.url):
+            page.get_by_role("button", name=name, exact=True).click()
+    for chart in ("loss", "norm", "update", "speed", "goodput"):
+        card = page.locator(f'[data-plot="{chart}"]')
+        expect(card.locator("canvas").first).to_be_visible()
+        card.locator("[data-table]").click()
+        expect(card.locator("[data-chart-table] tbody tr").last).to_be_visible()
+    expect(page.locator('[data-plot="goodput"] tbody')).to_contain_text("8")
+    window.shoot(page, "charts-tables")
+
+
+def test_crosshairs_move_together(window: Window, site: Site) -> None:
+    run = site.seed("name='Together', committed=12")
+    page = window.open(f"/runs/{run}/?smooth=0")
+    loss = page.locator('[data-plot="loss"]')
+    expect(loss.locator(".u-wrap canvas")).to_be_visible()
+    expect(page.locator('[data-plot="norm"] canvas').first).to_be_visible()
+    at_the_end = page.locator('[data-plot="norm"] [data-id="norm"] output').inner_text()
+    loss.locator(".u-over").hover(position={"x": 200, "y": 100})
+    expect(page.locator('[data-plot="norm"] [data-id="norm"] output')).not_to_have_text(at_the_end)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_timeline_zooms_on_time_alone(window: Window, site: Site, scheme: str) -> None:
+    run = site.seed("name='When', committed=12")
+    page = window.open(f"/runs/{run}/?tab=timeline", scheme=scheme)
+    note = page.locator("[data-timeline] [data-badge]")
+    expect(note).to_contain_text("47 bars")
+    expect(note).to_contain_text("critical path: replica 3")
+    page.locator("[data-timeline] canvas").first.hover(position={"x": 300, "y": 60})
+    expect(page.locator("[data-timeline] [data-say]")).to_contain_text("Replica 1 at")
+    window.shoot(page, f"timeline-{scheme}")
+    for _ in range(2):
+        page.get_by_role("button", name="Closer").click()
+    expect(note).to_have_text(re.compile(r"^1\d bars"))
+    assert "from_s=" in page.url
+    page.locator("[data-timeline]").get_by_role("button", name="Table").click()
+    expect(page.locator("[data-timeline] tbody tr").first).to_be_visible()
+    page.locator("[data-timeline]").get_by_role("button", name="Show all").click()
+    expect(note).to_contain_text("47 bars")
+
+
+def test_the_timeline_by_keyboard(window: Window, site: Site) -> None:
+    run = site.seed("name='Keys', committed=12")
+    page = window.open(f"/runs/{run}/?tab=timeline")
+    expect(page.locator("[data-timeline] [data-badge]")).to_contain_text("47 bars")
+    page.locator("[data-timeline] [data-chart]").focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("[data-timeline] [data-say]")).to_contain_text("Replica 0 at")
+    page.keyboard.press("+")
+    expect(page.locator("[data-timeline] [data-badge]")).not_to_contain_text("47 bars")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-round-detail]")).to_be_visible()
+
+
+def test_many_replicas_and_rounds_are_rasters(window: Window, site: Site) -> None:
+    run = site.seed("name='Wide', committed=150, total_rounds=150, replicas=40, sync_every=2")
+    page = window.open(f"/runs/{run}/?tab=timeline")
+    expect(page.locator("[data-timeline] [data-badge]")).to_contain_text("raster of")
+    window.shoot(page, "timeline-raster")
+    page.get_by_role("link", name="Rounds", exact=True).click()
+    heat = page.locator('[data-heatmap="large"]')
+    expect(heat.locator(".heat-say")).to_contain_text("150 of 150 rounds committed")
+    heat.get_by_role("button", name="All rounds").click()
+    window.shoot(page, "heatmap-raster")
+    heat.locator("canvas").first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(heat.locator(".heat-say")).to_contain_text("Round 1, replica 0: included")
+
+
+def test_rounds_that_a_snapshot_leaves_out_are_fetched(window: Window, site: Site) -> None:
+    run = site.seed("name='Older', committed=12")
+    page = window.open("/")
+    page.route(
+        re.compile("snapshot.json"),
+        lambda route: route.fulfill(
+            json=(body := route.fetch().json()) | {"rounds": body["rounds"][9:]}
+        ),
+    )
+    page.goto(f"/runs/{run}/?tab=rounds")
+    heat = page.locator('[data-heatmap="large"]')
+    with page.expect_response(lambda r: "heatmap.json?below=10" in r.url):
+        pass
+    heat.locator("canvas").first.focus()
+    page.keyboard.press("ArrowRight")
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    expect(heat.locator(".heat-say")).to_contain_text("Round 5, replica 1: refused")
