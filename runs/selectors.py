@@ -22,6 +22,7 @@ from runs.blocks import Points
 from runs.columns import columns
 from runs.fleet import pool_rows, replica_rows
 from runs.models import (
+    Alert,
     Contribution,
     Event,
     Journal,
@@ -89,10 +90,13 @@ def with_header(runs: QuerySet[Run]) -> QuerySet[Run]:
     # the model's ordering.
     live = Replica.objects.filter(run=OuterRef("pk"), state__in=REPLICA_LIVE).order_by()
     count = Subquery(live.values("run").annotate(count=Count("pk")).values("count"))
+    alerts = Alert.objects.filter(run=OuterRef("pk"), closed_at=None, acknowledged_at=None)
+    waiting = alerts.order_by().values("run").annotate(count=Count("pk")).values("count")
     pools = ReplicaPool.objects.filter(run=OuterRef("pk")).order_by()
     wanted = Subquery(pools.values("run").annotate(wanted=Sum("count")).values("wanted"))
     return runs.select_related("owner").annotate(
         live_count=Coalesce(count, 0),
+        alert_count=Coalesce(Subquery(waiting), 0),
         wanted=wanted,
         unpriced=Exists(pools.filter(price_usd_h=None)),
     )
@@ -146,6 +150,7 @@ def run_header(run: Run) -> dict[str, Any]:
         "train_loss": finite(run.train_loss),
         "eval_loss": finite(run.eval_loss),
         "live": found.live_count,
+        "alerts": found.alert_count,
         "quorum": int(run.group_settings["min_quorum"]),
         "target": found.wanted or int(run.group_settings["num_replicas"]),
         "eta_s": eta_s(run) if active else None,

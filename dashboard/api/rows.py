@@ -31,6 +31,7 @@ class RunHeader(Row):
     train_loss: float | None
     eval_loss: float | None
     live: int
+    alerts: int
     quorum: int
     target: int
     eta_s: float | None

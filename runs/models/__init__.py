@@ -6,6 +6,7 @@ queries in :mod:`runs.selectors`.
 
 from __future__ import annotations
 
+from runs.models.alert import Alert
 from runs.models.archive import Archive
 from runs.models.credential import Credential
 from runs.models.event import Event
@@ -16,6 +17,7 @@ from runs.models.telemetry import LogLine, MetricBlock, TelemetryCursor
 from runs.models.token import ApiToken
 
 __all__ = [
+    "Alert",
     "ApiToken",
     "Archive",
     "Checkpoint",

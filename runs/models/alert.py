@@ -1,0 +1,48 @@
+"""What deserves somebody's attention."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+
+from runs.models.run import Replica, Run
+
+
+class Alert(models.Model):
+    """One per run, kind and subject, however often it comes back: ``times`` counts, and
+    ``opened_at`` and ``closed_at`` are of the last time. Kept by :mod:`runs.alerting`."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="alerts")
+    replica = models.ForeignKey(
+        Replica, on_delete=models.CASCADE, related_name="alerts", null=True, blank=True
+    )
+    kind = models.CharField(max_length=24)
+    subject = models.CharField(max_length=40, blank=True, help_text="Tells those of a kind apart")
+    level = models.CharField(max_length=8)
+    message = models.TextField()
+    first_at = models.DateTimeField()
+    opened_at = models.DateTimeField()
+    closed_at = models.DateTimeField(null=True, blank=True, help_text="Null: it is so now")
+    times = models.PositiveIntegerField(default=1)
+    told_at = models.DateTimeField(null=True, blank=True, help_text="When it was last told outside")
+    acknowledged_at = models.DateTimeField(null=True, blank=True)
+    acknowledged_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True, related_name="+"
+    )
+
+    class Meta:
+        ordering = ("-opened_at", "-id")
+        constraints = (
+            models.UniqueConstraint(fields=["run", "kind", "subject"], name="alert_is_kept_once"),
+        )
+        indexes = (
+            models.Index(
+                fields=["run"],
+                condition=Q(closed_at__isnull=True, acknowledged_at__isnull=True),
+                name="alert_waits",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.subject}".strip()
