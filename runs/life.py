@@ -68,7 +68,7 @@ def unpause(run: Run, *, actor: User) -> bool:
 
 def resume(run: Run, *, actor: User) -> bool:
     """Let a run that failed or was stopped go on from its newest checkpoint and log."""
-    if run.state == RunState.PAUSED:
+    if run.state in (RunState.PAUSED, RunState.PAUSING):
         return unpause(run, actor=actor)
     why = why_not_resumed(run)
     if why:

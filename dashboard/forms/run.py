@@ -13,6 +13,7 @@ from django import forms
 
 from dashboard.formats import exact
 from dashboard.forms.fields import DurationField, dress, setting_field
+from dashboard.forms.fork import ForkForm, initial_of_fork
 from dashboard.forms.pools import ROWS, PoolChoices, PoolForm, initial_of, posted_rows
 from dashboard.forms.workload import WorkloadForm, initial_of_workload
 from diloco.rendezvous.settings import GroupSettings, SettingsError, setting_fields
@@ -28,7 +29,7 @@ START = {
 }
 
 
-class RunForm(WorkloadForm):
+class RunForm(ForkForm, WorkloadForm):
     name = forms.CharField(
         label="Name", max_length=80, help_text="What you will look for in the list."
     )
@@ -85,6 +86,7 @@ class RunForm(WorkloadForm):
         super().__init__(data, files, initial=initial)
         self.choices = choices or PoolChoices.load()
         self._choices("store_credential", self.choices.stores)
+        self.offer_rounds()
         for spec in setting_fields():
             if spec.name not in DERIVED:
                 self.fields[spec.name] = setting_field(spec)
@@ -173,6 +175,7 @@ class RunForm(WorkloadForm):
             settings=settings,
             workload=workload,
             archive=archive,
+            fork=self.fork(),
             pools=pools,
             rendezvous=values["rendezvous"].strip(),
             store_credential=int(credential) if credential else None,
@@ -211,6 +214,7 @@ def initial_from(draft: RunDraft) -> dict[str, Any]:
         **{name: exact(value) for name, value in settings.to_dict().items()},
         "name": draft.name,
         **initial_of_workload(draft.workload),
+        **initial_of_fork(draft.fork),
         "pools": [initial_of(pool) for pool in draft.pools],
         "rendezvous": draft.rendezvous,
         "store_credential": "" if draft.store_credential is None else str(draft.store_credential),

@@ -23,7 +23,8 @@ PAGE_SIZE = 50
 @never_cache
 def runs(request: HttpRequest) -> HttpResponse:
     cursor = live.latest_id()  # before the rows are read, so that no delta falls between
-    visible = selectors.runs_for(request.user)
+    archived = bool(request.GET.get("archived"))
+    visible = selectors.runs_for(request.user).filter(archived_at__isnull=not archived)
     before = parse_before(request.GET.get("before", ""))
     rows, older = page(visible, before)
     context = {
@@ -32,6 +33,7 @@ def runs(request: HttpRequest) -> HttpResponse:
         "first_page": before is None,
         "cursor": cursor,
         "may_submit": selectors.may_submit(request.user),
+        "archived": archived,
     }
     return render(request, "runs/list.html", context)
 
@@ -40,7 +42,8 @@ def runs(request: HttpRequest) -> HttpResponse:
 @never_cache
 def runs_json(request: HttpRequest) -> JsonResponse:
     """Headers of the page that is shown: what the list polls when there is no stream."""
-    visible = selectors.runs_for(request.user)
+    archived = bool(request.GET.get("archived"))
+    visible = selectors.runs_for(request.user).filter(archived_at__isnull=not archived)
     rows, _ = page(visible, parse_before(request.GET.get("before", "")))
     return JsonResponse({"runs": [row["header"] for row in rows]})
 

@@ -12,9 +12,10 @@ import uuid
 from typing import Any
 
 from django.conf import settings
+from django.contrib import messages
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
@@ -23,9 +24,10 @@ from dashboard.estimate import Estimate
 from dashboard.estimate import estimate as make_estimate
 from dashboard.forms import PoolForm, RunForm, initial_from
 from dashboard.forms.prefill import from_query
+from dashboard.views.access import run_to_see
 from diloco.rendezvous.settings import SECTIONS, setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
-from runs import create, preflight, presets, rates, selectors, services
+from runs import copies, create, preflight, presets, rates, selectors, services
 from runs.exceptions import InvalidRun
 from runs.models import Run
 from runs.preflight import Answer
@@ -37,6 +39,7 @@ BASIC = frozenset(
 )  # fmt: skip
 """Settings shown at once; the others wait behind *More*."""
 
+FORM_KINDS = ("byte_gpt", "custom")
 WELL = "Works"
 BUCKET_WELL = "Works: wrote, read, listed, created once and deleted"
 
@@ -47,10 +50,14 @@ def new(request: HttpRequest) -> HttpResponse:
     if not selectors.may_submit(request.user):
         raise PermissionDenied("Viewers watch runs; an administrator can make you an operator.")
     if request.method != "POST":
-        initial = initial_from(presets.local_demo()) | {"submit_key": secrets.token_urlsafe(24)}
+        template = _copied(request)
+        initial = initial_from(template or presets.local_demo())
+        initial["submit_key"] = secrets.token_urlsafe(24)
         # What an address fills in may be wrong, so its estimate is left to the browser to ask for.
         draft = None if request.GET else presets.local_demo()
-        return _page(request, RunForm(initial=from_query(initial, request.GET.dict())), draft)
+        if template is None:
+            initial = from_query(initial, request.GET.dict())
+        return _page(request, RunForm(initial=initial), draft)
     form = RunForm(request.POST, request.FILES)
     if changed := _changed(request, form):
         return changed
@@ -71,6 +78,31 @@ def new(request: HttpRequest) -> HttpResponse:
         form.point_at(error.field, error.message)
         return _page(request, form, draft)
     return redirect("run", run_id=run.pk)
+
+
+def _copied(request: HttpRequest) -> RunDraft | None:
+    """``?clone=<run>``, or ``?fork=<run>&round=<r>`` (the newest checkpoint without one)."""
+    what = "fork" if "fork" in request.GET else "clone"
+    if what not in request.GET:
+        return None
+    try:
+        pk = uuid.UUID(request.GET[what])
+    except ValueError:
+        raise Http404 from None
+    run = run_to_see(request, pk)
+    if run.workload.get("kind") not in FORM_KINDS:
+        messages.warning(request, f"{run.name} trains what this form does not have: choose anew.")
+    if what == "clone":
+        return copies.clone_of(run)
+    rounds = copies.forkable(run)
+    if not rounds:
+        messages.error(request, f"{run.name} has no checkpoint to begin with: this is a clone.")
+        return copies.clone_of(run)
+    wanted = request.GET.get("round", "")
+    chosen = int(wanted) if wanted.isdecimal() and int(wanted) in rounds else rounds[0]
+    if wanted and str(chosen) != wanted:
+        messages.warning(request, f"The checkpoint of round {wanted[:20]} is not kept.")
+    return copies.fork_of(run, chosen)
 
 
 @require_POST

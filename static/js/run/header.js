@@ -1,4 +1,4 @@
-// Title, figures and the Stop button.
+// Title, figures, and what can be done with the run.
 
 import * as format from "../lib/format.js";
 import { $, $$, setFraction, setState, setText } from "../lib/dom.js";
@@ -10,6 +10,7 @@ export function header({ store, page }) {
   setInterval(clocks, 1000);
   setFraction(at.bar, Number(at.bar.dataset.fraction));
   stopping(store);
+  menu($("[data-menu]"));
   return (changed) => {
     if (!changed.has("run")) return;
     show(store.run, at);
@@ -40,7 +41,8 @@ function show(run, at) {
   at.cost_bar.hidden = !run.budget_usd;
   setFraction(at.cost_bar, over, over >= 1 ? "failed" : over >= 0.8 ? "warning" : "running");
   const stop = $("[data-stop]");
-  if (stop) stop.hidden = !RUN_STOPPABLE.has(run.state);
+  if (stop) stop.hidden = !RUN_STOPPABLE.has(run.state) && run.state !== "stopping";
+  for (const part of $$("[data-in]")) part.hidden = !part.dataset.in.split(" ").includes(run.state);
   document.title = `${progress(run)}${run.name} · Archipelago`;
 }
 
@@ -68,6 +70,17 @@ function tick(run, at) {
 
 const updated = (seconds) => (seconds < 2 ? "updated now" : `updated ${format.age(seconds)} ago`);
 
+/** A menu closes by Escape and by a click elsewhere. */
+function menu(details) {
+  if (!details) return;
+  document.addEventListener("click", (event) => details.contains(event.target) || (details.open = false));
+  details.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !details.open) return;
+    details.open = false;
+    $("summary", details).focus();
+  });
+}
+
 function stopping(store) {
   const form = $("[data-stop-form]");
   const dialog = $("[data-stop-dialog]");
@@ -83,9 +96,10 @@ function stopping(store) {
         ? `The ${replicas} will be told to end at the newest committed round, now ${run.committed_rounds} of ${run.total_rounds}.`
         : `No round has been committed yet, so there are no trained weights to keep. The ${replicas} will be told to end.`,
     );
-    dialog.returnValue = "";
+    const force = $("[name=force][value='1']", dialog);
+    force.checked = run.state === "stopping"; // it was asked to end already
     dialog.showModal();
   });
-  dialog.addEventListener("close", () => dialog.returnValue === "stop" && form.submit());
-  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close(""));
+  $("[data-close]", dialog).addEventListener("click", () => dialog.close());
+  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
 }
