@@ -7,11 +7,11 @@ from django.urls import path
 from dashboard import api
 from dashboard.views import (
     account,
+    alerts,
     auth,
     charts,
     compare,
     health,
-    life,
     live,
     people,
     planner,
@@ -35,13 +35,7 @@ urlpatterns = [
     path("runs/estimate.json", submit.estimate, name="run-estimate"),
     path("runs/test.json", submit.test, name="run-test"),
     path("runs/<uuid:run_id>/", run.detail, name="run"),
-    path("runs/<uuid:run_id>/stop", life.stop, name="run-stop"),
-    path("runs/<uuid:run_id>/pause", life.pause, name="run-pause"),
-    path("runs/<uuid:run_id>/resume", life.resume, name="run-resume"),
-    path("runs/<uuid:run_id>/save", life.save, name="run-save"),
-    path("runs/<uuid:run_id>/describe", life.describe, name="run-describe"),
-    path("runs/<uuid:run_id>/archive", life.archive, name="run-archive"),
-    path("runs/<uuid:run_id>/delete", life.delete, name="run-delete"),
+    path("runs/<uuid:run_id>/stop", run.stop, name="run-stop"),
     path("runs/<uuid:run_id>/snapshot.json", run.snapshot, name="run-snapshot"),
     path("runs/<uuid:run_id>/points.json", run.points, name="run-points"),
     path("runs/<uuid:run_id>/series.json", charts.series, name="run-series"),
@@ -56,6 +50,12 @@ urlpatterns = [
     path("runs/<uuid:run_id>/replicas/<int:number>/stop", replica.stop, name="replica-stop"),
     path(
         "runs/<uuid:run_id>/replicas/<int:number>/restart", replica.restart, name="replica-restart"
+    ),
+    path("runs/<uuid:run_id>/alerts", alerts.alerts, name="run-alerts"),
+    path(
+        "runs/<uuid:run_id>/alerts/<int:alert_id>/acknowledge",
+        alerts.acknowledge,
+        name="alert-acknowledge",
     ),
     path("compare", compare.compare, name="compare"),
     path("compare.json", compare.compare_json, name="compare-json"),

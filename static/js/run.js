@@ -4,6 +4,7 @@ import { $, $$, oncePerFrame, url } from "./lib/dom.js";
 import { getJSON, Live } from "./lib/live.js";
 import { RUN_ENDED } from "./lib/states.js";
 import { RunStore } from "./lib/store.js";
+import { alertList } from "./run/alerts.js";
 import { board } from "./run/board.js";
 import { checklist } from "./run/checklist.js";
 import { eventList } from "./run/events.js";
@@ -54,6 +55,7 @@ const parts = [
   roundsTable(context, $("[data-rounds-table]")),
   ...$$("[data-events]").map((place) => eventList(context, place)),
   logLines(context, $("[data-logs-card]")),
+  alertList(context, $("[data-alerts]")),
 ];
 
 let pending = new Set();

@@ -31,12 +31,6 @@ PAGES = {
     "run-timeline": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-logs": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-stop": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
-    "run-pause": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
-    "run-resume": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
-    "run-save": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
-    "run-describe": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
-    "run-archive": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
-    "run-delete": ("get", SIGN_IN, REFUSED, OK, REFUSED, OK),
     "pool-add": ("get", SIGN_IN, REFUSED, OK, REFUSED, OK),
     "pool-scale": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "replica": ("get", SIGN_IN, OK, OK, OK, OK),
@@ -55,6 +49,7 @@ PAGES = {
 SENT = {"run-test": {"test": "rendezvous"}, "pool-scale": {"count": "2"}}
 TESTED_ELSEWHERE = {
     *("runs-stream", "run-stream"),  # test_stream.py
+    *("run-alerts", "alert-acknowledge"),  # test_alerts_tab.py
     *("people", "person-role", "person-active", "person-reset"),  # test_account_people.py
     *("password", "choose-password", "admin-login"),  # test_account_*.py
     *("tokens", "token-revoke"),  # test_token_page.py
