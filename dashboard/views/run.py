@@ -6,18 +6,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from django.contrib import messages
-from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import render
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_safe
 
-from dashboard.views.access import run_to_operate, run_to_see
+from dashboard.views.access import run_to_see
 from diloco.rendezvous.settings import SECTIONS, setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
-from runs import alerting, selectors, services
+from runs import alerting, copies, life, selectors
 from runs.models import Run
+from runs.states import RUN_LIVE, RunState
 
 TABS = ("overview", "rounds", "timeline", "replicas", "logs", "settings", "events", "alerts")
 MAX_POINTS = 4000
@@ -36,6 +35,9 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
         "tab": tab if tab in TABS else TABS[0],
         "tabs": TABS,
         "may_operate": selectors.may_operate(request.user, run),
+        "may_submit": selectors.may_submit(request.user),
+        "may": what_goes(run),
+        "origin": origin_of(run),
         "sections": settings_sections(run),
         "alerts": alerting.alert_rows(run),
         "pools": run.pools.all(),
@@ -65,13 +67,24 @@ def settings_sections(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-@require_POST
-def stop(request: HttpRequest, run_id: Any) -> HttpResponse:
-    run = run_to_operate(request, run_id)
-    assert isinstance(request.user, User)
-    if not services.request_stop(run, actor=request.user):
-        messages.info(request, f"{run.name} was already {run.state}; nothing was left to stop.")
-    return redirect("run", run_id=run.pk)
+def what_goes(run: Run) -> dict[str, bool]:
+    """What can be done with the run as it is. Two queries; one for a run that is not over."""
+    live = run.state in RUN_LIVE
+    resume_ended = run.ended and not life.why_not_resumed(run)
+    return {
+        "pause": live or run.state == RunState.PROVISIONING,
+        "save": live,
+        "resume": run.state == RunState.PAUSED or resume_ended,
+        "resume_ended": not run.ended or resume_ended,
+        "fork": bool(copies.forkable(run)),
+    }
+
+
+def origin_of(run: Run) -> Run | dict[str, Any]:
+    """The run whose checkpoint this one began with; {} for none, no name if it is gone."""
+    if run.forked_from is None:
+        return {}
+    return Run.objects.only("name").filter(pk=run.forked_from).first() or {"gone": True}
 
 
 @require_safe
