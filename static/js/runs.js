@@ -20,8 +20,6 @@ function show(run) {
   const cell = (name) => $(`[data-f="${name}"]`, row);
   const ended = RUN_ENDED.has(run.state);
   setState(cell("state"), run.state);
-  cell("alerts").hidden = !run.alerts;
-  setText($("[data-n]", cell("alerts")), String(run.alerts ?? 0));
   setText(cell("replicas"), `${run.live}/${run.target}`);
   setText(cell("rounds"), `${run.committed_rounds}/${run.total_rounds}`);
   setFraction(cell("bar"), run.committed_rounds / run.total_rounds, look(run.state).tone);
