@@ -16,7 +16,13 @@ from typing import Any
 
 from django.conf import settings
 
-from executors.base import Capabilities, ExecutorConfig, ExecutorError, ServerlessExecutor
+from executors.base import (
+    Capabilities,
+    ExecutorConfig,
+    ExecutorError,
+    NeedsPerson,
+    ServerlessExecutor,
+)
 from executors.catalogue import Catalogue
 from executors.hardware import TABLES
 from executors.registry import BACKENDS, executor_class, get_executor
@@ -38,15 +44,27 @@ def executor_for(pool: ReplicaPool) -> ServerlessExecutor:
 
 
 def executor_of(backend: str, credential: Credential | None) -> ServerlessExecutor:
-    """The executor of a backend with a credential; None is the server's own environment."""
+    """The executor of a backend with a credential; None is the server's own environment.
+
+    Raises :class:`~executors.base.NeedsPerson` where none can be made: the credential cannot be
+    opened, its options are wrong, or the backend's client is not installed.
+    """
     secrets = open_credential(credential)
     options = {
         **settings.BACKEND_OPTIONS.get(backend, {}),
         **(credential.options if credential else {}),
     }
-    return _executor(
-        os.getpid(), backend, _key(secrets), _key(options), settings.DEPLOYMENT, settings.VAR_DIR
-    )
+    try:
+        return _executor(
+            os.getpid(),
+            backend,
+            _key(secrets),
+            _key(options),
+            settings.DEPLOYMENT,
+            settings.VAR_DIR,
+        )
+    except (ValueError, ImportError) as error:
+        raise NeedsPerson(f"{backend} cannot be used as it is set up: {error}") from error
 
 
 def usable_backends() -> dict[str, str]:
@@ -64,7 +82,7 @@ def capabilities_of(backend: str, credential: Credential | None = None) -> Capab
     make an executor, what any backend can do: a launch will say what is wrong with them."""
     try:
         return executor_of(backend, credential).capabilities
-    except (ExecutorError, ValueError, ImportError):
+    except ExecutorError:
         return Capabilities()
 
 
