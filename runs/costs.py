@@ -2,8 +2,8 @@
 
 From when the backend says that the job began to run (or, where it does not say, from the launch)
 to its end, or the seconds that the backend says it bills, at the price the pool had when the run
-was submitted. An estimate: the bill is the backend's. An attempt of a pool without a known price costs nobody knows what, and the run's sum
-leaves it out.
+was submitted. An estimate: the bill is the backend's. An attempt of a pool without a known price
+costs nobody knows what, and the run's sum leaves it out.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def _moved(attempt: ReplicaAttempt, tick: Tick) -> bool:
     job = tick.jobs.get(attempt.replica_id)
     if job is not None and job.state == JobState.PENDING:
         return False
+    if job is not None and job.state == JobState.UNKNOWN and attempt.started_at is None:
+        return False  # it may be waiting for a machine still
     cost = cost_usd(
         price_usd_h=attempt.price_usd_h,
         launched_at=attempt.launched_at,
@@ -70,7 +72,7 @@ def _moved(attempt: ReplicaAttempt, tick: Tick) -> bool:
     )
     if cost is None or attempt.price_usd_h is None or cost == attempt.cost_usd:
         return False
-    small = cost - (attempt.cost_usd or 0.0) < attempt.price_usd_h * WRITE_EVERY_S / 3600.0
+    small = abs(cost - (attempt.cost_usd or 0.0)) < attempt.price_usd_h * WRITE_EVERY_S / 3600.0
     if attempt.cost_usd is not None and small and attempt.ended_at is None:
         return False
     attempt.cost_usd = cost
