@@ -48,10 +48,13 @@ def reap() -> int:
     """One look at every account; how many jobs were told to end."""
     now = timezone.now()
     ended = 0
+    looked_at: set[str] = set()  # two credentials may be of one account
     for backend, credential in accounts(now):
         try:
             executor = executor_of(backend, credential)
-            suspects = unwanted(executor.live(), twins=not executor.capabilities.unique_names)
+            handles = [h for h in executor.live() if h.to_json() not in looked_at]
+            looked_at |= {handle.to_json() for handle in handles}
+            suspects = unwanted(handles, twins=not executor.capabilities.unique_names)
             due = [found for found in suspects if _seen_before(backend, found.handle)]
             if settings.REAPER_POLICY == "cancel":
                 executor.cancel([found.handle for found in due])
