@@ -86,17 +86,22 @@ def launch_run(run_id: str) -> None:
             if run.resumed_at is not None:
                 take_up(run, store)
         except (LaunchFailed, StoreDenied, SettingsError) as error:
-            transition(run, RunState.FAILED, reason=f"could not be launched: {error}")
+            _out_of_the_queue(run, RunState.FAILED, f"could not be launched: {error}")
             return
         except StoreUnavailable as error:
             if timezone.now() - run.state_since > GIVE_UP_AFTER:
-                transition(run, RunState.FAILED, reason=f"could not be launched: {error}")
+                _out_of_the_queue(run, RunState.FAILED, f"could not be launched: {error}")
                 return
             raise LaunchLater(str(error)) from error
-        transition(run, RunState.PROVISIONING, reason="group and code are in the rendezvous")
+        _out_of_the_queue(run, RunState.PROVISIONING, "group and code are in the rendezvous")
     if run.state == RunState.PROVISIONING:
         for pool in run.pools.all():
             enqueue("launch_pool", pool.pk)
+
+
+def _out_of_the_queue(run: Run, to: RunState, reason: str) -> None:
+    if run.state == RunState.QUEUED:  # it was read again: somebody may have stopped it
+        transition(run, to, reason=reason)
 
 
 def publish_group(run: Run, store: Store) -> None:
@@ -215,7 +220,10 @@ def launch_replica(replica_id: int) -> None:
         if isinstance(error, RetryLater):
             breaker.count_failure(pool, str(error), after_s=error.after_s)
         if timezone.now() - attempt.created_at > GIVE_UP_AFTER:
-            refuse_attempt(attempt, str(error))
+            # A run that works waits for a backend that is away, as long as the breaker says.
+            waits = run.state in RUN_LIVE
+            to = ReplicaState.RESTARTING if waits else ReplicaState.FAILED
+            refuse_attempt(attempt, str(error), to=to)
             return
         Replica.objects.filter(pk=replica.pk, state=ReplicaState.PROVISIONING).update(
             state_reason=clean_text(f"{attempt.launch_key} was not launched yet: {error}")
