@@ -171,7 +171,12 @@ def _stays(replica: Replica) -> bool:
     return replica.state != ReplicaState.DRAINING and not replica.ended
 
 
-_CAN_RETURN = (ReplicaState.EVICTED, ReplicaState.LOST, ReplicaState.FAILED)
+_CAN_RETURN = (
+    ReplicaState.EVICTED,
+    ReplicaState.LOST,
+    ReplicaState.FAILED,
+    ReplicaState.DRAINING,  # when its job has ended
+)
 
 
 def _first_to_leave(replica: Replica) -> tuple[bool, int]:
@@ -179,7 +184,8 @@ def _first_to_leave(replica: Replica) -> tuple[bool, int]:
 
 
 def _grow(pool: ReplicaPool, more: int, *, actor: User) -> None:
-    gone = pool.replicas.filter(state__in=_CAN_RETURN).order_by("number")[:more]
+    found = pool.replicas.filter(state__in=_CAN_RETURN).order_by("number")
+    gone = sorted(found, key=lambda replica: not replica.ended)[:more]
     for replica in gone:
         replica.run = pool.run
         transition_replica(
