@@ -39,15 +39,20 @@ def may_launch(pool: ReplicaPool, now: datetime) -> bool:
 
 
 def count_failure(pool: ReplicaPool, message: str, *, after_s: float | None = None) -> None:
-    """A launch failed, or a job died before it worked. ``after_s``: what the backend asked for."""
-    ReplicaPool.objects.filter(pk=pool.pk).update(
+    """A launch failed, or a job died before it worked. ``after_s``: what the backend asked for.
+
+    What was launched together fails together: while the pool is closed a failure says nothing new.
+    """
+    now = timezone.now()
+    is_open = Q(closed_until=None) | Q(closed_until__lte=now)
+    counted = ReplicaPool.objects.filter(is_open, pk=pool.pk).update(
         failures=F("failures") + 1, trouble=clean_text(message)
     )
-    pool.refresh_from_db(fields=("failures", "trouble"))
-    wait_s = max(closed_for_s(pool.failures), after_s or 0.0)
-    if not wait_s:
+    pool.refresh_from_db(fields=("failures", "trouble", "closed_until"))
+    wait_s = max(closed_for_s(pool.failures) if counted else 0.0, after_s or 0.0)
+    until = now + timedelta(seconds=wait_s)
+    if not wait_s or (pool.closed_until is not None and pool.closed_until >= until):
         return
-    until = timezone.now() + timedelta(seconds=wait_s)
     ReplicaPool.objects.filter(pk=pool.pk).update(closed_until=until)
     pool.closed_until = until
     record_event(
