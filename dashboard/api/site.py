@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib.auth.decorators import login_not_required
-from django.urls import URLPattern
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, path
+from django.views.decorators.csrf import csrf_exempt
 from ninja import NinjaAPI
 from ninja.errors import ValidationError, ValidationErrorContext
 
@@ -51,5 +53,12 @@ def _open(patterns: list[Any]) -> list[Any]:
     return patterns
 
 
+@login_not_required
+@csrf_exempt
+def nothing(request: HttpRequest, rest: str) -> HttpResponse:
+    """What is no call of the API, in JSON as well."""
+    return problems.answer(request, 404, f"there is no call {request.method} /api/{rest}")
+
+
 _patterns, _app_name, _namespace = api.urls
-urlpatterns = (_open(_patterns), _app_name, _namespace)
+urlpatterns = ([*_open(_patterns), path("<path:rest>", nothing)], _app_name, _namespace)

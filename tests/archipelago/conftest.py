@@ -27,6 +27,8 @@ def _own_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any) -
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ARCHIPELAGO_LOGIN", str(tmp_path / "config" / "login.json"))
     monkeypatch.setenv("no_proxy", "*")
+    # There is no broker, and waiting for it would take most of the time.
+    monkeypatch.setattr("runs.queue._send", lambda *_: None)
 
 
 @pytest.fixture

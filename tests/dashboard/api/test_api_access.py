@@ -156,6 +156,12 @@ def test_a_run_nobody_has_is_json_too(owner: Any) -> None:
     assert answer.json()["detail"].startswith("there is no such thing")
 
 
+def test_what_is_no_call_is_json_too(db: None) -> None:
+    for answer in (Client().get("/api/runs/x"), Client().post("/api/nonsense/of/some/kind")):
+        assert answer.status_code == 404
+        assert answer.json()["detail"].startswith("there is no call ")
+
+
 def test_the_schema_is_there_for_everybody_and_no_page_from_elsewhere(db: None) -> None:
     found = Client().get("/api/openapi.json")
     assert found.status_code == 200
