@@ -127,3 +127,10 @@ def call_off_launches(tick: Tick) -> None:
         ),
         now=tick.now,
     )
+
+
+def give_up_on_silent_backends(tick: Tick) -> None:
+    """In a run that was stopped, or is over, long ago."""
+    told_at = tick.run.ended_at or tick.run.stop_requested_at
+    if told_at is not None and tick.now - told_at > jobs.GIVE_UP_AFTER:
+        tick.jobs |= jobs.give_up(tick.attempts, tick.jobs, now=tick.now)

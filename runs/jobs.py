@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from django.db.models import Q
@@ -26,6 +26,9 @@ from runs.states import REPLICA_ENDED, ReplicaState
 from runs.transitions import clean_text
 
 logger = logging.getLogger(__name__)
+
+GIVE_UP_AFTER = timedelta(minutes=10)
+"""How long a run that was stopped waits for a backend that cannot be asked how its jobs are."""
 
 UNLAUNCHED_AFTER = timedelta(seconds=30)
 """An unwanted launch that left no job by then is taken to have died; one that still comes through
@@ -160,6 +163,25 @@ def close_unlaunched(attempts: Iterable[ReplicaAttempt], *, now: datetime) -> di
             jobs[attempt.replica_id] = Job(
                 state=JobState.ENDED, cause=Cause.CANCELLED, message=message
             )
+    return jobs
+
+
+def give_up(
+    attempts: Iterable[ReplicaAttempt], known: Mapping[int, Job], *, now: datetime
+) -> dict[int, Job]:
+    """Close attempts of which the backend could not be told or asked anything: an account that is
+    gone would keep a stopped run for ever. Their jobs are ended by the reaper, when it can."""
+    message = "given up: its backend could not be asked, neither how it is nor to end it"
+    jobs: dict[int, Job] = {}
+    for attempt in attempts:
+        job = known.get(attempt.replica_id)
+        if attempt.ended_at is not None or job is None or job.state != JobState.UNKNOWN:
+            continue
+        if ReplicaAttempt.objects.filter(pk=attempt.pk, ended_at=None).update(
+            ended_at=now, cause=Cause.LOST, message=message
+        ):
+            attempt.ended_at, attempt.cause = now, Cause.LOST
+            jobs[attempt.replica_id] = Job(state=JobState.ENDED, cause=Cause.LOST, message=message)
     return jobs
 
 

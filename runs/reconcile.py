@@ -80,6 +80,7 @@ def reconcile_run(run_id: str) -> bool:
         tick.bucket_was_read = not isinstance(error, StoreUnavailable)
         _store_is_away(run, error, now)
     care.call_off_launches(tick)
+    care.give_up_on_silent_backends(tick)
     care.judge_replicas(tick)
     leaving.hand_over(tick)
     leaving.end_hung(tick)

@@ -13,6 +13,7 @@ from diloco.rendezvous.records import Command
 from executors.base import Cause
 from runs import services
 from runs.exceptions import IllegalTransition
+from runs.jobs import GIVE_UP_AFTER
 from runs.launch import launch_run
 from runs.models import Run
 from runs.policy import DRAIN_FLOOR_S as STOP_GRACE_S
@@ -284,3 +285,21 @@ def test_a_run_that_could_not_be_launched_keeps_no_replica_waiting(
     look_after(clock)
     assert set(run.replicas.values_list("state", flat=True)) == {"evicted"}
     assert not run.events.filter(kind="store").exists()
+
+
+def test_a_stopped_run_does_not_wait_for_ever_for_a_backend_that_is_gone(world: Any) -> None:
+    services.request_stop(world.run, actor=world.run.owner)
+    world.tick()
+    world.executor.away = "401 the token was revoked"
+    world.tick(GIVE_UP_AFTER.total_seconds() - 60)
+    assert world.run.state == "stopping"
+    world.tick(120)
+    world.tick()
+    run = world.tick()
+    assert run.state == "cancelled"
+    assert set(states(world)) <= {"lost", "evicted"}
+    attempt = world.replica(0).attempts.get()
+    assert (attempt.cause, attempt.message[:8]) == ("lost", "given up")
+    world.tick(60)
+    world.work()
+    assert world.executor.launches == 2
