@@ -43,6 +43,8 @@ PAGES = {
     "replica-log": ("get", SIGN_IN, OK, OK, OK, OK),
     "replica-stop": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "replica-restart": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
+    "runs-facets": ("get", SIGN_IN, OK, OK, OK, OK),
+    "runs-bulk": ("post", SIGN_IN, REFUSED, MOVED, MOVED, MOVED),
     "compare": ("get", SIGN_IN, OK, OK, OK, OK),
     "compare-json": ("get", SIGN_IN, OK, OK, OK, OK),
     "compare-csv": ("get", SIGN_IN, OK, OK, OK, OK),
@@ -52,7 +54,11 @@ PAGES = {
     "login": ("get", OK, MOVED, MOVED, MOVED, MOVED),
     "setup": ("get", MOVED, MOVED, MOVED, MOVED, MOVED),
 }
-SENT = {"run-test": {"test": "rendezvous"}, "pool-scale": {"count": "2"}}
+SENT = {
+    "runs-bulk": {"do": "archive"},
+    "run-test": {"test": "rendezvous"},
+    "pool-scale": {"count": "2"},
+}
 TESTED_ELSEWHERE = {
     *("runs-stream", "run-stream"),  # test_stream.py
     *("run-alerts", "alert-acknowledge"),  # test_alerts_tab.py

@@ -1,0 +1,121 @@
+"""What is done to several runs of the list at once: compare, stop, archive, take in again, tag.
+
+Each run is looked at by itself: what somebody may not touch, or what cannot be done to it, is left
+as it is and said. Stopping is asked once more, on a page that names what will be stopped.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_POST
+
+from runs import life, selectors, services
+from runs.exceptions import CannotDo
+from runs.models import Run
+
+MOST = 200
+DONE = {"stop": "stopping", "archive": "archived", "restore": "in the list again", "tag": "tagged"}
+
+
+@require_POST
+def bulk(request: HttpRequest) -> HttpResponse:
+    what = request.POST.get("do", "")
+    ids = list(dict.fromkeys(request.POST.getlist("id")))
+    if what == "compare":
+        return redirect(f"{reverse('compare')}?ids={','.join(i for i in ids if _is_id(i))}")
+    if what not in DONE:
+        return HttpResponseBadRequest(f"expected do to be compare or one of {', '.join(DONE)}")
+    if not selectors.may_submit(request.user):
+        raise PermissionDenied("Viewers watch runs; an administrator can make you an operator.")
+    assert isinstance(request.user, User)
+    found = _found(request, ids)
+    if not found:
+        messages.info(request, "No run was selected.")
+        return _back(request)
+    mine = _mine(request.user, found)
+    others = len(found) - len(mine)
+    if what == "stop" and "confirmed" not in request.POST:
+        context = {
+            "runs": [run for run in mine if not run.ended],
+            "ended": sum(run.ended for run in mine),
+            "others": others,
+            "back": _query(request),
+        }
+        return render(request, "runs/bulk_stop.html", context)
+    _say(request, what, mine, others)
+    return _back(request)
+
+
+def _say(request: HttpRequest, what: str, mine: list[Run], others: int) -> None:
+    changed, refused = 0, []
+    for run in mine:
+        try:
+            changed += _act(request, what, run)
+        except CannotDo as error:
+            refused.append(f"{run.name}: {error}")
+    unchanged = len(mine) - changed - len(refused)
+    parts = [f"{changed} {DONE[what]}"] if changed or not (refused or others) else []
+    if unchanged and changed:
+        parts.append(f"{unchanged} were so already")
+    if others:
+        parts.append(f"{others} not touched: operators act on their own runs")
+    parts += refused[:3] + ([f"and {len(refused) - 3} more"] if len(refused) > 3 else [])
+    level = messages.WARNING if refused or others else messages.SUCCESS
+    messages.add_message(request, level, "; ".join(parts) + ".")
+
+
+def _act(request: HttpRequest, what: str, run: Run) -> bool:
+    assert isinstance(request.user, User)
+    user = request.user
+    acts: dict[str, Callable[[], Any]] = {
+        "stop": lambda: services.request_stop(run, actor=user),
+        "archive": lambda: life.archive(run, actor=user),
+        "restore": lambda: life.archive(run, actor=user, archived=False),
+        "tag": lambda: life.describe(
+            run,
+            notes=run.notes,
+            tags=[*run.tags, *request.POST.get("tag", "").split()],
+            actor=user,
+        ),
+    }
+    return bool(acts[what]())
+
+
+def _found(request: HttpRequest, ids: list[str]) -> list[Run]:
+    wanted = [uuid.UUID(i) for i in ids if _is_id(i)][:MOST]
+    if not wanted:
+        return []
+    return list(selectors.runs_for(request.user).filter(pk__in=wanted))
+
+
+def _mine(user: User, found: list[Run]) -> list[Run]:
+    """Those the user may operate, asking for the role once."""
+    if selectors.has_role(user, "admin"):
+        return found
+    return [run for run in found if run.owner_id == user.pk]
+
+
+def _back(request: HttpRequest) -> HttpResponse:
+    query = _query(request)
+    return redirect(reverse("runs") + (f"?{query}" if query else ""))
+
+
+def _query(request: HttpRequest) -> str:
+    """Of the list's address: it is put behind our own path, so it leads nowhere else."""
+    return request.POST.get("back", "").removeprefix("?")[:2000]
+
+
+def _is_id(text: str) -> bool:
+    try:
+        return bool(uuid.UUID(text))
+    except ValueError:
+        return False

@@ -1,0 +1,236 @@
+"""The runs list's query: ``state:running backend:modal loss<3 tag:x``.
+
+Words of a query are terms, all of which must hold. ``name:value`` looks for a value, or for one of
+``name:a,b``; ``number<3`` compares (``<``, ``<=``, ``>``, ``>=``, ``=``); a bare word is part of a
+name, an owner or a tag. A minus in front turns a term around, quotes keep spaces together. What is
+not understood is an error that says where, because a list that silently leaves out runs, or shows
+too many, is worse than none.
+
+Archived runs are left out unless a term asks for them. Parsing is pure; :func:`matching` makes the
+query set.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.db import connection
+from django.db.models import Exists, F, OuterRef, Q, QuerySet, Subquery, Sum, TextField
+from django.db.models.functions import Cast
+from django.utils import timezone
+
+from runs.models import ReplicaPool, Run
+from runs.states import RUN_ACTIVE, RUN_ENDED, RunState
+
+LONGEST = 500
+TEXTS = ("state", "backend", "hardware", "owner", "name", "tag", "id", "is")
+NUMBERS = {
+    "loss": "eval_loss",
+    "train": "train_loss",
+    "tokens": "tokens",
+    "speed": "tokens_per_s",
+    "rounds": "committed_rounds",
+    "cost": "cost_usd",
+    "replicas": "pooled",
+    "age": "created_at",
+}
+"""Name in a query -> column."""
+IS = ("active", "ended", "archived", "mine")
+STATE_GROUPS = {"active": RUN_ACTIVE, "ended": RUN_ENDED}
+
+_TERM = re.compile(r"(-?)([A-Za-z_]+)(<=|>=|[:<>=])(.*)", re.DOTALL)
+_WORD = re.compile(r'(?:[^\s"]|"[^"]*")+')
+_NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e([+-]?\d{1,3}))?([kmbt]?)", re.IGNORECASE)
+_AGE = re.compile(r"(\d+(?:\.\d+)?)(s|min|m|h|d|w)", re.IGNORECASE)
+_TIMES = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_LOOKUP = {"<": "lt", "<=": "lte", ">": "gt", ">=": "gte", "=": "exact", ":": "exact"}
+_LONGEST_AGE_S = 1e10
+
+
+class BadQuery(ValueError):
+    """``word`` is the term that was not understood."""
+
+    def __init__(self, word: str, message: str) -> None:
+        super().__init__(f"{word}: {message}" if word else message)
+        self.word = word
+        self.message = message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """``field`` '' is a bare word. ``values`` are alternatives; of a number there is one."""
+
+    word: str
+    field: str
+    op: str
+    values: tuple[str, ...]
+    number: float = 0.0
+    negated: bool = False
+
+
+def parse(text: str) -> tuple[Term, ...]:
+    """Raises :class:`BadQuery` for the first word that is not understood."""
+    if len(text) > LONGEST:
+        raise BadQuery("", f"expected at most {LONGEST} characters, found {len(text)}")
+    if "\x00" in text:
+        raise BadQuery("", "expected text, found a NUL character")
+    if text.count('"') % 2:
+        raise BadQuery(text[text.rindex('"') :], "expected a closing quote, found none")
+    return tuple(_term(word) for word in _WORD.findall(text))
+
+
+def _term(word: str) -> Term:
+    found = _TERM.fullmatch(word)
+    if found is None:
+        negated = word.startswith("-") and len(word) > 1
+        bare = word[negated:].replace('"', "")
+        if not bare:
+            raise BadQuery(word, "expected a word, found nothing")
+        return Term(word=word, field="", op=":", values=(bare,), negated=negated)
+    minus, name, op, rest = found.groups()
+    name = name.lower()
+    if name in NUMBERS:
+        return _compare(word, minus == "-", name, op, rest.replace('"', ""))
+    if name not in TEXTS:
+        raise BadQuery(word, f"expected one of {', '.join((*TEXTS, *NUMBERS))}, found {name!r}")
+    if op not in (":", "="):
+        raise BadQuery(word, f"{name} is text: expected {name}:value, found {op!r}")
+    values = tuple(value.replace('"', "") for value in _split(rest))
+    if not all(values):
+        raise BadQuery(word, f"expected a value after {name}{op}, found nothing")
+    _check_values(word, name, values)
+    return Term(word=word, field=name, op=":", values=values, negated=minus == "-")
+
+
+def _split(rest: str) -> list[str]:
+    """At commas outside quotes."""
+    return re.findall(r'(?:[^,"]|"[^"]*")+', rest) if rest.strip(",") == rest and rest else [""]
+
+
+def _check_values(word: str, name: str, values: Sequence[str]) -> None:
+    known = {"state": (*RunState.values, *STATE_GROUPS), "is": IS}.get(name)
+    for value in values:
+        if known is not None and value.lower() not in known:
+            raise BadQuery(word, f"expected one of {', '.join(known)}, found {value!r}")
+        if name == "id":
+            try:
+                uuid.UUID(value)
+            except ValueError:
+                raise BadQuery(word, f"expected a run's id, found {value!r}") from None
+
+
+def _compare(word: str, negated: bool, name: str, op: str, text: str) -> Term:
+    found = (_AGE if name == "age" else _NUMBER).fullmatch(text)
+    if found is None:
+        example = "2d, 3h or 90min" if name == "age" else "2.5, 40k or 1M"
+        raise BadQuery(word, f"expected a {'time' if name == 'age' else 'number'} such as "
+                             f"{example}, found {text!r}")  # fmt: skip
+    if name == "age":
+        number = float(found[1]) * _SECONDS[found[2].lower()]
+        if number > _LONGEST_AGE_S:
+            raise BadQuery(word, f"expected less than 300 years, found {text!r}")
+    else:
+        number = float(f"{found[1]}e{found[2] or 0}") * _TIMES[found[3].lower()]
+        if number >= 2**63:
+            raise BadQuery(word, f"expected less than 2^63, found {text!r}")
+    return Term(word=word, field=name, op=op, values=(text,), number=number, negated=negated)
+
+
+def toggled(terms: Sequence[Term], field: str, value: str) -> str:
+    """The query with ``field:value`` as one more alternative, or without it where it was one."""
+    words: list[str] = []
+    values: list[str] = []
+    for term in terms:
+        if term.field == field and not term.negated:
+            values += term.values
+        else:
+            words.append(term.word)
+    values = [v for v in values if v != value] if value in values else [*values, value]
+    if values:
+        words.append(f"{field}:{','.join(_quoted(v) for v in dict.fromkeys(values))}")
+    return " ".join(words)
+
+
+def without(terms: Sequence[Term], term: Term) -> str:
+    return " ".join(other.word for other in terms if other is not term)
+
+
+def _quoted(value: str) -> str:
+    return f'"{value}"' if re.search(r"[\s,]", value) else value
+
+
+def matching(runs: QuerySet[Run], terms: Sequence[Term], *, user: Any = None) -> QuerySet[Run]:
+    """``user`` is who ``is:mine`` means. Annotations are added only where a term needs them."""
+    if not any(term.field == "id" or _names_archived(term) for term in terms):
+        runs = runs.filter(archived_at=None)
+    if any(term.field == "replicas" for term in terms):
+        pools = ReplicaPool.objects.filter(run=OuterRef("pk")).order_by()
+        counted = pools.values("run").annotate(sum=Sum("count")).values("sum")
+        runs = runs.alias(pooled=Subquery(counted))
+    if any(term.field in ("tag", "") for term in terms):
+        runs = runs.alias(tags_text=Cast(F("tags"), TextField()))
+    for term in terms:
+        wanted = _wanted(term, user)
+        runs = runs.exclude(wanted) if term.negated else runs.filter(wanted)
+    return runs
+
+
+def _names_archived(term: Term) -> bool:
+    return term.field == "is" and "archived" in [value.lower() for value in term.values]
+
+
+def _wanted(term: Term, user: Any) -> Q:
+    if term.field in NUMBERS:
+        return _number(term)
+    wanted = Q(pk__in=[])
+    for value in term.values:
+        wanted |= _text(term.field, value, user)
+    return wanted
+
+
+def _number(term: Term) -> Q:
+    column, lookup = NUMBERS[term.field], _LOOKUP[term.op]
+    if term.field == "age":
+        # Older than a day was created before then.
+        turned = {"lt": "gt", "lte": "gte", "gt": "lt", "gte": "lte"}.get(lookup, lookup)
+        return Q(**{f"{column}__{turned}": timezone.now() - timedelta(seconds=term.number)})
+    wanted = Q(**{f"{column}__isnull": False, f"{column}__{lookup}": term.number})
+    if term.field == "cost":  # an unknown price is no small one
+        wanted &= ~Q(Exists(ReplicaPool.objects.filter(run=OuterRef("pk"), price_usd_h=None)))
+    return wanted
+
+
+def _text(field: str, value: str, user: Any) -> Q:
+    if field == "state":
+        group = STATE_GROUPS.get(value.lower())
+        return Q(state__in=sorted(group)) if group else Q(state=value.lower())
+    if field == "is":
+        return {
+            "active": Q(state__in=sorted(RUN_ACTIVE)),
+            "ended": Q(state__in=sorted(RUN_ENDED)),
+            "archived": Q(archived_at__isnull=False),
+            "mine": Q(owner=user) if user is not None else Q(pk__in=[]),
+        }[value.lower()]
+    if field in ("backend", "hardware"):
+        return Q(Exists(ReplicaPool.objects.filter(run=OuterRef("pk"), **{field: value})))
+    if field == "owner":
+        return Q(owner__username__iexact=value)
+    if field == "id":
+        return Q(pk=uuid.UUID(value))
+    if field == "tag":
+        return _tagged(value)
+    if field == "name":
+        return Q(name__icontains=value)
+    return Q(name__icontains=value) | Q(owner__username__iexact=value) | _tagged(value)
+
+
+def _tagged(tag: str) -> Q:
+    # As it stands in the list's JSON, quotes included; SQLite keeps it escaped.
+    return Q(tags_text__icontains=json.dumps(tag, ensure_ascii=connection.vendor == "sqlite"))
