@@ -203,7 +203,10 @@ def test_stop_says_what_will_follow_and_stops(window: Window, site: Site, demo: 
     page.get_by_role("button", name="Stop", exact=True).click()
     page.get_by_role("button", name="Stop run").click()
     expect(page.locator('[data-s="state"]')).to_have_text("stopping")
-    expect(page.get_by_role("button", name="Stop", exact=True)).to_be_hidden()
+    page.get_by_role("button", name="Stop", exact=True).click()  # it takes too long
+    expect(page.get_by_role("radio", name="End the machines now")).to_be_checked()
+    page.get_by_role("button", name="Stop run").click()
+    expect(page.locator('[data-s="why"]')).to_have_text("stopped by force by olga")
 
 
 @pytest.mark.parametrize("user", ["vera", "oscar"])
