@@ -21,6 +21,11 @@ app.conf.beat_schedule = {
         "schedule": 1.0,
         "options": {"expires": 5},
     },
+    "webhooks": {
+        "task": "runs.tasks.webhooks_due",
+        "schedule": 10.0,
+        "options": {"expires": 10},
+    },
     "reap": {"task": "runs.tasks.reap", "schedule": 60.0, "options": {"expires": 30}},
 }
 

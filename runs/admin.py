@@ -15,12 +15,12 @@ from django.contrib.auth.models import Group, User
 from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest
 
-from runs import admin_credentials, selectors, services
+from runs import admin_credentials, admin_webhooks, selectors, services
 from runs.exceptions import IllegalTransition
 from runs.models import Checkpoint, Contribution, Event, Replica, ReplicaAttempt, Round, Run
 from runs.states import REPLICA_WORKING, RUN_ENDED, ReplicaState
 
-__all__ = ["admin_credentials"]  # the one table that is edited by hand registers itself
+__all__ = ["admin_credentials", "admin_webhooks"]  # tables edited by hand register themselves
 
 # People are looked after under /people/, where the last administrator cannot be lost.
 admin.site.unregister([User, Group])

@@ -17,7 +17,7 @@ from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
-from runs import strips
+from runs import strips, webhooks
 from runs.alerts import (
     KINDS,
     RECENT,
@@ -64,6 +64,7 @@ def tell(alert: Alert) -> None:
             alert.run, "alert", f"{KINDS[alert.kind]}: {alert.message}",
             level=alert.level, replica=alert.replica,
         )  # fmt: skip
+    webhooks.announce(alert)
 
 
 def keep(

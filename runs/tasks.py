@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from runs import deletion, health, launch, live, reaper, reconcile, selectors
+from runs import deletion, health, launch, live, reaper, reconcile, selectors, webhooks
 from runs.exceptions import LaunchLater
 from runs.lease import lease
 from runs.queue import enqueue
@@ -53,6 +53,16 @@ def delete_run(run_id: str) -> None:
     with lease(f"delete:{run_id}", ttl_s=LAUNCH_LEASE_S) as held:
         if held:
             deletion.delete_run(run_id)
+
+
+@shared_task
+def webhooks_due() -> None:
+    webhooks.call_for_due()
+
+
+@shared_task
+def deliver_webhook(delivery_id: str) -> None:
+    webhooks.deliver(delivery_id)
 
 
 @shared_task

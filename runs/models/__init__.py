@@ -15,6 +15,7 @@ from runs.models.rounds import Checkpoint, Contribution, Round
 from runs.models.run import Replica, ReplicaAttempt, ReplicaPool, Run
 from runs.models.telemetry import LogLine, MetricBlock, TelemetryCursor
 from runs.models.token import ApiToken
+from runs.models.webhook import Webhook, WebhookDelivery
 
 __all__ = [
     "Alert",
@@ -33,4 +34,6 @@ __all__ = [
     "Round",
     "Run",
     "TelemetryCursor",
+    "Webhook",
+    "WebhookDelivery",
 ]

@@ -1,4 +1,5 @@
-"""``manage.py reseal_credentials``: seal every credential with the first of the keys.
+"""``manage.py reseal_credentials``: seal every credential, and every webhook's secret, with the
+first of the keys.
 
 To replace a key: put a new one in front, restart all processes, run this, take the old one away,
 restart them again. Exit status 1 if some could not be opened; those are named and left as they are.
@@ -12,7 +13,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from runs.credentials.vault import CannotOpen, reseal
-from runs.models import Credential
+from runs.models import Credential, Webhook
 
 
 class Command(BaseCommand):
@@ -20,16 +21,15 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         done, failed = 0, []
-        for credential in Credential.objects.exclude(sealed=""):
+        for row in [*Credential.objects.exclude(sealed=""), *Webhook.objects.all()]:
             try:
-                sealed = reseal(credential.sealed, name=credential.name)
+                sealed = reseal(row.sealed, name=row.name)
             except CannotOpen as error:
                 failed.append(str(error))
                 continue
             # One that was changed meanwhile was sealed with the first key by that.
-            done += Credential.objects.filter(pk=credential.pk, sealed=credential.sealed).update(
-                sealed=sealed
-            )
+            same = type(row)._default_manager.filter(pk=row.pk, sealed=row.sealed)
+            done += same.update(sealed=sealed)
         keys = len(settings.CREDENTIALS_KEYS)
         self.stdout.write(f"{done} sealed with the first of {keys} key{'' if keys == 1 else 's'}")
         if failed:

@@ -1,0 +1,71 @@
+"""Addresses that are told what happens to runs, and what was sent there."""
+
+from __future__ import annotations
+
+import uuid
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+
+from runs.models.run import Run
+
+
+class Webhook(models.Model):
+    """``kinds`` are kinds of alerts (:data:`runs.alerts.KINDS`). ``sealed`` is the signing secret,
+    encrypted by :mod:`runs.credentials`; it is never shown."""
+
+    name = models.CharField(max_length=80, unique=True)
+    url = models.URLField(max_length=500)
+    kinds = models.JSONField(default=list)
+    enabled = models.BooleanField(default=True)
+    sealed = models.TextField(editable=False)
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, editable=False
+    )
+    created_at = models.DateTimeField(editable=False)
+
+    class Meta:
+        ordering = ("name",)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class WebhookDelivery(models.Model):
+    """One message to one address, however often it was tried. ``body`` is what is signed, byte for
+    byte, so that sending it again sends the same."""
+
+    class State(models.TextChoices):
+        WAITING = "waiting"
+        DELIVERED = "delivered"
+        FAILED = "failed"
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    webhook = models.ForeignKey(Webhook, on_delete=models.CASCADE, related_name="deliveries")
+    run = models.ForeignKey(Run, on_delete=models.SET_NULL, null=True, related_name="+")
+    kind = models.CharField(max_length=24)
+    body = models.TextField()
+    state = models.CharField(max_length=16, choices=State.choices, default=State.WAITING)
+    attempts = models.PositiveIntegerField(default=0)
+    created_at = models.DateTimeField()
+    next_at = models.DateTimeField(help_text="Waiting: when it is tried next")
+    tried_at = models.DateTimeField(null=True, blank=True)
+    status = models.PositiveIntegerField(null=True, blank=True, help_text="HTTP's, if it answered")
+    message = models.TextField(blank=True, help_text="What came of the newest attempt")
+
+    class Meta:
+        ordering = ("-created_at", "-id")
+        indexes = (
+            models.Index(fields=["next_at"], condition=Q(state="waiting"), name="delivery_waiting"),
+            models.Index(fields=["-created_at", "-id"], name="delivery_newest"),
+        )
+        constraints = (
+            models.CheckConstraint(
+                condition=Q(state__in=["waiting", "delivered", "failed"]),
+                name="delivery_state_is_known",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.kind} to {self.webhook}"
