@@ -1,5 +1,6 @@
 """ASGI entry point: ``uvicorn dashboard.asgi:application``."""
 
+import logging
 import os
 import warnings
 from typing import Any
@@ -13,8 +14,16 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
 
 _pages = get_asgi_application()
 
-from dashboard.live_handler import LiveHandler, is_live  # noqa: E402 -- needs Django set up
+from django.conf import settings  # noqa: E402 -- Django is set up now
 
+from dashboard.checks import at_start  # noqa: E402
+from dashboard.live_handler import LiveHandler, is_live  # noqa: E402
+from dashboard.logging import dress  # noqa: E402
+
+for _name in ("uvicorn", "uvicorn.access"):
+    dress(logging.getLogger(_name), settings.LOG_FORMAT)
+
+at_start()
 _live = LiveHandler()
 
 

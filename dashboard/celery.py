@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from celery import Celery
-from celery.signals import after_setup_logger, after_setup_task_logger
+from celery.signals import after_setup_logger, after_setup_task_logger, beat_init, worker_init
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
 
@@ -32,8 +32,18 @@ app.conf.beat_schedule = {
 
 @after_setup_logger.connect
 @after_setup_task_logger.connect
-def _redact(logger: logging.Logger, **_: Any) -> None:
-    """A worker brings formats of its own."""
-    from runs.redaction import redact_handlers
+def _dress(logger: logging.Logger, **_: Any) -> None:
+    """A worker brings handlers of its own."""
+    from django.conf import settings
 
-    redact_handlers(logger)
+    from dashboard.logging import dress
+
+    dress(logger, settings.LOG_FORMAT)
+
+
+@worker_init.connect
+@beat_init.connect
+def _check(**_: Any) -> None:
+    from dashboard.checks import at_start
+
+    at_start()

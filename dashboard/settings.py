@@ -16,6 +16,8 @@ import dj_database_url
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
+from dashboard.logging import config as log_config
+
 BASE_DIR = Path(__file__).resolve().parent.parent
 VAR_DIR = Path(os.environ.get("ARCHIPELAGO_VAR", BASE_DIR / "var")).absolute()
 """The one folder that holds state: database, rendezvous, job logs, broker, keys."""
@@ -200,6 +202,8 @@ CSRF_COOKIE_SECURE = _HTTPS
 CSRF_FAILURE_VIEW = "dashboard.views.errors.csrf_failure"
 SECURE_SSL_REDIRECT = _HTTPS
 SECURE_HSTS_SECONDS = 31_536_000 if _HTTPS else 0
+# Whether all other hosts of the domain have TLS, and may be put into browsers, is not ours to say.
+SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
 
@@ -232,20 +236,8 @@ REAPER_POLICY = os.environ.get("ARCHIPELAGO_REAPER", "cancel")
 DEFAULT_RENDEZVOUS = os.environ.get("ARCHIPELAGO_RENDEZVOUS", (VAR_DIR / "rendezvous").as_uri())
 """Prefix under which a run gets its own folder unless the form names another."""
 
-LOGGING = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {
-        "line": {
-            "()": "runs.redaction.RedactingFormatter",
-            "fmt": "%(asctime)s %(levelname)s %(name)s: %(message)s",
-        }
-    },
-    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
-    "root": {"handlers": ["console"], "level": os.environ.get("ARCHIPELAGO_LOG_LEVEL", "INFO")},
-    # Two lines for every tick of every run would bury what matters; failures are still logged.
-    "loggers": {
-        "celery.app.trace": {"level": "WARNING"},
-        "celery.worker.strategy": {"level": "WARNING"},
-    },
-}
+LOG_FORMAT = os.environ.get("ARCHIPELAGO_LOG_FORMAT", "text")
+"""``text`` for people, or ``json``: a document a line, with run, replica and round."""
+LOGGING = log_config(
+    format=LOG_FORMAT, level=os.environ.get("ARCHIPELAGO_LOG_LEVEL", "INFO").upper()
+)

@@ -24,6 +24,7 @@ from diloco.rendezvous.records import (
 )
 from diloco.rendezvous.store import MissingKey, Store
 from runs import strips
+from runs.context import about
 from runs.models import Contribution, Event, Replica, Round, Run
 from runs.reading import Changes, check_record, finite, refuse, wall
 from runs.rollups import add_points
@@ -53,17 +54,27 @@ def ingest_rounds(run: Run, store: Store, *, now: datetime, changes: Changes) ->
     """All new commits (at most :data:`COMMITS_PER_TICK`), then what there is of the open round."""
     replicas = {r.number: r for r in Replica.objects.filter(run=run)}
     for _ in range(COMMITS_PER_TICK):
-        number = run.next_round
-        known = set(
-            Contribution.objects.filter(round__run=run, round__number=number)
-            .filter(Q(uploaded_at__isnull=False) | Q(state=ContributionState.REFUSED))
-            .values_list("replica__number", "incarnation")
-        )
-        found = _read_round(store, number, known)
-        if found.commit is None and not found.commit_refused:
-            _store_open_round(run, found, replicas, now, changes)
-            return
-        _store_closed_round(run, found, replicas, now, changes)
+        with about(round=run.next_round):
+            if not _ingest_next(run, store, replicas, now, changes):
+                return
+
+
+def _ingest_next(
+    run: Run, store: Store, replicas: dict[int, Replica], now: datetime, changes: Changes
+) -> bool:
+    """Whether the round was closed, so that another follows."""
+    number = run.next_round
+    known = set(
+        Contribution.objects.filter(round__run=run, round__number=number)
+        .filter(Q(uploaded_at__isnull=False) | Q(state=ContributionState.REFUSED))
+        .values_list("replica__number", "incarnation")
+    )
+    found = _read_round(store, number, known)
+    if found.commit is None and not found.commit_refused:
+        _store_open_round(run, found, replicas, now, changes)
+        return False
+    _store_closed_round(run, found, replicas, now, changes)
+    return True
 
 
 def _get(store: Store, key: str, kind: type[R], bad: list[tuple[str, BadRecord]]) -> R | None:

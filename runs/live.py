@@ -61,7 +61,8 @@ def resync(run_id: str) -> bool:
 def _add(entry: dict[str, str]) -> bool:
     global _down
     try:
-        client().xadd(STREAM, {**entry}, maxlen=MAXLEN, approximate=True)
+        fields: Any = entry  # its type in the client is of all that may be a key
+        client().xadd(STREAM, fields, maxlen=MAXLEN, approximate=True)
     except (redis.RedisError, OSError) as error:
         if not _down:
             logger.warning("live updates are off until Redis is back: %s", error)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from celery import shared_task
 
 from runs import deletion, health, launch, live, reaper, reconcile, selectors, webhooks
+from runs.context import about
 from runs.exceptions import LaunchLater
 from runs.lease import lease
 from runs.queue import enqueue
@@ -25,7 +26,7 @@ def reconcile_active() -> None:
 
 @shared_task
 def reconcile_run(run_id: str) -> None:
-    with lease(f"reconcile:{run_id}") as held:
+    with about(run=run_id), lease(f"reconcile:{run_id}") as held:
         if held:
             whole = live.begin(run_id) or live.resync(run_id)
             if reconcile.reconcile_run(run_id) and whole:
@@ -35,7 +36,7 @@ def reconcile_run(run_id: str) -> None:
 @shared_task(autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=30, max_retries=20)
 def launch_run(run_id: str) -> None:
     """One at a time per run: a fork copies a checkpoint, which may take a while."""
-    with lease(f"launch-run:{run_id}", ttl_s=LAUNCH_LEASE_S) as held:
+    with about(run=run_id), lease(f"launch-run:{run_id}", ttl_s=LAUNCH_LEASE_S) as held:
         if held:
             launch.launch_run(run_id)
 
@@ -50,7 +51,7 @@ def launch_pool(pool_id: int) -> None:
 
 @shared_task(autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=60, max_retries=20)
 def delete_run(run_id: str) -> None:
-    with lease(f"delete:{run_id}", ttl_s=LAUNCH_LEASE_S) as held:
+    with about(run=run_id), lease(f"delete:{run_id}", ttl_s=LAUNCH_LEASE_S) as held:
         if held:
             deletion.delete_run(run_id)
 

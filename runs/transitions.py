@@ -11,12 +11,15 @@ their history is in the contributions' phase timings.
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime
+from functools import partial
 
 from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
+from runs.context import current
 from runs.exceptions import IllegalTransition
 from runs.models import Event, Replica, Run
 from runs.redaction import redact
@@ -29,6 +32,8 @@ from runs.states import (
     ReplicaState,
     RunState,
 )
+
+logger = logging.getLogger(__name__)
 
 _REASON_LIMIT = 4000
 
@@ -56,7 +61,8 @@ def record_event(
     from_state: str = "",
     to_state: str = "",
 ) -> Event:
-    return Event.objects.create(
+    """An Event, and a line in the log once it has been committed."""
+    event = Event.objects.create(
         run=run,
         replica=replica,
         actor=actor,
@@ -67,6 +73,18 @@ def record_event(
         to_state=to_state,
         message=clean_text(message),
     )
+    extra: dict[str, str | int] = {**current(), "run": str(run.pk)}
+    if replica is not None:
+        extra["replica"] = replica.number
+    transaction.on_commit(partial(_log, event, extra))
+    return event
+
+
+def _log(event: Event, extra: dict[str, str | int]) -> None:
+    who = f"run {extra['run']}" + (f", replica {extra['replica']}" if "replica" in extra else "")
+    moved = f"{event.from_state} -> {event.to_state}: " if event.to_state else ""
+    level = logging.getLevelNamesMapping()[str(event.level).upper()]
+    logger.log(level, "%s: %s%s", who, moved, event.message or event.kind, extra=extra)
 
 
 def clean_text(text: str, limit: int = _REASON_LIMIT) -> str:

@@ -1,0 +1,143 @@
+"""Settings are checked: what cannot work, and what a server that others reach must have."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+
+from dashboard import checks
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+def production(tmp_path: Path) -> dict[str, str]:
+    """The environment of a server as docs/operations.md says."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("ARCHIPELAGO_") and name not in ("DATABASE_URL", "REDIS_URL")
+    }
+    return kept | {
+        "ARCHIPELAGO_VAR": str(tmp_path / "var"),
+        "ARCHIPELAGO_SECRET_KEY": "s0me-Words_" * 6,
+        "ARCHIPELAGO_CREDENTIALS_KEY": base64.urlsafe_b64encode(bytes(range(32))).decode(),
+        "ARCHIPELAGO_DEPLOYMENT": "islands",
+        "ARCHIPELAGO_ALLOWED_HOSTS": "archipelago.example",
+        "ARCHIPELAGO_TRUSTED_ORIGINS": "https://archipelago.example",
+        "ARCHIPELAGO_HTTPS": "true",
+        "ARCHIPELAGO_RENDEZVOUS": "s3://islands/runs",
+        "DATABASE_URL": "postgres://archipelago:word@db:5432/archipelago",
+        "REDIS_URL": "redis://:word@broker:6379/0",
+    }
+
+
+def deploy_check(env: dict[str, str]) -> tuple[int, set[str], str]:
+    """Status of ``manage.py check --deploy``, the ids it names, and all it said."""
+    done = subprocess.run(
+        [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"],
+        cwd=REPOSITORY, env=env, capture_output=True, text=True,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    return done.returncode, set(re.findall(r"\(([a-z_]+\.[EW]\d+)\)", said)), said
+
+
+def test_production_is_clean(production: dict[str, str]) -> None:
+    assert deploy_check(production)[:2] == (0, set())
+
+
+def test_what_is_not_set_is_named(production: dict[str, str]) -> None:
+    bare = {
+        name: value
+        for name, value in production.items()
+        if name == "ARCHIPELAGO_VAR" or not name.startswith(("ARCHIPELAGO_", "DATABASE", "REDIS"))
+    }
+    status, ids, said = deploy_check(bare)
+    assert status == 1
+    ours = {id for id in ids if id.startswith("archipelago.")}
+    assert ours == {
+        f"archipelago.{id}"
+        for id in ("E101", "E103", "W104", "W105", "W106", "W107", "W108", "W109")
+    }
+    for name in production.keys() - bare.keys() - {"ARCHIPELAGO_TRUSTED_ORIGINS"}:
+        assert name in said, f"{name} is not named"
+
+
+def test_debug_pages_are_django_s_to_name(production: dict[str, str]) -> None:
+    assert deploy_check(production | {"ARCHIPELAGO_DEBUG": "1"})[1] == {"security.W018"}
+
+
+def test_a_short_secret_key_is_django_s_to_name(production: dict[str, str]) -> None:
+    assert deploy_check(production | {"ARCHIPELAGO_SECRET_KEY": "short"})[1] == {"security.W009"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "id", "found"),
+    [
+        ("LOG_FORMAT", "xml", "E001", "'xml'"),
+        ("REAPER_POLICY", "kill", "E002", "'kill'"),
+        ("VAR_DIR", Path("/proc/archipelago"), "E003", "/proc/archipelago"),
+        ("REDIS_URL", "http://h/0", "E004", "redis://"),
+        ("DEFAULT_RENDEZVOUS", "/srv/runs", "E005", "'/srv/runs'"),
+    ],
+)
+def test_what_cannot_work_ends_a_process_at_its_start(
+    settings: Any, name: str, value: Any, id: str, found: str
+) -> None:
+    checks.at_start()
+    setattr(settings, name, value)
+    (message,) = run_checks(tags=[checks.TAG])
+    assert message.id == f"archipelago.{id}"
+    assert found in message.msg
+    with pytest.raises(SystemExit, match=f"archipelago.{id}"):
+        checks.at_start()
+
+
+def test_names_of_any_kind_are_refused(settings: Any) -> None:
+    settings.ALLOWED_HOSTS = ["*"]
+    ids = {m.id for m in run_checks(tags=[checks.TAG], include_deployment_checks=True)}
+    assert "archipelago.E102" in ids
+
+
+def test_behind_tls_what_is_missing_is_logged(
+    settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ARCHIPELAGO_SECRET_KEY", raising=False)
+    checks.at_start()
+    assert not caplog.records
+    settings.SECURE_SSL_REDIRECT = True
+    checks.at_start()
+    assert any("archipelago.W104" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("service", ["web", "worker", "beat"])
+def test_each_service_says_what_cannot_work(production: dict[str, str], service: str) -> None:
+    from dashboard import commands
+
+    command = {
+        "web": commands.web(host="127.0.0.1", port=1),
+        "worker": commands.worker(),
+        "beat": commands.beat(),
+    }[service]
+    done = subprocess.run(
+        [sys.executable, *command[1:]],
+        cwd=REPOSITORY, env=production | {"ARCHIPELAGO_REAPER": "kill"},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "ARCHIPELAGO_REAPER: expected cancel or report, found 'kill'" in done.stderr
+
+
+def test_every_check_is_documented() -> None:
+    told = (REPOSITORY / "docs" / "operations.md").read_text()
+    source = Path(checks.__file__).read_text()
+    for id in set(re.findall(r'"([EW]\d{3})"', source)):
+        assert f"`{id}`" in told, f"archipelago.{id} is not in docs/operations.md"
