@@ -1,0 +1,127 @@
+"""Backups as docs/operations.md says, with its own words, while another process writes; restored
+into a new place and compared table by table."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import sqlite3
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import postgres
+from tests.servers import child, wait_until
+
+pytestmark = pytest.mark.processes
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+FILL = """
+from tests.browser import seed
+seed.run(seed.user("olga", "operator"), committed=4)
+"""
+WRITE = """
+import sys, time
+from django.contrib.auth.models import User
+for n in range(100_000):
+    User.objects.create(username=f"writer-{n}")
+    print(n, flush=True)
+    time.sleep(0.002)
+"""
+DIGESTS = """
+import hashlib
+from django.apps import apps
+for model in sorted(apps.get_models(include_auto_created=True), key=lambda m: m._meta.label):
+    rows = model.objects.order_by("pk")
+    if model._meta.label == "auth.User":
+        rows = rows.exclude(username__startswith="writer-")
+    rows = [tuple(bytes(v) if isinstance(v, memoryview) else v for v in row)
+            for row in rows.values_list()]
+    print(model._meta.label, len(rows), hashlib.sha256(repr(rows).encode()).hexdigest())
+"""
+
+
+def told(beginning: str) -> str:
+    """The one command of the documentation that begins so."""
+    text = (REPOSITORY / "docs" / "operations.md").read_text()
+    (found,) = re.findall(rf"^{re.escape(beginning)}.*$", text, re.MULTILINE)
+    return str(found)
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
+    return {**kept, **more}
+
+
+def django(code: str, env: dict[str, str]) -> str:
+    command = [sys.executable, "manage.py", "shell", "--no-imports", "-c", code]
+    done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def migrate(env: dict[str, str], *more: str) -> None:
+    command = [sys.executable, "manage.py", "migrate", "--verbosity", "0", *more]
+    subprocess.run(command, cwd=REPOSITORY, env=env, check=True)
+
+
+@contextlib.contextmanager
+def writing(env: dict[str, str], log: Path) -> Iterator[None]:
+    """Another process writes meanwhile."""
+    command = [sys.executable, "manage.py", "shell", "--no-imports", "-c", WRITE]
+    with child(command, log=log, env=env, cwd=REPOSITORY) as process:
+        begun = "\n20\n"
+        wait_until(lambda: log.exists() and begun in log.read_text(), "nobody writes",
+                   process=process, log=log)  # fmt: skip
+        yield
+        assert process.poll() is None, log.read_text()
+
+
+def is_as_before(before: str, env: dict[str, str]) -> None:
+    migrate(env, "--check")
+    assert django(DIGESTS, env) == before
+    writers = "from django.contrib.auth.models import User; print(User.objects.count())"
+    assert int(django(writers, env)) >= 20, "what was written just before is in it"
+
+
+def test_sqlite(tmp_path: Path) -> None:
+    old, new = tmp_path / "var", tmp_path / "new"
+    env = environment(ARCHIPELAGO_VAR=str(old))
+    migrate(env)
+    django(FILL, env)
+    before = django(DIGESTS, env)
+    words = told('.venv/bin/python -c "import sqlite3')
+    assert words.startswith(".venv/bin/python ")
+    with writing(env, tmp_path / "log"):
+        subprocess.run([sys.executable, *shlex.split(words)[1:]], cwd=tmp_path, env=env, check=True)
+    new.mkdir()
+    shutil.move(tmp_path / "backup.sqlite3", new / "archipelago.sqlite3")
+    with contextlib.closing(sqlite3.connect(new / "archipelago.sqlite3")) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    is_as_before(before, environment(ARCHIPELAGO_VAR=str(new)))
+
+
+def test_postgresql(tmp_path: Path) -> None:
+    old = postgres.stack_database(f"old-{uuid.uuid4().hex}")
+    new = postgres.stack_database(f"new-{uuid.uuid4().hex}")
+    if old is None or new is None:
+        pytest.skip("make test-postgres runs this one")
+    binaries = postgres.postgres_binaries()
+    path = f"{binaries}:{os.environ['PATH']}"
+    env = environment(ARCHIPELAGO_VAR=str(tmp_path / "var"), DATABASE_URL=old, PATH=path)
+    migrate(env)
+    django(FILL, env)
+    before = django(DIGESTS, env)
+    with writing(env, tmp_path / "log"):
+        subprocess.run(told("pg_dump "), shell=True, cwd=tmp_path, env=env, check=True)
+    env["DATABASE_URL"] = new
+    subprocess.run(told("pg_restore "), shell=True, cwd=tmp_path, env=env, check=True)
+    is_as_before(before, env)
