@@ -113,8 +113,8 @@ def _is_body(value: object) -> bool:
 
 
 def write_journal(run: Run, store: Store, *, now: datetime, changed: bool = True) -> bool:
-    """Write what is new of ``run``; False where nothing is. A tick that has not ``changed`` anything
-    costs two queries."""
+    """Write what is new of ``run``; False where nothing is. A tick that has not ``changed``
+    anything costs two queries."""
     journal, _ = Journal.objects.get_or_create(run=run)
     events = _new_events(run, journal)
     if not (changed or events or journal.due):
