@@ -79,3 +79,61 @@ def test_a_tick_arrives_as_one_delta(
     assert delta["run"]["state"] == "provisioning"
     assert [e["to_state"] for e in delta["events"]] == ["provisioning", "queued"]
     assert fields[b"run"].decode() == str(run.pk)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("how", ["killed", "redis away as it told"])
+def test_what_a_tick_stored_and_never_told_is_told_by_the_next(
+    up: None,
+    valkey: str,
+    settings: Any,
+    make_run: Any,
+    clock: Any,
+    executor: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    from runs import tasks
+    from runs.launch import launch_run
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*args: Any) -> bool:
+        raise Killed
+
+    settings.REDIS_URL = valkey
+    run = make_run()
+    launch_run(str(run.pk))
+    before = live.latest_id() or "0-0"
+    with monkeypatch.context() as patched:
+        if how == "killed":
+            patched.setattr("runs.reconcile.publish_changes", killed)
+            with pytest.raises(Killed):
+                tasks.reconcile_run(str(run.pk))
+        else:
+            patched.setattr(live, "_add", lambda entry: False)
+            tasks.reconcile_run(str(run.pk))
+    assert not live.client().xread({live.STREAM: before}), "nobody was told"
+    tasks.reconcile_run(str(run.pk))
+    [[_, entries]] = live.client().xread({live.STREAM: before})
+    resyncs = [f for _, f in entries if b"resync" in f]
+    assert [f[b"run"].decode() for f in resyncs] == [str(run.pk)]
+    after = live.latest_id()
+    tasks.reconcile_run(str(run.pk))
+    found = live.client().xread({live.STREAM: after}) or []
+    assert not [f for _, entries in found for _, f in entries if b"resync" in f], "once is enough"
+
+
+def test_a_tick_that_fails_for_ever_does_not_have_pages_load_every_second(
+    up: None, valkey: str, settings: Any
+) -> None:
+    settings.REDIS_URL = valkey
+    live.client().delete("archipelago:resynced:z", "archipelago:untold:z")
+    assert live.begin("z")
+    assert not live.begin("z")
+    assert live.resync("z")
+    assert not live.resync("z")
+    assert not live.begin("z"), "kept until it could be told"
+    live.told("z")
+    assert live.begin("z")
