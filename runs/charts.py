@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-from django.db.models import Max, Q, Sum
+from django.db.models import Max, Q, QuerySet, Sum
 from numpy.typing import NDArray
 
 from runs.blocks import LEVELS, Key, Points, concatenate, keep, width
-from runs.models import MetricBlock, Run
+from runs.models import MetricBlock, Replica, Run
 
 Axis = Literal["step", "round", "tokens", "wall"]
 AXES: tuple[Axis, ...] = ("step", "round", "tokens", "wall")
@@ -86,17 +87,19 @@ def key_of(owner: Owner) -> Key:
 def read(run: Run, wanted: Iterable[Name], window: Window) -> list[Curve]:
     """The curves of ``wanted`` that have points. Those of replicas have the same buckets, and so
     have those of the run. The number of queries does not depend on how many there are."""
-    tops = _tops(run, wanted)
-    spans = _spans(run, tops, window)
+    wanted = list(wanted)
+    table = _Table.of(run, wanted)
+    tops = _tops(table, wanted)
+    spans = _spans(table, tops, window)
     levels = {key: _level(span, window.max_points) for key, span in spans.items()}
     for key, level in levels.items():
         first, last = spans[key]
         # One bucket more before the window, so that a line comes in from its edge.
         first = max((first >> level) - (level > 0), 0) << level
         spans[key] = (first, ((last >> level) + 1 << level) - 1)
-    parts = _parts(run, tops, spans, levels)
+    parts = _parts(table, tops, spans, levels)
     whole = window.low is None and window.high is None
-    totals = {} if whole else _totals(run, tops, spans, levels)
+    totals = {} if whole else _totals(table, tops, spans, levels)
     found = []
     for name, top in tops.items():
         key, level = key_of(name[1]), levels[key_of(name[1])]
@@ -113,7 +116,12 @@ def read(run: Run, wanted: Iterable[Name], window: Window) -> list[Curve]:
 def lasts(curve: Curve) -> Curve:
     """The last point of each bucket alone: series of one window then have the same places."""
     bucket = getattr(curve.points, key_of(curve.owner)) >> curve.level
-    return replace(curve, points=curve.points.take(np.append(bucket[1:] != bucket[:-1], len(bucket) > 0)[: len(bucket)]))
+    return replace(
+        curve,
+        points=curve.points.take(
+            np.append(bucket[1:] != bucket[:-1], len(bucket) > 0)[: len(bucket)]
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,57 +133,84 @@ class _Top:
     total: int
 
 
-def _of(names: Iterable[Name], **more: Any) -> Q:
-    """Rows of some series, in few terms."""
-    owners: dict[Owner, set[str]] = {}
-    for series, owner in names:
-        owners.setdefault(owner, set()).add(series)
-    alike: dict[frozenset[str], list[int]] = {}
-    terms = Q(pk__in=[])
-    for owner, mine in owners.items():
-        if owner is None:
-            terms |= Q(replica=None, series__in=sorted(mine), **more)
-        else:
-            alike.setdefault(frozenset(mine), []).append(owner)
-    for together, numbers in alike.items():
-        terms |= Q(replica__number__in=numbers, series__in=sorted(together), **more)
-    return terms
+@dataclass(frozen=True, kw_only=True)
+class _Table:
+    """The blocks of some series. Run and replica are in every term and nothing is joined, so that
+    each is a look-up in the index."""
+
+    run: Run
+    ids: Mapping[int, int]
+
+    @classmethod
+    def of(cls, run: Run, wanted: Iterable[Name]) -> _Table:
+        numbers = {owner for _, owner in wanted if owner is not None}
+        found = (
+            Replica.objects.filter(run=run, number__in=numbers)
+            if numbers
+            else Replica.objects.none()
+        )
+        return cls(run=run, ids=dict(found.values_list("number", "pk")))
+
+    def where(self, names: Iterable[Name], **more: Any) -> Q:
+        """Rows of some series, in few terms."""
+        owners: dict[Owner, set[str]] = {}
+        for series, owner in names:
+            owners.setdefault(owner, set()).add(series)
+        alike: dict[frozenset[str], list[int]] = {}
+        terms = Q()
+        for owner, mine in owners.items():
+            if owner is None:
+                terms |= Q(run=self.run, replica=None, series__in=sorted(mine), **more)
+            elif owner in self.ids:
+                alike.setdefault(frozenset(mine), []).append(self.ids[owner])
+        for together, ids in alike.items():
+            terms |= Q(run=self.run, replica__in=ids, series__in=sorted(together), **more)
+        return terms
+
+    def blocks(self, terms: Q) -> QuerySet[MetricBlock]:
+        return MetricBlock.objects.filter(terms) if terms else MetricBlock.objects.none()
+
+    def name(self, series: str, replica_id: int | None) -> Name:
+        return series, None if replica_id is None else self._numbers[replica_id]
+
+    @cached_property
+    def _numbers(self) -> Mapping[int, int]:
+        return {pk: number for number, pk in self.ids.items()}
+
+    def rows(self, terms: Q) -> Iterable[tuple[Name, int, Points, int]]:
+        """(series, level, points, count) of blocks, in order."""
+        rows = (
+            self.blocks(terms)
+            .order_by("series", "replica_id", "level", "index")
+            .values_list("series", "replica_id", "level", "data", "count")
+        )
+        for series, replica_id, level, data, count in rows:
+            yield self.name(series, replica_id), level, Points.unpack(bytes(data)), count
 
 
-def _rows(run: Run, terms: Q) -> Iterable[tuple[Name, int, Points, int]]:
-    """(series, level, points, count) of blocks, in order."""
-    rows = (
-        MetricBlock.objects.filter(terms, run=run)
-        .order_by("series", "replica__number", "level", "index")
-        .values_list("series", "replica__number", "level", "data", "count")
-    )
-    for series, owner, level, data, count in rows:
-        yield (series, owner), level, Points.unpack(bytes(data)), count
-
-
-def _tops(run: Run, wanted: Iterable[Name]) -> dict[Name, _Top]:
+def _tops(table: _Table, wanted: Iterable[Name]) -> dict[Name, _Top]:
     # The coarsest level is block 0 alone, so the others need not be looked at.
     levels = (
-        MetricBlock.objects.filter(_of(wanted, index=0), run=run)
+        table.blocks(table.where(wanted, index=0))
         .order_by()
-        .values_list("series", "replica__number")
+        .values_list("series", "replica_id")
         .annotate(top=Max("level"))
     )
     by_level: dict[int, list[Name]] = {}
-    for series, owner, level in levels:
-        by_level.setdefault(level, []).append((series, owner))
-    terms = Q(pk__in=[])
+    for series, replica_id, level in levels:
+        by_level.setdefault(level, []).append(table.name(series, replica_id))
+    terms = Q()
     for level, names in by_level.items():
-        terms |= _of(names, level=level, index=0)
+        terms |= table.where(names, level=level, index=0)
     known = {(name, level) for level, names in by_level.items() for name in names}
     return {
         name: _Top(level=level, points=points, total=count)
-        for name, level, points, count in _rows(run, terms)
+        for name, level, points, count in table.rows(terms)
         if (name, level) in known
     }
 
 
-def _spans(run: Run, tops: Mapping[Name, _Top], window: Window) -> dict[Key, tuple[int, int]]:
+def _spans(table: _Table, tops: Mapping[Name, _Top], window: Window) -> dict[Key, tuple[int, int]]:
     """First and last key of the window, for replicas' series and for the run's."""
     spans: dict[Key, tuple[int, int]] = {}
     for key in ("step", "round"):
@@ -186,7 +221,7 @@ def _spans(run: Run, tops: Mapping[Name, _Top], window: Window) -> dict[Key, tup
         if window.low is not None or window.high is not None:
             probed = names[:: -(-len(names) // PROBED)]
             ends = {name: ends[name] for name in probed}
-            _narrow(run, {name: tops[name] for name in probed}, ends, window)
+            _narrow(table, {name: tops[name] for name in probed}, ends, window)
         spans[key] = (min(e.first for e in ends.values()), max(e.last for e in ends.values()))
     return spans
 
@@ -225,7 +260,7 @@ class _Ends:
 
 
 def _narrow(
-    run: Run, tops: Mapping[Name, _Top], ends: Mapping[Name, _Ends], window: Window
+    table: _Table, tops: Mapping[Name, _Top], ends: Mapping[Name, _Ends], window: Window
 ) -> None:
     """Find the ends of the window in ever finer levels, a few blocks and one query each."""
 
@@ -242,13 +277,12 @@ def _narrow(
                 continue
             for key in (end.first, end.first_in, end.last_in, end.last):
                 places.setdefault(key // width(level), []).append(name)
-        terms = Q(pk__in=[])
+        terms = Q()
         for index, names in places.items():
-            terms |= _of(names, level=level, index=index)
-        if places:
-            for name, _, points, _ in _rows(run, terms):
-                if name in ends:
-                    look(name, points)
+            terms |= table.where(names, level=level, index=index)
+        for name, _, points, _ in table.rows(terms):
+            if name in ends:
+                look(name, points)
 
 
 def _level(span: tuple[int, int], max_points: int) -> int:
@@ -263,7 +297,7 @@ def _level(span: tuple[int, int], max_points: int) -> int:
 
 
 def _parts(
-    run: Run,
+    table: _Table,
     tops: Mapping[Name, _Top],
     spans: Mapping[Key, tuple[int, int]],
     levels: Mapping[Key, int],
@@ -275,40 +309,39 @@ def _parts(
         stored = max(level for level in (0, *LEVELS) if level <= levels[key])
         if stored < top.level:
             wanted.setdefault((stored, key), []).append(name)
-    terms = Q(pk__in=[])
+    terms = Q()
     for (level, key), names in wanted.items():
         first, last = (end // width(level) for end in spans[key])
-        terms |= _of(names, level=level, index__gte=first, index__lte=last)
+        terms |= table.where(names, level=level, index__gte=first, index__lte=last)
     parts: dict[Name, list[Points]] = {}
-    if wanted:
-        for name, _, points, _ in _rows(run, terms):
-            parts.setdefault(name, []).append(points)
+    for name, _, points, _ in table.rows(terms):
+        parts.setdefault(name, []).append(points)
     return {name: concatenate(parts.get(name, [])) for names in wanted.values() for name in names}
 
 
 def _totals(
-    run: Run,
+    table: _Table,
     tops: Mapping[Name, _Top],
     spans: Mapping[Key, tuple[int, int]],
     levels: Mapping[Key, int],
 ) -> dict[Name, int]:
     """Points in the spans: of blocks within them as stored, of those at the edges as counted."""
-    between, edges = Q(pk__in=[]), Q(pk__in=[])
+    between, edges = Q(), Q()
     for key, span in spans.items():
         names = [name for name in tops if key_of(name[1]) == key]
         if levels[key] == 0:
             continue
         first, last = (end // width(0) for end in span)
-        between |= _of(names, level=0, index__gt=first, index__lt=last)
-        edges |= _of(names, level=0, index__in=[first, last])
+        between |= table.where(names, level=0, index__gt=first, index__lt=last)
+        edges |= table.where(names, level=0, index__in=[first, last])
     rows = (
-        MetricBlock.objects.filter(between, run=run)
+        table.blocks(between)
         .order_by()
-        .values_list("series", "replica__number")
+        .values_list("series", "replica_id")
         .annotate(total=Sum("count"))
     )
-    totals = {(series, owner): int(total) for series, owner, total in rows}
-    for name, _, points, _ in _rows(run, edges):
+    totals = {table.name(series, pk): int(total) for series, pk, total in rows}
+    for name, _, points, _ in table.rows(edges):
         key = key_of(name[1])
         totals[name] = totals.get(name, 0) + len(_within(points, key, spans[key]))
     return totals

@@ -45,7 +45,7 @@ ALL_POINTS = 100_000
 
 ROUNDS_LIMIT = 2000
 """Rounds in one answer, the newest; older ones are asked for with ``since``."""
-SNAPSHOT_CONTRIBUTIONS = 20_000
+SNAPSHOT_CONTRIBUTIONS = 6000
 """In a snapshot: with many replicas it has fewer rounds."""
 
 DRAIN_FOR = timedelta(hours=1)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runs.models import Round, Run
-from runs.strips import GROUPS, OUTCOMES, TIMING, unpack
+from runs.strips import GROUPS, OUTCOMES, TIMING
 
 MAX_BARS = 5000
 """More than this many rounds of replicas in a window are a raster."""
@@ -50,6 +50,27 @@ class Bars:
     outcome: NDArray[np.uint8]
     started: NDArray[np.float64]
     phases: NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sheet:
+    """The same by replica and round: ``started`` is 0 where nothing is known; ``phases`` are
+    group x replica x round."""
+
+    numbers: NDArray[np.int64]
+    outcome: NDArray[np.uint8]
+    started: NDArray[np.float64]
+    phases: NDArray[np.float64]
+
+    def bars(self, inside: NDArray[np.bool_]) -> Bars:
+        replica, place = np.nonzero(inside)
+        return Bars(
+            number=self.numbers[place],
+            replica=replica,
+            outcome=self.outcome[inside],
+            started=self.started[inside],
+            phases=self.phases[:, inside].T,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,23 +119,24 @@ def timeline(run: Run, *, low: float | None, high: float | None, columns: int) -
     high = max(high, low + 1e-3)
     picked = _picked(commits, low, high)
     numbers = [row[0] for row in rows[picked]]
-    bars, replicas = _bars(run, numbers)
-    inside = (bars.started < high) & (bars.started + bars.phases.sum(axis=1) > low)
-    slowest, counted = _slowest(bars, inside)
+    sheet = _sheet(run, numbers)
+    ends = sheet.started + sheet.phases.sum(axis=0)
+    inside = (sheet.started > 0) & (sheet.started < high) & (ends > low)
+    slowest, counted = _slowest(sheet, inside)
     few = int(inside.sum()) <= MAX_BARS
     return Timeline(
         low=low,
         high=high,
         first=first,
         last=last,
-        replicas=replicas,
+        replicas=sheet.started.shape[0],
         commits=[
             (row[0], float(at), str(row[1]))
             for row, at in zip(rows, commits, strict=True)
             if low <= at < high
         ],
-        bars=_take(bars, inside) if few else None,
-        cells=None if few else raster(bars, replicas, low, high, columns),
+        bars=sheet.bars(inside) if few else None,
+        cells=None if few else raster(sheet, low, high, columns),
         slowest=slowest,
         counted=counted,
     )
@@ -135,7 +157,7 @@ def _picked(commits: NDArray[np.float64], low: float, high: float) -> slice:
     return slice(max(begin, 0), end)
 
 
-def _bars(run: Run, numbers: Sequence[int]) -> tuple[Bars, int]:
+def _sheet(run: Run, numbers: Sequence[int]) -> Sheet:
     rows = []
     if numbers:
         rows = list(
@@ -147,67 +169,56 @@ def _bars(run: Run, numbers: Sequence[int]) -> tuple[Bars, int]:
     outcome = np.zeros((len(rows), size), dtype=np.uint8)
     timing = np.zeros((len(rows), size), dtype=TIMING)
     for i, (_, one, two) in enumerate(rows):
-        outcome[i], timing[i] = unpack(bytes(one), bytes(two), size)
-    known = (timing["started"] > 0) & (timing["phases"].sum(axis=2) > 0)
-    round_index, replica = np.nonzero(known)
-    return Bars(
-        number=np.array([n for n, *_ in rows], dtype=np.int64)[round_index],
-        replica=replica,
-        outcome=outcome[known],
-        started=timing["started"][known],
-        phases=timing["phases"][known].astype(np.float64),
-    ), size
-
-
-def _take(bars: Bars, index: NDArray[np.bool_]) -> Bars:
-    return Bars(
-        number=bars.number[index],
-        replica=bars.replica[index],
-        outcome=bars.outcome[index],
-        started=bars.started[index],
-        phases=bars.phases[index],
+        outcome[i, : len(one)] = np.frombuffer(one, dtype=np.uint8)
+        timing[i, : len(two) // TIMING.itemsize] = np.frombuffer(two, dtype=TIMING)
+    started = np.ascontiguousarray(timing["started"].T)
+    phases = np.ascontiguousarray(timing["phases"].transpose(2, 1, 0), dtype=np.float64)
+    started[phases.sum(axis=0) <= 0] = 0
+    return Sheet(
+        numbers=np.array([n for n, *_ in rows], dtype=np.int64),
+        outcome=np.ascontiguousarray(outcome.T),
+        started=started,
+        phases=phases,
     )
 
 
-def _slowest(bars: Bars, inside: NDArray[np.bool_]) -> tuple[tuple[int, int] | None, int]:
+def _slowest(sheet: Sheet, inside: NDArray[np.bool_]) -> tuple[tuple[int, int] | None, int]:
     """Who gave last, per round: computing and uploading done, the others wait for it."""
-    given = inside & (bars.outcome == OUTCOMES.index("included"))
-    if not given.any():
+    given = inside & (sheet.outcome == OUTCOMES.index("included"))
+    counted = given.any(axis=0)
+    if not counted.any():
         return None, 0
-    done = bars.started[given] + bars.phases[given][:, :2].sum(axis=1)
-    number, replica = bars.number[given], bars.replica[given]
-    order = np.lexsort((done, number))
-    last = np.append(number[order][1:] != number[order][:-1], True)
-    counts = np.bincount(replica[order][last])
-    return (int(counts.argmax()), int(counts.max())), int(last.sum())
+    done = np.where(given, sheet.started + sheet.phases[0] + sheet.phases[1], -np.inf)
+    counts = np.bincount(done[:, counted].argmax(axis=0))
+    return (int(counts.argmax()), int(counts.max())), int(counted.sum())
 
 
-def raster(bars: Bars, replicas: int, low: float, high: float, columns: int) -> NDArray[np.uint8]:
-    """Cells of ``replicas`` rows: :data:`BLANK`, or the largest part that is not computing and its
+def raster(sheet: Sheet, low: float, high: float, columns: int) -> NDArray[np.uint8]:
+    """A row of cells per replica: :data:`BLANK`, or the largest part that is not computing and its
     share of the cell's time."""
     edges = np.linspace(low, high, columns + 1)
     width = (high - low) / columns
-    cells = np.full((replicas, columns), BLANK, dtype=np.uint8)
-    order = np.lexsort((bars.started, bars.replica))
-    owner = bars.replica[order]
-    bounds = np.searchsorted(owner, np.arange(replicas + 1))
-    for replica in range(replicas):
-        mine = order[bounds[replica] : bounds[replica + 1]]
-        if not len(mine):
+    cells = np.full((len(sheet.started), columns), BLANK, dtype=np.uint8)
+    groups = [group for group in range(DOWN) if sheet.phases[group].any()]
+    for replica, started in enumerate(sheet.started):
+        known = started > 0
+        if not known.any():
             continue
-        begins, phases = bars.started[mine], bars.phases[mine]
-        shares = np.empty((DOWN + 1, columns))
-        for group in range(DOWN):
-            took = phases[:, group]
-            knots = np.empty(2 * len(mine))
-            knots[0::2], knots[1::2] = begins, begins + took
-            begins = begins + took
-            spent = np.empty(2 * len(mine))
+        begins = started[known]
+        first = begins[0]
+        shares = np.zeros((DOWN + 1, columns))
+        for group in groups:
+            took = sheet.phases[group, replica][known]
+            ends = begins + took
+            knots = np.empty(2 * len(took))
+            knots[0::2], knots[1::2] = begins, ends
+            np.maximum.accumulate(knots, out=knots)  # rounds may overlap
+            spent = np.empty(2 * len(took))
             spent[1::2] = np.cumsum(took)
             spent[0::2] = spent[1::2] - took
-            np.maximum.accumulate(knots, out=knots)  # rounds may overlap
             shares[group] = np.diff(np.interp(edges, knots, spent)) / width
-        alive = (edges[1:] > bars.started[mine[0]]) & (edges[:-1] < begins.max())
+            begins = ends
+        alive = (edges[1:] > first) & (edges[:-1] < begins.max())
         shares[DOWN] = np.clip(1 - shares[:DOWN].sum(axis=0), 0, 1)
         rest = shares[1:]
         kind = rest.argmax(axis=0)

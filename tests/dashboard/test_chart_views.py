@@ -193,12 +193,14 @@ def test_many_bars_are_a_raster(client: Client, run: Run, monkeypatch: pytest.Mo
 
 def test_a_raster_is_true_to_the_bars() -> None:
     """Time of each kind, cell by cell, against counting milliseconds."""
-    bars = timeline.Bars(
-        number=np.array([1, 2, 1]), replica=np.array([0, 0, 1]),
-        outcome=np.array([2, 2, 2], dtype=np.uint8), started=np.array([100.0, 112.0, 103.0]),
-        phases=np.array([[4.0, 1, 2, 1, 0], [4, 1, 0, 1, 0], [10, 0, 0, 0, 0]]),
+    phases = np.zeros((5, 3, 2))  # group, replica, round
+    phases[:, 0, 0], phases[:, 0, 1] = (4, 1, 2, 1, 0), (4, 1, 0, 1, 0)
+    phases[0, 1, 0] = 10
+    sheet = timeline.Sheet(
+        numbers=np.array([1, 2]), outcome=np.full((3, 2), 2, dtype=np.uint8), phases=phases,
+        started=np.array([[100.0, 112.0], [103.0, 0.0], [0.0, 0.0]]),
     )  # fmt: skip
-    cells = timeline.raster(bars, 3, 100.0, 120.0, 10)
+    cells = timeline.raster(sheet, 100.0, 120.0, 10)
     wait, apply_, down = 2, 3, timeline.DOWN
     expected = [
         {}, {}, {1: 0.5, wait: 0.5}, {wait: 0.5, apply_: 0.5}, {down: 1}, {down: 1},

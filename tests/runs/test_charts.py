@@ -135,9 +135,9 @@ def test_the_cost_does_not_grow_with_what_is_read(
     for number in range(size):
         store(run, number, curve(list(range(40_000)), noise(40_000)))
     names = [("loss", n) for n in range(size)]
-    with django_assert_max_num_queries(3):
+    with django_assert_max_num_queries(4):
         charts.read(run, names, Window(axis=axis, max_points=500))
-    with django_assert_max_num_queries(9):
+    with django_assert_max_num_queries(10):
         charts.read(run, names, Window(axis=axis, low=1e9, high=1e9 + 2000, max_points=500))
 
 

@@ -90,12 +90,12 @@ def test_the_cost_of_a_page_does_not_grow(
         (selectors.round_rows, 2),
         (selectors.event_rows, 1),
         (selectors.series_of, 1),
-        (selectors.all_points, 3),
-        (selectors.snapshot, 11),
+        (selectors.all_points, 4),
+        (selectors.snapshot, 12),
     ):
         with django_assert_num_queries(cost):
             assert query(run)
-    with django_assert_num_queries(2):
+    with django_assert_num_queries(3):
         selectors.points(run, "loss", replica=0)
 
 

@@ -91,6 +91,12 @@ export function oncePerFrame(work) {
   };
 }
 
+/** How long something took since `start`, for whoever looks (benches, the browser's own tools). */
+export function timed(name, start) {
+  performance.clearMeasures(name);
+  performance.measure(name, { start });
+}
+
 /** What a view keeps in the address, so that any view can be pasted to a colleague. */
 export const url = {
   get: (name) => new URLSearchParams(location.search).get(name),

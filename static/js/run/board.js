@@ -2,7 +2,7 @@
 // the address. A window is asked of the server, which re-samples it; what comes by the live stream
 // is appended to what is shown, and asked for anew when that has become much.
 
-import { $, $$, setText, url } from "../lib/dom.js";
+import { $, $$, setText, timed, url } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
 import { add, liveX, unpacked, widen } from "./curves.js";
 import { AXES, Chart } from "./chart.js";
@@ -58,6 +58,7 @@ export function board(context, place) {
       for (const columns of mine.late) append(chart, columns); // came while the answer was under way
       mine.late = null;
       chart.draw();
+      timed(`chart ${chart.id}`, mine.at);
       outcome();
     } catch {
       mine.late = null; // the connection's dot says how it is

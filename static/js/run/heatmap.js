@@ -4,7 +4,7 @@
 // Only the columns in sight are drawn, so 5,000 rounds scroll like ten. Cells smaller than a few
 // pixels are a raster; a pixel that stands for several rounds shows the worst of them.
 
-import { calm, cssColor, darkScheme, h, oncePerFrame, setText, url } from "../lib/dom.js";
+import { calm, cssColor, darkScheme, h, oncePerFrame, setText, timed, url } from "../lib/dom.js";
 import { hatch, rgb, sizeCanvas } from "../lib/palette.js";
 import { OUTCOMES, RoundGrid } from "./grid.js";
 
@@ -56,7 +56,7 @@ export function heatmap(context, card) {
     paint();
     label(names, look, top);
     speak();
-    card.dataset.drawMs = (performance.now() - begun).toFixed(1);
+    timed(`heatmap drawn ${card.dataset.heatmap}`, begun);
   });
 
   function paint() {

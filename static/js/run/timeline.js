@@ -4,7 +4,7 @@
 // window moves at once with what there is, stretched, and is asked for again when it stands still.
 
 import * as format from "../lib/format.js";
-import { $, cssColor, darkScheme, h, oncePerFrame, setText, url } from "../lib/dom.js";
+import { $, cssColor, darkScheme, h, oncePerFrame, setText, timed, url } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
 import { groupColor, groupFill, rgb, sizeCanvas } from "../lib/palette.js";
 
@@ -49,6 +49,7 @@ export function timeline(context, card) {
       data = answer;
       image = data.cells ? picture(data) : null;
       draw();
+      requestAnimationFrame(() => timed("timeline", asked));
     } catch {
       asked = 0; // the connection's dot says how it is
     }
@@ -109,7 +110,7 @@ export function timeline(context, card) {
     }
     at.chart.toggleAttribute("data-empty", !data.replicas);
     at.chart.dataset.empty = "The first bars appear when a round is committed";
-    card.dataset.drawMs = (performance.now() - begun).toFixed(1);
+    timed("timeline drawn", begun);
   });
 
   function words() {
@@ -332,13 +333,13 @@ function bars(pen, { x, row }, data) {
 }
 
 function commits(pen, { x, row, width, from, to }, data) {
-  if (data.commits.length > width / 5) return;
+  if (data.commits.length > width / 10) return;
   for (const [number, at, state] of data.commits) {
     const when = data.from + at;
     if (when < from || when > to) continue;
     const here = Math.round(x(when));
     pen.fillStyle = state === "void" ? cssColor("--s-failed") : cssColor("--text");
-    pen.globalAlpha = 0.75;
+    pen.globalAlpha = data.commits.length > width / 42 ? 0.35 : 0.75;
     for (let y = TOP; y < TOP + data.replicas * row; y += state === "void" ? 6 : 1e9) pen.fillRect(here, y, 1, state === "void" ? 3 : data.replicas * row);
     pen.globalAlpha = 1;
     if (data.commits.length < width / 42) {
