@@ -35,7 +35,7 @@ test: python ## all tests, browser tests included; ARGS='-k name' is passed to p
 test-postgres: python ## the tests that touch a database once more, on PostgreSQL
 	@$(PYTHON) $(SETUP) dev --browser
 	@ARCHIPELAGO_TEST_DATABASE=postgresql $(BIN)/python -m pytest \
-		tests/runs tests/dashboard tests/browser tests/e2e $(ARGS)
+		tests/runs tests/dashboard $(ARGS)
 
 check: setup-dev ## format, lint, types, import contracts, docs, migrations
 	$(BIN)/ruff format --check
