@@ -97,7 +97,9 @@ def reconcile_run(run_id: str) -> bool:
 
 def _read_bucket(tick: Tick, store: Store) -> None:
     run = tick.run
-    if run.stop_requested_at is not None and run.stop_sent_at is None:
+    # One that is ended by force could still write final weights, and then not be resumed.
+    stops = run.stop_requested_at is not None and run.cancel_at is None
+    if stops and run.stop_sent_at is None:
         send_stop(run, store, tick.now)
     leaving.send_drains(tick, store)
     leases = read_leases(store)

@@ -314,6 +314,7 @@ def test_a_stop_by_force_ends_the_jobs_at_once(world: Any) -> None:
     world.tick()
     assert set(world.executor.cancelled) == {world.key(0), world.key(1)}
     assert world.run.state == "stopping"
+    assert commands(world) == []  # or replicas would use the time they have for final weights
     assert not life.force_stop(world.run, actor=world.run.owner)
 
 
