@@ -96,6 +96,7 @@ def _freshness() -> Iterable[Metric]:
     now = timezone.now()
     seen = Run.objects.filter(state__in=RUN_LIVE, last_seen_at__isnull=False)
     for last_seen_at in seen.values_list("last_seen_at", flat=True):
+        assert last_seen_at is not None
         oldest_s = max(oldest_s, (now - last_seen_at).total_seconds())
     lag = _gauge("ingest_lag_seconds", "Age of the newest telemetry of the live run that is worst.")
     lag.add_metric([], oldest_s)

@@ -21,7 +21,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         done, failed = 0, []
-        for row in [*Credential.objects.exclude(sealed=""), *Webhook.objects.all()]:
+        rows: list[Credential | Webhook] = [*Credential.objects.exclude(sealed="")]
+        rows += Webhook.objects.all()
+        for row in rows:
             try:
                 sealed = reseal(row.sealed, name=row.name)
             except CannotOpen as error:
