@@ -6,14 +6,16 @@ from __future__ import annotations
 import argparse
 import getpass
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from archipelago import login as logins
 from archipelago import terminal
 from archipelago.client import Client
-from archipelago.documents import EXAMPLE, read_document
+from archipelago.documents import EXAMPLE, read_document, with_code
 from archipelago.errors import Invalid
 from archipelago.looking import watch_run
+from archipelago.rows import Done, Run
 
 
 def login(options: argparse.Namespace) -> int:
@@ -46,18 +48,18 @@ def example(options: argparse.Namespace) -> int:
 
 
 def submit(client: Client, options: argparse.Namespace) -> int:
-    run = client.submit(read_document(options.file), key=options.key)
+    document = with_code(client, read_document(options.file), options.file)
+    run = client.submit(document, key=options.key)
     print(run.id if options.quiet else terminal.safe(f"{run.name}  {client.url}/runs/{run.id}/"))
     return watch_run(client, run, every_s=options.every) if options.watch else 0
 
 
 def plan(client: Client, options: argparse.Namespace) -> int:
     """Status 6 where a submit would be refused."""
-    found = client.plan(read_document(options.file), ask=not options.offline)
-    estimate = found["estimate"]
-    if estimate is not None:
-        for line in terminal.table(["", ""], _estimate_rows(estimate))[1:]:
-            print(line)
+    document = with_code(client, read_document(options.file), options.file)
+    found = client.plan(document, ask=not options.offline)
+    for line in terminal.table(["", ""], _estimate_rows(found["estimate"]))[1:]:
+        print(line)
     problems = found["problems"]
     for problem in problems:
         print(terminal.safe(f"{problem['field']}: {problem['message']}"), file=sys.stderr)
@@ -83,14 +85,54 @@ def stop(client: Client, options: argparse.Namespace) -> int:
     """The run, or one replica of it."""
     run = client.find(options.run)
     if options.replica is None:
-        if options.force:
-            raise ValueError("expected --replica with --force: a run ends at its newest round")
-        done = client.stop(run.id, reason=options.reason)
+        done = client.stop(run.id, reason=options.reason, force=options.force)
         what = run.name
     else:
         done = client.stop_replica(run.id, options.replica, force=options.force)
         what = f"replica {options.replica}"
     print(terminal.safe(f"{what}: {done.state}" + ("" if done.changed else " already")))
+    return 0
+
+
+def pause(client: Client, options: argparse.Namespace) -> int:
+    return _tell(client.find(options.run), client.pause)
+
+
+def resume(client: Client, options: argparse.Namespace) -> int:
+    return _tell(client.find(options.run), client.resume)
+
+
+def save(client: Client, options: argparse.Namespace) -> int:
+    return _tell(client.find(options.run), client.save)
+
+
+def describe(client: Client, options: argparse.Namespace) -> int:
+    """Notes, tags, and whether lists leave it out."""
+    archived = True if options.archive else False if options.unarchive else None
+    if options.notes is None and options.tag is None and archived is None:
+        raise ValueError("expected --notes, --tag, --archive or --unarchive, found none")
+    run = client.find(options.run)
+    tags = None if options.tag is None else [tag for tag in options.tag if tag]
+    done = client.describe(run.id, notes=options.notes, tags=tags, archived=archived)
+    print(terminal.safe(f"{run.name}: {'kept' if done.changed else 'as it was'}"))
+    return 0
+
+
+def delete(client: Client, options: argparse.Namespace) -> int:
+    """The name is typed, or given, so that the wrong run is not deleted by a slip."""
+    run = client.find(options.run)
+    name = options.name
+    if name is None:
+        print(terminal.safe(f"Type the run's name to delete it: {run.name}"), file=sys.stderr)
+        name = sys.stdin.readline().rstrip("\n")
+    client.delete(run.id, name=name, objects=options.objects)
+    print(terminal.safe(f"{run.name}: is being deleted"))
+    return 0
+
+
+def _tell(run: Run, action: Callable[[str], Done]) -> int:
+    done = action(run.id)
+    print(terminal.safe(f"{run.name}: {done.state}" + ("" if done.changed else " already")))
     return 0
 
 

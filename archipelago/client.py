@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from archipelago.errors import NotFound
 from archipelago.login import check_url, read_login
-from archipelago.rows import Done, Event, LogLine, Me, Page, Pool, Replica, Run, Scaled
+from archipelago.rows import Alert, Done, Event, LogLine, Me, Page, Pool, Replica, Run, Scaled
 from archipelago.transport import Http
 
 POLL_S = 2.0
@@ -62,13 +62,16 @@ class Client:
         owner: str = "",
         backend: str = "",
         name: str = "",
+        query: str = "",
         before: str | None = None,
         limit: int = 50,
     ) -> Page:
-        """One page, newest first."""
+        """One page, newest first. ``query`` is as in the list's own box: ``state:running loss<3``;
+        archived runs are left out unless it asks for them."""
         found = self._get(
             "/runs",
-            state=list(states), owner=owner, backend=backend, name=name, before=before, limit=limit,
+            state=list(states), owner=owner, backend=backend, name=name, q=query, before=before,
+            limit=limit,
         )  # fmt: skip
         return Page(runs=tuple(Run.of(row) for row in found["runs"]), next=found["next"])
 
@@ -144,6 +147,17 @@ class Client:
     def export_stream(self, run: str, table: str, format: str) -> Iterator[bytes]:
         return self._http.stream(f"/runs/{quote(run)}/export/{quote(table)}.{quote(format)}")
 
+    def alerts(self, run: str) -> list[Alert]:
+        """Open ones first, then newest first."""
+        return [Alert.of(row) for row in self._get(f"/runs/{quote(run)}/alerts")]
+
+    def document(self, run: str, *, fork: bool = False, round: int | None = None) -> dict[str, Any]:
+        """What :meth:`submit` makes another such run of. ``fork``: with the weights of a
+        checkpoint, the newest unless ``round`` names another."""
+        query = {"fork": "true" if fork else None, "round": round}
+        found: dict[str, Any] = self._get(f"/runs/{quote(run)}/document", **query)
+        return found
+
     # Acting.
 
     def submit(self, document: Mapping[str, Any], *, key: str | None = None) -> Run:
@@ -166,8 +180,44 @@ class Client:
         plan: dict[str, Any] = found
         return plan
 
-    def stop(self, run: str, *, reason: str = "") -> Done:
-        return Done.of(self._post(f"/runs/{quote(run)}/stop", {"reason": reason}))
+    def upload(self, data: bytes) -> str:
+        """A zip of Python files; its sha256, for ``archive`` of a workload."""
+        _, found = self._http.call(
+            "POST", "/archives", data=data, headers={"Content-Type": "application/zip"}, again=True
+        )
+        return str(found["sha256"])
+
+    def stop(self, run: str, *, reason: str = "", force: bool = False) -> Done:
+        body = {"reason": reason, "force": force}
+        return Done.of(self._post(f"/runs/{quote(run)}/stop", body))
+
+    def pause(self, run: str) -> Done:
+        return Done.of(self._post(f"/runs/{quote(run)}/pause", {}))
+
+    def resume(self, run: str) -> Done:
+        return Done.of(self._post(f"/runs/{quote(run)}/resume", {}))
+
+    def save(self, run: str) -> Done:
+        return Done.of(self._post(f"/runs/{quote(run)}/save", {}))
+
+    def describe(
+        self,
+        run: str,
+        *,
+        notes: str | None = None,
+        tags: Sequence[str] | None = None,
+        archived: bool | None = None,
+    ) -> Done:
+        """What is None stays as it is."""
+        wanted = {
+            "notes": notes, "tags": None if tags is None else list(tags), "archived": archived
+        }  # fmt: skip
+        body = {name: value for name, value in wanted.items() if value is not None}
+        return Done.of(self._post(f"/runs/{quote(run)}/describe", body))
+
+    def delete(self, run: str, *, name: str, objects: bool = False) -> Done:
+        """``name`` is the run's, as a precaution; ``objects``: what is in its bucket as well."""
+        return Done.of(self._post(f"/runs/{quote(run)}/delete", {"name": name, "objects": objects}))
 
     def stop_replica(self, run: str, number: int, *, force: bool = False) -> Done:
         return Done.of(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
+from archipelago.client import Client
 from archipelago.errors import Invalid
 
 EXAMPLE = """\
@@ -71,3 +75,30 @@ def read_document(name: str) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise Invalid(f"{name}: expected text, numbers, lists and tables: {error}") from None
     return found
+
+
+def with_code(client: Client, document: dict[str, Any], beside: str) -> dict[str, Any]:
+    """A workload's ``archive`` that is a folder or a zip is uploaded, and named by what it holds.
+    Paths are those of the file ``beside``."""
+    workload = document.get("workload")
+    named = workload.get("archive") if isinstance(workload, dict) else None
+    if not isinstance(named, str) or not named or re.fullmatch(r"[0-9a-f]{64}", named):
+        return document
+    path = (Path() if beside == "-" else Path(beside).parent) / named
+    try:
+        data = _zipped(path) if path.is_dir() else path.read_bytes()
+    except OSError as error:
+        raise Invalid(f"workload.archive: {path}: {error.strerror}") from None
+    return {**document, "workload": {**workload, "archive": client.upload(data)}}
+
+
+def _zipped(folder: Path) -> bytes:
+    """The same bytes of the same files, so that they are stored once."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(folder)
+            hidden = any(part.startswith(".") or part == "__pycache__" for part in name.parts)
+            if path.is_file() and not hidden:
+                archive.writestr(zipfile.ZipInfo(name.as_posix()), path.read_bytes())
+    return packed.getvalue()

@@ -27,7 +27,7 @@ def whoami(client: Client, options: argparse.Namespace) -> int:
 def ls(client: Client, options: argparse.Namespace) -> int:
     filters = {
         "states": options.state, "owner": options.owner, "backend": options.backend,
-        "name": options.name,
+        "name": options.name, "query": options.query,
     }  # fmt: skip
     if options.all:
         found = list(client.every_run(**filters))
@@ -189,6 +189,27 @@ def events(client: Client, options: argparse.Namespace) -> int:
             said = terminal.safe(f"{terminal.local_time(event.at)}  {who}{event.message}{by}")
             print(terminal.painted(said, event.level, colour=colour))
     return 0
+
+
+def alerts(client: Client, options: argparse.Namespace) -> int:
+    """Status 1 when one is open that nobody has acknowledged: for scripts."""
+    found = client.alerts(client.find(options.run).id)
+    colour = terminal.has_colour(sys.stdout)
+    for alert in found:
+        state = "closed" if alert.closed_at else "open"
+        by = f", {alert.acknowledged_by} looks after it" if alert.acknowledged_by else ""
+        times = f" ({alert.times} times)" if alert.times > 1 else ""
+        at = terminal.local_time(alert.opened_at)
+        said = terminal.safe(f"{at}  {state:<6}  {alert.title}: {alert.message}{times}{by}")
+        print(terminal.painted(said, "" if alert.closed_at else alert.level, colour=colour))
+    return 1 if any(not a.closed_at and not a.acknowledged_by for a in found) else 0
+
+
+def document(client: Client, options: argparse.Namespace) -> int:
+    """As JSON, which submit takes as well."""
+    run = client.find(options.run)
+    fork = options.fork or options.round is not None
+    return _json(client.document(run.id, fork=fork, round=options.round))
 
 
 def export(client: Client, options: argparse.Namespace) -> int:

@@ -119,6 +119,21 @@ class Event(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Alert(Row):
+    """``closed_at`` None: it is so now."""
+
+    id: int
+    kind: str
+    title: str
+    level: str
+    message: str
+    opened_at: str
+    closed_at: str | None
+    times: int
+    acknowledged_by: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class LogLine(Row):
     id: int
     at: str

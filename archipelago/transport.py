@@ -58,24 +58,28 @@ class Http:
         *,
         query: Mapping[str, Any] | None = None,
         body: Any = None,
+        data: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         again: bool | None = None,
     ) -> tuple[int, Any]:
-        """Status and answer. ``again``: it may be sent twice; by default what only looks may."""
-        with self._open(method, path, query, body, headers, again=again) as response:
-            data = _read(response)
+        """Status and answer. ``body`` is sent as JSON, or ``data`` as it is. ``again``: it may be
+        sent twice; by default what only looks may."""
+        kind = {} if body is None else {"Content-Type": "application/json"}
+        sent = data if body is None else json.dumps(body).encode()
+        with self._open(method, path, query, sent, kind | dict(headers or {}), again) as response:
+            found = _read(response)
             try:
-                return response.status, json.loads(data)
+                return response.status, json.loads(found)
             except ValueError:
                 raise ApiError(
-                    f"expected JSON from {self.url}{path}, found {data[:60]!r}: is it an "
+                    f"expected JSON from {self.url}{path}, found {found[:60]!r}: is it an "
                     "Archipelago server?",
                     status=response.status,
                 ) from None
 
     def stream(self, path: str) -> Iterator[bytes]:
         """The body of a GET, in pieces. A body that ends too soon is :class:`Unreachable`."""
-        with self._open("GET", path, None, None, None, again=True) as response:
+        with self._open("GET", path, None, None, {}, True) as response:
             while chunk := _read(response, CHUNK):
                 yield chunk
 
@@ -85,21 +89,19 @@ class Http:
         method: str,
         path: str,
         query: Mapping[str, Any] | None,
-        body: Any,
-        headers: Mapping[str, str] | None,
-        *,
+        data: bytes | None,
+        headers: Mapping[str, str],
         again: bool | None,
     ) -> Iterator[http.client.HTTPResponse]:
         request = urllib.request.Request(  # noqa: S310 -- http and https only: see Client
             f"{self.url}/api{path}{_query(query)}",
             method=method,
-            data=None if body is None else json.dumps(body).encode(),
+            data=data,
             headers={
                 "Authorization": f"Bearer {self.token}",
                 "Accept": "*/*",
                 "User-Agent": "archipelago-cli",
-                **({} if body is None else {"Content-Type": "application/json"}),
-                **(headers or {}),
+                **headers,
             },
         )
         tries = self.tries if (method == "GET" if again is None else again) else 1

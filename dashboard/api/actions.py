@@ -13,17 +13,19 @@ from dashboard.api.auth import pool_of, replica_of, run_to_operate
 from dashboard.api.document import PoolDocument, pool_draft
 from dashboard.api.problems import Invalid, at
 from dashboard.api.types import NO_NUL, Number, PoolId, RunId, responses
-from runs import create, fleet, preflight, services
+from runs import create, fleet, life, preflight, services
 
 router = Router(tags=["actions"])
 
 
 class Stop(BaseModel):
-    """``reason`` is written into the run's events."""
+    """``reason`` is written into the run's events. ``force`` ends its jobs at once: work since the
+    last round, and final weights, may be lost."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     reason: Annotated[str, Field(max_length=500, pattern=NO_NUL)] = ""
+    force: bool = False
 
 
 class Leave(BaseModel):
@@ -44,7 +46,10 @@ class Scale(BaseModel):
 def stop_run(request: HttpRequest, run_id: RunId, body: Stop | None = None) -> Any:
     """End the run at its newest committed round, and keep its weights."""
     run, user = run_to_operate(request, run_id)
-    changed = services.request_stop(run, actor=user, reason=body.reason if body else "")
+    if body is not None and body.force:
+        changed = life.force_stop(run, actor=user)
+    else:
+        changed = services.request_stop(run, actor=user, reason=body.reason if body else "")
     run.refresh_from_db()
     return {"changed": changed, "state": run.state}
 

@@ -8,7 +8,9 @@ the domain, so that both say the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Annotated, Any, cast
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,8 +18,8 @@ from dashboard.api.types import LARGE, NO_NUL, SMALL
 from diloco.rendezvous.settings import GroupSettings, SettingsError, setting_fields
 from diloco.rendezvous.workload import GPT_SIZES, STDLIB, WORKLOADS
 from runs.exceptions import InvalidRun
-from runs.models import Credential
-from runs.presets import PoolDraft, RunDraft
+from runs.models import Archive, Credential
+from runs.presets import Fork, PoolDraft, RunDraft
 
 Text = Annotated[str, Field(pattern=NO_NUL)]
 Seconds = Annotated[int, Field(ge=0, le=366 * 86_400)]
@@ -79,6 +81,17 @@ class PoolDocument(BaseModel):
     price_usd_h: Usd | None = None
 
 
+class ForkDocument(BaseModel):
+    """Begin with the checkpoint of ``round`` of another run; ``outer``: with the state of its outer
+    optimizer too."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, title="Fork document")
+
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
+    round: Annotated[int, Field(ge=0, le=SMALL)]
+    outer: bool = True
+
+
 class RunDocument(BaseModel):
     """``rendezvous`` is the URI of the run's own prefix; left out, the server chooses.
     ``store_credential`` is the name of one of kind ``store``. ``over_budget``: launch although the
@@ -103,16 +116,18 @@ class RunDocument(BaseModel):
     budget_usd: Usd = 0.0
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
     over_budget: bool = False
+    fork: ForkDocument | None = None
 
 
 def draft_of(document: RunDocument) -> RunDraft:
     """:class:`InvalidRun` or :class:`SettingsError` where a value is not what it should be, with
     ``settings.<name>``, ``workload.<name>`` or ``pools.<index>.<name>``."""
     pools = tuple(pool_draft(pool, place) for place, pool in enumerate(document.pools))
+    workload, fork = _workload(document.workload), document.fork
     return RunDraft(
         name=document.name,
         settings=_settings(document.settings, sum(pool.count for pool in pools)),
-        workload=_workload(document.workload),
+        workload=workload,
         pools=pools,
         rendezvous=document.rendezvous.strip(),
         time_limit_s=document.time_limit_s,
@@ -120,7 +135,40 @@ def draft_of(document: RunDocument) -> RunDraft:
         start_timeout_s=document.start_timeout_s,
         max_restarts=document.max_restarts,
         store_credential=_credential(document.store_credential, "store", "store_credential"),
+        archive=_archive(getattr(workload, "archive", "")),
+        fork=Fork(run=UUID(fork.run), round=fork.round, outer=fork.outer) if fork else None,
     )
+
+
+def document_of(draft: RunDraft) -> dict[str, Any]:
+    """What :func:`draft_of` makes the draft of again, with credentials by name."""
+    used = (draft.store_credential, *(pool.credential for pool in draft.pools))
+    known = Credential.objects.filter(pk__in=[pk for pk in used if pk is not None])
+    names: dict[int | None, str] = {row.pk: row.name for row in known}
+    body = {field.name: getattr(draft, field.name) for field in fields(draft)}
+    del body["archive"]  # the workload names it
+    return body | {
+        "settings": draft.settings.to_dict(),
+        "workload": draft.workload.to_dict(),
+        "pools": [
+            {**asdict(pool), "credential": names.get(pool.credential)} for pool in draft.pools
+        ],
+        "store_credential": names.get(draft.store_credential),
+        "fork": draft.fork and {**asdict(draft.fork), "run": str(draft.fork.run)},
+    }
+
+
+def _archive(sha256: Any) -> bytes:
+    if not isinstance(sha256, str) or not sha256:
+        return b""
+    found = Archive.objects.filter(pk=sha256).first()
+    if found is None:
+        raise InvalidRun(
+            "workload.archive",
+            "expected the sha256 of an archive that was uploaded (POST /api/archives), found "
+            f"{sha256[:64]!r}",
+        )
+    return bytes(found.data)
 
 
 def pool_draft(document: PoolDocument, place: int = 0) -> PoolDraft:

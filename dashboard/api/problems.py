@@ -18,7 +18,8 @@ from pydantic import BaseModel, Field
 
 from dashboard.api.parser import Unfit
 from diloco.rendezvous.settings import SettingsError
-from runs.exceptions import IllegalTransition, InvalidRun
+from runs.exceptions import CannotDo, IllegalTransition, InvalidRun
+from runs.search import BadQuery
 
 _SAID = re.compile(r"expected (?P<expected>.*), found (?P<found>.*)", re.DOTALL)
 SHOWN = 80
@@ -100,6 +101,11 @@ def install(api: NinjaAPI) -> None:
     def _no_setting(request: HttpRequest, error: Any) -> HttpResponse:
         return _invalid(request, [at(error.field, error.message)])
 
+    @api.exception_handler(BadQuery)
+    def _no_query(request: HttpRequest, error: Any) -> HttpResponse:
+        return _invalid(request, [at("q", str(error))])
+
+    @api.exception_handler(CannotDo)
     @api.exception_handler(IllegalTransition)
     def _too_late(request: HttpRequest, error: Any) -> HttpResponse:
         return answer(request, 409, str(error))

@@ -83,6 +83,9 @@ class Run(RunHeader):
     start_timeout_s: int
     max_restarts: int
     store_credential: str | None
+    notes: str
+    tags: list[str]
+    archived: bool
     may_operate: bool
     pools: list[Pool]
 
@@ -219,6 +222,27 @@ class Checkpoint(BaseModel):
     created_at: str | None
 
 
+class Alert(Row):
+    id: int
+    kind: str
+    title: str
+    subject: str
+    replica: int | None
+    level: str
+    message: str
+    first_at: str | None
+    opened_at: str | None
+    closed_at: str | None
+    times: int
+    acknowledged_at: str | None
+    acknowledged_by: str | None
+
+
+class Archive(BaseModel):
+    sha256: str
+    size_bytes: int
+
+
 class Info(Row):
     """``group.json`` and what a client has to expect of it. ``model_hash`` is ``pending`` until
     checkpoint 0 has fixed it, and ``code`` and ``fingerprint`` until the launch has."""
@@ -237,15 +261,17 @@ class Info(Row):
 
 
 class Estimate(Row):
-    parameters: int
+    """Of somebody's own code nobody knows how large its model is: what follows from it is null."""
+
+    parameters: int | None
     reduce_plan: str
-    up_bytes_per_round: int
-    down_bytes_per_round: int
-    total_bytes: int
+    up_bytes_per_round: int | None
+    down_bytes_per_round: int | None
+    total_bytes: int | None
     rounds: int
     steps: int
-    tokens: int
-    tokens_per_round: int
+    tokens: int | None
+    tokens_per_round: int | None
     reduction: float | None
     replicas: int
     pool_usd_h: list[float | None]

@@ -22,7 +22,7 @@ from dashboard.api.parser import TOML
 from dashboard.api.problems import FieldProblem, Invalid, at
 from dashboard.api.types import NO_NUL, RunId, responses
 from dashboard.estimate import estimate
-from runs import create, fleet, paging, preflight, rates, selectors, services
+from runs import create, fleet, paging, preflight, rates, search, selectors, services
 from runs.exceptions import InvalidRun
 from runs.models import Run
 from runs.presets import RunDraft
@@ -50,10 +50,9 @@ IdempotencyKey = Annotated[
 
 
 class Plan(BaseModel):
-    """``problems`` are what a submit would be refused for; ``estimate`` is null where the model is
-    one whose size the server does not know."""
+    """``problems`` are what a submit would be refused for."""
 
-    estimate: rows.Estimate | None
+    estimate: rows.Estimate
     problems: list[FieldProblem] = Field(default_factory=list)
 
 
@@ -64,14 +63,18 @@ def list_runs(
     owner: Annotated[str, Query(max_length=150, pattern=NO_NUL)] = "",
     backend: Annotated[str, Query(max_length=32, pattern=NO_NUL)] = "",
     name: Annotated[str, Query(max_length=80, pattern=NO_NUL, description="Any part of it")] = "",
+    q: Annotated[
+        str, Query(max_length=search.LONGEST, pattern=NO_NUL, description="As the list's own box")
+    ] = "",
     before: Annotated[
         str | None, Query(pattern=PLACE, description="The page before's ``next``")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Any:
-    """Newest first, a page at a time."""
+    """Newest first, a page at a time. Archived ones are left out unless ``q`` asks for them."""
+    user = reader(request)
     found, more = paging.runs_page(
-        selectors.runs_for(reader(request)),
+        search.matching(selectors.runs_for(user), search.parse(q), user=user),
         before=_place(before),
         states=state,
         owner=owner,
@@ -125,10 +128,8 @@ def plan_run(
     Nothing is stored and nothing is started."""
     submitter(request)
     draft = draft_of(document)
-    found = None
-    if hasattr(draft.workload, "shape"):
-        found = dataclasses.asdict(estimate(draft, rates.known_rates(draft.workload.to_dict())))
-        del found["effective_json"]
+    found = dataclasses.asdict(estimate(draft, rates.known_rates(draft.workload.to_dict())))
+    del found["effective_json"]
     problems = problems_of(draft, over_budget=document.over_budget, ask=ask)
     return {"estimate": found, "problems": problems}
 
@@ -177,6 +178,9 @@ def _detail(request: HttpRequest, run: Run) -> dict[str, Any]:
         "start_timeout_s": run.start_timeout_s,
         "max_restarts": run.max_restarts,
         "store_credential": run.store_credential.name if run.store_credential else None,
+        "notes": run.notes,
+        "tags": run.tags,
+        "archived": run.archived_at is not None,
         "may_operate": selectors.may_operate(request.user, run),
         "pools": fleet.pool_rows(run),
     }

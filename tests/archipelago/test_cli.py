@@ -273,7 +273,92 @@ def test_scale_restart_and_stop(call: Call, run: Any) -> None:
     assert "cannot become restarting" in said.err
     assert call("scale", "last", "3").code == 6
     assert call("stop", "last", "--replica", "77").code == 5
-    assert call("stop", "last", "--force").code == 2
+
+
+def test_pause_save_resume_and_stop_by_force(call: Call, run: Any) -> None:
+    assert call("save", "last").out == "First run: running\n"
+    assert call("pause", "last").out == "First run: pausing\n"
+    assert call("pause", "last").out == "First run: pausing already\n"
+    said = call("resume", "last")
+    assert (said.code, said.err) == (
+        7, "archipelago: its machines are still being released\n"
+    )  # fmt: skip
+    assert call("stop", "last", "--force").out == "First run: stopping\n"
+
+
+def test_describe_and_query(call: Call, run: Any) -> None:
+    assert call("describe", "last").code == 2
+    said = call("describe", "last", "--notes", "why", "--tag", "a", "--tag", "b")
+    assert said.out == "First run: kept\n"
+    assert "First run" in call("ls", "-q", "tag:a").out
+    assert call("ls", "-q", "tag:c").err == "no run fits\n"
+    assert call("ls", "-q", "loss<").code == 6
+    run.refresh_from_db()
+    assert (run.notes, run.tags) == ("why", ["a", "b"])
+    assert call("describe", "last", "--tag", "").out == "First run: kept\n"
+    run.refresh_from_db()
+    assert (run.notes, run.tags) == ("why", [])
+
+
+def test_delete_asks_for_the_name(call: Call, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    type(run).objects.update(state="failed")
+    monkeypatch.setattr("sys.stdin", io.StringIO("no\n"))
+    said = call("delete", "last")
+    assert said.code == 7
+    assert "expected the name of the run, 'First run', found 'no'" in said.err
+    assert call("delete", "last", "--name", "First run").code == 0
+    run.refresh_from_db()
+    assert run.delete_requested_at is not None
+
+
+def test_alerts(call: Call, run: Any) -> None:
+    from django.utils import timezone
+
+    assert call("alerts", "last").code == 0
+    now = timezone.now()
+    run.alerts.create(
+        kind="stalled", level="error", message="no commit", first_at=now, opened_at=now, times=2
+    )
+    said = call("alerts", "last")
+    assert said.code == 1
+    assert "open    Stalled: no commit (2 times)" in said.out
+
+
+def test_a_clone_by_its_document(call: Call, run: Any, tmp_path: Path) -> None:
+    said = call("document", "last")
+    document = json.loads(said.out) | {"rendezvous": ""}
+    path = tmp_path / "clone.json"
+    path.write_text(json.dumps(document))
+    made = call("submit", str(path), "-q")
+    assert made.code == 0, made.err
+    assert type(run).objects.get(pk=made.out.strip()).group_settings == run.group_settings
+    said = call("document", "last", "--fork")
+    assert said.code == 6
+    assert "fork: expected a run with a checkpoint, found none" in said.err
+
+
+def test_code_beside_the_document_is_uploaded(call: Call, run: Any, tmp_path: Path) -> None:
+    from runs.models import Archive
+
+    folder = tmp_path / "code"
+    (folder / "__pycache__").mkdir(parents=True)
+    (folder / "__pycache__" / "mine.pyc").write_bytes(b"x")
+    (folder / "mine.py").write_text("def make(): ...\n")
+    path = tmp_path / "own.toml"
+    path.write_text(
+        DOCUMENT + '[workload]\nkind = "custom"\nfunction = "mine:make"\narchive = "code"\n'
+    )
+    for _ in range(2):
+        made = call("submit", str(path), "-q")
+        assert made.code == 0, made.err
+    archive = Archive.objects.get()
+    assert type(run).objects.get(pk=made.out.strip()).archive_id == archive.pk
+    (folder / "mine.py").unlink()
+    said = call("plan", str(path))
+    assert said.code == 6
+    assert "archive: expected Python files, found none" in said.err
+    path.write_text(path.read_text().replace('"code"', '"gone.zip"'))
+    assert "gone.zip: No such file" in call("submit", str(path)).err
 
 
 def test_scale_asks_which_pool_if_there_are_two(call: Call, run: Any) -> None:

@@ -55,7 +55,7 @@ def findings(url: str, folder: Path, token: str, *options: str, parameters: str 
     config = folder / "schemathesis.toml"
     config.write_text(CONFIG.format(token=token, parameters=parameters, examples=EXAMPLES))
     command = [
-        str(Path(sys.executable).with_name("st")), "--config-file", str(config), "run",
+        sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run",
         f"{url}/api/openapi.json", "--no-color", "--continue-on-failure", "--warnings", "off",
         "--suppress-health-check", "all", *options,
     ]  # fmt: skip

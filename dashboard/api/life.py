@@ -1,0 +1,131 @@
+"""A run's life beside training: pause, resume, save, archive, notes and tags, delete; its alerts;
+and the document another run can be made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from django.contrib.auth.models import User
+from django.http import HttpRequest
+from django.shortcuts import get_object_or_404
+from ninja import Query, Router
+from pydantic import BaseModel, ConfigDict, Field
+
+from dashboard.api import rows
+from dashboard.api.auth import run_to_operate, run_to_see
+from dashboard.api.document import document_of
+from dashboard.api.types import NO_NUL, SMALL, PoolId, RunId, responses
+from runs import alerting, copies, life
+from runs.exceptions import InvalidRun
+from runs.models import Run
+
+router = Router(tags=["life"])
+
+
+class Description(BaseModel):
+    """What is left out stays as it is. ``archived`` runs are left out of lists."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    notes: Annotated[str, Field(max_length=life.NOTES_LENGTH, pattern=NO_NUL)] | None = None
+    tags: (
+        Annotated[
+            list[Annotated[str, Field(max_length=life.TAG_LENGTH, pattern=NO_NUL)]],
+            Field(max_length=life.TAGS),
+        ]
+        | None
+    ) = None
+    archived: bool | None = None
+
+
+class Deletion(BaseModel):
+    """``name`` is the run's, as a precaution; ``objects``: what it left in its bucket as well."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: Annotated[str, Field(max_length=80, pattern=NO_NUL)]
+    objects: bool = False
+
+
+def _act(request: HttpRequest, run_id: Any, action: Callable[[Run, User], bool]) -> Any:
+    run, user = run_to_operate(request, run_id)
+    changed = action(run, user)
+    run.refresh_from_db()
+    return {"changed": changed, "state": run.state}
+
+
+@router.post("/runs/{uuid:run_id}/pause", response=responses(rows.Done))
+def pause_run(request: HttpRequest, run_id: RunId) -> Any:
+    """Let all replicas save and leave: it costs nothing until it is resumed."""
+    return _act(request, run_id, lambda run, user: life.pause(run, actor=user))
+
+
+@router.post("/runs/{uuid:run_id}/resume", response=responses(rows.Done))
+def resume_run(request: HttpRequest, run_id: RunId) -> Any:
+    """Let a run go on that is paused, or that ended without final weights."""
+    return _act(request, run_id, lambda run, user: life.resume(run, actor=user))
+
+
+@router.post("/runs/{uuid:run_id}/save", response=responses(rows.Done))
+def save_run(request: HttpRequest, run_id: RunId) -> Any:
+    """Ask for a checkpoint of the next round that is committed."""
+    return _act(request, run_id, lambda run, user: life.save(run, actor=user))
+
+
+@router.post("/runs/{uuid:run_id}/describe", response=responses(rows.Done))
+def describe_run(request: HttpRequest, run_id: RunId, body: Description) -> Any:
+    """Replace notes or tags, or archive it."""
+
+    def change(run: Run, user: User) -> bool:
+        changed = False
+        if body.archived is not None:
+            changed |= life.archive(run, actor=user, archived=body.archived)
+        if body.notes is not None or body.tags is not None:
+            notes = run.notes if body.notes is None else body.notes
+            tags = run.tags if body.tags is None else body.tags
+            changed |= life.describe(run, notes=notes, tags=tags, actor=user)
+        return changed
+
+    return _act(request, run_id, change)
+
+
+@router.post("/runs/{uuid:run_id}/delete", response=responses(rows.Done))
+def delete_run(request: HttpRequest, run_id: RunId, body: Deletion) -> Any:
+    """Delete a run that is over. A worker does it; there is no way back."""
+    run, user = run_to_operate(request, run_id)
+    life.delete(run, actor=user, name=body.name, objects=body.objects)
+    return {"changed": True, "state": run.state}
+
+
+@router.get("/runs/{uuid:run_id}/document", response=responses(dict[str, Any], but=(409, 413)))
+def get_document(
+    request: HttpRequest,
+    run_id: RunId,
+    fork: Annotated[bool, Query(description="Begin with its weights")] = False,
+    round: Annotated[
+        int | None, Query(ge=0, le=SMALL, description="Of this checkpoint; the newest without")
+    ] = None,
+) -> Any:
+    """What ``POST /api/runs`` makes another such run of: a clone, or a fork with its weights."""
+    run = run_to_see(request, run_id)
+    if not fork:
+        return document_of(copies.clone_of(run))
+    rounds = copies.forkable(run)
+    if not rounds:
+        raise InvalidRun("fork", "expected a run with a checkpoint, found none")
+    return document_of(copies.fork_of(run, rounds[0] if round is None else round))
+
+
+@router.get("/runs/{uuid:run_id}/alerts", response=responses(list[rows.Alert], but=(409, 413)))
+def list_alerts(request: HttpRequest, run_id: RunId) -> Any:
+    """Open ones first, then newest first."""
+    return alerting.alert_rows(run_to_see(request, run_id))
+
+
+@router.post("/runs/{uuid:run_id}/alerts/{int:alert_id}/acknowledge", response=responses(rows.Done))
+def acknowledge_alert(request: HttpRequest, run_id: RunId, alert_id: PoolId) -> Any:
+    """Say that somebody looks after it."""
+    run, user = run_to_operate(request, run_id)
+    alert = get_object_or_404(run.alerts.select_related("run", "replica"), pk=alert_id)
+    return {"changed": alerting.acknowledge(alert, actor=user), "state": run.state}

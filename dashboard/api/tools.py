@@ -1,0 +1,107 @@
+"""Beside runs: comparing them, planning one, and code that a run brings along."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+from uuid import UUID
+
+from django.http import HttpRequest
+from ninja import Query, Router, Status
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from dashboard.api import rows
+from dashboard.api.auth import reader, submitter
+from dashboard.api.types import SMALL, responses
+from runs import comparison, planner, selectors
+from runs.archives import ARCHIVE_BYTES, store_archive
+from runs.exceptions import InvalidRun
+
+router = Router(tags=["tools"])
+
+_MOST: dict[str, float] = {"sync_every": planner.LARGEST_H, "parameters": 1e15, "tokens": 1e18}
+
+
+def _question_fields() -> dict[str, Any]:
+    """The planner's question, field by field."""
+    found: dict[str, Any] = {}
+    for spec in dataclasses.fields(planner.Question):
+        kind = str(spec.type)
+        default = ... if spec.default is dataclasses.MISSING else spec.default
+        if kind == "str":
+            found[spec.name] = (Annotated[str, Field(max_length=32)], default)
+            continue
+        whole = kind.startswith("int")
+        most = int(_MOST.get(spec.name, SMALL)) if whole else 1e12
+        number: Any = Annotated[int if whole else float, Field(ge=0, le=most)]
+        found[spec.name] = (number | None if "None" in kind else number, default)
+    return found
+
+
+Question: Any = create_model(
+    "Question",
+    __config__=ConfigDict(extra="forbid", strict=True),
+    __doc__="What is planned: see `/planner`. Money or failures that nobody knows are null.",
+    **_question_fields(),
+)
+
+
+class Comparison(BaseModel):
+    """``runs`` are in the order asked for; the first is the baseline. ``differences`` are settings
+    in which some differ, a value for each run."""
+
+    runs: list[rows.RunHeader]
+    measures: list[dict[str, float | None]]
+    differences: list[dict[str, Any]]
+
+
+@router.get("/compare", response=responses(Comparison, but=(409, 413)))
+def compare_runs(
+    request: HttpRequest,
+    id: Annotated[list[UUID], Query(min_length=1, max_length=comparison.MOST)],
+) -> Any:
+    """Up to twenty runs beside each other."""
+    wanted = list(dict.fromkeys(id))
+    found = selectors.runs_for(reader(request)).filter(pk__in=wanted).prefetch_related("pools")
+    by_id = {run.pk: run for run in found}
+    for place, pk in enumerate(wanted):
+        if pk not in by_id:
+            raise InvalidRun(f"id.{place}", f"expected a run, found none of the id {pk}")
+    runs = [by_id[pk] for pk in wanted]
+    return {
+        "runs": [selectors.run_header(run) for run in runs],
+        "measures": comparison.measured(runs),
+        "differences": [
+            {"name": d.name, "label": d.label, "values": list(d.values)}
+            for d in comparison.differences(runs)
+        ],
+    }
+
+
+@router.post("/planner", response=responses(dict[str, Any], but=(404, 409)))
+def plan_group(request: HttpRequest, question: Question) -> Any:
+    """Bytes, times, goodput and money of a group, and the same for other H beside it."""
+    reader(request)
+    asked = planner.Question(**question.model_dump())
+    return dataclasses.asdict(planner.plan(asked))
+
+
+@router.post(
+    "/archives",
+    response=responses(rows.Archive, status=201, but=(400, 404, 409)),
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+def upload_archive(request: HttpRequest) -> Any:
+    """A zip of Python files, for a workload that names a function in it: its ``archive`` is the
+    sha256 that is answered."""
+    submitter(request)
+    data = request.read(ARCHIVE_BYTES + 1)
+    archive = store_archive(data)
+    if archive is None:
+        raise InvalidRun("archive", "expected a zip of Python files, found nothing")
+    return Status(201, {"sha256": archive.sha256, "size_bytes": len(data)})
