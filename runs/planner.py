@@ -1,9 +1,10 @@
-"""What a run will move, reach and cost before it is launched: the planner page asks this.
+"""What a run will move, reach and cost before it is launched: planner page, submit form and API.
 
 Pure, on the cost model that replicas and ``python -m diloco.simulate`` use
 (:mod:`diloco.rendezvous.simulation`). A :class:`Question` is what a person varies; the run is as
 long as its tokens say, so that two values of H are two ways to the same end: what failures take
-away is trained again, and that is in rounds, bytes, time and money.
+away is trained again, and that is in rounds, bytes, time and money. An :class:`Outline` is the
+same of a draft: its length is what its settings say, its money :mod:`runs.forecast`'s.
 
 Left out: what H does to the loss, which no arithmetic tells, and what the cost model leaves out.
 """
@@ -25,7 +26,10 @@ from diloco.rendezvous.simulation import (
     Scenario,
     bandwidth_for,
     predict,
+    rounds_of,
 )
+from runs.forecast import ByPlace, Forecast, forecast, tokens_per_step
+from runs.presets import RunDraft
 
 MOST_ROUNDS = int(
     next(spec.maximum for spec in setting_fields() if spec.name == "total_rounds") or 0
@@ -223,4 +227,81 @@ def _answer(question: Question, found: Prediction, rounds: int | None) -> Answer
         bucket_usd=bucket if ends else None,
         usd=usd if ends else None,
         usd_per_billion_tokens=usd / found.tokens * 1e9 if ends and usd is not None else None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outline:
+    """What a draft will do, in which every replica takes part in every round and none fails.
+
+    ``up_bytes_per_round`` and ``down_bytes_per_round`` are of the replica that moves most.
+    ``exchange_s`` is of one round at a common way to the bucket
+    (:data:`~diloco.rendezvous.plan_cost.BANDWIDTH`, ``LATENCY_S``). ``goodput``, compute over
+    compute and the exchange that shows, and ``tokens_per_s`` need the pace of earlier runs, which
+    holds their own waiting: they are a little too kind.
+
+    Of somebody's own code nobody knows how large its model and its batches are: then what follows
+    from them is None.
+    """
+
+    parameters: int | None = None
+    reduce_plan: str
+    up_bytes_per_round: int | None = None
+    down_bytes_per_round: int | None = None
+    total_bytes: int | None = None
+    reduction: float | None = None
+    exchange_s: float | None = None
+    goodput: float | None = None
+    rounds: int
+    steps: int
+    tokens: int | None
+    tokens_per_round: int | None
+    tokens_per_s: float | None
+    replicas: int
+    money: Forecast
+
+
+def outline(draft: RunDraft, rates: ByPlace) -> Outline:
+    """``rates`` are :func:`runs.rates.known_rates` of the workload."""
+    settings = draft.settings
+    per_step = tokens_per_step(draft)
+    rounds = rounds_of(settings, per_step or 0)
+    money = forecast(draft, rates)
+    per_round = None
+    if per_step is not None:
+        per_round = settings.round_steps * per_step * settings.num_replicas
+    found = Outline(
+        reduce_plan=settings.reduce_plan,
+        rounds=rounds,
+        steps=rounds * settings.round_steps,
+        tokens=None if per_round is None else rounds * per_round,
+        tokens_per_round=per_round,
+        tokens_per_s=per_round / money.round_s if per_round and money.round_s else None,
+        replicas=settings.num_replicas,
+        money=money,
+    )
+    shape = getattr(draft.workload, "shape", None)
+    return found if shape is None else _moved(found, settings, shape.parameters)
+
+
+def _moved(found: Outline, settings: GroupSettings, parameters: int) -> Outline:
+    """With what follows from the size of the model."""
+    pace = found.money.round_s  # without it, nothing that depends on the length of a step is used
+    world = Scenario(
+        settings=settings, parameters=parameters, step_s=(pace or 1.0) / settings.round_steps
+    )
+    predicted = predict(world)
+    traffic = predicted.traffic
+    per_round = traffic.up + traffic.down
+    ring = found.replicas * ring_all_reduce(numel=parameters, replicas=found.replicas)
+    return dataclasses.replace(
+        found,
+        parameters=parameters,
+        reduce_plan=traffic.mode,
+        up_bytes_per_round=traffic.replica.up,
+        down_bytes_per_round=traffic.replica.down,
+        total_bytes=found.rounds * per_round,
+        reduction=ring * settings.round_steps / per_round if found.replicas > 1 else None,
+        exchange_s=predicted.exchange_s,
+        goodput=None if pace is None else predicted.utilisation,
     )

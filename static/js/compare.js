@@ -1,6 +1,6 @@
 // Loss of several runs over what it took: tokens of all replicas, time since the first step, money.
 
-import uPlot from "../vendor/uplot-1.6.32/uPlot.esm.js";
+import uPlot from "./lib/uplot.js";
 import * as format from "./lib/format.js";
 import { $, $$, cssColor, darkScheme, h, setText, url } from "./lib/dom.js";
 import { replicaDash, replicaHue, replicaSwatch } from "./lib/palette.js";

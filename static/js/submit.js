@@ -15,6 +15,8 @@ const SHOW = {
   up_bytes_per_round: format.size,
   down_bytes_per_round: format.size,
   total_bytes: format.size,
+  exchange_s: format.duration,
+  goodput: format.percent,
   usd_h: format.money,
   usd_text: String,
   reduction: (value) => `${value >= 10 ? value.toFixed(0) : value.toFixed(1)}×`,

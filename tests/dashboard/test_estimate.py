@@ -10,6 +10,7 @@ import pytest
 
 from dashboard.estimate import estimate
 from diloco.rendezvous.geometry import HEADER_BYTES
+from diloco.rendezvous.plan_cost import round_cost
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.workload import GPT_SIZES, ByteGPTWorkload
 from runs.presets import PoolDraft, RunDraft
@@ -100,3 +101,21 @@ def test_the_effective_json_is_what_was_asked_for() -> None:
     body = json.loads(estimate(wanted).effective_json)
     assert body["settings"] == wanted.settings.to_dict()
     assert body["pools"] == [dataclasses.asdict(pool) for pool in wanted.pools]
+
+
+def test_an_exchange_takes_its_bytes_and_its_waiting() -> None:
+    found = estimate(draft())
+    moved = (found.up_bytes_per_round or 0) + (found.down_bytes_per_round or 0)
+    cost = round_cost(numel=GPT_SIZES["mini"].parameters, codec="fp32", replicas=4, mode="gather")
+    assert found.exchange_s == pytest.approx(moved / 100e6 + cost.round_trips * 0.1)
+
+
+def test_goodput_and_speed_need_the_pace_of_earlier_runs() -> None:
+    unknown = estimate(draft())
+    assert (unknown.goodput, unknown.tokens_per_s) == (None, None)
+    # 50 steps of 8 x 256 tokens at 10,240 tokens a second: 10 seconds a round.
+    found = estimate(draft(), {("local", "cpu"): 10_240.0})
+    assert found.goodput == pytest.approx(10 / (10 + (found.exchange_s or 0)))
+    assert found.tokens_per_s == pytest.approx(4 * 10_240)
+    overlapped = estimate(draft(overlap_steps=49), {("local", "cpu"): 10_240.0})
+    assert overlapped.goodput == 1.0

@@ -1,6 +1,6 @@
 // Efficiency, its two factors and the traffic over H; the chosen H is a line with its name.
 
-import uPlot from "../../vendor/uplot-1.6.32/uPlot.esm.js";
+import uPlot from "../lib/uplot.js";
 import * as format from "../lib/format.js";
 import { cssColor, h } from "../lib/dom.js";
 

@@ -1,0 +1,133 @@
+"""The runs list in a browser: query, filters, selecting, keys, what comes while one looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import Site, Window
+
+pytestmark = pytest.mark.browser
+
+MAKE = """
+from runs.models import Run
+from tests.browser.seed_prices import priced
+olga, oscar = seed.user('olga', 'operator'), seed.user('oscar', 'operator')
+long = 'A run whose name somebody made very long indeed, to see what the page does'
+runs = [
+    priced(seed.run(olga, name='Baseline', state='succeeded', committed=20, age_s=900), 2.0),
+    seed.run(oscar, name='From a colleague', committed=9, age_s=700),
+    priced(seed.run(olga, name='Hot', state='degraded', committed=14, age_s=500,
+                    reason='live 3 < target 4'), 4.0, backend='modal'),
+    seed.run(olga, name='Bad bucket', state='failed', committed=0, age_s=400),
+    seed.run(olga, name=long, committed=240, total_rounds=400, sync_every=10, replicas=24, age_s=9),
+]
+Run.objects.filter(pk=runs[0].pk).update(tags=['sweep', 'H40'])
+Run.objects.filter(pk=runs[2].pk).update(tags=['sweep'])
+print(' '.join(str(r.pk) for r in runs))
+"""
+
+
+@pytest.fixture
+def runs(site: Site) -> Iterator[list[str]]:
+    # Others are put away, so that each test knows its rows.
+    put_away = "from runs.models import Run\nfrom django.utils import timezone\n"
+    put_away += "Run.objects.update(archived_at=timezone.now())\n"
+    site.python(put_away)
+    yield site.python(MAKE).split()
+    site.python(put_away)
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1440, "light"), (1440, "dark"), (800, "light"), (360, "light")]
+)
+def test_how_it_looks(window: Window, runs: list[str], width: int, scheme: str) -> None:
+    page = window.open(f"/?sel={runs[0]},{runs[2]}", width=width, scheme=scheme)
+    expect(page.get_by_text("2 selected")).to_be_visible()
+    page.wait_for_timeout(100)
+    window.shoot(page, f"runs-{width}-{scheme}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.get_by_text("Filters").click()
+    expect(page.locator(".facet").first).to_be_visible()
+    window.shoot(page, f"runs-filters-{width}-{scheme}", full=False)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_query_by_hand_and_by_filter(window: Window, runs: list[str]) -> None:
+    page = window.open("/")
+    page.keyboard.press("/")
+    page.keyboard.type("backend:local loss<3")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-run]")).to_have_count(2)
+    page.get_by_text("Filters").click()
+    page.locator(".facet a", has_text="oscar").click()
+    expect(page.locator("[data-run]")).to_have_count(1)
+    assert "owner%3Aoscar" in page.url
+    page.get_by_role("link", name="Remove loss<3").click()
+    expect(page.get_by_label("Find runs")).to_have_value("backend:local owner:oscar")
+    page.get_by_label("Find runs").fill("los<3")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("los<3: expected one of state")
+    window.shoot(page, "runs-bad-query")
+    page.get_by_label("Find runs").fill("nothing-like-it")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="No run matches")).to_be_visible()
+    window.shoot(page, "runs-no-match")
+    window.errors[:] = [e for e in window.errors if "422" not in e]
+
+
+def test_keys_select_and_compare_follows(window: Window, runs: list[str]) -> None:
+    page = window.open("/?sort=name")
+    for key in "jxjx":
+        page.keyboard.press(key)
+    expect(page.get_by_text("2 selected")).to_be_visible()
+    assert "sel=" in page.url
+    page.reload()
+    expect(page.get_by_text("2 selected")).to_be_visible()
+    page.get_by_role("link", name="Tokens", exact=True).click()
+    expect(page.get_by_text("2 selected")).to_be_visible()
+    page.get_by_role("button", name="Compare").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Compare 2 runs")
+    page.get_by_role("link", name="Change selection").click()
+    expect(page.get_by_text("2 selected")).to_be_visible()
+    page.get_by_role("button", name="Clear").click()
+    expect(page.locator("[data-bulk]")).to_be_hidden()
+    assert "sel=" not in page.url
+
+
+def test_stop_asks_first_and_comes_back(window: Window, runs: list[str]) -> None:
+    page = window.open("/?q=state:active&sort=name")
+    page.get_by_label("Select all of this page").check()
+    expect(page.get_by_text("3 selected")).to_be_visible()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Stop 2 runs?")
+    expect(page.get_by_text("1 not yours")).to_be_visible()
+    window.shoot(page, "runs-stop")
+    page.get_by_role("button", name="Stop 2 runs").click()
+    expect(page.get_by_text("2 stopping")).to_be_visible()
+    assert "q=state%3Aactive" in page.url
+
+
+def test_what_comes_is_counted_by_the_query(window: Window, site: Site, runs: list[str]) -> None:
+    page = window.open("/?q=name:fresh,Baseline")
+    expect(page.locator("[data-conn]")).to_have_text("Live")
+    import datetime
+
+    def come(name: str) -> None:
+        made = site.python(
+            "from runs.models import Run\nfrom django.utils import timezone\n"
+            f"run = seed.run(seed.user('olga', 'operator'), name={name!r}, committed=0)\n"
+            "Run.objects.filter(pk=run.pk).update(created_at=timezone.now())\nprint(run.pk)"
+        )
+        at = datetime.datetime.now(datetime.UTC).isoformat()
+        site.publish(made, run={"id": made, "created_at": at, "state": "queued"})
+
+    come("another")
+    come("fresh one")
+    expect(page.get_by_role("button", name="1 new")).to_be_visible()
+    expect(page.locator("[data-run]")).to_have_count(1)
+    window.shoot(page, "runs-new", full=False)
+    page.get_by_role("button", name="1 new").click()
+    expect(page.locator("[data-run]")).to_have_count(2)
