@@ -81,7 +81,9 @@ def with_code(client: Client, document: dict[str, Any], beside: str) -> dict[str
     """A workload's ``archive`` that is a folder or a zip is uploaded, and named by what it holds.
     Paths are those of the file ``beside``."""
     workload = document.get("workload")
-    named = workload.get("archive") if isinstance(workload, dict) else None
+    if not isinstance(workload, dict):
+        return document
+    named = workload.get("archive")
     if not isinstance(named, str) or not named or re.fullmatch(r"[0-9a-f]{64}", named):
         return document
     path = (Path() if beside == "-" else Path(beside).parent) / named
