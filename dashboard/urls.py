@@ -49,6 +49,7 @@ urlpatterns = [
     path("runs/<uuid:run_id>/snapshot.json", run.snapshot, name="run-snapshot"),
     path("runs/<uuid:run_id>/points.json", run.points, name="run-points"),
     path("runs/<uuid:run_id>/series.json", charts.series, name="run-series"),
+    path("runs/<uuid:run_id>/rounds/<int:number>.json", charts.one_round, name="run-round"),
     path("runs/<uuid:run_id>/heatmap.json", charts.heatmap, name="run-heatmap"),
     path("runs/<uuid:run_id>/timeline.json", charts.bars, name="run-timeline"),
     path("runs/<uuid:run_id>/logs.json", run.logs, name="run-logs"),

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_safe
 from numpy.typing import NDArray
 
 from dashboard.views.access import run_to_see
-from runs import charts, strips, timeline
+from runs import charts, selectors, strips, timeline
 from runs.bands import Band, band
 from runs.charts import AXES, Axis, Curve, Scales, Window
 from runs.columns import nonfinite
@@ -156,6 +156,17 @@ def heatmap(request: HttpRequest, run_id: Any) -> HttpResponse:
         "outcomes": (found.outcomes + ord("0")).tobytes().decode("ascii"),
     }
     return JsonResponse(answer, json_dumps_params=COMPACT)
+
+
+@require_safe
+@never_cache
+def one_round(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
+    """A round as a snapshot has it, for one that is too old to be in there."""
+    run = run_to_see(request, run_id)
+    rows = selectors.round_rows(run, numbers=[min(number, SMALL_LIMIT)])
+    if not rows:
+        raise Http404(f"no round {number}")
+    return JsonResponse({"round": rows[0]})
 
 
 @require_safe

@@ -27,6 +27,7 @@ PAGES = {
     "run-snapshot": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-points": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-series": ("get", SIGN_IN, OK, OK, OK, OK),
+    "run-round": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-heatmap": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-timeline": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-logs": ("get", SIGN_IN, OK, OK, OK, OK),
@@ -106,6 +107,8 @@ def address(name: str, run: Run) -> str:
         args.append(run.pk)
     if kind == "replica":
         args.append(1)
+    if name == "run-round":
+        args.append(2)
     if name == "pool-scale":
         args.append(run.pools.get().pk)
     query = {

@@ -164,6 +164,13 @@ def test_the_heatmap_has_a_digit_per_round_and_replica(client: Client, run: Run)
     assert list(itertools.accumulate(ask(client, run, "run-heatmap", below=3)["numbers"])) == [1, 2]
 
 
+def test_a_round_by_its_number(client: Client, run: Run) -> None:
+    answer = client.get(reverse("run-round", args=[run.pk, 5])).json()["round"]
+    assert (answer["number"], answer["state"], len(answer["contributions"])) == (5, "void", 4)
+    for missing in (0, 99, 10**20):
+        assert client.get(reverse("run-round", args=[run.pk, missing])).status_code == 404
+
+
 def test_the_timeline_has_the_bars_of_its_window(client: Client, run: Run) -> None:
     whole = ask(client, run, "run-timeline")
     assert len(whole["bars"]["number"]) == 12 * 4 - 1

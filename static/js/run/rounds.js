@@ -2,6 +2,7 @@
 
 import * as format from "../lib/format.js";
 import { h, icon, keyed, setText, stateBadge } from "../lib/dom.js";
+import { getJSON } from "../lib/live.js";
 import { PHASES, phaseFill, replicaSwatch, sizeCanvas } from "../lib/palette.js";
 
 const sum = (rows, name) => rows.reduce((total, row) => total + (row[name] ?? 0), 0);
@@ -9,15 +10,27 @@ const sum = (rows, name) => rows.reduce((total, row) => total + (row[name] ?? 0)
 export function roundDetail(context, card) {
   const { store } = context;
   let shown = "";
-  return (changed) => {
-    if (!changed.has("rounds")) return;
-    const round = store.rounds.get(context.selected);
+  const older = new Map(); // rounds that the snapshot left out, by number; null: asked for
+  async function ask(number) {
+    older.set(number, null);
+    try {
+      older.set(number, (await getJSON(context.page.dataset.round.replace("/0.json", `/${number}.json`))).round);
+      show();
+    } catch {
+      older.delete(number); // there is none, or the connection's dot says how it is
+    }
+  }
+  function show() {
+    const number = context.selected;
+    const round = store.rounds.get(number) ?? older.get(number);
+    if (!round && number && store.run && !older.has(number)) ask(number);
     card.hidden = !round;
     const now = JSON.stringify(round ?? null);
     if (now === shown) return;
     shown = now;
     if (round) card.replaceChildren(...detail(round, context));
-  };
+  }
+  return (changed) => changed.has("rounds") && show();
 }
 
 function detail(round, { store, select }) {
@@ -36,7 +49,7 @@ function detail(round, { store, select }) {
     ["Committed", round.committed_at ? format.clock(round.committed_at) : format.UNKNOWN],
   ];
   const go = (number, name, text) => {
-    const there = store.rounds.has(number);
+    const there = number > 0 && number <= store.roundRows().at(-1)?.number;
     return h("button.btn.btn-s.btn-quiet", { type: "button", "aria-label": text, disabled: !there, onclick: () => select(number) }, icon(name));
   };
   return [

@@ -20,7 +20,7 @@ const CLOSEST_S = 0.5;
 
 export function timeline(context, card) {
   const { store, page } = context;
-  const at = Object.fromEntries(["chart", "say", "badge", "legend", "earlier", "later", "in", "out", "all", "table", "chart-table"].map((name) => [name, $(`[data-${name}]`, card)]));
+  const at = Object.fromEntries(["chart", "say", "badge", "legend", "earlier", "later", "closer", "farther", "all", "table", "chart-table"].map((name) => [name, $(`[data-${name}]`, card)]));
   const canvas = h("canvas");
   at.chart.append(canvas);
   const number = (name) => Number(url.get(name)) || null;
@@ -234,8 +234,8 @@ export function timeline(context, card) {
   }
   at.earlier.addEventListener("click", () => pan(-0.5));
   at.later.addEventListener("click", () => pan(0.5));
-  at.in.addEventListener("click", () => data && scaleBy(0.5));
-  at.out.addEventListener("click", () => data && scaleBy(2));
+  at.closer.addEventListener("click", () => data && scaleBy(0.5));
+  at.farther.addEventListener("click", () => data && scaleBy(2));
   at.all.addEventListener("click", () => data && show(data.first, data.last));
   at.table.addEventListener("click", () => {
     table = !table;
