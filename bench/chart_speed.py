@@ -32,8 +32,9 @@ import datetime, math, random
 import numpy as np
 from django.contrib.sessions.backends.db import SessionStore
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
-from runs import models, rollups, strips
-from runs.blocks import Points
+from runs import models
+from runs.series import rollups, strips
+from runs.series.blocks import Points
 owner = seed.user("olga", "operator")
 
 def losses(run, steps, chunk=100_000):

@@ -35,10 +35,10 @@ def prepare(replicas: int, after: int) -> Any:
 
     from diloco.rendezvous.settings import GroupSettings
     from diloco.rendezvous.workload import ByteGPTWorkload
-    from runs.blocks import Points
-    from runs.create import create_run
-    from runs.presets import PoolDraft, RunDraft
-    from runs.rollups import add_points
+    from runs.drafts.create import create_run
+    from runs.drafts.presets import PoolDraft, RunDraft
+    from runs.series.blocks import Points
+    from runs.series.rollups import add_points
 
     owner, _ = User.objects.get_or_create(username="bench")
     draft = RunDraft(
@@ -102,10 +102,10 @@ def measure(replicas: int, segments: int, steps: int, after: int, per_tick: int)
     """Values per second until every segment is in the tables."""
     from django.utils import timezone
 
-    from runs import ingest
+    from runs.bucket import ingest
+    from runs.bucket.reading import Changes
+    from runs.bucket.stores import store_for
     from runs.models import MetricBlock
-    from runs.reading import Changes
-    from runs.stores import store_for
 
     run = prepare(replicas, after)
     store = store_for(run)

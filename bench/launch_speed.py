@@ -29,10 +29,10 @@ def measure(replicas: int, launch_s: float) -> tuple[float, int]:
     from diloco.rendezvous.settings import GroupSettings
     from diloco.rendezvous.workload import ByteGPTWorkload
     from executors.base import Capabilities, ReplicaHandle, ReplicaSpec
-    from runs import launch
-    from runs.create import create_run
+    from runs.control import launch
+    from runs.drafts.create import create_run
+    from runs.drafts.presets import PoolDraft, RunDraft
     from runs.models import ReplicaAttempt
-    from runs.presets import PoolDraft, RunDraft
 
     class Slow:
         backend = "local"

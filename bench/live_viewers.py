@@ -40,8 +40,8 @@ _PREPARE = f"""
 import uuid
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.workload import ByteGPTWorkload
-from runs.create import create_run
-from runs.presets import PoolDraft, RunDraft
+from runs.drafts.create import create_run
+from runs.drafts.presets import PoolDraft, RunDraft
 user, session = sign_in()
 print(session)
 for n in range({RUNS}):

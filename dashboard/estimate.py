@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from dashboard import formats
-from runs.forecast import Forecast
+from runs.drafts.forecast import Forecast
+from runs.drafts.presets import RunDraft
 from runs.planner import Outline, outline
-from runs.presets import RunDraft
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Estimate:
 
 
 def estimate(draft: RunDraft, rates: Mapping[tuple[str, str], float] | None = None) -> Estimate:
-    """``rates`` are :func:`runs.rates.known_rates` of the workload."""
+    """``rates`` are :func:`runs.drafts.rates.known_rates` of the workload."""
     found = outline(draft, rates or {})
     money = found.money
     told = {field.name: getattr(found, field.name) for field in fields(Outline)}

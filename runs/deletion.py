@@ -14,11 +14,11 @@ from diloco.rendezvous import keys
 from diloco.rendezvous.document import GroupDocument, ProtocolMismatch
 from diloco.rendezvous.settings import SettingsError
 from diloco.rendezvous.store import MissingKey, Store, StoreDenied, StoreUnavailable
+from runs.bucket.stores import store_for
 from runs.exceptions import LaunchLater
 from runs.life import sharing
 from runs.models import Event, Run
 from runs.states import RUN_ENDED
-from runs.stores import store_for
 from runs.transitions import record_event
 
 logger = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import transaction
 from django.utils import timezone
 
-from runs import breaker
-from runs.create import add_replicas
+from runs.control import breaker
+from runs.drafts.create import add_replicas
 from runs.exceptions import CannotDo
 from runs.models import Checkpoint, Journal, ReplicaAttempt, ReplicaPool, Run
 from runs.queue import enqueue

@@ -17,10 +17,7 @@ from django.db.models import Count, Exists, OuterRef, Prefetch, Q, QuerySet, Sub
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
-from runs import charts, live
-from runs.blocks import Points
-from runs.columns import columns
-from runs.fleet import pool_rows, replica_rows
+from runs import live
 from runs.models import (
     Alert,
     Contribution,
@@ -35,6 +32,10 @@ from runs.models import (
 )
 from runs.models import TelemetryCursor as Cursor
 from runs.plain import finite, iso
+from runs.queries.fleet import pool_rows, replica_rows
+from runs.series import charts
+from runs.series.blocks import Points
+from runs.series.columns import columns
 from runs.states import REPLICA_ENDED, REPLICA_LIVE, RUN_ACTIVE, RUN_LIVE, RunState
 
 MAX_POINTS = 2000

@@ -14,11 +14,18 @@ from django.db import transaction
 from django.db.models import Sum
 from django.utils import timezone
 
-from runs import breaker, policy
-from runs.create import POOL_LIMIT, add_replicas, check_pool, create_run, pool_price, store_pool
+from runs.control import breaker, policy
+from runs.drafts.create import (
+    POOL_LIMIT,
+    add_replicas,
+    check_pool,
+    create_run,
+    pool_price,
+    store_pool,
+)
+from runs.drafts.presets import PoolDraft
 from runs.exceptions import IllegalTransition, InvalidRun
 from runs.models import Replica, ReplicaPool, Run
-from runs.presets import PoolDraft
 from runs.queue import enqueue
 from runs.states import (
     REPLICA_WORKING,

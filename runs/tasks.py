@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from runs import deletion, health, launch, live, reaper, reconcile, selectors, webhooks
+from runs import deletion, live, selectors
+from runs.alerting import webhooks
 from runs.context import about
+from runs.control import health, launch, reaper, reconcile
+from runs.control.lease import lease
 from runs.exceptions import LaunchLater
-from runs.lease import lease
 from runs.queue import enqueue
 
 TICK_EXPIRES_S = 5.0

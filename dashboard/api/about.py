@@ -14,7 +14,7 @@ from dashboard.api.auth import caller, reader
 from dashboard.api.types import responses
 from diloco.rendezvous.settings import setting_fields
 from runs import selectors
-from runs.backends import catalogue, usable_backends
+from runs.control.backends import catalogue, usable_backends
 from runs.models import Credential
 
 router = Router(tags=["server"])

@@ -13,7 +13,9 @@ from dashboard.api.auth import pool_of, replica_of, run_to_operate
 from dashboard.api.document import PoolDocument, pool_draft
 from dashboard.api.problems import Invalid, at
 from dashboard.api.types import NO_NUL, Number, PoolId, RunId, responses
-from runs import create, fleet, life, preflight, services
+from runs import life, services
+from runs.drafts import create, preflight
+from runs.queries import fleet
 
 router = Router(tags=["actions"])
 

@@ -14,8 +14,8 @@ from ninja import Router
 from dashboard.api.auth import run_to_see
 from dashboard.api.problems import Problem, answer
 from dashboard.api.types import RunId
-from runs.export_formats import CONTENT_TYPES, NoParquet, writer_of
-from runs.exports import TABLES
+from runs.queries.export_formats import CONTENT_TYPES, NoParquet, writer_of
+from runs.queries.exports import TABLES
 
 router = Router(tags=["export"])
 

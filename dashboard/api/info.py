@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from runs.launch import group_document
+from runs.control.launch import group_document
 from runs.models import Run
 
 PENDING = "pending"

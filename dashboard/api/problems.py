@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 from dashboard.api.parser import Unfit
 from diloco.rendezvous.settings import SettingsError
 from runs.exceptions import CannotDo, IllegalTransition, InvalidRun
-from runs.search import BadQuery
+from runs.queries.search import BadQuery
 
 _SAID = re.compile(r"expected (?P<expected>.*), found (?P<found>.*)", re.DOTALL)
 SHOWN = 80

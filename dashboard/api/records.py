@@ -11,9 +11,10 @@ from ninja import Query, Router
 from dashboard.api import rows
 from dashboard.api.auth import replica_of, run_to_see
 from dashboard.api.types import LARGE, NO_NUL, SMALL, After, Number, OfReplica, RunId, responses
-from runs import fleet, paging, selectors
-from runs.attempt_log import read_log
+from runs import selectors
+from runs.control.attempt_log import read_log
 from runs.models import ReplicaAttempt
+from runs.queries import fleet, paging
 
 router = Router(tags=["records"])
 MAX_POINTS = 20_000

@@ -22,10 +22,12 @@ from dashboard.api.parser import TOML
 from dashboard.api.problems import FieldProblem, Invalid, at
 from dashboard.api.types import NO_NUL, RunId, responses
 from dashboard.estimate import estimate
-from runs import create, fleet, paging, preflight, rates, search, selectors, services
+from runs import selectors, services
+from runs.drafts import create, preflight, rates
+from runs.drafts.presets import RunDraft
 from runs.exceptions import InvalidRun
 from runs.models import Run
-from runs.presets import RunDraft
+from runs.queries import fleet, paging, search
 from runs.states import RunState
 
 router = Router(tags=["runs"])

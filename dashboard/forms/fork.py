@@ -7,9 +7,9 @@ from typing import Any
 
 from django import forms
 
-from runs.copies import forkable
+from runs.drafts.copies import forkable
+from runs.drafts.presets import Fork
 from runs.models import Run
-from runs.presets import Fork
 
 
 class ForkForm(forms.Form):

@@ -19,9 +19,9 @@ from dashboard.forms.fields import DurationField, TellingSelect, dress
 from executors.base import Capabilities
 from executors.catalogue import Hardware
 from executors.registry import BACKENDS
-from runs.backends import capabilities_of, catalogue, usable_backends
+from runs.control.backends import capabilities_of, catalogue, usable_backends
+from runs.drafts.presets import PoolDraft
 from runs.models import Credential
-from runs.presets import PoolDraft
 
 ROWS = 32
 """Pools a form takes."""
@@ -108,7 +108,7 @@ def hardware_text(hardware: Hardware) -> str:
 
 
 class PoolForm(forms.Form):
-    """Field names are :class:`~runs.presets.PoolDraft`'s."""
+    """Field names are :class:`~runs.drafts.presets.PoolDraft`'s."""
 
     backend = forms.ChoiceField(label="Backend")
     hardware = forms.ChoiceField(label="Hardware")

@@ -12,7 +12,7 @@ from typing import Any
 from dashboard.forms.pools import initial_of
 from dashboard.forms.run import DERIVED
 from diloco.rendezvous.settings import setting_fields
-from runs.presets import PoolDraft
+from runs.drafts.presets import PoolDraft
 
 LONGEST = 200
 """Characters of a value."""

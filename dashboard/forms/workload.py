@@ -16,10 +16,10 @@ from django import forms
 
 from diloco.rendezvous.settings import SettingsError
 from diloco.rendezvous.workload import GPT_SIZES, STDLIB, ByteGPTWorkload, CustomWorkload
-from runs.archives import ARCHIVE_BYTES, check_archive, store_archive
+from runs.drafts.archives import ARCHIVE_BYTES, check_archive, store_archive
+from runs.drafts.presets import Workload
 from runs.exceptions import InvalidRun
 from runs.models import Archive
-from runs.presets import Workload
 
 GPT, CUSTOM = ByteGPTWorkload.kind, CustomWorkload.kind
 OF_GPT = ("size", "data_source", "data", "eval_bytes")

@@ -8,7 +8,7 @@ from typing import Any
 from django import template
 
 from dashboard import formats
-from runs.comparison import Cell, Difference, Measure
+from runs.queries.comparison import Cell, Difference, Measure
 
 register = template.Library()
 

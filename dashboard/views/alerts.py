@@ -12,7 +12,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
 from dashboard.views.access import run_to_operate, run_to_see
-from runs import alerting, selectors
+from runs import selectors
+from runs.alerting import book as alerting
 
 
 @require_safe

@@ -20,12 +20,13 @@ from django.views.decorators.http import require_safe
 from numpy.typing import NDArray
 
 from dashboard.views.access import run_to_see
-from runs import charts, selectors, strips, timeline
-from runs.bands import Band, band
-from runs.charts import AXES, Axis, Curve, Scales, Window
-from runs.columns import nonfinite
+from runs import selectors
+from runs.bucket.reading import INT_LIMIT, SMALL_LIMIT
 from runs.models import Run
-from runs.reading import INT_LIMIT, SMALL_LIMIT
+from runs.series import charts, strips, timeline
+from runs.series.bands import Band, band
+from runs.series.charts import AXES, Axis, Curve, Scales, Window
+from runs.series.columns import nonfinite
 
 MAX_SERIES = 12
 MAX_POINTS = 10_000

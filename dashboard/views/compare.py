@@ -18,10 +18,11 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from runs import comparison, selectors
-from runs.comparison import MEASURES, MOST, Curve
+from runs import selectors
 from runs.models import Run
 from runs.plain import finite, iso
+from runs.queries import comparison
+from runs.queries.comparison import MEASURES, MOST, Curve
 from runs.states import RUN_ENDED
 
 

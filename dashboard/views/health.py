@@ -10,8 +10,8 @@ from django.views.decorators.http import require_safe
 from ninja.errors import HttpError
 
 from dashboard.api.auth import BySession, ByToken, reader
-from runs import health
-from runs import metrics as numbers
+from runs.control import health
+from runs.queries import metrics as numbers
 
 
 @login_not_required

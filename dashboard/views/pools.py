@@ -14,10 +14,12 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.forms import PoolChoices, PoolForm, initial_of
 from dashboard.views.access import run_to_operate
-from runs import create, fleet, preflight, services
+from runs import services
+from runs.drafts import create, preflight
+from runs.drafts.presets import PoolDraft
 from runs.exceptions import InvalidRun
 from runs.models import Run
-from runs.presets import PoolDraft
+from runs.queries import fleet
 
 
 @require_POST

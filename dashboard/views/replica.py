@@ -15,10 +15,11 @@ from django.views.decorators.http import require_POST, require_safe
 
 from dashboard.views.access import run_to_operate, run_to_see
 from executors.registry import BACKENDS
-from runs import fleet, selectors, services
-from runs.attempt_log import read_log
+from runs import selectors, services
+from runs.control.attempt_log import read_log
 from runs.exceptions import IllegalTransition
 from runs.models import Replica, ReplicaAttempt, Run
+from runs.queries import fleet
 from runs.states import RUN_ENDED, ReplicaState, RunState
 
 

@@ -14,7 +14,9 @@ from django.views.decorators.http import require_safe
 from dashboard.views.access import run_to_see
 from diloco.rendezvous.settings import SECTIONS, setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
-from runs import alerting, copies, life, selectors
+from runs import life, selectors
+from runs.alerting import book as alerting
+from runs.drafts import copies
 from runs.models import Run
 from runs.states import RUN_LIVE, RunState
 

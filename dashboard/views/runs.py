@@ -19,10 +19,21 @@ from django.utils.dateparse import parse_datetime
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from runs import listing, live, selectors
-from runs.listing import NEWEST, Order
+from runs import live, selectors
 from runs.models import Run
-from runs.search import IS, NUMBERS, TEXTS, BadQuery, Term, matching, parse, toggled, without
+from runs.queries import listing
+from runs.queries.listing import NEWEST, Order
+from runs.queries.search import (
+    IS,
+    NUMBERS,
+    TEXTS,
+    BadQuery,
+    Term,
+    matching,
+    parse,
+    toggled,
+    without,
+)
 
 PAGE_SIZE = 50
 SPARK = (72, 20)

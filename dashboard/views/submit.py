@@ -27,11 +27,12 @@ from dashboard.forms.prefill import from_query
 from dashboard.views.access import run_to_see
 from diloco.rendezvous.settings import SECTIONS, setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
-from runs import copies, create, preflight, presets, rates, selectors, services
+from runs import selectors, services
+from runs.drafts import copies, create, preflight, presets, rates
+from runs.drafts.preflight import Answer
+from runs.drafts.presets import RunDraft
 from runs.exceptions import InvalidRun
 from runs.models import Run
-from runs.preflight import Answer
-from runs.presets import RunDraft
 
 BASIC = frozenset(
     {"sync_every", "total_rounds", "codec", "outer_lr", "outer_momentum", "inner_lr",

@@ -15,8 +15,9 @@ from diloco.preflight import preflight
 from diloco.rendezvous.store import StoreDenied, StoreError, StoreUnavailable, open_store
 from diloco.rendezvous.store_access import family_of
 from executors.base import ExecutorError
-from runs import breaker, redaction
-from runs.backends import executor_of
+from runs import redaction
+from runs.control import breaker
+from runs.control.backends import executor_of
 from runs.credentials import sts
 from runs.credentials.kinds import ROLE_ARN, STORE, TEST_URI, check_store, is_secret
 from runs.credentials.replicas import store_environment

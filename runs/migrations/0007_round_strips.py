@@ -6,7 +6,7 @@ from django.db import migrations, models
 def fill(apps, schema_editor):
     # The layout of strips and blocks is told by their own modules: what is stored must be what
     # they read.
-    from runs import rollups, strips
+    from runs.series import rollups, strips
 
     Round = apps.get_model("runs", "Round")
     Contribution = apps.get_model("runs", "Contribution")

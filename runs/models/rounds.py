@@ -27,7 +27,7 @@ class Round(models.Model):
     )
     planned_at = models.DateTimeField(null=True, blank=True)
     committed_at = models.DateTimeField(null=True, blank=True)
-    # Packed by runs.strips, indexed by the replica's number.
+    # Packed by runs.series.strips, indexed by the replica's number.
     outcomes = models.BinaryField(default=b"", help_text="One byte per replica")
     timings = models.BinaryField(default=b"", help_text="When and how long, per replica")
 

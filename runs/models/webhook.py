@@ -12,8 +12,8 @@ from runs.models.run import Run
 
 
 class Webhook(models.Model):
-    """``kinds`` are kinds of alerts (:data:`runs.alerts.KINDS`). ``sealed`` is the signing secret,
-    encrypted by :mod:`runs.credentials`; it is never shown."""
+    """``kinds`` are kinds of alerts (:data:`runs.alerting.rules.KINDS`). ``sealed`` is the signing
+    secret, encrypted by :mod:`runs.credentials`; it is never shown."""
 
     name = models.CharField(max_length=80, unique=True)
     url = models.URLField(max_length=500)

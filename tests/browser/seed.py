@@ -45,8 +45,8 @@ def run(
 ) -> Any:
     """A run of ``replicas`` after ``committed`` rounds, with curves, rounds, events and logs."""
     from runs import models
-    from runs.blocks import Points
-    from runs.rollups import add_points
+    from runs.series.blocks import Points
+    from runs.series.rollups import add_points
 
     chance = random.Random(seed)
     now = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_s)
@@ -182,8 +182,9 @@ def _rounds(
     per_step: int,
     chance: random.Random,
 ) -> None:
-    from runs import models, strips
-    from runs.rollups import add_points
+    from runs import models
+    from runs.series import strips
+    from runs.series.rollups import add_points
 
     stored = []
 

@@ -11,8 +11,8 @@ from tests.browser.conftest import Site, Window
 
 LONG = """
 import math
-from runs.blocks import Points
-from runs.rollups import add_points
+from runs.series.blocks import Points
+from runs.series.rollups import add_points
 from runs.models import Run
 run = Run.objects.get(pk={run!r})
 steps = list(range(40_000))

@@ -22,7 +22,7 @@ from executors.base import (
     ReplicaHandle,
     ReplicaSpec,
 )
-from runs import backends
+from runs.control import backends
 
 
 class Stub:

@@ -13,9 +13,9 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from runs import rollups, strips, timeline
-from runs.blocks import Points
 from runs.models import Round, Run
+from runs.series import rollups, strips, timeline
+from runs.series.blocks import Points
 from tests.browser import seed
 
 pytestmark = pytest.mark.django_db

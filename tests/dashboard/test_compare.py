@@ -12,8 +12,8 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from runs.comparison import MOST
 from runs.models import Run
+from runs.queries.comparison import MOST
 from tests.browser import seed
 from tests.dashboard.people import client_for
 

@@ -13,7 +13,7 @@ from diloco.rendezvous.geometry import HEADER_BYTES
 from diloco.rendezvous.plan_cost import round_cost
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.workload import GPT_SIZES, ByteGPTWorkload
-from runs.presets import PoolDraft, RunDraft
+from runs.drafts.presets import PoolDraft, RunDraft
 
 
 def draft(*, size: str = "mini", **changes: Any) -> RunDraft:

@@ -8,7 +8,8 @@ import pytest
 from django.test import Client
 from prometheus_client.parser import text_string_to_metric_families
 
-from runs import health, live, tokens
+from runs import live, tokens
+from runs.control import health
 from tests.browser import seed
 from tests.dashboard.people import client_for
 

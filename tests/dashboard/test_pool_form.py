@@ -13,11 +13,11 @@ from django.test import Client
 from dashboard.forms import PoolChoices, PoolForm, RunForm, initial_from
 from dashboard.forms.fields import parse_seconds, write_seconds
 from executors.registry import BACKENDS
-from runs import presets
-from runs.backends import catalogue
+from runs.control.backends import catalogue
 from runs.credentials.service import save_credential
+from runs.drafts import presets
+from runs.drafts.presets import PoolDraft
 from runs.models import Credential, Run
-from runs.presets import PoolDraft
 from tests.browser import seed
 from tests.dashboard.stub_backend import Stub, stubbed
 

@@ -13,7 +13,7 @@ from django.test import Client
 from dashboard.forms.run import DERIVED
 from diloco.rendezvous.settings import setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
-from runs import presets
+from runs.drafts import presets
 from runs.models import Run
 from tests.browser import seed
 

@@ -12,9 +12,9 @@ import pytest
 from django.test import Client
 
 from executors.base import NeedsPerson, Problem, RetryLater
-from runs import asking
+from runs.control import asking
+from runs.drafts.presets import PoolDraft
 from runs.models import Replica, Run
-from runs.presets import PoolDraft
 from tests.browser import seed
 from tests.dashboard.stub_backend import Stub, stubbed
 from tests.dashboard.test_pool_form import LOCAL, MODAL, credential, sent
@@ -97,7 +97,7 @@ def test_text_of_this_machine_is_no_text_for_a_remote_pool(
 ) -> None:
     (tmp_path / "a.txt").write_text("text")
     settings.LOOPBACK_BACKENDS = frozenset()
-    monkeypatch.setattr("runs.preflight.check_rendezvous", lambda *a, **o: [])
+    monkeypatch.setattr("runs.drafts.preflight.check_rendezvous", lambda *a, **o: [])
     errors = refused(client, sent(MODAL, data_source="uri", data=str(tmp_path)))
     assert "by replicas on modal" in errors["data"][0]
 

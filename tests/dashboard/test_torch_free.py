@@ -17,7 +17,8 @@ from tests.stack import REPOSITORY
         "import dashboard.celery, runs.tasks",
         "import django; django.setup(); from django.core.management import call_command; "
         "call_command('check')",
-        "import django; django.setup(); import dashboard.urls, dashboard.supervisor, runs.presets",
+        "import django; django.setup(); import dashboard.urls, dashboard.supervisor, "
+        "runs.drafts.presets",
         "import executors; executors.LocalProcessExecutor",
     ],
 )

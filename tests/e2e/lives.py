@@ -14,7 +14,7 @@ import secrets
 from django.contrib.auth.models import User
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.workload import ByteGPTWorkload
-from runs.presets import PoolDraft, RunDraft
+from runs.drafts.presets import PoolDraft, RunDraft
 from runs.services import create_run
 settings = GroupSettings(**{settings!r})
 draft = RunDraft(

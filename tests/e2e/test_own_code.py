@@ -21,8 +21,8 @@ import base64, secrets
 from django.contrib.auth.models import User
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.workload import CustomWorkload
-from runs.archives import store_archive
-from runs.presets import PoolDraft, RunDraft
+from runs.drafts.archives import store_archive
+from runs.drafts.presets import PoolDraft, RunDraft
 from runs.services import create_run
 data = base64.b64decode({data!r})
 import hashlib

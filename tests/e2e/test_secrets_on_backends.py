@@ -44,7 +44,7 @@ from django.contrib.auth.models import User
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.workload import ByteGPTWorkload
 from runs.models import Credential
-from runs.presets import PoolDraft, RunDraft
+from runs.drafts.presets import PoolDraft, RunDraft
 from runs.services import create_run
 by_name = dict(Credential.objects.values_list("name", "pk"))
 draft = RunDraft(

@@ -22,7 +22,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> w.Clock:
 @pytest.fixture
 def executor(monkeypatch: pytest.MonkeyPatch) -> w.FakeExecutor:
     made = w.FakeExecutor()
-    for module in ("launch", "jobs"):
+    for module in ("control.launch", "control.jobs"):
         monkeypatch.setattr(f"runs.{module}.executor_for", lambda pool: made)
     return made
 
@@ -32,7 +32,10 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """(task, *args) of everything that was enqueued. That this waits for the commit is
     ``test_queue``'s to prove."""
     sent: list[tuple[Any, ...]] = []
-    for module in ("services", "life", "create", "launch", "care", "reconcile", "tasks"):
+    for module in (
+        "services", "life", "drafts.create", "control.launch", "control.care", "control.reconcile",
+        "tasks",
+    ):  # fmt: skip
         monkeypatch.setattr(
             f"runs.{module}.enqueue", lambda task, *args, expires=None: sent.append((task, *args))
         )
@@ -87,8 +90,8 @@ class World:
         outbox: list[tuple[Any, ...]],
         deltas: list[dict[str, Any]],
     ) -> None:
-        from runs.launch import launch_run
-        from runs.stores import store_for
+        from runs.bucket.stores import store_for
+        from runs.control.launch import launch_run
 
         self.run, self.clock, self.executor = run, clock, executor
         self.outbox, self.deltas = outbox, deltas
@@ -100,7 +103,7 @@ class World:
 
     def work(self) -> None:
         """What a worker does: the launches that were enqueued."""
-        from runs.launch import launch_replica
+        from runs.control.launch import launch_replica
 
         due = dict.fromkeys(self.outbox)
         self.outbox.clear()
@@ -111,7 +114,7 @@ class World:
                     launch_replica(pk)
 
     def tick(self, after_s: float = 1.0) -> Any:
-        from runs.reconcile import reconcile_run
+        from runs.control.reconcile import reconcile_run
 
         self.clock.pass_s(after_s)
         reconcile_run(str(self.run.pk))

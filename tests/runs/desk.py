@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 from tests.runs.world import Bucket, Clock, incarnation
 
 if TYPE_CHECKING:
+    from runs.bucket.reading import Changes
     from runs.models import TelemetryCursor
-    from runs.reading import Changes
 
 
 class Desk:
     """Ingest of one run, telemetry alone."""
 
     def __init__(self, run: Any, clock: Clock) -> None:
-        from runs.stores import store_for
+        from runs.bucket.stores import store_for
 
         self.run, self.clock = run, clock
         self.bucket = Bucket(store_for(run), wall_s=clock().timestamp())
@@ -23,8 +23,8 @@ class Desk:
         self.ended: frozenset[int] = frozenset()
 
     def ingest(self) -> Changes:
-        from runs.ingest import ingest_telemetry
-        from runs.reading import Changes
+        from runs.bucket.ingest import ingest_telemetry
+        from runs.bucket.reading import Changes
 
         self.run.refresh_from_db()
         changes = Changes()
@@ -48,7 +48,7 @@ class Desk:
         )
 
     def loss(self, replica: int = 0) -> list[float]:
-        from runs import charts
+        from runs.series import charts
 
         whole = charts.Window(max_points=10**9)
         curves = charts.read(self.run, [("loss", replica)], whole)

@@ -65,8 +65,8 @@ def test_a_number_that_json_has_not_is_a_bug_and_not_sent(
 def test_a_tick_arrives_as_one_delta(
     up: None, valkey: str, settings: Any, make_run: Any, clock: Any, executor: Any
 ) -> None:
-    from runs.launch import launch_run
-    from runs.reconcile import reconcile_run
+    from runs.control.launch import launch_run
+    from runs.control.reconcile import reconcile_run
 
     settings.REDIS_URL = valkey
     run = make_run()
@@ -94,7 +94,7 @@ def test_what_a_tick_stored_and_never_told_is_told_by_the_next(
     how: str,
 ) -> None:
     from runs import tasks
-    from runs.launch import launch_run
+    from runs.control.launch import launch_run
 
     class Killed(BaseException):
         pass
@@ -108,7 +108,7 @@ def test_what_a_tick_stored_and_never_told_is_told_by_the_next(
     before = live.latest_id() or "0-0"
     with monkeypatch.context() as patched:
         if how == "killed":
-            patched.setattr("runs.reconcile.publish_changes", killed)
+            patched.setattr("runs.control.reconcile.publish_changes", killed)
             with pytest.raises(Killed):
                 tasks.reconcile_run(str(run.pk))
         else:

@@ -10,7 +10,7 @@ from django.db import transaction
 from kombu.exceptions import OperationalError
 
 from runs import queue, tasks
-from runs.lease import lease
+from runs.control.lease import lease
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_one_tick_per_run_at_a_time(
 ) -> None:
     settings.REDIS_URL = valkey
     ticks: list[str] = []
-    monkeypatch.setattr("runs.reconcile.reconcile_run", ticks.append)
+    monkeypatch.setattr("runs.control.reconcile.reconcile_run", ticks.append)
     with lease("reconcile:a") as held:
         assert held
         tasks.reconcile_run("a")

@@ -9,9 +9,9 @@ import pytest
 
 from executors.base import Cause
 from runs import services
+from runs.drafts.presets import PoolDraft
 from runs.exceptions import InvalidRun
 from runs.models import Credential
-from runs.presets import PoolDraft
 
 pytestmark = pytest.mark.django_db
 MakeWorld = Callable[..., Any]

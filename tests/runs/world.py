@@ -41,7 +41,7 @@ from executors.base import (
     RetryLater,
 )
 from executors.base import LogLine as JobLine
-from runs.presets import PoolDraft, RunDraft
+from runs.drafts.presets import PoolDraft, RunDraft
 
 DIGEST = "d" * 64
 _DRAFT_FIELDS = frozenset(RunDraft.__dataclass_fields__) - {"settings"}

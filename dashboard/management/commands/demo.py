@@ -13,10 +13,11 @@ from django.utils import timezone
 from dashboard.management.serving import address_options, supervisor
 from dashboard.progress import Progress
 from dashboard.supervisor import Stopped, Supervisor, SupervisorError
-from runs import presets, selectors, services
+from runs import selectors, services
+from runs.drafts import presets
+from runs.drafts.presets import RunDraft
 from runs.exceptions import InvalidRun
 from runs.models import Run
-from runs.presets import RunDraft
 from runs.states import RUN_ACTIVE, RunState
 
 USER = "demo"

@@ -70,8 +70,8 @@ IDS = [" ".join(call) for call in CALLS]
 @pytest.fixture(autouse=True)
 def _nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """What backends and buckets say is the preflight's tests' business."""
-    monkeypatch.setattr("runs.preflight.check_run", lambda *_, **__: [])
-    monkeypatch.setattr("runs.preflight.check_new_pool", lambda *_: [])
+    monkeypatch.setattr("runs.drafts.preflight.check_run", lambda *_, **__: [])
+    monkeypatch.setattr("runs.drafts.preflight.check_new_pool", lambda *_: [])
 
 
 def test_every_operation_is_in_the_table() -> None:

@@ -98,7 +98,7 @@ def test_submit_as_json_and_as_toml(owner: Any) -> None:
 
 def test_the_form_s_effective_json_is_a_document(owner: Any) -> None:
     from dashboard.estimate import estimate
-    from runs.presets import local_demo
+    from runs.drafts.presets import local_demo
 
     answer = owner.post("/runs", json.loads(estimate(local_demo()).effective_json))
     assert answer.status_code == 201, answer.content
@@ -228,7 +228,7 @@ def test_what_the_preflight_finds_is_told_as_the_form_tells_it(owner: Any) -> No
 
 
 def test_info_is_the_group_s_document_with_every_setting(owner: Any, run: Any) -> None:
-    from runs.launch import group_document
+    from runs.control.launch import group_document
 
     Run.objects.filter(pk=run.pk).update(group_fingerprint="", code_sha256="")
     body = owner.get(f"/runs/{run.pk}/info").json()
@@ -315,7 +315,7 @@ def test_an_export_is_sent_while_it_is_read(
     from asgiref.sync import async_to_sync
     from django.test import AsyncClient
 
-    from runs import exports
+    from runs.queries import exports
 
     monkeypatch.setattr(exports, "ROWS", 1)
     read: list[int] = []

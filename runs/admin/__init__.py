@@ -1,0 +1,5 @@
+"""The admin site of the tables."""
+
+from runs.admin import credentials, tables, webhooks
+
+__all__ = ["credentials", "tables", "webhooks"]

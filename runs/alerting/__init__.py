@@ -1,0 +1,1 @@
+"""What deserves attention: the rules, the book of alerts, and who is told."""

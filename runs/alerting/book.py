@@ -1,0 +1,266 @@
+"""Alerts, kept: one row per run, kind and subject, opened, closed, opened again.
+
+What is the case is :func:`runs.alerting.rules.judge`'s to say, once in every tick. Here it meets
+the table, with conditional writes: who opens a row tells of it (:func:`tell`), and a row that comes
+back within :data:`COOL_DOWN` of being told is opened without telling, still acknowledged, so that
+what flaps does not ring. A tick costs one query more; those about rounds come when one was
+committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.db.models import F, Q
+from django.utils import timezone
+
+from runs.alerting import webhooks
+from runs.alerting.rules import (
+    KINDS,
+    RECENT,
+    SPIKE_WINDOW,
+    STALE,
+    AlertView,
+    Finding,
+    ReplicaView,
+    RoundsView,
+    Verdict,
+    judge,
+)
+from runs.control.tick import Tick
+from runs.models import Alert, Contribution, Replica, Round, Run, TelemetryCursor
+from runs.plain import finite, iso
+from runs.series import strips
+from runs.states import RUN_ENDED, ReplicaState, RoundState, RunState
+from runs.transitions import clean_text, record_event
+
+COOL_DOWN = timedelta(minutes=15)
+
+WITH_EVENT = frozenset({"spike", "goodput", "budget", "deadline"})
+"""Kinds that no event tells of otherwise."""
+
+LISTED = 200
+"""Rows that a page shows, newest first."""
+
+
+def watch(tick: Tick) -> None:
+    """Judge the run as this tick leaves it."""
+    run, now = tick.run, tick.now
+    known = {(a.kind, a.subject): a for a in Alert.objects.filter(run=run, closed_at=None)}
+    verdict = judge(_view(tick, known))
+    opened = keep(run, verdict, known, replicas=tick.replicas, now=now)
+    tick.changes.run |= bool(opened) or any(a.closed_at is not None for a in known.values())
+    for alert in opened:
+        if alert.told_at == now:
+            tell(alert)
+
+
+def tell(alert: Alert) -> None:
+    """Whatever is told outside of a newly opened alert is told from here."""
+    if alert.kind in WITH_EVENT:
+        record_event(
+            alert.run, "alert", f"{KINDS[alert.kind]}: {alert.message}",
+            level=alert.level, replica=alert.replica,
+        )  # fmt: skip
+    webhooks.announce(alert)
+
+
+def keep(
+    run: Run,
+    verdict: Verdict,
+    known: dict[tuple[str, str], Alert],
+    *,
+    replicas: Iterable[Replica] = (),
+    now: datetime,
+) -> list[Alert]:
+    """Open what was found and is not open, close what is not the case any more; those opened.
+    ``known`` are the open ones; the closed have their ``closed_at`` set."""
+    found = {(f.kind, f.subject): f for f in verdict.findings}
+    ids = {replica.number: replica.pk for replica in replicas}
+    opened = []
+    for key, finding in found.items():
+        if key in known:
+            continue
+        alert = _open(
+            run, finding, ids.get(finding.replica) if finding.replica is not None else None, now
+        )
+        if alert is not None:
+            opened.append(alert)
+    for key, alert in known.items():
+        if key in found or verdict.stays(*key):
+            continue
+        if Alert.objects.filter(pk=alert.pk, closed_at=None).update(closed_at=now):
+            alert.closed_at = now
+    return opened
+
+
+def _open(run: Run, finding: Finding, replica_id: int | None, now: datetime) -> Alert | None:
+    """The row, if it was us who opened it. What is over at once is closed as it is opened."""
+    over = now if finding.kind == "finished" else None
+    message = clean_text(finding.message)
+    alert, made = Alert.objects.get_or_create(
+        run=run,
+        kind=finding.kind,
+        subject=finding.subject,
+        defaults={
+            "replica_id": replica_id, "level": finding.level, "message": message,
+            "first_at": now, "opened_at": now, "closed_at": over, "told_at": now,
+        },
+    )  # fmt: skip
+    if made:
+        return alert
+    if finding.kind == "finished" and alert.opened_at >= run.state_since:
+        return None  # of this very end
+    again: dict[str, Any] = {
+        "replica_id": replica_id, "level": finding.level, "message": message,
+        "opened_at": now, "closed_at": over, "times": F("times") + 1,
+    }  # fmt: skip
+    quiet = finding.kind != "finished" and alert.told_at and now - alert.told_at < COOL_DOWN
+    if not quiet:
+        again |= {"told_at": now, "acknowledged_at": None, "acknowledged_by": None}
+    seen = Q(pk=alert.pk, closed_at__isnull=False, times=alert.times)
+    if not Alert.objects.filter(seen).update(**again):
+        return None
+    alert.refresh_from_db()
+    return alert
+
+
+def acknowledge(alert: Alert, *, actor: User) -> bool:
+    """Somebody has seen it and looks after it. False if somebody had before."""
+    with transaction.atomic():
+        moved = Alert.objects.filter(pk=alert.pk, acknowledged_at=None).update(
+            acknowledged_at=timezone.now(), acknowledged_by=actor
+        )
+        if moved:
+            record_event(
+                alert.run, "alert", f"acknowledged: {KINDS.get(alert.kind, alert.kind)}: "
+                f"{alert.message}", replica=alert.replica, actor=actor,
+            )  # fmt: skip
+    return bool(moved)
+
+
+def alert_rows(run: Run) -> list[dict[str, Any]]:
+    """Open ones first, then newest first. One query."""
+    rows = Alert.objects.filter(run=run).select_related("replica", "acknowledged_by")
+    newest = rows.order_by(F("closed_at").desc(nulls_first=True), "-opened_at", "-id")[:LISTED]
+    return [
+        {
+            "id": a.pk,
+            "kind": a.kind,
+            "title": KINDS.get(a.kind, a.kind),
+            "subject": a.subject,
+            "replica": a.replica.number if a.replica else None,
+            "level": a.level,
+            "message": a.message,
+            "first_at": iso(a.first_at),
+            "opened_at": iso(a.opened_at),
+            "closed_at": iso(a.closed_at),
+            "times": a.times,
+            "acknowledged_at": iso(a.acknowledged_at),
+            "acknowledged_by": a.acknowledged_by.get_username() if a.acknowledged_by else None,
+        }
+        for a in newest
+    ]
+
+
+# What a tick has seen, as the judge reads it.
+
+
+def _view(tick: Tick, known: dict[tuple[str, str], Alert]) -> AlertView:
+    run, now = tick.run, tick.now
+    state = RunState(run.state)
+    if state in RUN_ENDED:
+        return AlertView(
+            state=state, reason=run.state_reason,
+            committed=run.committed_rounds, total=run.total_rounds,
+        )  # fmt: skip
+    losses = any(series == "loss" for series, *_ in tick.changes.points)
+    read = losses or tick.changes.replicas
+    pools = {replica.pool_id: replica.pool for replica in tick.replicas}
+    began = run.started_at or run.created_at
+    return AlertView(
+        state=state,
+        reason=run.state_reason,
+        quorum=int(run.group_settings["min_quorum"]),
+        target=sum(pool.count for pool in pools.values()),
+        training=run.first_step_at is not None,
+        replicas=_replicas(tick, _nonfinite(run) if read else frozenset()),
+        losses_read=read,
+        rounds=_rounds(run, len(tick.replicas)) if tick.changes.rounds else None,
+        low_goodput=("goodput", "") in known,
+        cost_usd=run.cost_usd,
+        budget_usd=run.budget_usd,
+        age_s=(now - began).total_seconds() - run.idle_s,
+        time_limit_s=run.time_limit_s,
+        committed=run.committed_rounds,
+        total=run.total_rounds,
+    )
+
+
+def _replicas(tick: Tick, nonfinite: frozenset[tuple[int, str]]) -> tuple[ReplicaView, ...]:
+    jobs = tick.open_by_replica
+    views = []
+    for replica in tick.replicas:
+        job = jobs.get(replica.pk)
+        left_s = granted_s = None
+        if job is not None and job.deadline_at is not None and job.launched_at is not None:
+            left_s = (job.deadline_at - tick.now).total_seconds()
+            granted_s = (job.deadline_at - job.launched_at).total_seconds()
+        views.append(
+            ReplicaView(
+                number=replica.number,
+                state=ReplicaState(replica.state),
+                reason=replica.state_reason,
+                fell=_fell(replica),
+                nonfinite=(replica.pk, replica.incarnation) in nonfinite,
+                left_s=left_s,
+                granted_s=granted_s,
+            )
+        )
+    return tuple(views)
+
+
+def _fell(replica: Replica) -> bool:
+    """Whether it restarts after a fall, for which it is made to wait, and not because it was asked
+    to; see :func:`runs.control.care.relaunch`."""
+    at = replica.relaunch_at
+    return replica.state == ReplicaState.RESTARTING and at is not None and at > replica.state_since
+
+
+def _nonfinite(run: Run) -> frozenset[tuple[int, str]]:
+    """(replica, incarnation) that have reported a loss which is no number."""
+    cursors = TelemetryCursor.objects.filter(replica__run=run, nonfinite=True)
+    return frozenset(cursors.values_list("replica_id", "incarnation"))
+
+
+def _rounds(run: Run, replicas: int) -> RoundsView:
+    """Three queries, of as many rows as :data:`RECENT` and :data:`SPIKE_WINDOW` say."""
+    committed = Round.objects.filter(run=run, state=RoundState.COMMITTED).order_by("-number")
+    losses = committed.exclude(loss=None).values_list("number", "loss")[: SPIKE_WINDOW + 1]
+    recent = list(reversed(committed[:RECENT]))
+    late, spent, compute = [], 0.0, 0.0
+    for row in recent:
+        size = max(replicas, len(row.outcomes))
+        outcomes, timings = strips.unpack(bytes(row.outcomes), bytes(row.timings), size)
+        missed = (outcomes == strips.OUTCOMES.index("late")).nonzero()[0]
+        late.append(frozenset(int(number) for number in missed))
+        spent += float(timings["phases"].sum())
+        compute += float(timings["phases"][:, list(strips.GROUPS).index("compute")].sum())
+    whole = len(recent) == RECENT and spent > 0
+    return RoundsView(
+        losses=tuple((number, loss) for number, loss in reversed(losses) if loss is not None),
+        late=tuple(late),
+        stale=_stale(recent[-1]) if recent else {},
+        mismatch=tuple(row.number for row in recent if row.digest_mismatch),
+        goodput=finite(compute / spent) if whole else None,
+    )
+
+
+def _stale(row: Round) -> dict[int, int]:
+    old = Contribution.objects.filter(round=row, base_round__lt=row.number - STALE)
+    found = old.values_list("replica__number", "base_round")
+    return {number: row.number - 1 - base for number, base in found}

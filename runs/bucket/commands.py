@@ -1,0 +1,81 @@
+"""What the control plane asks of replicas, as create-once objects under ``control/``.
+
+Numbers have no gaps; whoever finds one taken takes the next. What was sent is remembered in the
+database after it was sent, so a command may be there twice: each means the same twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from diloco.rendezvous import keys
+from diloco.rendezvous.records import BadRecord, Command
+from diloco.rendezvous.store import Store
+from runs.bucket.reading import refuse
+from runs.models import Replica, Run
+
+
+def send_stop(run: Run, store: Store, now: datetime) -> None:
+    """End the run at its newest committed round."""
+    _send(run, store, Command(n=run.next_command, command="stop", wall_s=now.timestamp()))
+    Run.objects.filter(pk=run.pk, stop_sent_at=None).update(stop_sent_at=now)
+    run.stop_sent_at = now
+
+
+def send_resume(run: Run, store: Store, now: datetime) -> None:
+    """Take back the stops there are: the run goes on. Sent before anything of it is launched."""
+    _send(run, store, Command(n=run.next_command, command="resume", wall_s=now.timestamp()))
+
+
+def send_save(run: Run, store: Store, now: datetime) -> None:
+    """Have the next round that is committed saved as a checkpoint."""
+    asked_at = run.save_requested_at
+    arguments: Mapping[str, Any] = {"round": run.next_round - 1}
+    command = Command(
+        n=run.next_command, command="save", arguments=arguments, wall_s=now.timestamp()
+    )
+    _send(run, store, command)
+    Run.objects.filter(pk=run.pk).update(save_sent_at=asked_at)
+    run.save_sent_at = asked_at
+
+
+def send_drain(replica: Replica, store: Store, now: datetime, *, within_s: float) -> None:
+    """Ask this incarnation to give its work to a round, save its state, and leave."""
+    run = replica.run
+    arguments: Mapping[str, Any] = {"incarnation": replica.incarnation, "within_s": within_s}
+    _send(
+        run,
+        store,
+        Command(
+            n=run.next_command,
+            command="drain",
+            replica=replica.number,
+            arguments=arguments,
+            wall_s=now.timestamp(),
+        ),
+    )
+    Replica.objects.filter(pk=replica.pk).update(drain_sent_at=now)
+    replica.drain_sent_at = now
+
+
+def _send(run: Run, store: Store, command: Command) -> None:
+    while not store.create(keys.control(command.n), command.to_bytes()):
+        try:
+            theirs = Command.from_bytes(store.get(keys.control(command.n)))
+            if _meaning(theirs) == _meaning(command):
+                break
+        except BadRecord as error:
+            refuse(run, keys.control(command.n), error)
+        command = replace(command, n=command.n + 1)
+    run.next_command = command.n + 1
+    Run.objects.filter(pk=run.pk, next_command__lt=run.next_command).update(
+        next_command=run.next_command
+    )
+
+
+def _meaning(command: Command) -> tuple[Any, ...]:
+    names = ("incarnation", "round")
+    return command.command, command.replica, *(command.arguments.get(name) for name in names)

@@ -1,0 +1,321 @@
+"""A run out of its bucket alone: what to do when the database is lost, or is another one.
+
+``group.json`` says what the run is, the journal what only a control plane knew
+(:mod:`runs.bucket.journal`), and everything else is read by the same functions that read it while
+the run is live. A group that was made without a control plane has no journal; then the run is shown
+with one pool of whoever beat, and is over.
+
+The run is stored first as *cancelled*, so that nothing looks after it, and gets its state with its
+attempts and events at the end, in one transaction. From then on the reconciler goes on with it as
+if nothing had been: a run whose journal says that jobs are open is polled, commanded and paid for
+again. So there must not be another control plane that looks after the same run.
+
+What is not in a bucket, and so is not rebuilt: users, tokens, credentials (they are found by name,
+if there are any of that name), archives (kept as the bucket's ``code/``), and when this control
+plane first saw something (:data:`runs.bucket.importing.OWN_CLOCK`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+
+from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
+from django.db import models, transaction
+from django.db.models import Sum
+from django.utils import timezone
+
+from diloco.rendezvous import keys
+from diloco.rendezvous.document import GroupDocument
+from diloco.rendezvous.store import MissingKey, Store
+from runs.bucket import journal
+from runs.bucket.beats import Leases, read_leases, store_leases
+from runs.bucket.import_reading import document, final, next_command, read_rounds, read_telemetry
+from runs.bucket.reading import Changes
+from runs.bucket.results import ingest_checkpoints, store_final
+from runs.bucket.stores import store_for
+from runs.control.costs import cost_usd
+from runs.drafts.archives import store_archive
+from runs.drafts.create import rendezvous_uri
+from runs.exceptions import CannotDo, InvalidRun
+from runs.models import (
+    Archive,
+    Credential,
+    Event,
+    Journal,
+    Replica,
+    ReplicaAttempt,
+    ReplicaPool,
+    Run,
+)
+from runs.states import ReplicaState, RunState
+
+M = TypeVar("M", bound=models.Model)
+
+IMPORTING = "being imported"
+OWN_CLOCK: Mapping[str, frozenset[str]] = {
+    "Run": frozenset({"last_seen_at", "committed_at"}),
+    "Replica": frozenset({"beat_at"}),
+    "TelemetryCursor": frozenset({"moved_at"}),
+}
+"""Columns that say when a control plane saw something: an import saw it just now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """``remarks`` are what could not be taken over, for whoever asked."""
+
+    run: Run
+    remarks: tuple[str, ...]
+
+
+def import_run(uri: str, *, owner: User | None = None, credential: str = "") -> Imported:
+    """Rebuild the run whose rendezvous is ``uri``.
+
+    ``owner`` None is whoever the journal names, if there is a user of that name. ``credential``
+    names the one that opens the bucket. Raises :class:`CannotDo`, or
+    :class:`~diloco.rendezvous.store.StoreError` where the bucket cannot be read.
+    """
+    return _Import(uri, owner, credential).run()
+
+
+@dataclass
+class _Import:
+    uri: str
+    owner: User | None
+    credential: str
+    remarks: list[str] = field(default_factory=list)
+
+    def run(self) -> Imported:
+        opener = self._opener()
+        draft = Run(rendezvous=rendezvous_uri(self.uri, uuid.uuid4()), store_credential=opener)
+        store = store_for(draft)
+        group = document(store)
+        told = journal.read_journal(store)
+        self.remarks += [f"not read: {refused}" for refused in told.refused]
+        leases = read_leases(store)
+        run = self._stub(group, draft, told)
+        self._people(run, told, leases)
+        changes, now = Changes(), timezone.now()
+        read_rounds(run, store, now, changes)
+        open_attempts = (a for a in told.attempts.values() if a.get("ended_at") is None)
+        busy = frozenset(attempt.get("replica", -1) for attempt in open_attempts)
+        read_telemetry(run, store, leases, changes, busy=busy)
+        ingest_checkpoints(run, store, now=now)
+        result = final(store, self.remarks)
+        if result is not None:
+            store_final(run, result, now=now)
+        store_leases(run, list(run.replicas.all()), leases, now=now)
+        with transaction.atomic():
+            self._attempts(run, told)
+            self._events(run, told)
+            self._states(run, told, store, reason=result.reason if result else "")
+        run.refresh_from_db()
+        return Imported(run=run, remarks=tuple(self.remarks))
+
+    def _opener(self) -> Credential | None:
+        if not self.credential:
+            return None
+        found = Credential.objects.filter(name=self.credential, kind="store").first()
+        if found is None:
+            raise CannotDo(f"expected a credential of kind store, found none {self.credential!r}")
+        return found
+
+    def _stub(self, document: GroupDocument, draft: Run, told: journal.Told) -> Run:
+        """The run, so that rows can point at it; nothing looks after it yet."""
+        pk = run_id(document, draft.rendezvous)
+        known = (
+            Run.objects.filter(pk=pk).first()
+            or Run.objects.filter(rendezvous=draft.rendezvous).first()
+        )
+        if known is not None and known.state_reason == IMPORTING:
+            known.delete()  # of an import that did not come to its end
+        elif known is not None:
+            raise CannotDo(f"expected a run that is not here yet, found {known.name!r} ({pk})")
+        owner = self.owner or User.objects.filter(username=told.run.get("owner", "")).first()
+        if owner is None:
+            name = told.run.get("owner")
+            said = (
+                f"the journal says {name!r}, whom there is not" if name else "the bucket says none"
+            )
+            raise CannotDo(f"expected an owner: {said}; name one")
+        now = timezone.now()
+        if self.credential == "" and told.run.get("store_credential"):
+            draft.store_credential = self._credential(told.run["store_credential"], "store")
+        return Run.objects.create(
+            id=pk,
+            name=document.name[:80],
+            owner=owner,
+            state=RunState.CANCELLED,
+            state_reason=IMPORTING,
+            state_since=now,
+            rendezvous=draft.rendezvous,
+            store_credential=draft.store_credential,
+            group_settings=document.settings.to_dict(),
+            workload=dict(document.workload),
+            group_fingerprint=document.fingerprint,
+            code_sha256=document.code,
+            submit_key=f"import-{pk.hex}",
+            created_at=_when(told.run.get("created_at")) or now,
+            first_step_at=_when(told.run.get("first_step_at")),
+        )
+
+    def _credential(self, name: Any, kind: str) -> Credential | None:
+        found = Credential.objects.filter(name=str(name), kind=kind).first()
+        if found is None:
+            self.remarks.append(f"there is no credential {name!r} for {kind}; none is used")
+        return found
+
+    def _people(self, run: Run, told: journal.Told, leases: Leases) -> None:
+        """Pools and replicas: those of the journal, and whoever beat beside them."""
+        now = timezone.now()
+        pools: dict[int, ReplicaPool] = {}
+        for place, body in sorted(told.pools.items()):
+            pool = ReplicaPool(run=run, **_columns(ReplicaPool, body, journal.POOL))
+            if body.get("credential"):
+                pool.credential = self._credential(body["credential"], pool.backend)
+            pools[place] = _stored(pool)
+        beat = {number for number, _ in leases.incarnations}
+        unknown = len(beat - set(told.replicas))
+        for number in sorted(beat | set(told.replicas)):
+            body = told.replicas.get(number, {})
+            place = body.get("pool", -1)
+            if place not in pools:
+                pools[place] = _stored(
+                    ReplicaPool(run=run, backend="external", hardware="unknown", count=unknown)
+                )
+            pool = pools[place]
+            _stored(
+                Replica(
+                    run=run, pool=pool, number=number, state=ReplicaState.EVICTED, state_since=now
+                )
+            )
+
+    def _attempts(self, run: Run, told: journal.Told) -> None:
+        replicas = {r.number: r for r in run.replicas.all()}
+        columns = (*journal.ATTEMPT, *journal.WHEN_ENDED)
+        for key, body in told.attempts.items():
+            replica = replicas.get(body.get("replica", -1))
+            if replica is None:
+                self.remarks.append(f"attempt {key}: of a replica that nobody knows")
+                continue
+            attempt = ReplicaAttempt(replica=replica, **_columns(ReplicaAttempt, body, columns))
+            if attempt.ended_at is None:
+                attempt.cost_usd = cost_usd(
+                    price_usd_h=attempt.price_usd_h, launched_at=attempt.launched_at,
+                    started_at=attempt.started_at, ended_at=None, now=timezone.now(),
+                )  # fmt: skip
+            _stored(attempt)
+
+    def _events(self, run: Run, told: journal.Told) -> None:
+        """Those of the journal, as they were; of what reading found just now, what is not there."""
+        found = list(run.events.order_by("pk"))
+        run.events.all().delete()
+        replicas: dict[Any, Replica] = {r.number: r for r in run.replicas.all()}
+        names = {body.get("actor") for body in told.events} - {None}
+        actors: dict[Any, User] = {
+            user.username: user for user in User.objects.filter(username__in=names)
+        }
+        if missing := sorted(map(str, names - set(actors))):
+            self.remarks.append(f"events by {', '.join(missing)}, who are no users here: no actor")
+        events = [
+            Event(
+                run=run,
+                replica=replicas.get(body.get("replica", -1)),
+                actor=actors.get(body.get("actor", "")),
+                **_columns(Event, body, journal.EVENT),
+            )
+            for body in told.events
+        ]
+        known = {(e.kind, e.replica_id, e.message) for e in events}
+        events += [e for e in found if (e.kind, e.replica_id, e.message) not in known]
+        for event in events:
+            event.pk = None
+        Event.objects.bulk_create(events)
+
+    def _states(self, run: Run, told: journal.Told, store: Store, *, reason: str) -> None:
+        for number, body in told.replicas.items():
+            columns = (*journal.REPLICA, *journal.WHEN_NOT_WORKING)
+            fields = _columns(Replica, body, columns)
+            if "state" not in fields:  # it was at work: its next beat says how
+                fields |= {"state": ReplicaState.SYNCING, "state_reason": "imported"}
+            Replica.objects.filter(run=run, number=number).update(**fields)
+        archive = told.run.get("archive")
+        fields = _columns(Run, told.run, (*journal.RUN, *journal.WHEN_NOT_LIVE))
+        if not told.run:
+            fields = _state_without_journal(reason)
+        if archive and Archive.objects.filter(pk=archive).exists():
+            fields["archive_id"] = archive
+        elif archive:
+            fields["archive_id"] = self._archive(store, str(archive))
+        spent = ReplicaAttempt.objects.filter(replica__run=run).aggregate(sum=Sum("cost_usd"))
+        fields.setdefault("cost_usd", spent["sum"] or 0.0)
+        fields["next_command"] = next_command(store)
+        Run.objects.filter(pk=run.pk).update(**fields)
+        events = list(run.events.order_by("pk").values_list("pk", flat=True))
+        Journal.objects.create(
+            run=run,
+            next_n=told.next_n,
+            event_id=max(events, default=0),
+            seen={"events": events[-journal.WINDOW :]},
+        )
+
+    def _archive(self, store: Store, sha256: str) -> str | None:
+        try:
+            archive = store_archive(store.get(keys.code_bundle(sha256)))
+        except (MissingKey, InvalidRun, ValueError) as error:
+            self.remarks.append(f"the archive of user code is not taken over: {error}")
+            return None
+        return archive.pk if archive and archive.pk == sha256 else None
+
+
+def run_id(document: GroupDocument, uri: str) -> uuid.UUID:
+    """The run's own id; one made of its place where it never had any of this kind."""
+    try:
+        return uuid.UUID(document.run_id)
+    except ValueError:
+        return uuid.uuid5(uuid.NAMESPACE_URL, f"{uri}#{document.run_id}")
+
+
+def _state_without_journal(reason: str) -> dict[str, Any]:
+    now = timezone.now()
+    over = {"started_at": None, "ended_at": now, "state_since": now}
+    if reason and reason != "stopped":
+        return {**over, "state": RunState.SUCCEEDED, "state_reason": "imported; it was completed"}
+    words = "imported; no control plane looked after it"
+    return {**over, "state": RunState.CANCELLED, "state_reason": words}
+
+
+def _columns(model: type[models.Model], body: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    """What ``body`` says of these columns, as the columns take it."""
+    values: dict[str, Any] = {}
+    for name in names:
+        if name not in body:
+            continue
+        column = model._meta.get_field(name)
+        assert isinstance(column, models.Field)
+        try:
+            value = column.to_python(body[name])
+            blank = value in column.empty_values
+            values[name] = value if blank else column.clean(value, None)
+            if value is None and not column.null:
+                raise ValidationError("expected a value, found none")
+        except ValidationError as error:
+            raise CannotDo(
+                f"journal: {model.__name__} {name}: {'; '.join(error.messages)}"
+            ) from error
+    return values
+
+
+def _when(value: Any) -> datetime | None:
+    found = _columns(Run, {"created_at": value}, ("created_at",)) if value else {}
+    return found.get("created_at")
+
+
+def _stored(row: M) -> M:
+    row.save(force_insert=True)
+    return row

@@ -1,0 +1,289 @@
+"""What only the control plane knows of a run, written into the run's own bucket.
+
+Replicas leave rounds, curves and logs there; owner, notes, pools, attempts with their causes and
+costs, and events are in the database alone. They go to ``control/journal/<n>.json``, so that the
+bucket tells all of the run (:mod:`runs.bucket.importing` reads it back).
+
+::
+
+    tick ─► rows that differ from what was written last, and new events ─► one object, create-once
+
+At most one object per run and tick, and none where nothing changed. Objects are numbered without
+gaps. What an object says of a row replaces what earlier ones said; an event that is there twice
+(the writer died before it could remember that it had written) is one event. An object holds no
+secret: credentials are named, and texts have passed :func:`runs.transitions.clean_text`.
+
+Left out on purpose: what a replica reports of itself between two transitions of its state, because
+it would be news at every tick, and the cost of what still runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Model
+
+from diloco.rendezvous import keys
+from diloco.rendezvous.document import canonical_json
+from diloco.rendezvous.records import BadRecord
+from diloco.rendezvous.store import MissingKey, Store
+from runs.models import Event, Journal, Replica, ReplicaAttempt, ReplicaPool, Run
+from runs.states import REPLICA_WORKING, RUN_LIVE, ReplicaState
+
+FORMAT, VERSION = "archipelago.journal", 1
+EVENTS_PER_OBJECT = 500
+WINDOW = 1000
+"""Ids below the newest event that was written, among which one may turn up late: its transaction
+took its id early and was committed last."""
+
+RUN = (
+    "name", "state", "state_reason", "state_since", "submit_key", "time_limit_s", "budget_usd",
+    "start_timeout_s", "max_restarts", "notes", "tags", "archived_at", "forked_from", "fork_round",
+    "fork_outer", "created_at", "started_at", "first_step_at", "ended_at", "stop_requested_at",
+    "stop_sent_at", "cancel_at", "resumed_at", "idle_s", "save_requested_at", "save_sent_at",
+)  # fmt: skip
+WHEN_NOT_LIVE = ("cost_usd", "train_loss", "tokens_per_s")
+"""Of the run: sums over replicas that no longer say how they are."""
+POOL = (
+    "backend", "hardware", "count", "region", "spot", "image", "timeout_s", "options",
+    "price_usd_h", "failures", "closed_until", "needs_person", "trouble",
+)  # fmt: skip
+REPLICA = (
+    "number", "backend_state", "restarts", "relaunch_at", "drain_sent_at", "cancel_at",
+    "worked_since",
+)  # fmt: skip
+WHEN_NOT_WORKING = ("state", "state_reason", "state_since", "round")
+"""Of a replica; one at work says in its beat how it is."""
+ATTEMPT = (
+    "number", "launch_key", "handle", "cause", "exit_code", "message", "created_at", "launched_at",
+    "started_at", "deadline_at", "expires_at", "ended_at", "price_usd_h",
+)  # fmt: skip
+WHEN_ENDED = ("cost_usd", "billed_s")
+"""Of an attempt."""
+EVENT = ("at", "level", "kind", "from_state", "to_state", "message")
+
+_WORKING = REPLICA_WORKING | {ReplicaState.SUSPECT}
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One object. ``pools`` are told by their place in the run, ``replicas`` by their number,
+    ``attempts`` by their launch key."""
+
+    n: int
+    wall_s: float
+    run: Body | None = None
+    pools: tuple[Body, ...] = ()
+    replicas: tuple[Body, ...] = ()
+    attempts: tuple[Body, ...] = ()
+    events: tuple[Body, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        body = {"format": FORMAT, "v": VERSION, **vars(self)}
+        return json.dumps(body, separators=(",", ":"), allow_nan=True).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Entry:
+        try:
+            body = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise BadRecord(f"journal: expected JSON, found {error}") from None
+        found = (body.pop("format", None), body.pop("v", None)) if isinstance(body, dict) else None
+        if found != (FORMAT, VERSION):
+            raise BadRecord(f"journal: expected {FORMAT} of version {VERSION}, found {found}")
+        lists: Any = {n: body.pop(n, []) for n in ("pools", "replicas", "attempts", "events")}
+        if not all(isinstance(v, list) and all(map(_is_body, v)) for v in lists.values()):
+            raise BadRecord("journal: expected lists of objects")
+        run = body.pop("run", None)
+        if not (run is None or _is_body(run)) or set(body) != {"n", "wall_s"}:
+            raise BadRecord(f"journal: expected n, wall_s and a run, found {sorted(body)}")
+        rows: Any = {name: tuple(found) for name, found in lists.items()}
+        return cls(**body, run=run, **rows)
+
+
+def _is_body(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def write_journal(run: Run, store: Store, *, now: datetime, changed: bool = True) -> bool:
+    """Write what is new of ``run``; False where nothing is. A tick that has not ``changed``
+    anything costs two queries."""
+    journal, _ = Journal.objects.get_or_create(run=run)
+    events = _new_events(run, journal)
+    if not (changed or events or journal.due):
+        return False
+    seen: dict[str, Any] = dict(journal.seen)
+    rows = _Rows(seen=seen)
+    stored = Run.objects.select_related("owner", "store_credential").get(pk=run.pk)
+    rows.add("run", "", run_body(stored))
+    places: dict[int, int] = {}
+    pools = ReplicaPool.objects.filter(run=run).select_related("credential").order_by("pk")
+    for place, pool in enumerate(pools):
+        places[pool.pk] = place
+        rows.add("pools", str(place), pool_body(pool, place))
+    for replica in Replica.objects.filter(run=run).order_by("number"):
+        rows.add("replicas", str(replica.number), replica_body(replica, places))
+    attempts = ReplicaAttempt.objects.filter(replica__run=run).select_related("replica")
+    for attempt in attempts.order_by("replica__number", "number"):
+        rows.add("attempts", attempt.launch_key, attempt_body(attempt))
+    new = rows.new
+    if not events and not any(new.values()):
+        if journal.due:
+            Journal.objects.filter(pk=run.pk).update(due=False)
+        return False
+    entry = Entry(
+        n=journal.next_n,
+        wall_s=now.timestamp(),
+        run=new["run"][0] if new["run"] else None,
+        pools=tuple(new["pools"]),
+        replicas=tuple(new["replicas"]),
+        attempts=tuple(new["attempts"]),
+        events=tuple(event_body(event) for event in events),
+    )
+    n = _create(store, entry)
+    newest = max([journal.event_id, *(event.pk for event in events)])
+    written = [*seen.get("events", ()), *(event.pk for event in events)]
+    seen["events"] = [pk for pk in written if pk > newest - WINDOW]
+    Journal.objects.filter(pk=run.pk).update(
+        next_n=n + 1, event_id=newest, seen=seen, due=len(events) == EVENTS_PER_OBJECT
+    )
+    return True
+
+
+@dataclass
+class _Rows:
+    """Rows whose digest is not the one in ``seen``, which is brought up to date."""
+
+    seen: dict[str, Any]
+    new: dict[str, list[Body]] = field(
+        default_factory=lambda: {"run": [], "pools": [], "replicas": [], "attempts": []}
+    )
+
+    def add(self, kind: str, name: str, body: Body) -> None:
+        digest = hashlib.sha256(canonical_json(_plain(body))).hexdigest()[:16]
+        known = self.seen.setdefault(kind, {})
+        if known.get(name) != digest:
+            known[name] = digest
+            self.new[kind].append(body)
+
+
+def _plain(value: Any) -> Any:
+    """For a digest, in which a number may be no number."""
+    return json.loads(json.dumps(value), parse_constant=str)
+
+
+def _new_events(run: Run, journal: Journal) -> list[Event]:
+    known = journal.seen.get("events", ())
+    events = Event.objects.filter(run=run, pk__gt=journal.event_id - WINDOW).exclude(pk__in=known)
+    return list(events.select_related("replica", "actor").order_by("pk")[:EVENTS_PER_OBJECT])
+
+
+def _create(store: Store, entry: Entry) -> int:
+    """The number it was written under: the first that is free."""
+    n = entry.n
+    while not store.create(keys.journal(n), Entry(**{**vars(entry), "n": n}).to_bytes()):
+        n += 1
+    return n
+
+
+# One row as an object holds it.
+
+
+def run_body(run: Run) -> Body:
+    own = RUN if run.state in RUN_LIVE else (*RUN, *WHEN_NOT_LIVE)
+    credential = run.store_credential
+    return {
+        **_columns(run, own),
+        "owner": run.owner.get_username(),
+        "store_credential": credential.name if credential else None,
+        "archive": run.archive_id,
+    }
+
+
+def pool_body(pool: ReplicaPool, place: int) -> Body:
+    credential = pool.credential.name if pool.credential else None
+    return {**_columns(pool, POOL), "place": place, "credential": credential}
+
+
+def replica_body(replica: Replica, places: Mapping[int, int]) -> Body:
+    own = REPLICA if replica.state in _WORKING else (*REPLICA, *WHEN_NOT_WORKING)
+    return {**_columns(replica, own), "pool": places[replica.pool_id]}
+
+
+def attempt_body(attempt: ReplicaAttempt) -> Body:
+    own = ATTEMPT if attempt.ended_at is None else (*ATTEMPT, *WHEN_ENDED)
+    return {**_columns(attempt, own), "replica": attempt.replica.number}
+
+
+def event_body(event: Event) -> Body:
+    return {
+        **_columns(event, EVENT),
+        "replica": event.replica.number if event.replica else None,
+        "actor": event.actor.get_username() if event.actor else None,
+    }
+
+
+def _columns(row: Model, names: tuple[str, ...]) -> Body:
+    return {name: _value(getattr(row, name)) for name in names}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if value is None or isinstance(value, bool | int | float | list | dict):
+        return value
+    return str(value)
+
+
+# Reading it back.
+
+
+@dataclass
+class Told:
+    """A whole journal: the last word on each row, and every event once, in order."""
+
+    run: Body = field(default_factory=dict)
+    pools: dict[int, Body] = field(default_factory=dict)
+    replicas: dict[int, Body] = field(default_factory=dict)
+    attempts: dict[str, Body] = field(default_factory=dict)
+    events: list[Body] = field(default_factory=list)
+    next_n: int = 1
+    refused: list[str] = field(default_factory=list)
+
+
+def read_journal(store: Store) -> Told:
+    """All objects, in order; one that cannot be read is named in ``refused``."""
+    told, known = Told(), set()
+    while True:
+        key = keys.journal(told.next_n)
+        try:
+            data = store.get(key)
+        except MissingKey:
+            return told
+        told.next_n += 1
+        try:
+            entry = Entry.from_bytes(data)
+            told.run = entry.run or told.run
+            last: Any = (
+                (entry.pools, "place", told.pools),
+                (entry.replicas, "number", told.replicas),
+                (entry.attempts, "launch_key", told.attempts),
+            )
+            for rows, by, into in last:
+                for body in rows:
+                    into[body[by]] = body
+        except (BadRecord, KeyError, TypeError) as error:
+            told.refused.append(f"{key}: {error!r}")
+            continue
+        for event in entry.events:
+            name = json.dumps(event, sort_keys=True)
+            if name not in known:
+                known.add(name)
+                told.events.append(event)

@@ -1,0 +1,126 @@
+"""What reading a bucket's records into tables needs: bounds, times, refusals, what changed.
+
+Records come from machines we do not control. They are checked here before they meet the database;
+what is refused is named in an Event, counted on the run, and never read again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from django.db.models import F
+
+from diloco.rendezvous.records import (
+    BadRecord,
+    CheckpointManifest,
+    Commit,
+    ContributionRecord,
+    FinalManifest,
+    Plan,
+    Record,
+)
+from diloco.rendezvous.telemetry import PHASES, STARTUP_PHASES
+from runs.models import Event, Replica, Run
+from runs.series.blocks import Points
+from runs.transitions import record_event
+
+INT_LIMIT = 2**53
+"""Counters above this are not exact in a browser, and no training gets there."""
+SMALL_LIMIT = 2**31 - 1
+
+REFUSAL_EVENTS = 20
+"""Events per run about unreadable records; beyond that they are at most counted."""
+
+PHASE_NAMES = frozenset({*STARTUP_PHASES, *PHASES, "other"})
+
+
+@dataclass
+class Changes:
+    """What one tick changed, to be published once."""
+
+    run: bool = False
+    replicas: bool = False
+    rounds: set[int] = field(default_factory=set)
+    points: list[tuple[str, int | None, Points]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.run or self.replicas or self.rounds or self.points)
+
+
+def refuse(
+    run: Run,
+    what: str,
+    error: BaseException,
+    *,
+    replica: Replica | None = None,
+    passed: bool = False,
+) -> None:
+    """Count an unreadable record and name it, once per ``what`` (its key).
+
+    ``passed``: a cursor leaves it behind. Others are met again at every tick, and past
+    :data:`REFUSAL_EVENTS`, when nothing tells them from new ones, they are not counted.
+    """
+    known = Event.objects.filter(run=run, kind="refused", message__startswith=f"{what} refused")
+    if known.exists():
+        return
+    named = Event.objects.filter(run=run, kind="refused").count() < REFUSAL_EVENTS
+    if named or passed:
+        Run.objects.filter(pk=run.pk).update(refused_records=F("refused_records") + 1)
+    if named:
+        record_event(
+            run, "refused", f"{what} refused: {error}", level=Event.Level.WARNING, replica=replica
+        )
+
+
+def count(value: int, name: str, *, limit: int = INT_LIMIT) -> int:
+    if not 0 <= value <= limit:
+        raise BadRecord(f"{name}: expected 0 to {limit}, found {value}")
+    return value
+
+
+def finite(value: float | None) -> float | None:
+    """The value, or None where a column of the database cannot hold it."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def wall(value: float, now: datetime) -> datetime:
+    """A label for people; ours where the writer's makes no sense."""
+    try:
+        return datetime.fromtimestamp(value, tz=UTC)
+    except (ValueError, OverflowError, OSError):
+        return now
+
+
+def seconds(phases: Mapping[str, float]) -> dict[str, float]:
+    """The phases we know, as finite seconds."""
+    return {
+        name: round(value, 6)
+        for name, value in phases.items()
+        if name in PHASE_NAMES and math.isfinite(value) and value >= 0
+    }
+
+
+def check_record(record: Record) -> None:
+    """Numbers that a table cannot hold are refused before anything is stored."""
+    match record:
+        case Commit():
+            count(record.fragment, "fragment", limit=SMALL_LIMIT)
+            count(record.tokens_total, "tokens_total")
+        case Plan():
+            for line in record.contributions:
+                count(line.tokens, "tokens")
+                count(line.steps, "steps", limit=SMALL_LIMIT)
+                count(line.size_bytes, "size_bytes")
+        case ContributionRecord():
+            count(record.base_round, "base_round", limit=SMALL_LIMIT)
+            count(record.tokens, "tokens")
+            count(record.steps, "steps", limit=SMALL_LIMIT)
+            count(record.size_bytes, "size_bytes")
+        case CheckpointManifest() | FinalManifest():
+            count(record.round, "round", limit=SMALL_LIMIT)
+            count(record.weights.size_bytes, "size_bytes")
+        case _:
+            pass

@@ -1,0 +1,1 @@
+"""What the workers do for runs: launch, watch, judge, relaunch, end."""

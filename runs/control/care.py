@@ -1,0 +1,136 @@
+"""Replicas within a tick: what became of them, and who is launched again."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from runs.control import breaker, decide, jobs, policy
+from runs.control.decide import ReplicaView
+from runs.control.leaving import leaving_ids
+from runs.control.tick import LOST_TASK_AFTER, Tick
+from runs.models import Replica, ReplicaAttempt
+from runs.queue import enqueue
+from runs.states import (
+    REPLICA_TRANSITIONS,
+    REPLICA_WORKING,
+    RUN_LIVE,
+    ReplicaState,
+    RunState,
+)
+from runs.transitions import transition_replica
+
+
+def judge_replicas(tick: Tick) -> None:
+    timeout_s = float(tick.run.group_settings["heartbeat_timeout_s"])
+    for replica in tick.replicas:
+        view = ReplicaView(
+            state=ReplicaState(replica.state),
+            job=tick.jobs.get(replica.pk),
+            beat=tick.beats.get(replica.number),
+            heartbeat_timeout_s=timeout_s,
+            run_is_over=tick.over,
+            bucket_was_read=tick.bucket_was_read,
+        )
+        verdict = decide.judge_replica(view)
+        if verdict is None or verdict.to not in REPLICA_TRANSITIONS[view.state]:
+            continue
+        begins = verdict.to in REPLICA_WORKING and replica.worked_since is None
+        since = tick.now if begins else replica.worked_since
+        if not transition_replica(replica, verdict.to, reason=verdict.reason, worked_since=since):
+            continue
+        tick.changes.replicas = True
+        if begins:
+            breaker.count_success(replica.pool)
+        elif view.state == ReplicaState.PROVISIONING and verdict.to in _FELL:
+            breaker.count_failure(replica.pool, f"{replica}: {verdict.reason}")
+
+
+_FELL = (ReplicaState.FAILED, ReplicaState.LOST)
+
+
+def relaunch(tick: Tick) -> None:
+    """Schedule relaunches by policy, and call for every launch that is due."""
+    if tick.over or tick.run.state not in RUN_LIVE | {RunState.PROVISIONING}:
+        return
+    open_by_replica = tick.open_by_replica
+    due: set[int] = set()
+    for replica in tick.replicas:
+        delay_s = relaunch_delay_s(replica)
+        if delay_s is not None:
+            _schedule(tick, replica, delay_s)
+        attempt = open_by_replica.get(replica.pk)
+        if _launch_is_due(tick, replica, attempt):
+            due.add(replica.pool_id)
+    for pool_id in sorted(due):
+        enqueue("launch_pool", pool_id, expires=LOST_TASK_AFTER.total_seconds())
+
+
+def _schedule(tick: Tick, replica: Replica, delay_s: float) -> None:
+    last = _last_attempt(replica)
+    cause = last.cause if last else ""
+    restarts = policy.restarts_after(replica.restarts, cause=cause, worked_s=_worked_s(replica))
+    count = f"restart {restarts} of {tick.run.max_restarts}"
+    if cause in policy.INNOCENT:
+        count = "restart, not counted,"
+    tick.changes.replicas |= transition_replica(
+        replica,
+        ReplicaState.RESTARTING,
+        reason=f"{count} in {delay_s:g} s, after: {replica.state_reason}",
+        restarts=restarts,
+        relaunch_at=tick.now + timedelta(seconds=delay_s),
+    )
+
+
+def relaunch_delay_s(replica: Replica) -> float | None:
+    last = _last_attempt(replica) if replica.ended else None
+    return policy.relaunch_delay_s(
+        ReplicaState(replica.state),
+        restarts=policy.held_against(replica.restarts, worked_s=_worked_s(replica)),
+        cause=last.cause if last else "",
+        exit_code=last.exit_code if last else None,
+        max_restarts=replica.run.max_restarts,
+    )
+
+
+def _worked_s(replica: Replica) -> float:
+    """Of an attempt that has ended: from its first beat at work to the end."""
+    if replica.worked_since is None:
+        return 0.0
+    return (replica.state_since - replica.worked_since).total_seconds()
+
+
+def _last_attempt(replica: Replica) -> ReplicaAttempt | None:
+    return replica.attempts.order_by("-number").first()
+
+
+def _launch_is_due(tick: Tick, replica: Replica, attempt: ReplicaAttempt | None) -> bool:
+    now = tick.now
+    waited = now - replica.state_since > LOST_TASK_AFTER
+    if replica.state == ReplicaState.PROVISIONING:
+        return waited and attempt is not None and attempt.handle is None
+    if not breaker.may_launch(replica.pool, now):
+        return False
+    if replica.state == ReplicaState.RESTARTING:
+        return attempt is None and (replica.relaunch_at is None or replica.relaunch_at <= now)
+    return waited and replica.state == ReplicaState.PENDING
+
+
+def call_off_launches(tick: Tick) -> None:
+    """Launches that were begun, have no job, and are not wanted any more."""
+    leaving = leaving_ids(tick)
+    tick.jobs |= jobs.close_unlaunched(
+        (
+            attempt
+            for attempt in tick.attempts
+            # In jobs: there is a job, or the backend could not be asked.
+            if attempt.replica_id not in tick.jobs and (tick.over or attempt.replica_id in leaving)
+        ),
+        now=tick.now,
+    )
+
+
+def give_up_on_silent_backends(tick: Tick) -> None:
+    """In a run that was stopped, or is over, long ago."""
+    told_at = tick.run.ended_at or tick.run.stop_requested_at
+    if told_at is not None and tick.now - told_at > jobs.GIVE_UP_AFTER:
+        tick.jobs |= jobs.give_up(tick.attempts, tick.jobs, now=tick.now)

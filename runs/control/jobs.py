@@ -1,0 +1,206 @@
+"""What backends say of a run's jobs, and asking them to end some."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from django.db.models import Q
+
+from executors.base import (
+    Cause,
+    ExecutorError,
+    JobState,
+    ReplicaHandle,
+    ReplicaStatus,
+    ServerlessExecutor,
+)
+from runs.control.backends import executor_for
+from runs.control.decide import Job
+from runs.control.launch import save_handle
+from runs.models import Replica, ReplicaAttempt, ReplicaPool, Run
+from runs.states import REPLICA_ENDED, ReplicaState
+from runs.transitions import clean_text
+
+logger = logging.getLogger(__name__)
+
+GIVE_UP_AFTER = timedelta(minutes=10)
+"""How long a run that was stopped waits for a backend that cannot be asked how its jobs are."""
+
+UNLAUNCHED_AFTER = timedelta(seconds=30)
+"""An unwanted launch that left no job by then is taken to have died; one that still comes through
+is cancelled by :func:`runs.control.launch.launch_replica`."""
+
+_SETTLED = REPLICA_ENDED | {ReplicaState.PENDING, ReplicaState.RESTARTING}
+
+
+def attempts_to_look_at(run: Run) -> list[ReplicaAttempt]:
+    """Attempts that may still have a job, and all of replicas that wait for nothing; oldest
+    first."""
+    return list(
+        ReplicaAttempt.objects.filter(
+            Q(ended_at=None) | ~Q(replica__state__in=_SETTLED), replica__run=run
+        )
+        .select_related("replica__pool__credential", "replica__run")
+        .order_by("replica__number", "number")
+    )
+
+
+def unjudged_jobs(attempts: Iterable[ReplicaAttempt]) -> dict[int, Job]:
+    """Replica id -> the end of its newest attempt, of replicas that do not reflect it yet: the
+    tick that closed the attempt was killed before it could judge, or could not judge then."""
+    newest = {attempt.replica_id: attempt for attempt in attempts}
+    return {
+        replica_id: Job(
+            state=JobState.ENDED,
+            cause=attempt.cause,
+            exit_code=attempt.exit_code,
+            message=attempt.message,
+        )
+        for replica_id, attempt in newest.items()
+        if attempt.ended_at is not None
+    }
+
+
+def poll_jobs(attempts: Sequence[ReplicaAttempt], *, now: datetime) -> dict[int, Job]:
+    """Replica id -> what its backend says; one question per backend for all its jobs.
+
+    An attempt that has ended is closed, once. One without a handle is looked for by its launch
+    key: the worker that launched it may have died before it could say so.
+    """
+    jobs: dict[int, Job] = {}
+    for pool, group in _by_account(attempts):
+        try:
+            executor = executor_for(pool)
+            known = [(a, h) for a in group if (h := _handle(executor, a)) is not None]
+            statuses = executor.poll([handle for _, handle in known]) if known else []
+        except ExecutorError as error:
+            logger.warning("%s could not be asked: %s", pool.backend, error)
+            unknown = Job(state=JobState.UNKNOWN, message=str(error))
+            jobs |= {attempt.replica_id: unknown for attempt in group}
+            continue
+        for (attempt, _), status in zip(known, statuses, strict=True):
+            jobs[attempt.replica_id] = _record(attempt, status, now)
+    return jobs
+
+
+def _handle(executor: ServerlessExecutor, attempt: ReplicaAttempt) -> ReplicaHandle | None:
+    if attempt.handle is not None:
+        return ReplicaHandle(**attempt.handle)
+    handle = executor.find(attempt.launch_key)
+    if handle is not None:
+        save_handle(attempt, handle)
+        attempt.handle = json.loads(handle.to_json())
+    return handle
+
+
+def _record(attempt: ReplicaAttempt, status: ReplicaStatus, now: datetime) -> Job:
+    message = clean_text(status.message)
+    said = clean_text(status.phase or status.state, 32)
+    if attempt.replica.backend_state != said:
+        Replica.objects.filter(pk=attempt.replica_id).update(backend_state=said)
+        attempt.replica.backend_state = said
+    _save_times(attempt, status)
+    if status.state == JobState.ENDED:
+        ended_at = now
+        if status.ended_wall_s is not None:
+            ended_at = datetime.fromtimestamp(status.ended_wall_s, tz=UTC)
+        ReplicaAttempt.objects.filter(pk=attempt.pk, ended_at=None).update(
+            ended_at=ended_at,
+            cause=status.cause or "",
+            exit_code=status.exit_code,
+            message=message,
+            billed_s=status.billed_s,
+        )
+        attempt.ended_at = ended_at
+        attempt.billed_s = status.billed_s
+        attempt.cause = str(status.cause or "")
+    return Job(
+        state=status.state,
+        cause=str(status.cause or ""),
+        exit_code=status.exit_code,
+        message=message,
+    )
+
+
+def _save_times(attempt: ReplicaAttempt, status: ReplicaStatus) -> None:
+    """When it began and when it will be ended, in the backend's words."""
+    fields = {
+        name: datetime.fromtimestamp(wall_s, tz=UTC)
+        for name, wall_s in (
+            ("started_at", status.started_wall_s),
+            ("deadline_at", status.deadline_wall_s),
+        )
+        if wall_s is not None
+    }
+    changed = {name: at for name, at in fields.items() if getattr(attempt, name) != at}
+    if changed:
+        ReplicaAttempt.objects.filter(pk=attempt.pk).update(**changed)
+        for name, at in changed.items():
+            setattr(attempt, name, at)
+
+
+def close_unlaunched(attempts: Iterable[ReplicaAttempt], *, now: datetime) -> dict[int, Job]:
+    """Close launches that nobody wants any more and that the backend knows no job of.
+
+    Without this a worker that died between writing the launch key down and calling the backend
+    would keep a stopping run or replica waiting for ever.
+    """
+    message = "called off before it was launched"
+    jobs: dict[int, Job] = {}
+    for attempt in attempts:
+        if attempt.handle is not None or attempt.ended_at is not None:
+            continue
+        if now - attempt.created_at <= UNLAUNCHED_AFTER:
+            continue
+        if ReplicaAttempt.objects.filter(pk=attempt.pk, handle__isnull=True, ended_at=None).update(
+            ended_at=now, cause=Cause.CANCELLED, message=message
+        ):
+            attempt.ended_at = now
+            jobs[attempt.replica_id] = Job(
+                state=JobState.ENDED, cause=Cause.CANCELLED, message=message
+            )
+    return jobs
+
+
+def give_up(
+    attempts: Iterable[ReplicaAttempt], known: Mapping[int, Job], *, now: datetime
+) -> dict[int, Job]:
+    """Close attempts of which the backend could not be told or asked anything: an account that is
+    gone would keep a stopped run for ever. Their jobs are ended by the reaper, when it can."""
+    message = "given up: its backend could not be asked, neither how it is nor to end it"
+    jobs: dict[int, Job] = {}
+    for attempt in attempts:
+        job = known.get(attempt.replica_id)
+        if attempt.ended_at is not None or job is None or job.state != JobState.UNKNOWN:
+            continue
+        if ReplicaAttempt.objects.filter(pk=attempt.pk, ended_at=None).update(
+            ended_at=now, cause=Cause.LOST, message=message
+        ):
+            attempt.ended_at, attempt.cause = now, Cause.LOST
+            jobs[attempt.replica_id] = Job(state=JobState.ENDED, cause=Cause.LOST, message=message)
+    return jobs
+
+
+def cancel(attempts: Iterable[ReplicaAttempt]) -> None:
+    """Ask the backends to end these jobs; asked again at every tick until they have."""
+    started = [a for a in attempts if a.ended_at is None and a.handle is not None]
+    for pool, group in _by_account(started):
+        try:
+            executor_for(pool).cancel([ReplicaHandle(**a.handle) for a in group if a.handle])
+        except ExecutorError as error:
+            logger.warning("%s could not be asked to end jobs: %s", pool.backend, error)
+
+
+def _by_account(
+    attempts: Iterable[ReplicaAttempt],
+) -> list[tuple[ReplicaPool, list[ReplicaAttempt]]]:
+    """Attempts that one executor answers for, with a pool to make it for."""
+    groups: dict[tuple[str, int | None], list[ReplicaAttempt]] = defaultdict(list)
+    for attempt in attempts:
+        pool = attempt.replica.pool
+        groups[pool.backend, pool.credential_id].append(attempt)
+    return [(group[0].replica.pool, group) for group in groups.values()]

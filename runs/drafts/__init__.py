@@ -1,0 +1,1 @@
+"""What a person asks for before it is a run: kept, checked, forecast, and made into one."""

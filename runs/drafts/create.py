@@ -1,0 +1,245 @@
+"""From a draft to a stored run: everything checked, one submit key one run."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import IntegrityError, transaction
+from django.db.models import Max
+from django.utils import timezone
+
+from executors.catalogue import Hardware
+from runs.control.backends import BACKENDS, catalogue
+from runs.credentials import check_store
+from runs.drafts.archives import store_archive
+from runs.drafts.copies import check_fork
+from runs.drafts.presets import Fork, PoolDraft, RunDraft
+from runs.exceptions import InvalidRun
+from runs.models import Credential, Replica, ReplicaPool, Run
+from runs.queue import enqueue
+from runs.states import RunState
+from runs.transitions import record_event
+
+NAME_LENGTH = 80
+RENDEZVOUS_LENGTH = 500
+SUBMIT_KEY_LENGTH = 64
+POOL_LIMIT = 1024
+
+
+def create_run(draft: RunDraft, *, owner: User, submit_key: str) -> Run:
+    """Store the run, its pools and replicas in state queued and enqueue the launch on commit.
+
+    One ``submit_key`` makes one run however often and however concurrently it is sent: the second
+    gets the first one's run. Raises :class:`InvalidRun` with the form field that is wrong.
+    """
+    if not submit_key or len(submit_key) > SUBMIT_KEY_LENGTH:
+        raise InvalidRun(
+            "submit_key", f"expected 1 to {SUBMIT_KEY_LENGTH} characters, found {len(submit_key)}"
+        )
+    existing = _submitted(submit_key, owner)
+    if existing is not None:
+        return existing
+    run_id = uuid.uuid4()
+    rendezvous = check_draft(draft, run_id)
+    try:
+        with transaction.atomic():
+            return _store(draft, run_id, rendezvous, owner, submit_key)
+    except IntegrityError:
+        # Another request with this key was faster; anything else is a bug and stays one.
+        existing = _submitted(submit_key, owner)
+        if existing is None:
+            raise
+        return existing
+
+
+def _submitted(submit_key: str, owner: User) -> Run | None:
+    run = Run.objects.filter(submit_key=submit_key).first()
+    if run is not None and run.owner_id != owner.pk:
+        raise InvalidRun("submit_key", "this form was sent by somebody else; open it again")
+    return run
+
+
+def check_draft(draft: RunDraft, run_id: uuid.UUID) -> str:
+    """The rendezvous URI of a draft that is all right; :class:`InvalidRun` otherwise."""
+    name = draft.name.strip()
+    if not name or len(name) > NAME_LENGTH:
+        raise InvalidRun("name", f"expected 1 to {NAME_LENGTH} characters, found {len(name)}")
+    if not draft.pools:
+        raise InvalidRun("pools", "expected at least one pool of replicas, found none")
+    for index, pool in enumerate(draft.pools):
+        check_pool(pool, index)
+    total, target = sum(pool.count for pool in draft.pools), draft.settings.num_replicas
+    if total != target:
+        raise InvalidRun(
+            "pools", f"expected pools that add up to the target of {target} replicas, found {total}"
+        )
+    for field in ("time_limit_s", "start_timeout_s", "budget_usd", "max_restarts"):
+        value = getattr(draft, field)
+        if not 0 <= value < float("inf"):
+            raise InvalidRun(field, f"expected 0 or more, found {value}")
+    _check_budget(draft)
+    if draft.fork is not None:
+        check_fork(draft.fork, draft)
+    rendezvous = rendezvous_uri(draft.rendezvous, run_id)
+    if draft.store_credential is not None:
+        store = _credential(draft.store_credential, "store", "store_credential")
+        if problem := check_store(store, rendezvous):
+            raise InvalidRun("rendezvous", problem)
+    if Run.objects.filter(rendezvous=rendezvous).exists():
+        raise InvalidRun(
+            "rendezvous", f"expected a prefix no run has used, found one that has: {rendezvous}"
+        )
+    return rendezvous
+
+
+def check_pool(pool: PoolDraft, index: int = 0) -> Hardware:
+    """The hardware of a pool that is all right; :class:`InvalidRun` with ``pools.<index>.<field>``
+    otherwise."""
+
+    def refuse(field: str, message: str) -> InvalidRun:
+        return InvalidRun(f"pools.{index}.{field}", message)
+
+    if pool.backend not in BACKENDS:
+        raise refuse(
+            "backend", f"expected a backend of {', '.join(BACKENDS)}, found {pool.backend!r}"
+        )
+    if not 1 <= pool.count <= POOL_LIMIT:
+        raise refuse("count", f"expected 1 to {POOL_LIMIT} replicas in a pool, found {pool.count}")
+    hardware = catalogue().get(pool.backend, pool.hardware)
+    if hardware is None:
+        known = ", ".join(h.name for h in catalogue().of(pool.backend))
+        raise refuse(
+            "hardware",
+            f"expected one of {BACKENDS[pool.backend]}'s {known}, found {pool.hardware!r}",
+        )
+    if pool.price_usd_h is not None and not 0 <= pool.price_usd_h < float("inf"):
+        raise refuse("price_usd_h", f"expected 0 or more USD per hour, found {pool.price_usd_h}")
+    if pool.credential is not None:
+        _credential(pool.credential, pool.backend, f"pools.{index}.credential")
+    return hardware
+
+
+def pool_price(pool: PoolDraft) -> float | None:
+    """USD per hour of one replica of the pool; None where nobody knows."""
+    if pool.price_usd_h is not None:
+        return pool.price_usd_h
+    hardware = catalogue().get(pool.backend, pool.hardware)
+    return hardware.price(spot=pool.spot) if hardware else None
+
+
+def _credential(pk: int, kind: str, field: str) -> Credential:
+    found = Credential.objects.filter(pk=pk, kind=kind).first()
+    if found is None:
+        raise InvalidRun(field, f"expected a credential for {kind}, found none of number {pk}")
+    return found
+
+
+def _check_budget(draft: RunDraft) -> None:
+    """A limit on money needs prices to count by."""
+    if not draft.budget_usd:
+        return
+    for index, pool in enumerate(draft.pools):
+        if pool_price(pool) is None:
+            raise InvalidRun(
+                f"pools.{index}.price_usd_h",
+                f"expected the price of an hour of {pool.backend} {pool.hardware}, because the run "
+                "has a budget, found none in the catalogue",
+            )
+
+
+def rendezvous_uri(wanted: str, run_id: uuid.UUID) -> str:
+    """One spelling per place: no trailing slash, local paths as ``file://`` URIs."""
+    wanted = wanted.strip()
+    if not wanted:
+        return f"{settings.DEFAULT_RENDEZVOUS.rstrip('/')}/{run_id}"
+    if not urlsplit(wanted).scheme:
+        if not Path(wanted).is_absolute():
+            raise InvalidRun("rendezvous", f"expected a URI or an absolute path, found {wanted!r}")
+        wanted = Path(wanted).as_uri()
+    if len(wanted) > RENDEZVOUS_LENGTH:
+        raise InvalidRun(
+            "rendezvous", f"expected at most {RENDEZVOUS_LENGTH} characters, found {len(wanted)}"
+        )
+    return wanted.rstrip("/")
+
+
+def _store(
+    draft: RunDraft, run_id: uuid.UUID, rendezvous: str, owner: User, submit_key: str
+) -> Run:
+    now = timezone.now()
+    run = Run.objects.create(
+        id=run_id,
+        name=draft.name.strip(),
+        owner=owner,
+        state=RunState.QUEUED,
+        state_since=now,
+        state_reason="waiting for a worker",
+        rendezvous=rendezvous,
+        group_settings=draft.settings.to_dict(),
+        workload=draft.workload.to_dict(),
+        submit_key=submit_key,
+        time_limit_s=draft.time_limit_s,
+        budget_usd=draft.budget_usd,
+        start_timeout_s=draft.start_timeout_s,
+        max_restarts=draft.max_restarts,
+        store_credential_id=draft.store_credential,
+        archive=store_archive(draft.archive),
+        **_origin(draft.fork),
+        created_at=now,
+    )
+    for pool_draft in draft.pools:
+        store_pool(run, pool_draft)
+    record_event(
+        run, "run_state", _submitted_as(draft), actor=owner,
+        from_state=RunState.DRAFT, to_state=RunState.QUEUED,
+    )  # fmt: skip
+    enqueue("launch_run", str(run.pk))
+    return run
+
+
+def _origin(fork: Fork | None) -> dict[str, Any]:
+    if fork is None:
+        return {}
+    return {"forked_from": fork.run, "fork_round": fork.round, "fork_outer": fork.outer}
+
+
+def _submitted_as(draft: RunDraft) -> str:
+    if draft.fork is None:
+        return "submitted"
+    source = Run.objects.get(pk=draft.fork.run)
+    return f"submitted, to begin with round {draft.fork.round} of {source.name!r}"
+
+
+def store_pool(run: Run, draft: PoolDraft) -> ReplicaPool:
+    """The pool and its replicas, pending. Numbers are never used again in a run."""
+    now = timezone.now()
+    pool = ReplicaPool.objects.create(
+        run=run,
+        backend=draft.backend,
+        hardware=draft.hardware,
+        count=draft.count,
+        region=draft.region,
+        spot=draft.spot,
+        image=draft.image,
+        timeout_s=draft.timeout_s,
+        options=dict(draft.options),
+        credential_id=draft.credential,
+        price_usd_h=pool_price(draft),
+    )
+    add_replicas(pool, draft.count, now=now)
+    return pool
+
+
+def add_replicas(pool: ReplicaPool, count: int, *, now: datetime) -> list[Replica]:
+    last = Replica.objects.filter(run=pool.run).aggregate(last=Max("number"))["last"]
+    first = 0 if last is None else last + 1
+    return Replica.objects.bulk_create(
+        Replica(run=pool.run, pool=pool, number=number, state_since=now)
+        for number in range(first, first + count)
+    )

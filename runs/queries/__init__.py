@@ -1,0 +1,1 @@
+"""Questions across runs: lists, search, comparison, pages, exports, metrics."""

@@ -1,0 +1,296 @@
+"""Runs beside each other: what each reached for what, and in which settings they differ.
+
+One of them is the baseline the others are measured against. Every function costs a constant number
+of queries, whatever the number of runs (at most :data:`MOST`) or of their rounds. What is not known
+is None; money is known only where every pool's price is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from django.db.models import Min
+from django.utils import timezone
+from numpy.typing import NDArray
+
+from diloco.rendezvous.settings import setting_fields
+from runs.models import MetricBlock, ReplicaAttempt, Round, Run
+from runs.plain import finite
+from runs.selectors import goodput
+from runs.series.blocks import LEVELS, Points, concatenate, keep
+
+MOST = 20
+CURVE_POINTS = 1000
+"""Of one curve; extremes are kept."""
+
+SERIES = ("eval_loss", "loss")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """``better``: lower, higher, or '' where neither is. ``unit`` says how a page writes it."""
+
+    name: str
+    label: str
+    unit: str
+    better: str = ""
+    help: str = ""
+
+
+MEASURES = (
+    Measure(name="eval_loss", label="Final eval loss", unit="loss", better="lower"),
+    Measure(name="best_eval_loss", label="Best eval loss", unit="loss", better="lower"),
+    Measure(name="train_loss", label="Final train loss", unit="loss", better="lower"),
+    Measure(name="best_train_loss", label="Best train loss", unit="loss", better="lower",
+            help="The lowest mean of a round"),
+    Measure(name="tokens", label="Tokens", unit="count"),
+    Measure(name="wall_s", label="Wall time", unit="duration", better="lower",
+            help="From the first step"),
+    Measure(name="tokens_per_s", label="Tokens/s", unit="count", better="higher",
+            help="Tokens over wall time"),
+    Measure(name="goodput", label="Goodput", unit="percent", better="higher",
+            help="compute / all phases of all rounds"),
+    Measure(name="bytes", label="Traffic", unit="size", better="lower",
+            help="Up and down, of all replicas"),
+    Measure(name="cost_usd", label="Cost", unit="money", better="lower"),
+    Measure(name="usd_per_billion_tokens", label="Cost per billion tokens", unit="money",
+            better="lower"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """``change`` is the value less the baseline's, ``share`` that over the baseline's, and
+    ``good`` whether it is better; None where there is nothing to tell."""
+
+    value: float | None
+    change: float | None = None
+    share: float | None = None
+    good: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A setting in which some runs differ: one value for each, in their order."""
+
+    name: str
+    label: str
+    values: tuple[Any, ...]
+    same: tuple[bool, ...]
+    """As the baseline, which is the first."""
+
+
+def measured(runs: Sequence[Run], now: datetime | None = None) -> list[dict[str, float | None]]:
+    """The measures of each run. ``runs`` come from :func:`runs.selectors.runs_for`."""
+    now = now or timezone.now()
+    best = {
+        run: (eval_loss, loss)
+        for run, eval_loss, loss in Round.objects.filter(run__in=runs)
+        .order_by()
+        .values("run")
+        .annotate(best_eval=Min("eval_loss"), best_loss=Min("loss"))
+        .values_list("run", "best_eval", "best_loss")
+    }
+    return [_measures(run, best.get(run.pk, (None, None)), now) for run in runs]
+
+
+def _measures(
+    run: Run, best: tuple[float | None, float | None], now: datetime
+) -> dict[str, float | None]:
+    begun = run.first_step_at
+    wall_s = ((run.ended_at or now) - begun).total_seconds() if begun else None
+    cost = None if getattr(run, "unpriced", True) else run.cost_usd
+    return {
+        "eval_loss": finite(run.eval_loss),
+        "best_eval_loss": _least(best[0], run.eval_loss),
+        "train_loss": finite(run.train_loss),
+        "best_train_loss": finite(best[1]),
+        "tokens": run.tokens,
+        "wall_s": wall_s,
+        "tokens_per_s": run.tokens / wall_s if wall_s else None,
+        "goodput": goodput(run.phase_s),
+        "bytes": run.bytes_up + run.bytes_down,
+        "cost_usd": cost,
+        "usd_per_billion_tokens": cost / run.tokens * 1e9
+        if cost is not None and run.tokens
+        else None,
+    }
+
+
+def _least(*values: float | None) -> float | None:
+    return min((v for v in values if v is not None and math.isfinite(v)), default=None)
+
+
+def table(measures: Sequence[Mapping[str, float | None]]) -> list[list[Cell]]:
+    """Cells in the order of :data:`MEASURES`, a row for each run; the first is the baseline."""
+    base = measures[0] if measures else {}
+    return [
+        [
+            Cell(value=row[m.name]) if place == 0 else _cell(m, row[m.name], base[m.name])
+            for m in MEASURES
+        ]
+        for place, row in enumerate(measures)
+    ]
+
+
+def _cell(measure: Measure, value: float | None, base: float | None) -> Cell:
+    if value is None or base is None:
+        return Cell(value=value)
+    change = value - base
+    good = None
+    if measure.better and change:
+        good = (change < 0) == (measure.better == "lower")
+    return Cell(value=value, change=change, share=change / base if base else None, good=good)
+
+
+def differences(runs: Sequence[Run]) -> list[Difference]:
+    """Settings, workload, pools and limits that are not the same in all of them. Costs no query
+    for runs whose pools were fetched."""
+    labels = {spec.name: spec.label for spec in setting_fields()}
+    documents = [_document(run) for run in runs]
+    names = dict.fromkeys(name for document in documents for name in document)
+    found = []
+    for name in names:
+        values = tuple(document.get(name) for document in documents)
+        if any(value != values[0] for value in values):
+            found.append(
+                Difference(
+                    name=name,
+                    label=labels.get(name.removeprefix("settings."), name.replace("_", " ")),
+                    values=values,
+                    same=tuple(value == values[0] for value in values),
+                )
+            )
+    return found
+
+
+def _document(run: Run) -> dict[str, Any]:
+    """What was asked for, flat, in the order people read it."""
+    pools = [
+        f"{pool.count} × {pool.backend} {pool.hardware}{' spot' if pool.spot else ''}"
+        f"{f' in {pool.region}' if pool.region else ''}"
+        for pool in run.pools.all()
+    ]
+    return {
+        **{f"settings.{name}": value for name, value in run.group_settings.items()},
+        **{f"workload.{name}": value for name, value in run.workload.items()},
+        "pools": ", ".join(pools),
+        "time_limit_s": run.time_limit_s,
+        "budget_usd": run.budget_usd,
+        "max_restarts": run.max_restarts,
+        "code": run.code_sha256,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Curve:
+    """One curve of one run. ``usd`` is None where a price is not known."""
+
+    run: str
+    series: str
+    tokens: NDArray[Any]
+    wall_s: NDArray[Any]
+    usd: NDArray[Any] | None
+    value: NDArray[Any]
+    total: int
+
+
+def curves(runs: Sequence[Run]) -> list[Curve]:
+    """Evaluation of the global weights, and the mean training loss of each round, by what had been
+    spent until then: tokens of all replicas, seconds since the first step, money."""
+    evaluations, rounds = _evaluations(runs), _rounds(runs)
+    spent = _spending(runs)
+    found = []
+    for run in runs:
+        for series, points in (("eval_loss", evaluations), ("loss", rounds)):
+            if run.pk in points:
+                found.append(_curve(run, series, points[run.pk], spent.get(run.pk, ())))
+    return found
+
+
+def _curve(run: Run, series: str, points: Points, jobs: Sequence[_Job]) -> Curve:
+    kept = _thin(points)
+    begun = run.first_step_at or run.started_at or run.created_at
+    unpriced = getattr(run, "unpriced", True) or any(job.usd_h is None for job in jobs)
+    return Curve(
+        run=str(run.pk),
+        series=series,
+        tokens=kept.tokens,
+        wall_s=np.maximum(kept.wall_s - begun.timestamp(), 0.0),
+        usd=None if unpriced else spent_at(jobs, kept.wall_s),
+        value=kept.value,
+        total=len(points),
+    )
+
+
+def _evaluations(runs: Sequence[Run]) -> dict[Any, Points]:
+    rows = (
+        MetricBlock.objects.filter(run__in=runs, replica=None, series="eval_loss", level=0)
+        .order_by("run", "index")
+        .values_list("run", "data")
+    )
+    parts: dict[Any, list[Points]] = {}
+    for run, data in rows:
+        parts.setdefault(run, []).append(Points.unpack(bytes(data)))
+    return {run: concatenate(found) for run, found in parts.items()}
+
+
+def _rounds(runs: Sequence[Run]) -> dict[Any, Points]:
+    rows = (
+        Round.objects.filter(run__in=runs, loss__isnull=False, committed_at__isnull=False)
+        .order_by("run", "number")
+        .values_list("run", "number", "tokens_total", "committed_at", "loss")
+    )
+    found: dict[Any, list[tuple[Any, ...]]] = {}
+    for run, *row in rows.iterator(chunk_size=5000):
+        found.setdefault(run, []).append(tuple(row))
+    points = {}
+    for run, lines in found.items():
+        number, tokens, at, loss = zip(*lines, strict=True)
+        points[run] = Points.of(
+            step=number, round=number, tokens=tokens,
+            wall_s=[moment.timestamp() for moment in at], value=loss,
+        )  # fmt: skip
+    return points
+
+
+def _thin(points: Points) -> Points:
+    level, kept = 0, points
+    while len(kept) > CURVE_POINTS and level < LEVELS[-1]:
+        level += 1
+        kept = keep(points, "round", level)
+    return kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    began: float
+    ended: float
+    usd_h: float | None
+
+
+def _spending(runs: Iterable[Run]) -> dict[Any, list[_Job]]:
+    rows = ReplicaAttempt.objects.filter(replica__run__in=list(runs)).values_list(
+        "replica__run", "started_at", "launched_at", "ended_at", "price_usd_h"
+    )
+    jobs: dict[Any, list[_Job]] = {}
+    for run, started, launched, ended, price in rows:
+        began = started or launched
+        if began is not None:
+            end = ended.timestamp() if ended else math.inf
+            jobs.setdefault(run, []).append(_Job(began=began.timestamp(), ended=end, usd_h=price))
+    return jobs
+
+
+def spent_at(jobs: Sequence[_Job], at: NDArray[Any]) -> NDArray[Any]:
+    """Dollars that had been spent at each moment (seconds since the epoch)."""
+    usd = np.zeros(len(at))
+    for job in jobs:
+        seconds = np.clip(at, job.began, max(job.ended, job.began)) - job.began
+        usd += seconds * (job.usd_h or 0.0) / 3600
+    return usd

@@ -1,0 +1,136 @@
+"""Chunks of a table as bytes of a file: CSV, JSON Lines or Parquet.
+
+CSV (RFC 4180) and JSON Lines write times as ISO 8601 in UTC and leave out what is not known; a
+number that is not finite is ``nan``, ``inf`` or ``-inf``, in JSON as text, because JSON has no
+such number. Parquet has types for all of it and needs pyarrow:
+https://arrow.apache.org/docs/python/generated/pyarrow.parquet.ParquetWriter.html
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from runs.plain import iso
+from runs.queries.exports import Chunk, Kind
+
+Columns = Mapping[str, Kind]
+Writer = Callable[[Columns, Iterable[Chunk]], Iterator[bytes]]
+
+CONTENT_TYPES = {
+    "csv": "text/csv; charset=utf-8",
+    "jsonl": "application/jsonl",
+    "parquet": "application/vnd.apache.parquet",
+}
+
+
+class NoParquet(Exception):
+    """pyarrow is not installed on this server."""
+
+
+def writer_of(format: str) -> Writer:
+    """Raises :class:`NoParquet` before anything is written."""
+    if format == "parquet":
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError:
+            raise NoParquet(
+                "expected pyarrow on the server for Parquet (the extra `parquet`), found none: "
+                "install it there, or export as csv or jsonl"
+            ) from None
+        return write_parquet
+    return {"csv": write_csv, "jsonl": write_jsonl}[format]
+
+
+def write_csv(columns: Columns, chunks: Iterable[Chunk]) -> Iterator[bytes]:
+    out = io.StringIO(newline="")
+    writer = csv.writer(out)
+    writer.writerow(columns)
+    for chunk in chunks:
+        writer.writerows(
+            zip(*(_texts(chunk[name], columns[name]) for name in columns), strict=True)
+        )
+        yield _take(out)
+    yield _take(out)  # a table without rows has a head
+
+
+def write_jsonl(columns: Columns, chunks: Iterable[Chunk]) -> Iterator[bytes]:
+    for chunk in chunks:
+        lists = [_plain(chunk[name], columns[name]) for name in columns]
+        rows = (dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True))
+        yield "".join(
+            json.dumps(row, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
+            for row in rows
+        ).encode(errors="replace")
+
+
+def write_parquet(columns: Columns, chunks: Iterable[Chunk]) -> Iterator[bytes]:
+    """One row group per chunk."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    types = {
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "text": pa.string(),
+        "bool": pa.bool_(),
+        "time": pa.timestamp("us", tz="UTC"),
+    }
+    schema = pa.schema([(name, types[kind]) for name, kind in columns.items()])
+    out = _Sink()
+    with pq.ParquetWriter(out, schema, compression="zstd") as writer:
+        for chunk in chunks:
+            writer.write_table(pa.table({n: list(chunk[n]) for n in columns}, schema=schema))
+            yield out.take()
+    yield out.take()
+
+
+class _Sink(io.RawIOBase):
+    """What was written since it was last taken; it knows how much there was in all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        part = bytes(data)
+        self._parts.append(part)
+        self._size += len(part)
+        return len(part)
+
+    def tell(self) -> int:
+        return self._size
+
+    def take(self) -> bytes:
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+
+def _take(out: io.StringIO) -> bytes:
+    text = out.getvalue()
+    out.seek(0)
+    out.truncate()
+    return text.encode(errors="replace")
+
+
+def _texts(values: Iterable[Any], kind: Kind) -> Iterable[Any]:
+    if kind == "time":
+        return (iso(value) for value in values)
+    return values  # csv writes None as nothing, and floats with all their digits
+
+
+def _plain(values: Iterable[Any], kind: Kind) -> Iterable[Any]:
+    if kind == "time":
+        return (iso(value) if isinstance(value, datetime) else None for value in values)
+    if kind == "float":
+        return (v if v is None or math.isfinite(v) else str(v) for v in values)
+    return values

@@ -1,0 +1,134 @@
+"""A round's contributions, packed in its row: what the heatmap and the timeline draw.
+
+A run of 256 replicas and 5,000 rounds has 1.3 million contributions. A page that shows them all
+cannot read a row for each, so a round keeps two strips, indexed by the replica's number:
+
+- ``outcomes``: one byte, a place in :data:`OUTCOMES`; 0 is no contribution;
+- ``timings``: :data:`TIMING`, when it began (wall time, for people), the seconds of each of
+  :data:`GROUPS`, and the norms of what was given and what came of it. Unknown is 0.
+
+They repeat :class:`runs.models.Contribution` and are written in the same transactions. From them
+come the run's own curves by round (:func:`curves`), filed like any other series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runs.models import Contribution, Round, Run
+from runs.series.blocks import Points
+
+OUTCOMES = ("", "uploaded", "included", "late", "refused")
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "compute": ("compute",),
+    "upload": ("encode", "upload"),
+    "wait": ("wait",),
+    "apply": ("download", "reduce", "apply"),
+    "other": ("other",),
+}
+"""Phases as they are drawn, in the order in which they follow each other in a round."""
+
+TIMING = np.dtype(
+    [
+        ("started", "<f8"),
+        ("phases", "<f4", (len(GROUPS),)),
+        ("norm", "<f8"),
+        ("update_norm", "<f8"),
+    ]
+)
+
+_LONGEST_S = 1e9
+"""A phase's seconds come from other machines; more than this does not fit the strip."""
+
+
+def entry(contribution: Any) -> tuple[int, tuple[Any, ...]]:
+    """Outcome and timing of one contribution (a model, or a migration's)."""
+    started: datetime | None = contribution.started_at
+    phases = contribution.phases or {}
+    return OUTCOMES.index(contribution.state) if contribution.state in OUTCOMES else 0, (
+        started.timestamp() if started else 0.0,
+        tuple(min(sum(float(phases.get(p, 0)) for p in ps), _LONGEST_S) for ps in GROUPS.values()),
+        contribution.norm or 0.0,
+        contribution.update_norm or 0.0,
+    )
+
+
+def put(row: Any, entries: Iterable[tuple[int, Any]]) -> None:
+    """Set (replica number, contribution) in the strips of ``row``; the caller saves it."""
+    found = [(number, *entry(contribution)) for number, contribution in entries]
+    if not found:
+        return
+    size = max(len(row.outcomes), max(number for number, *_ in found) + 1)
+    outcomes, timings = unpack(bytes(row.outcomes), bytes(row.timings), size)
+    for number, outcome, timing in found:
+        outcomes[number], timings[number] = outcome, timing
+    row.outcomes, row.timings = outcomes.tobytes(), timings.tobytes()
+
+
+def unpack(outcomes: bytes, timings: bytes, size: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Arrays of ``size`` replicas, which may be more than the strips know."""
+    one, two = np.zeros(size, dtype=np.uint8), np.zeros(size, dtype=TIMING)
+    known = np.frombuffer(outcomes, dtype=np.uint8)[:size]
+    times = np.frombuffer(timings, dtype=TIMING)[:size]
+    one[: len(known)], two[: len(times)] = known, times
+    return one, two
+
+
+def rebuild(row: Round) -> Round:
+    """Both strips from the table, after many of the round's contributions have changed."""
+    locked = Round.objects.select_for_update().get(pk=row.pk)
+    rows = Contribution.objects.filter(round=row).select_related("replica")
+    locked.outcomes, locked.timings = b"", b""
+    put(locked, [(c.replica.number, c) for c in rows])
+    locked.save(update_fields=["outcomes", "timings"])
+    return locked
+
+
+def curves(run: Run, rows: Sequence[Round]) -> dict[str, Points]:
+    """The run's own series by round, as far as these rounds tell: mean, lowest and highest norm of
+    the contributions, norm of the outer update, and mean seconds in each of :data:`GROUPS`."""
+    sync_every = int(run.group_settings["sync_every"])
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    for row in sorted(rows, key=lambda r: r.number):
+        outcomes, timings = unpack(bytes(row.outcomes), bytes(row.timings), len(row.outcomes))
+        values = _values(outcomes, timings)
+        if not values:
+            continue
+        ends = timings["started"] + timings["phases"].sum(axis=1)
+        wall_s = row.committed_at.timestamp() if row.committed_at else float(ends.max())
+        place = (row.number * sync_every, row.number, row.tokens_total or run.tokens, wall_s)
+        for name, value in values.items():
+            found.setdefault(name, []).append((*place, value))
+    return {name: points_of(entries) for name, entries in found.items()}
+
+
+def _values(outcomes: NDArray[Any], timings: NDArray[Any]) -> dict[str, float]:
+    given = timings[outcomes == OUTCOMES.index("included")]
+    values: dict[str, float] = {}
+    norms = given["norm"][given["norm"] > 0]
+    if len(norms):
+        values |= {
+            "norm": float(norms.mean()),
+            "norm_low": float(norms.min()),
+            "norm_high": float(norms.max()),
+        }
+    updates = given["update_norm"][given["update_norm"] > 0]
+    if len(updates):
+        values["update_norm"] = float(updates.mean())
+    phases = timings["phases"][timings["phases"].sum(axis=1) > 0]
+    if len(phases):
+        means = phases.mean(axis=0)
+        values |= {f"phase_{name}": float(s) for name, s in zip(GROUPS, means, strict=True)}
+    return values
+
+
+def points_of(entries: Sequence[tuple[Any, ...]]) -> Points:
+    """(step, round, tokens, wall, value) of each."""
+    step, round_, tokens, wall_s, value = zip(*entries, strict=True)
+    return Points.of(step=step, round=round_, tokens=tokens, wall_s=wall_s, value=value)

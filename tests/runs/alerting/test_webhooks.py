@@ -1,0 +1,277 @@
+"""Webhooks against a real HTTP server: what is sent, how it is signed, and what if it is not
+answered."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.utils import timezone
+
+from runs.alerting import book as alerting
+from runs.alerting import webhooks
+from runs.alerting.rules import Finding, Verdict
+from runs.alerting.webhooks import BadSecret
+from runs.models import Webhook, WebhookDelivery
+from tests.browser import seed
+from tests.runs import world as w
+
+pytestmark = pytest.mark.django_db
+SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
+
+
+class Receiver:
+    """Answers as the test says, and keeps what came."""
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+        self.came: list[tuple[dict[str, str], bytes]] = []
+        self.headers: dict[str, str] = {}
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                outer.came.append(({k.lower(): v for k, v in self.headers.items()}, body))
+                self.send_response(outer.statuses.pop(0) if outer.statuses else 200)
+                for name, value in outer.headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(b"heard \x00 it")
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/hook"
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    thread = threading.Thread(target=made.server.serve_forever, daemon=True)
+    thread.start()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+    thread.join()
+
+
+@pytest.fixture(autouse=True)
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What was enqueued, by :mod:`runs.alerting.webhooks`."""
+    found: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("runs.alerting.webhooks.enqueue", lambda *args: found.append(args))
+    monkeypatch.setenv("no_proxy", "*")
+    return found
+
+
+def hook(url: str, **fields: Any) -> Webhook:
+    return Webhook.objects.create(
+        **{
+            "name": "pager", "url": url, "kinds": ["finished", "stalled"],
+            "sealed": webhooks.sealed_secret(SECRET), "created_at": timezone.now(), **fields,
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run() -> Any:
+    return seed.run(seed.user("owner", "operator"), state="failed", reason="all died", committed=2)
+
+
+def end(run: Any, kind: str = "finished", subject: str = "") -> None:
+    finding = Finding(kind=kind, level="error", subject=subject, message="all died")
+    now = timezone.now()
+    for alert in alerting.keep(run, Verdict(findings=(finding,)), {}, now=now):
+        alerting.tell(alert)
+
+
+def test_what_is_sent_and_how_it_is_signed(run: Any, receiver: Receiver, sent: Any) -> None:
+    hook(receiver.url)
+    end(run)
+    (delivery,) = WebhookDelivery.objects.all()
+    assert sent == [("deliver_webhook", str(delivery.pk))]
+    webhooks.deliver(str(delivery.pk))
+    ((headers, body),) = receiver.came
+    said = json.loads(body)
+    assert said["type"] == "run.finished"
+    assert said["data"]["run"]["id"] == str(run.pk)
+    assert said["data"]["run"]["state"] == "failed"
+    assert said["data"]["alert"]["level"] == "error"
+    assert said["data"]["message"] == "all died"
+    # As a receiver checks it.
+    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    digest = hmac.new(b"k" * 32, signed, hashlib.sha256).digest()
+    assert headers["webhook-signature"] == "v1," + base64.b64encode(digest).decode()
+    assert headers["webhook-id"] == str(delivery.pk)
+    assert abs(int(headers["webhook-timestamp"]) - timezone.now().timestamp()) < 60
+    delivery.refresh_from_db()
+    assert (delivery.state, delivery.attempts, delivery.status) == ("delivered", 1, 200)
+    assert delivery.message == "heard � it"
+
+
+def test_only_those_who_want_to_hear(run: Any, receiver: Receiver) -> None:
+    hook(receiver.url, name="off", enabled=False)
+    hook(receiver.url, name="other", kinds=["nan"])
+    end(run)
+    assert not WebhookDelivery.objects.exists()
+    end(run, kind="nan", subject="replica 1")
+    assert WebhookDelivery.objects.get().webhook.name == "other"
+
+
+def test_tried_again_with_longer_and_longer_waits_until_it_has_failed(
+    run: Any, receiver: Receiver, clock: w.Clock
+) -> None:
+    hook(receiver.url)
+    end(run)
+    pk = str(WebhookDelivery.objects.get().pk)
+    receiver.statuses = [500, 404, 302, 503, 500, 429, 500, 500]
+    receiver.headers = {"Location": "http://127.0.0.1:1/elsewhere"}
+    for wait in webhooks.WAITS:
+        webhooks.deliver(pk)
+        delivery = WebhookDelivery.objects.get()
+        assert delivery.state == "waiting"
+        assert delivery.next_at == clock() + wait
+        webhooks.deliver(pk)  # not due: nothing is sent
+        clock.pass_s(wait.total_seconds())
+    webhooks.deliver(pk)
+    delivery = WebhookDelivery.objects.get()
+    assert (delivery.state, delivery.attempts, delivery.status) == ("failed", 8, 500)
+    assert len(receiver.came) == 8
+    assert len({body for _, body in receiver.came}) == 1
+
+
+def test_nobody_there(run: Any, clock: w.Clock) -> None:
+    hook("http://127.0.0.1:1/")
+    end(run)
+    webhooks.deliver(str(WebhookDelivery.objects.get().pk))
+    delivery = WebhookDelivery.objects.get()
+    assert (delivery.state, delivery.status) == ("waiting", None)
+    assert delivery.message.startswith("no answer: ")
+
+
+def test_two_workers_send_it_once_and_a_dead_one_s_claim_runs_out(
+    run: Any, receiver: Receiver, clock: w.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook(receiver.url)
+    end(run)
+    pk = str(WebhookDelivery.objects.get().pk)
+
+    class Died(Exception):
+        pass
+
+    def dies(*_: Any) -> Any:
+        webhooks.deliver(pk)  # another worker, meanwhile
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(webhooks, "_send", dies)
+        with pytest.raises(Died):
+            webhooks.deliver(pk)
+    assert receiver.came == []
+    webhooks.deliver(pk)
+    assert receiver.came == []
+    clock.pass_s(webhooks.CLAIM.total_seconds())
+    webhooks.deliver(pk)
+    assert len(receiver.came) == 1
+    assert WebhookDelivery.objects.get().attempts == 2
+
+
+def test_switched_off_meanwhile(run: Any, receiver: Receiver) -> None:
+    made = hook(receiver.url)
+    end(run)
+    Webhook.objects.filter(pk=made.pk).update(enabled=False)
+    webhooks.deliver(str(WebhookDelivery.objects.get().pk))
+    delivery = WebhookDelivery.objects.get()
+    assert (delivery.state, delivery.message) == ("failed", "the webhook is switched off")
+    assert receiver.came == []
+
+
+def test_sent_again_it_is_the_same(run: Any, receiver: Receiver) -> None:
+    hook(receiver.url)
+    end(run)
+    delivery = WebhookDelivery.objects.get()
+    assert not webhooks.send_again(delivery)
+    webhooks.deliver(str(delivery.pk))
+    assert webhooks.send_again(delivery)
+    webhooks.deliver(str(delivery.pk))
+    (_, first), (_, second) = receiver.came
+    assert first == second
+    assert {headers["webhook-id"] for headers, _ in receiver.came} == {str(delivery.pk)}
+
+
+def test_beat_calls_for_what_is_due_and_forgets_what_is_old(
+    run: Any, receiver: Receiver, clock: w.Clock, sent: Any
+) -> None:
+    made = hook(receiver.url)
+    old = webhooks.send_test(made, actor="olga")
+    clock.pass_s(webhooks.KEPT.total_seconds())
+    new = webhooks.send_test(made, actor="olga")
+    later = webhooks.send_test(made, actor="olga")
+    WebhookDelivery.objects.filter(pk=later.pk).update(next_at=clock() + timedelta(seconds=5))
+    clock.pass_s(1)
+    sent.clear()
+    webhooks.call_for_due()
+    assert sent == [("deliver_webhook", str(new.pk))]
+    assert not WebhookDelivery.objects.filter(pk=old.pk).exists()
+
+
+def test_a_run_that_is_deleted_leaves_its_deliveries(run: Any, receiver: Receiver) -> None:
+    hook(receiver.url)
+    end(run)
+    run.delete()
+    webhooks.deliver(str(WebhookDelivery.objects.get().pk))
+    assert WebhookDelivery.objects.get().state == "delivered"
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ["", "whsec_", "whsec_%%%", "whsec_" + base64.b64encode(b"k" * 23).decode(),
+     base64.b64encode(b"k" * 32).decode()],
+)  # fmt: skip
+def test_secrets_that_are_none(secret: str) -> None:
+    with pytest.raises(BadSecret, match="expected whsec_ and 24 to 64 bytes in base64, found"):
+        webhooks.key_of(secret)
+
+
+def test_the_secret_is_sealed_and_follows_the_key(receiver: Receiver, settings: Any) -> None:
+    from cryptography.fernet import Fernet
+
+    made = hook(receiver.url)
+    assert SECRET not in made.sealed
+    assert webhooks.key_of(webhooks.new_secret())
+    old = settings.CREDENTIALS_KEYS
+    settings.CREDENTIALS_KEYS = (Fernet.generate_key().decode(), *old)
+    call_command("reseal_credentials")
+    settings.CREDENTIALS_KEYS = settings.CREDENTIALS_KEYS[:1]
+    webhooks.deliver(str(webhooks.send_test(made, actor="olga").pk))
+    assert len(receiver.came) == 1
+    settings.CREDENTIALS_KEYS = old  # the new one is gone
+    webhooks.deliver(str(webhooks.send_test(made, actor="olga").pk))
+    assert len(receiver.came) == 1
+    assert "sealed with another key" in WebhookDelivery.objects.first().message
+
+
+def test_a_tick_tells_of_the_end(make_world: Any, receiver: Receiver) -> None:
+    world = make_world(replicas=1)
+    hook(receiver.url)
+    world.start()
+    world.bucket.final(4)
+    world.beat_all("done")
+    world.tick()
+    for _ in range(5):
+        if not WebhookDelivery.objects.exists():
+            world.tick()
+    (delivery,) = WebhookDelivery.objects.all()
+    webhooks.deliver(str(delivery.pk))
+    assert json.loads(receiver.came[0][1])["data"]["run"]["state"] == world.run.state

@@ -1,0 +1,120 @@
+"""Segments as a broken or hostile replica may write them: none stops the run's others."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from diloco.rendezvous import keys
+from diloco.rendezvous.telemetry import StepColumns
+from runs import selectors
+from runs.bucket.ingest import SEGMENT_LIMIT
+from runs.bucket.reading import REFUSAL_EVENTS
+from runs.models import Event, LogLine
+from tests.runs.desk import Desk
+from tests.runs.world import incarnation
+
+pytestmark = pytest.mark.django_db
+
+
+def broken(desk: Desk, name: str) -> bytes:
+    good = json.loads(desk.bucket.segment(0, 1, losses=[5.0]))
+    match name:
+        case "not json":
+            return b"\x00\xff"
+        case "empty":
+            return b""
+        case "another version":
+            good["v"] = 99
+        case "another replica's":
+            good["replica"] = 1
+        case "another number":
+            good["n"] = 7
+        case "uneven columns":
+            good["steps"]["tokens"] = []
+        case "uneven series":
+            good["steps"]["lr"] = [1.0, 2.0]
+        case "step below zero":
+            good["steps"]["step"] = [-1]
+        case "tokens beyond any training":
+            good["steps"]["tokens"] = [2**63]
+        case "round beyond the column":
+            good["steps"]["round"] = [2**31]
+        case "text for a number":
+            good["steps"]["loss"] = ["low"]
+        case "evaluation of round -1":
+            good["evaluations"] = [{"round": -1, "loss": 1.0, "tokens": 0, "wall_s": 0.0}]
+        case "time that is none":
+            good["steps"]["wall_s"] = [math.nan]
+        case "evaluation at no time":
+            good["evaluations"] = [{"round": 1, "loss": 1.0, "tokens": 0, "wall_s": math.inf}]
+        case "endless nesting":
+            return b'{"v":' + b"[" * 100_000
+        case "endless":
+            return json.dumps(good).encode().ljust(SEGMENT_LIMIT + 1)
+        case "unknown field":
+            good["colour"] = "red"
+    return json.dumps(good).encode()
+
+
+BROKEN = (
+    "not json", "empty", "another version", "another replica's", "another number",
+    "uneven columns", "uneven series", "step below zero", "tokens beyond any training",
+    "round beyond the column", "text for a number", "evaluation of round -1", "unknown field",
+    "time that is none", "evaluation at no time", "endless nesting", "endless",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_segment_that_is_wrong_is_named_and_passed(desk: Desk, name: str) -> None:
+    key = keys.telemetry(0, incarnation(0), 1)
+    desk.bucket.store.put(key, broken(desk, name))
+    desk.bucket.segment(0, 2, losses=[4.0], first=2)
+    desk.ingest()
+    assert desk.loss() == [4.0]
+    [event] = Event.objects.filter(kind="refused")
+    assert event.message.startswith(f"{key} refused: ")
+    assert (event.level, event.replica.number) == ("warning", 0)
+    cursor = desk.cursor()
+    assert (cursor.next_n, cursor.refused, desk.run.refused_records) == (3, 1, 1)
+
+
+def test_many_wrong_segments_are_counted_but_not_all_told(desk: Desk) -> None:
+    for n in range(1, REFUSAL_EVENTS + 11):
+        desk.bucket.store.put(keys.telemetry(0, incarnation(0), n), b"{}")
+    desk.ingest()
+    assert desk.run.refused_records == REFUSAL_EVENTS + 10
+    assert Event.objects.filter(kind="refused").count() == REFUSAL_EVENTS
+
+
+def test_series_may_be_left_out(desk: Desk) -> None:
+    steps = StepColumns(step=(1,), round=(1,), wall_s=(1e9,), tokens=(10,), lr=(0.1,))
+    desk.bucket.segment(0, 1, steps=steps)
+    desk.bucket.segment(1, 1, losses=[5.0])
+    desk.ingest()
+    assert selectors.series_of(desk.run) == [("loss", 1), ("lr", 0), ("lr", 1)]
+    assert desk.run.replicas.get(number=0).loss is None
+
+
+@pytest.mark.parametrize("text", ["nul \x00 inside", "half a pair \ud800", "x" * 100_000])
+def test_text_that_no_database_takes_is_made_fit(desk: Desk, text: str) -> None:
+    line = desk.bucket.log(text)
+    report = desk.bucket.report(1, weights_digest=text, outcome=text)
+    desk.bucket.segment(0, 1, losses=[5.0], logs=(line,), rounds=(report,))
+    desk.ingest()
+    stored = LogLine.objects.get().message
+    assert "\x00" not in stored
+    assert len(stored.encode()) <= 20_000
+    assert "\x00" not in desk.run.rounds.get().weights_digest
+    assert desk.loss() == [5.0]
+    json.dumps(selectors.round_rows(desk.run)).encode()
+
+
+def test_times_beyond_the_calendar_are_ours(desk: Desk) -> None:
+    report = desk.bucket.report(1, started_wall_s=1e300, committed_wall_s=math.nan)
+    desk.bucket.segment(0, 1, rounds=(report,))
+    desk.ingest()
+    contribution = desk.run.rounds.get().contributions.get()
+    assert contribution.started_at == contribution.committed_at == desk.clock()

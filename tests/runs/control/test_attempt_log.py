@@ -1,0 +1,90 @@
+"""The backend's own log of one attempt."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from executors.base import NeedsPerson, RetryLater
+from runs import redaction
+from runs.control import asking
+from runs.control.attempt_log import read_log
+from runs.models import ReplicaAttempt
+from tests.browser import seed, seed_fleet
+from tests.dashboard.stub_backend import Stub, stubbed
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def modal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    yield from stubbed(monkeypatch)
+
+
+@pytest.fixture
+def attempt() -> Any:
+    run = seed_fleet.mixed(seed.user("olga", "operator"))
+    return ReplicaAttempt.objects.select_related("replica__pool__credential").get(
+        replica__run=run, replica__number=3, number=4
+    )
+
+
+def test_the_lines_and_where_to_go_on(attempt: Any, modal: Stub) -> None:
+    modal.lines = ["one", "two"]
+    first = read_log(attempt)
+    assert (first.lines, first.position, first.cut) == (("one", "two"), "2", False)
+    modal.lines.append("three")
+    again = read_log(attempt, after=first.position)
+    assert (again.lines, again.position) == (("three",), "3")
+    nothing = read_log(attempt, after=again.position)
+    assert (nothing.lines, nothing.position) == ((), "3")
+
+
+def test_the_newest_of_many_and_that_some_were_left_out(attempt: Any, modal: Stub) -> None:
+    modal.lines = [str(n) for n in range(50)]
+    found = read_log(attempt, lines=10)
+    assert found.lines == tuple(str(n) for n in range(40, 50))
+    assert found.cut
+    assert found.position == "50"
+
+
+def test_a_line_without_end_has_one(attempt: Any, modal: Stub) -> None:
+    modal.lines = ["x" * 1_000_000]
+    assert len(read_log(attempt).lines[0]) == 4000
+
+
+@pytest.mark.parametrize("error", [RetryLater("503: later"), NeedsPerson("no such token")])
+def test_unknown_is_said_in_the_backend_s_words(
+    attempt: Any, modal: Stub, error: Exception
+) -> None:
+    modal.error = error
+    found = read_log(attempt, after="7")
+    assert (found.lines, found.position, found.unknown) == ((), "7", str(error))
+
+
+def test_a_client_that_breaks_tells_nothing_of_what_it_holds(attempt: Any, modal: Stub) -> None:
+    modal.error = KeyError("as-inside")
+    assert read_log(attempt).unknown == "KeyError from the backend's client"
+
+
+def test_a_backend_that_hangs_is_unknown_in_seconds(
+    attempt: Any, modal: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "PATIENCE_S", 0.2)
+    modal.hang = threading.Event()
+    assert read_log(attempt).unknown == "no answer within 0.2 s"
+
+
+def test_a_secret_that_was_printed_is_struck_out(attempt: Any, modal: Stub) -> None:
+    redaction.remember(["as-printed-by-mistake"])
+    modal.lines = ["env: MODAL_TOKEN_SECRET=as-printed-by-mistake"]
+    assert read_log(attempt).lines == ("env: MODAL_TOKEN_SECRET=********",)
+
+
+def test_an_attempt_without_a_job_is_asked_of_nobody(attempt: Any, modal: Stub) -> None:
+    attempt.handle = None
+    modal.error = AssertionError("asked")
+    assert read_log(attempt).unknown == "the attempt has no job yet"

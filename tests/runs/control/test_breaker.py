@@ -1,0 +1,119 @@
+"""A backend that fails again and again is left alone; one that needs a person waits for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from executors.base import Cause, NeedsPerson
+from runs import services
+from runs.control import breaker
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def world(make_world: Callable[..., Any]) -> Any:
+    return make_world(replicas=6, max_restarts=100)
+
+
+def pool(world: Any) -> Any:
+    return world.run.pools.get()
+
+
+def fail(world: Any, *numbers: int) -> None:
+    for number in numbers:
+        attempt = world.replica(number).attempts.latest("number")
+        world.executor.end(attempt.launch_key, Cause.ERROR, code=1, said="image not found")
+    world.tick()
+
+
+def settle(world: Any, *after_s: float) -> None:
+    for seconds in after_s:
+        world.tick(seconds)
+        world.work()
+
+
+def test_jobs_that_die_before_they_work_close_the_pool(world: Any) -> None:
+    fail(world, 0, 1)
+    assert (pool(world).failures, pool(world).closed_until) == (2, None)
+    fail(world, 2)
+    assert pool(world).failures == breaker.FAILURES
+    assert (pool(world).closed_until - world.clock()).total_seconds() == breaker.CLOSED_S
+    [event] = world.events("breaker")
+    assert "3 failures in a row, nothing is launched for 30 s" in event
+    assert "image not found" in event
+    launches = world.executor.launches
+    settle(world, 10, 10)
+    assert world.executor.launches == launches
+
+
+def test_then_one_is_tried_and_its_work_opens_it(world: Any) -> None:
+    world.beat_all(but=(0, 1, 2))
+    world.tick()
+    fail(world, 0, 1, 2)
+    launches = world.executor.launches
+    settle(world, breaker.CLOSED_S + 1, 1, 1)
+    assert world.executor.launches == launches + 1
+    tried = world.run.replicas.get(state="provisioning")
+    world.bucket.beat(tried.number, 1, "computing", seq=2)
+    world.tick()
+    assert (pool(world).failures, pool(world).trouble) == (0, "")
+    assert world.events("breaker")[-1].endswith("works again")
+    settle(world, 5, 5, 5)
+    assert world.executor.launches == launches + 3
+
+
+def test_it_stays_closed_for_longer_each_time(world: Any) -> None:
+    world.beat_all(but=(0, 1, 2))
+    world.tick()
+    fail(world, 0, 1, 2)
+    settle(world, breaker.CLOSED_S + 1)
+    tried = world.run.replicas.get(state="provisioning")
+    fail(world, tried.number)
+    assert (pool(world).closed_until - world.clock()).total_seconds() == 2 * breaker.CLOSED_S
+
+
+@pytest.mark.parametrize(
+    ("failures", "seconds"), [(0, 0), (2, 0), (3, 30), (4, 60), (8, 900), (1000, 900)]
+)
+def test_closing_times(failures: int, seconds: float) -> None:
+    assert breaker.closed_for_s(failures) == seconds
+
+
+def test_a_quota_waits_for_a_person_and_goes_on_by_itself_afterwards(
+    make_world: Callable[..., Any],
+) -> None:
+    world = make_world(replicas=2)
+    world.start()
+    world.executor.end(world.key(1), Cause.LOST)
+    world.beat_all(but=(1,))
+    world.tick()
+    world.executor.refuses = NeedsPerson("quota of 8 GPUs exceeded")
+    world.beat_all(but=(1,))
+    settle(world, 60)
+    assert pool(world).needs_person
+    assert pool(world).trouble == "quota of 8 GPUs exceeded"
+    assert world.replica(1).state == "restarting"
+    assert "quota of 8 GPUs exceeded" in world.replica(1).state_reason
+    attempts = world.replica(1).attempts.count()
+    for _ in range(3):
+        world.beat_all(but=(1,))
+        settle(world, 60)
+    assert world.replica(1).attempts.count() == attempts
+    assert world.run.state == "degraded"
+    world.executor.refuses = ""
+    assert breaker.person_acted("local", None) == 1
+    world.beat_all(but=(1,))
+    settle(world, 1)
+    assert world.replica(1).state == "provisioning"
+
+
+def test_a_restart_by_hand_is_tried_whatever_was(world: Any) -> None:
+    fail(world, 0, 1, 2)
+    launches = world.executor.launches
+    services.restart_replica(world.replica(1), actor=world.run.owner)
+    settle(world, 1)
+    assert world.executor.launches > launches

@@ -1,0 +1,172 @@
+"""One replica's job: its key is written down first, and one key makes one job."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import pytest
+
+from executors.base import CodeRef
+from runs.bucket.stores import store_for
+from runs.control import launch
+from runs.control.launch import GIVE_UP_AFTER, launch_replica
+from runs.exceptions import LaunchLater
+from runs.models import ReplicaAttempt, Run
+from tests.runs import world as w
+from tests.runs.launching import Killed, MakeRun, launched, one_job_each
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_job_gets_the_rendezvous_the_code_and_its_number(
+    make_run: MakeRun, executor: w.FakeExecutor
+) -> None:
+    run = launched(make_run())
+    launch_replica(run.replicas.get(number=1).pk)
+    [key] = executor.jobs
+    assert executor.args[key] == (
+        "diloco.replica",
+        {"args": [run.rendezvous], "rank_env": "REPLICA_RANK"},
+    )
+    code = executor.code[key]
+    assert code == CodeRef(uri=run.rendezvous, sha256=run.code_sha256)
+    assert int(executor.env[key]["OMP_NUM_THREADS"]) >= 1
+    spec = executor.specs[key]
+    assert (spec.launch_key, spec.replica, spec.hardware) == (key, 1, "cpu")
+    assert spec.labels == {"archipelago-run": run.pk.hex}
+
+
+JOB_STEPS = ("_begin_attempt", "replica_env", "find", "launch_replicas", "save_handle")
+
+
+@pytest.mark.parametrize("step", JOB_STEPS)
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_job_s_launch_killed_at_any_step_makes_one_job(
+    make_run: MakeRun,
+    executor: w.FakeExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    after: bool,
+) -> None:
+    run = launched(make_run())
+    with monkeypatch.context() as patch:
+        target: Any = executor if step in ("find", "launch_replicas") else launch
+        real = getattr(target, step)
+
+        def dying(*args: Any, **kwargs: Any) -> Any:
+            if after:
+                real(*args, **kwargs)
+            raise Killed
+
+        patch.setattr(target, step, dying)
+        for replica in run.replicas.all():
+            with pytest.raises(Killed):
+                launch_replica(replica.pk)
+    for replica in run.replicas.all():
+        launch_replica(replica.pk)
+    one_job_each(run, executor)
+
+
+def test_the_launch_key_is_in_the_database_before_the_backend_hears_it(
+    make_run: MakeRun, executor: w.FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = launched(make_run())
+    seen: list[str] = []
+    real = executor.launch_replicas
+
+    def watching(*args: Any, **kwargs: Any) -> Any:
+        key = kwargs["specs"][0].launch_key
+        seen.append(ReplicaAttempt.objects.get(launch_key=key, handle__isnull=True).launch_key)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(executor, "launch_replicas", watching)
+    launch_replica(run.replicas.get(number=0).pk)
+    assert seen == list(executor.jobs)
+
+
+def test_a_backend_that_refuses_fails_the_replica_with_its_words(
+    make_run: MakeRun, executor: w.FakeExecutor
+) -> None:
+    run = launched(make_run())
+    executor.refuses = "no such hardware: gpu9"
+    replica = run.replicas.get(number=0)
+    launch_replica(replica.pk)
+    replica.refresh_from_db()
+    assert replica.state == "failed"
+    assert "no such hardware: gpu9" in replica.state_reason
+    [attempt] = replica.attempts.all()
+    assert (attempt.cause, attempt.handle) == ("refused", None)
+    assert attempt.ended_at is not None
+
+
+def test_a_bundle_that_is_gone_fails_the_replica(
+    make_run: MakeRun, executor: w.FakeExecutor
+) -> None:
+    run = launched(make_run())
+    shutil.rmtree(store_for(run).root / "code")  # type: ignore[attr-defined]
+    replica = run.replicas.get(number=0)
+    launch_replica(replica.pk)
+    replica.refresh_from_db()
+    assert replica.state == "failed"
+    assert "expected the code bundle at" in replica.state_reason
+    assert executor.jobs == {}
+
+
+def test_a_backend_that_is_away_is_tried_again_and_then_given_up(
+    make_run: MakeRun, executor: w.FakeExecutor, clock: w.Clock
+) -> None:
+    run = launched(make_run())
+    replica = run.replicas.get(number=0)
+    executor.away = "503 try later"
+    with pytest.raises(LaunchLater, match="503"):
+        launch_replica(replica.pk)
+    replica.refresh_from_db()
+    assert replica.state == "provisioning"
+    assert "was not launched yet: 503 try later" in replica.state_reason
+    clock.pass_s(GIVE_UP_AFTER.total_seconds() + 1)
+    launch_replica(replica.pk)
+    replica.refresh_from_db()
+    assert replica.state == "failed"
+    assert "503 try later" in replica.state_reason
+
+
+def test_a_job_started_while_its_run_ended_is_cancelled(
+    make_run: MakeRun, executor: w.FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = launched(make_run())
+    real = executor.launch_replicas
+
+    def meanwhile(*args: Any, **kwargs: Any) -> Any:
+        Run.objects.filter(pk=run.pk).update(state="cancelled")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(executor, "launch_replicas", meanwhile)
+    launch_replica(run.replicas.get(number=0).pk)
+    assert executor.cancelled == list(executor.jobs)
+
+
+@pytest.mark.parametrize("state", ["queued", "stopping", "succeeded", "failed"])
+def test_nothing_is_launched_for_a_run_that_is_not_on(
+    make_run: MakeRun, executor: w.FakeExecutor, state: str
+) -> None:
+    run = launched(make_run())
+    Run.objects.filter(pk=run.pk).update(state=state)
+    launch_replica(run.replicas.get(number=0).pk)
+    assert executor.launches == 0
+    assert not ReplicaAttempt.objects.exists()
+
+
+def test_a_handle_is_plain_json_and_recorded_once(
+    make_run: MakeRun, executor: w.FakeExecutor
+) -> None:
+    run = launched(make_run())
+    replica = run.replicas.get(number=0)
+    launch_replica(replica.pk)
+    attempt = replica.attempts.get()
+    [handle] = [executor.find(key) for key in executor.jobs]
+    assert handle is not None
+    assert attempt.handle == json.loads(handle.to_json())
+    assert not launch.save_handle(attempt, handle)
+    assert run.events.filter(kind="job").count() == 1

@@ -1,0 +1,50 @@
+"""What a replica's image must have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from runs.control.requirements import CLIENTS, TORCH, replica_requirements
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Run:
+    def __init__(self, rendezvous: str, workload: dict[str, Any] | None = None) -> None:
+        self.rendezvous = rendezvous
+        self.workload = workload or {}
+
+
+@pytest.mark.parametrize("python", ["3.11.7", "3.13.0"])
+@pytest.mark.parametrize("scheme", [*sorted(CLIENTS), "file"])
+def test_every_scheme_has_its_client_pinned_for_every_python(scheme: str, python: str) -> None:
+    found = replica_requirements(Run(f"{scheme}://bucket/run"), remote=True)  # type: ignore[arg-type]
+    lines = [Requirement(line) for line in found]
+    here = [
+        line
+        for line in lines
+        if line.marker is None or line.marker.evaluate({"python_full_version": python})
+    ]
+    assert all(re.fullmatch(r"==[\w.+-]+", str(line.specifier)) for line in here)
+    names = [line.name.lower().replace("_", "-") for line in here]
+    assert names[:5] == ["torch", "fsspec", "numpy", "safetensors", "xxhash"]
+    assert names[5:] == [name.replace("_", "-") for name in CLIENTS.get(scheme, ())]
+
+
+def test_a_job_on_this_machine_needs_only_what_the_workload_asks_for() -> None:
+    run = Run("s3://bucket/run", {"requirements": ["einops==0.8.1"]})
+    assert replica_requirements(run, remote=False) == ("einops==0.8.1",)  # type: ignore[arg-type]
+    assert replica_requirements(run, remote=True)[-1] == "einops==0.8.1"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", ["scripts/bootstrap.py", "docker/replica.Dockerfile"])
+def test_torch_is_the_one_the_rest_of_the_project_is_tested_with(path: str) -> None:
+    version = TORCH.partition("==")[2]
+    assert re.search(
+        rf'^(ARG )?TORCH ?= ?"?{re.escape(version)}"?$', (ROOT / path).read_text(), re.M
+    )

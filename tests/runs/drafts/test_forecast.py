@@ -1,0 +1,74 @@
+"""What a run will cost and how long it will take, worked by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from diloco.rendezvous.settings import GroupSettings
+from diloco.rendezvous.workload import ByteGPTWorkload
+from runs.drafts.forecast import forecast
+from runs.drafts.presets import PoolDraft, RunDraft
+
+LOCAL, OTHER = PoolDraft(count=3, price_usd_h=0.5), PoolDraft(count=1, price_usd_h=2.0)
+MODAL = PoolDraft(backend="modal", hardware="H100", count=1, price_usd_h=4.0)
+
+
+def draft(*pools: PoolDraft, **changes: Any) -> RunDraft:
+    count = sum(pool.count for pool in pools)
+    # 50 steps of 8 sequences of 128 tokens: 51,200 tokens a round and replica.
+    settings = GroupSettings(
+        num_replicas=count, sync_every=50, total_rounds=20, batch_size=8, warmup_steps=0
+    )
+    workload = ByteGPTWorkload(size="demo")
+    return RunDraft(name="x", settings=settings, workload=workload, pools=pools, **changes)
+
+
+def test_an_hour_is_the_sum_over_the_pools() -> None:
+    found = forecast(draft(LOCAL, OTHER), {})
+    assert found.pool_usd_h == (1.5, 2.0)
+    assert found.usd_h == 3.5
+
+
+def test_one_unknown_price_makes_the_sum_unknown_and_never_less() -> None:
+    unknown = PoolDraft(backend="kubernetes", hardware="gpu", count=2)
+    found = forecast(draft(LOCAL, unknown, time_limit_s=3600), {})
+    assert found.pool_usd_h == (1.5, None)
+    assert found.usd_h is None
+    assert found.usd is None
+
+
+def test_the_catalogue_s_price_unless_the_pool_has_its_own() -> None:
+    assert forecast(draft(PoolDraft(count=2)), {}).usd_h == 0.0  # this machine is free
+    assert forecast(draft(PoolDraft(count=2, price_usd_h=0.25)), {}).usd_h == 0.5
+
+
+def test_the_time_limit_bounds_what_nobody_can_estimate() -> None:
+    found = forecast(draft(LOCAL, time_limit_s=7200), {})
+    assert (found.hours, found.hours_by, found.usd) == (2.0, "time limit", 3.0)
+
+
+def test_without_limit_and_rate_the_total_is_unknown() -> None:
+    found = forecast(draft(LOCAL), {})
+    assert (found.hours, found.hours_by, found.usd, found.round_s) == (None, "", None, None)
+
+
+def test_by_the_rate_of_the_slowest_pool() -> None:
+    rates = {("local", "cpu"): 5120.0, ("modal", "H100"): 51_200.0}
+    found = forecast(draft(LOCAL, MODAL), rates)
+    assert found.round_s == pytest.approx(10.0)
+    assert found.hours == pytest.approx(200 / 3600)
+    assert found.hours_by == "rate"
+    assert found.usd == pytest.approx(5.5 * 200 / 3600)
+
+
+def test_a_rate_that_is_missing_for_one_pool_is_missing() -> None:
+    assert forecast(draft(LOCAL, MODAL), {("local", "cpu"): 5120.0}).round_s is None
+
+
+@pytest.mark.parametrize(("limit_s", "by"), [(100, "time limit"), (1000, "rate")])
+def test_whatever_ends_the_run_first(limit_s: int, by: str) -> None:
+    found = forecast(draft(LOCAL, time_limit_s=limit_s), {("local", "cpu"): 5120.0})
+    assert found.hours_by == by
+    assert found.hours == pytest.approx(min(limit_s, 200) / 3600)

@@ -1,0 +1,108 @@
+"""What the form says about a bucket and about data before anything is launched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diloco.rendezvous.store import LocalStore, StoreDenied
+from runs.drafts.preflight import check_data, check_rendezvous
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}", "{}/"])
+def test_a_folder_that_can_be_written_is_fine_and_left_clean(tmp_path: Path, form: str) -> None:
+    assert check_rendezvous(form.format(tmp_path / "new"), ["local"]) == []
+    assert files(tmp_path) == []
+
+
+def test_a_real_bucket_is_fine_and_left_clean(s3_uri: str) -> None:
+    from diloco.rendezvous.store import open_store
+
+    assert check_rendezvous(s3_uri, ["local"]) == []
+    assert open_store(s3_uri).list("") == []
+
+
+@pytest.mark.parametrize("verb", ["put", "get", "get_range", "list", "create", "delete"])
+def test_each_verb_that_is_denied_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    def denied(*args: Any) -> None:
+        raise StoreDenied("AccessDenied: policy forbids it")
+
+    monkeypatch.setattr(LocalStore, verb, denied)
+    [problem] = check_rendezvous(str(tmp_path), ["local"])
+    words = {"put": "write", "get": "read", "get_range": "read a range"}.get(verb, verb)
+    assert problem.startswith(f"cannot {words} in file://")
+    assert "AccessDenied: policy forbids it" in problem
+
+
+def test_a_create_that_lets_two_writers_win_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check_then_write(self: LocalStore, key: str, data: bytes) -> bool:
+        self.put(key, data)
+        return True
+
+    monkeypatch.setattr(LocalStore, "create", check_then_write)
+    [problem] = check_rendezvous(str(tmp_path), ["local"])
+    assert "refuse to create twice" in problem
+    assert "expected False, found True" in problem
+    assert files(tmp_path) == []
+
+
+def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file where a folder should be")
+    [problem] = check_rendezvous(str(tmp_path / "file" / "run"), ["local"])
+    assert "cannot write" in problem
+    assert str(tmp_path / "file") in problem
+
+
+def test_a_scheme_nobody_knows_is_said() -> None:
+    [problem] = check_rendezvous("moon://crater/1", ["local"])
+    assert problem.startswith("cannot be opened: ")
+    assert "moon" in problem
+
+
+@pytest.mark.parametrize("uri", ["/srv/here", "file:///srv/here", "http://localhost:9000/b"])
+def test_a_remote_backend_needs_a_bucket_it_can_reach(uri: str) -> None:
+    [problem] = check_rendezvous(uri, ["local", "modal"])
+    assert problem == (
+        f"expected a bucket that replicas on modal can reach, found {uri}, "
+        "which only this machine can"
+    )
+
+
+def test_the_library_s_own_text_needs_no_check() -> None:
+    assert check_data("stdlib") == []
+
+
+@pytest.mark.parametrize("form", ["{}/a.txt", "file://{}/a.txt", "{}", "{}/*.txt"])
+def test_text_is_found(tmp_path: Path, form: str) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "b.txt").touch()
+    assert check_data(form.format(tmp_path)) == []
+
+
+@pytest.mark.parametrize("form", ["{}/no.txt", "{}/*.md", "{}/sub"])
+def test_no_text_is_said_with_the_uri(tmp_path: Path, form: str) -> None:
+    (tmp_path / "sub").mkdir()
+    [problem] = check_data(form.format(tmp_path))
+    assert problem.startswith("expected 'stdlib' or a URI of text files that can be read, found ")
+    assert form.format(tmp_path) in problem
+
+
+def test_empty_files_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+    assert "found only empty files" in check_data(str(tmp_path))[0]
+
+
+@pytest.mark.parametrize("uri", ["moon://crater/a.txt", "s3://"])
+def test_a_uri_that_cannot_be_opened_is_said(uri: str) -> None:
+    [problem] = check_data(uri)
+    assert f"at {uri}" in problem

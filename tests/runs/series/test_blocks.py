@@ -1,0 +1,94 @@
+"""Points packed into blocks: one key, one point, whatever order they come in."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runs.series.blocks import BLOCK_STEPS, BadBlock, Points, concatenate, merge, split
+
+
+def points(steps: list[int], values: list[float] | None = None) -> Points:
+    return Points.of(
+        step=steps,
+        round=[s // 10 for s in steps],
+        tokens=[100 * s for s in steps],
+        wall_s=[1e9 + s for s in steps],
+        value=values if values is not None else [float(s) for s in steps],
+    )
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**53), st.floats())))
+def test_what_is_packed_is_unpacked(found: list[tuple[int, float]]) -> None:
+    steps = [step for step, _ in found]
+    packed = Points.of(
+        step=steps, round=[s % 2**31 for s in steps], tokens=steps, wall_s=[1.5] * len(steps),
+        value=[value for _, value in found],
+    )  # fmt: skip
+    again = Points.unpack(packed.pack())
+    for name in ("step", "round", "tokens", "wall_s", "value"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(packed, name))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"AMB1",
+        points([1]).pack()[:-1],
+        points([1]).pack() + b"x",
+        b"X" + points([1]).pack()[1:],
+    ],
+)
+def test_other_bytes_are_no_block(data: bytes) -> None:
+    with pytest.raises(BadBlock, match=r"expected .* found"):
+        Points.unpack(data)
+
+
+def test_columns_must_be_of_one_length() -> None:
+    with pytest.raises(ValueError, match="columns of one length"):
+        Points.of(step=[1, 2], round=[1], tokens=[1], wall_s=[1], value=[1])
+
+
+def test_a_point_that_comes_again_replaces_the_old_one() -> None:
+    merged = merge(points([1, 2, 3]), points([3, 2], [30.0, 20.0]), "step")
+    assert merged.step.tolist() == [1, 2, 3]
+    assert merged.value.tolist() == [1.0, 20.0, 30.0]
+
+
+def test_the_last_of_several_new_points_stands() -> None:
+    merged = merge(Points.empty(), points([5, 5, 5], [1.0, 2.0, math.nan]), "step")
+    assert len(merged) == 1
+    assert math.isnan(merged.value[0])
+
+
+@given(
+    st.lists(st.integers(0, 40)), st.lists(st.integers(0, 40)), st.sampled_from(["step", "round"])
+)
+def test_merging_twice_is_merging_once(old: list[int], new: list[int], key: str) -> None:
+    fresh = points(new, [s + 0.5 for s in new])
+    once = merge(points(old), fresh, key)  # type: ignore[arg-type]
+    twice = merge(once, fresh, key)  # type: ignore[arg-type]
+    assert twice.pack() == once.pack()
+    keys = getattr(once, key).tolist()
+    assert keys == sorted(set(keys))
+
+
+def test_points_are_filed_by_their_key() -> None:
+    steps = [0, BLOCK_STEPS - 1, BLOCK_STEPS, 5 * BLOCK_STEPS]
+    parts = dict(split(points(steps), "step"))
+    assert {index: part.step.tolist() for index, part in parts.items()} == {
+        0: [0, BLOCK_STEPS - 1],
+        1: [BLOCK_STEPS],
+        5: [5 * BLOCK_STEPS],
+    }
+    assert [index for index, _ in split(points(steps), "round")] == [0]
+
+
+def test_nothing_is_nothing() -> None:
+    assert len(concatenate([])) == len(Points.unpack(Points.empty().pack())) == 0
+    assert list(split(Points.empty(), "step")) == []

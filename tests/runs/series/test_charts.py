@@ -1,0 +1,151 @@
+"""Windows of series: the right points, few of them, and never without their extremes."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runs.models import Run
+from runs.series import charts, rollups
+from runs.series.blocks import Points
+from runs.series.charts import Scales, Window
+from runs.series.columns import columns
+from tests.browser import seed
+
+
+def curve(steps: list[int], values: list[float]) -> Points:
+    return Points.of(
+        step=steps,
+        round=[s // 10 for s in steps],
+        tokens=[7 * s for s in steps],
+        wall_s=[1e9 + 0.5 * s + 0.12345 for s in steps],
+        value=values,
+    )
+
+
+@pytest.fixture
+def run(db: Any) -> Run:
+    made: Run = seed.run(seed.user("olga", "operator"), committed=0, replicas=3)
+    return made
+
+
+def store(run: Run, number: int | None, points: Points, series: str = "loss") -> None:
+    replica = None if number is None else run.replicas.get(number=number)
+    rollups.add_points(run, replica, {series: points}, key=charts.key_of(number))
+
+
+def noise(count: int, seed_: int = 1) -> list[float]:
+    chance = random.Random(seed_)
+    return [3 + chance.gauss(0, 0.1) for _ in range(count)]
+
+
+def test_few_points_are_all_of_them(run: Run) -> None:
+    store(run, 0, curve(list(range(50)), noise(50)))
+    (found,) = charts.read(run, [("loss", 0)], Window(max_points=50))
+    assert (len(found.points), found.total, found.level) == (50, 50, 0)
+    assert charts.read(run, [("loss", 1), ("lr", 0)], Window()) == []
+
+
+@pytest.mark.parametrize("at", [0, 1, 4095, 33_333, 49_999])
+@pytest.mark.parametrize("spike", [1e6, -1e6, math.nan, math.inf])
+def test_one_spike_among_many_points_stays(run: Run, at: int, spike: float) -> None:
+    values = noise(50_000)
+    values[at] = spike
+    store(run, 0, curve(list(range(50_000)), values))
+    for window in (Window(max_points=200), Window(axis="wall", low=0.0, max_points=50)):
+        (found,) = charts.read(run, [("loss", 0)], window)
+        assert at in found.points.step.tolist()
+        assert 0 < len(found.points) <= window.max_points
+        assert found.total == 50_000
+
+
+@pytest.mark.parametrize("axis", charts.AXES)
+@pytest.mark.parametrize("seed_", range(4))
+def test_a_window_has_what_is_in_it(run: Run, axis: charts.Axis, seed_: int) -> None:
+    """Against the same question asked of all points."""
+    chance = random.Random(seed_)
+    steps = sorted(chance.sample(range(60_000), 40_000))
+    whole = curve(steps, noise(40_000, seed_))
+    store(run, 0, whole)
+    scales = Scales(sync_every=30, replicas=3)
+    x = scales.x(whole, axis, 0)
+    for _ in range(4):
+        low, high = sorted(chance.sample(x.tolist(), 2))
+        inside = whole.take((x >= low) & (x <= high))
+        window = Window(axis=axis, low=low, high=high, max_points=300, scales=scales)
+        (found,) = charts.read(run, [("loss", 0)], window)
+        assert len(found.points) <= 300
+        steps_found = found.points.step
+        assert steps_found.min() >> found.level <= inside.step.min() >> found.level
+        assert steps_found.max() >= inside.step.max()
+        # Whole buckets at the edges: what is lowest and highest inside is there, or something more.
+        assert found.points.value.min() <= inside.value.min()
+        assert found.points.value.max() >= inside.value.max()
+        for start in range(int(inside.step[0]), int(inside.step[-1]), 7919):
+            bucket = whole.take(whole.step >> found.level == start >> found.level).value
+            mine = found.points.take(steps_found >> found.level == start >> found.level).value
+            assert (mine.min(), mine.max()) == (bucket.min(), bucket.max())
+        aligned = (whole.step >= steps_found.min() >> found.level << found.level) & (
+            whole.step < ((int(steps_found.max()) >> found.level) + 1) << found.level
+        )
+        assert found.total == int(aligned.sum())
+
+
+@pytest.mark.parametrize("axis", charts.AXES)
+def test_zooming_in_ends_with_every_point(run: Run, axis: charts.Axis) -> None:
+    whole = curve(list(range(200_000)), noise(200_000))
+    store(run, 0, whole)
+    x = charts.Scales().x(whole, axis, 0)
+    low, high = float(x[77_000]), float(x[77_200])
+    (found,) = charts.read(run, [("loss", 0)], Window(axis=axis, low=low, high=high))
+    assert found.level == 0
+    assert set(range(77_000, 77_201)) <= set(found.points.step.tolist())
+    assert len(found.points) <= 240
+
+
+def test_replicas_have_the_same_buckets(run: Run) -> None:
+    for number, count in enumerate((20_000, 20_000, 9_000)):
+        store(run, number, curve(list(range(count)), noise(count, number)))
+    names = [("loss", n) for n in range(3)]
+    found = charts.read(run, names, Window(max_points=300))
+    assert len({c.level for c in found}) == 1
+    level = found[0].level
+    for c in found:
+        buckets = np.unique(c.points.step >> level)
+        assert buckets.tolist() == list(range(int(buckets[-1]) + 1))
+    assert [c.total for c in found] == [20_000, 20_000, 9_000]
+
+
+def test_a_window_without_points_is_empty(run: Run) -> None:
+    store(run, 0, curve(list(range(100)), noise(100)))
+    (found,) = charts.read(run, [("loss", 0)], Window(low=5000, high=6000))
+    assert len(found.points) <= 1
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("axis", charts.AXES)
+def test_the_cost_does_not_grow_with_what_is_read(
+    run: Run, size: int, axis: charts.Axis, django_assert_max_num_queries: Any
+) -> None:
+    for number in range(size):
+        store(run, number, curve(list(range(40_000)), noise(40_000)))
+    names = [("loss", n) for n in range(size)]
+    with django_assert_max_num_queries(4):
+        charts.read(run, names, Window(axis=axis, max_points=500))
+    with django_assert_max_num_queries(10):
+        charts.read(run, names, Window(axis=axis, low=1e9, high=1e9 + 2000, max_points=500))
+
+
+def test_what_is_no_number_is_null_and_named() -> None:
+    points = curve([0, 2, 4, 6], [1.0, math.nan, math.inf, -math.inf])
+    found = columns(points, series="loss", replica=3, total=9)
+    assert found["value"] == [1.0, None, None, None]
+    assert found["nonfinite"] == [[1, "nan"], [2, "inf"], [3, "-inf"]]
+    assert (found["series"], found["replica"], found["total"]) == ("loss", 3, 9)
+    assert found["wall_s"] == [1e9 + 0.123, 1e9 + 1.123, 1e9 + 2.123, 1e9 + 3.123]
+    assert json.loads(json.dumps(found, allow_nan=False)) == found

@@ -1,0 +1,102 @@
+"""Strips repeat the table of contributions, and the run's curves by round come from them."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from django.apps import apps
+
+from runs.models import Contribution, MetricBlock, Round, Run
+from runs.series import charts, strips
+from tests.browser import seed
+from tests.runs.desk import Desk
+
+
+def facts(run: Run) -> dict[int, tuple[bytes, bytes]]:
+    return {r.number: (bytes(r.outcomes), bytes(r.timings)) for r in Round.objects.filter(run=run)}
+
+
+def blocks(run: Run) -> dict[Any, bytes]:
+    rows = MetricBlock.objects.filter(run=run)
+    return {(b.replica_id, b.series, b.level, b.index): bytes(b.data) for b in rows}
+
+
+@pytest.fixture
+def run(db: Any) -> Run:
+    made: Run = seed.run(seed.user("olga", "operator"), committed=12, replicas=4, sync_every=60)
+    return made
+
+
+def test_a_strip_says_what_the_table_says(run: Run) -> None:
+    for row in Round.objects.filter(run=run):
+        outcomes, timings = strips.unpack(bytes(row.outcomes), bytes(row.timings), 4)
+        given = {c.replica.number: c for c in row.contributions.select_related("replica")}
+        for number in range(4):
+            one = given.get(number)
+            assert strips.OUTCOMES[outcomes[number]] == (one.state if one else "")
+            if one is None:
+                assert timings[number] == np.zeros(1, dtype=strips.TIMING)[0]
+                continue
+            assert one.started_at is not None
+            assert timings[number]["started"] == one.started_at.timestamp()
+            assert timings[number]["norm"] == one.norm
+            assert timings[number]["phases"].sum() == pytest.approx(sum(one.phases.values()))
+
+
+def test_ingest_keeps_the_strip_as_a_rebuild_would_have_it(desk: Desk) -> None:
+    desk.bucket.segment(0, 1, rounds=[desk.bucket.report(1, phases={"compute": 3.0, "wait": 1.0})])
+    desk.bucket.segment(1, 1, rounds=[desk.bucket.report(1, outcome="late")])
+    changes = desk.ingest()
+    row = Round.objects.get(run=desk.run, number=1)
+    before = bytes(row.outcomes), bytes(row.timings)
+    assert [strips.OUTCOMES[o] for o in before[0]] == ["included", "late"]
+    again = strips.rebuild(row)
+    assert (bytes(again.outcomes), bytes(again.timings)) == before
+    named = {name for name, owner, _ in changes.points if owner is None}
+    assert {"norm", "norm_low", "norm_high", "update_norm", "phase_compute"} <= named
+
+
+def test_curves_are_means_of_the_included(run: Run) -> None:
+    rows = Contribution.objects.filter(round__run=run, round__number=9, state="included")
+    norms = [c.norm for c in rows if c.norm]
+    whole = charts.Window(max_points=100)
+    names = [(name, None) for name in ("norm", "norm_low", "norm_high", "phase_wait")]
+    found = {c.series: c.points for c in charts.read(run, names, whole)}
+
+    def at(series: str, number: int) -> float:
+        points = found[series]
+        return float(points.value[points.round == number][0])
+
+    assert at("norm", 9) == pytest.approx(math.fsum(norms) / len(norms))
+    assert (at("norm_low", 9), at("norm_high", 9)) == (min(norms), max(norms))
+    assert 5 not in found["norm"].round.tolist()  # void
+    waits = Contribution.objects.filter(round__run=run, round__number=9)
+    mean = sum(c.phases["wait"] for c in waits) / len(waits)
+    assert at("phase_wait", 9) == pytest.approx(mean)
+
+
+def test_what_is_older_is_filled_in(run: Run) -> None:
+    """The migration, on rows as they were before it."""
+    expected, curves = facts(run), blocks(run)
+    Round.objects.update(outcomes=b"", timings=b"")
+    MetricBlock.objects.filter(level__gt=0).delete()
+    MetricBlock.objects.filter(run=run, replica=None).exclude(series="eval_loss").delete()
+    importlib.import_module("runs.migrations.0007_round_strips").fill(apps, None)
+    assert facts(run) == expected
+    known = {place for place in curves if place[1] != "tokens_per_s"}  # of commits, not of strips
+    assert {p: d for p, d in blocks(run).items() if p in known} == {p: curves[p] for p in known}
+    assert any(level for _, _, level, _ in known)
+
+
+def test_what_other_machines_say_fits_the_strip() -> None:
+    row = Round(number=1)
+    huge = Contribution(state="included", phases={"wait": 1e300}, norm=1e300)
+    strips.put(row, [(3, huge)])
+    outcomes, timings = strips.unpack(bytes(row.outcomes), bytes(row.timings), 5)
+    assert outcomes.tolist() == [0, 0, 0, 2, 0]
+    assert np.isfinite(timings["phases"]).all()
+    assert timings["norm"][3] == 1e300
