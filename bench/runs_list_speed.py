@@ -3,7 +3,7 @@
 The page is asked for through Django's test client in this process: middleware, sign-in, queries
 and template, without the socket. Each run has two pools, four replicas and an owner among a
 hundred; one in a hundred is active. The newest page, one deep in the past, what the page polls,
-and whatever else ``--path`` names.
+the filters, a few queries and orders, and whatever else ``--path`` names.
 
 Usage: python bench/runs_list_speed.py [--runs 10000 100000] [--postgres] [--path '/?q=x' ...]
 """
@@ -78,7 +78,8 @@ def fill(wanted: int) -> None:
                 created_at=at, started_at=at, ended_at=None if state == "running" else at,
                 rendezvous=f"s3://bucket/runs/{n}", group_settings=settings, workload={},
                 submit_key=uuid.uuid4().hex, committed_rounds=n % 100, tokens=n * 1000,
-                train_loss=2.5, eval_loss=2.6, phase_s={"compute": 90.0, "wait": 10.0},
+                train_loss=2.5,
+                eval_loss=1 + n * 7919 % 1000 / 1000, phase_s={"compute": 90.0, "wait": 10.0},
             )  # fmt: skip
             runs.append(run)
             two = [
@@ -157,7 +158,16 @@ def main() -> None:
         for wanted in options.runs:
             fill(wanted)
             analyze()
-            pages = [("newest", "/"), ("the middle", deep_path()), ("polled", "/runs.json")]
+            pages = [
+                ("newest", "/"),
+                ("the middle", deep_path()),
+                ("polled", "/runs.json"),
+                ("state:running", "/?q=state:running"),
+                ("a word in names", "/?q=run+77"),
+                ("by loss", "/?sort=loss"),
+                ("by name", "/?sort=name"),
+                ("filters", "/runs/facets"),
+            ]
             for page, path in [*pages, *((path, path) for path in options.path)]:
                 took, queries, size = measure(path, options.repeat)
                 p50, p95 = (took[int(len(took) * share)] for share in (0.5, 0.95))

@@ -109,6 +109,23 @@ class Run(models.Model):
             models.Index(
                 fields=["state"], condition=Q(state__in=sorted(RUN_ACTIVE)), name="run_active"
             ),
+            # The list's other orders (runs.queries.listing), each in the direction of a first
+            # press.
+            *(
+                models.Index(
+                    fields=[column, "-id"],
+                    condition=Q(archived_at__isnull=True),
+                    name=f"run_by_{column.strip('-')}",
+                )
+                for column in (
+                    "name",
+                    "eval_loss",
+                    "train_loss",
+                    "-tokens",
+                    "-cost_usd",
+                    "-committed_rounds",
+                )
+            ),
         )
         constraints = (
             models.CheckConstraint(
