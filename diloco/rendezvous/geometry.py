@@ -66,7 +66,17 @@ def shard_spans(numel: int, shards: int) -> list[Span]:
 def part_spans(span: Span, *, block: int, block_bytes: int) -> list[Span]:
     """Cut a span that starts on a block into parts of at most :data:`PART_BYTES` encoded (a block
     that is larger is a part of its own)."""
-    step = block * max(1, PART_BYTES // max(1, block_bytes))
+    step = _part_elements(block, block_bytes)
     return [
         Span(start, min(span.stop, start + step)) for start in range(span.start, span.stop, step)
     ]
+
+
+def part_count(span: Span, *, block: int, block_bytes: int) -> int:
+    """How many :func:`part_spans` would list: who only counts must not pay for a list that grows
+    with the model."""
+    return -(-span.numel // _part_elements(block, block_bytes))
+
+
+def _part_elements(block: int, block_bytes: int) -> int:
+    return block * max(1, PART_BYTES // max(1, block_bytes))

@@ -24,7 +24,7 @@ from diloco.rendezvous.geometry import (
     HEADER_BYTES,
     Span,
     block_elements,
-    part_spans,
+    part_count,
     shard_spans,
 )
 from diloco.rendezvous.store import PART_BYTES
@@ -82,7 +82,7 @@ class _Body:
     def parts(self, span: Span) -> int:
         block = block_elements(self.numel)
         block_bytes = payload_bytes(block, self.codec, topk=self.topk)
-        return len(part_spans(span, block=block, block_bytes=block_bytes))
+        return part_count(span, block=block, block_bytes=block_bytes)
 
 
 @lru_cache(maxsize=1024)  # a sweep over H asks for the same again and again

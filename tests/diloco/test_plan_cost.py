@@ -8,6 +8,14 @@ import pytest
 import torch
 
 from bench.plan_traffic import CODECS, differences, one_round, small_cuts
+from diloco.rendezvous.geometry import (
+    LARGEST_BLOCK,
+    Span,
+    block_elements,
+    part_count,
+    part_spans,
+    shard_spans,
+)
 from diloco.rendezvous.plan_cost import cheapest_plan, round_cost
 
 NUMEL = 50_003
@@ -53,3 +61,39 @@ def test_auto_gathers_what_is_small_and_shards_what_is_large() -> None:
     assert cheapest_plan(numel=few, codec="fp32", replicas=4, syncer=False) == "gather"
     assert cheapest_plan(numel=many, codec="fp32", replicas=8, syncer=False) == "sharded"
     assert cheapest_plan(numel=many, codec="fp32", replicas=4, syncer=True) == "syncer"
+
+
+@pytest.mark.parametrize("plan", ["gather", "sharded", "syncer"])
+def test_what_a_model_costs_is_worked_out_and_never_listed(
+    plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of the parts of 10^14 parameters, 24 million a payload, took the machine's memory."""
+    replicas, made = 64, 0
+
+    def counted(self: Span, start: int, stop: int) -> None:
+        nonlocal made
+        made += 1
+        assert made < 10 * replicas, "a span for each part"
+        vars(self).update(start=start, stop=stop)
+
+    monkeypatch.setattr(Span, "__init__", counted)
+    round_cost.cache_clear()
+    large = round_cost(numel=10**14, codec="fp32", replicas=replicas, mode=plan)
+    payload, others = 4 * 10**14, replicas - 1
+    parts = -(-(10**14) // LARGEST_BLOCK)  # a block of fp32 is more than a part can be
+    down, gets = {
+        "gather": (others * payload, others * parts),
+        "sharded": (2 * others * payload // replicas, 2 * others * parts // replicas),
+        "syncer": (payload, parts),
+    }[plan]
+    assert large.down == pytest.approx(down, rel=1e-5)
+    assert large.gets == pytest.approx(gets, rel=1e-5)
+
+
+def test_parts_are_counted_as_they_are_cut() -> None:
+    for numel in (1, 2**16, 2**16 + 1, 5_000_003, 10**10):
+        block = block_elements(numel)
+        for size in (block * 4, block, block // 2, 1):
+            for span in [Span(0, numel), *shard_spans(numel, 7)]:
+                cut = part_spans(span, block=block, block_bytes=size)
+                assert part_count(span, block=block, block_bytes=size) == len(cut)
