@@ -4,7 +4,7 @@ Pure, on the cost model that replicas and ``python -m diloco.simulate`` use
 (:mod:`diloco.rendezvous.simulation`). A :class:`Question` is what a person varies; the run is as
 long as its tokens say, so that two values of H are two ways to the same end: what failures take
 away is trained again, and that is in rounds, bytes, time and money. An :class:`Outline` is the
-same of a draft: its length is what its settings say, its money :mod:`runs.forecast`'s.
+same of a draft: its length is what its settings say, its money :mod:`runs.drafts.forecast`'s.
 
 Left out: what H does to the loss, which no arithmetic tells, and what the cost model leaves out.
 """
@@ -28,8 +28,8 @@ from diloco.rendezvous.simulation import (
     predict,
     rounds_of,
 )
-from runs.forecast import ByPlace, Forecast, forecast, tokens_per_step
-from runs.presets import RunDraft
+from runs.drafts.forecast import ByPlace, Forecast, forecast, tokens_per_step
+from runs.drafts.presets import RunDraft
 
 MOST_ROUNDS = int(
     next(spec.maximum for spec in setting_fields() if spec.name == "total_rounds") or 0
@@ -262,7 +262,7 @@ class Outline:
 
 
 def outline(draft: RunDraft, rates: ByPlace) -> Outline:
-    """``rates`` are :func:`runs.rates.known_rates` of the workload."""
+    """``rates`` are :func:`runs.drafts.rates.known_rates` of the workload."""
     settings = draft.settings
     per_step = tokens_per_step(draft)
     rounds = rounds_of(settings, per_step or 0)

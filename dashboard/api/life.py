@@ -16,7 +16,9 @@ from dashboard.api import rows
 from dashboard.api.auth import run_to_operate, run_to_see
 from dashboard.api.document import document_of
 from dashboard.api.types import NO_NUL, SMALL, PoolId, RunId, responses
-from runs import alerting, copies, life
+from runs import life
+from runs.alerting import book as alerting
+from runs.drafts import copies
 from runs.exceptions import InvalidRun
 from runs.models import Run
 

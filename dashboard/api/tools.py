@@ -13,9 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from dashboard.api import rows
 from dashboard.api.auth import reader, submitter
 from dashboard.api.types import SMALL, responses
-from runs import comparison, planner, selectors
-from runs.archives import ARCHIVE_BYTES, store_archive
+from runs import planner, selectors
+from runs.drafts.archives import ARCHIVE_BYTES, store_archive
 from runs.exceptions import InvalidRun
+from runs.queries import comparison
 
 router = Router(tags=["tools"])
 

@@ -18,7 +18,7 @@ from dashboard.forms.fields import dress, setting_field
 from diloco.rendezvous.settings import setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
 from executors.registry import BACKENDS
-from runs.backends import catalogue
+from runs.control.backends import catalogue
 from runs.planner import Question
 
 _NUMBER = re.compile(r"\s*([0-9][0-9_,]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([kMGBT]?)\s*", re.IGNORECASE)

@@ -43,8 +43,8 @@ expected-statuses = ["2xx", 404, 409, 422]
 @pytest.fixture
 def token(run: Any, token_of: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     # Made-up URIs are not asked for: what buckets and backends say is tested elsewhere.
-    monkeypatch.setattr("runs.preflight.check_run", lambda *_, **__: [])
-    monkeypatch.setattr("runs.preflight.check_new_pool", lambda *_: [])
+    monkeypatch.setattr("runs.drafts.preflight.check_run", lambda *_, **__: [])
+    monkeypatch.setattr("runs.drafts.preflight.check_new_pool", lambda *_: [])
     # There is no broker, and waiting for it would take most of the time.
     monkeypatch.setattr("runs.queue._send", lambda *_: None)
     return str(token_of("root", "admin"))
