@@ -12,7 +12,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-annotate --python-version
 	--excludes requirements/excluded.in --custom-compile-command 'make lock'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-mixed run test test-postgres check bench lock clean python setup-run setup-dev
+.PHONY: help demo demo-mixed run test test-postgres check bench lock static clean python setup-run setup-dev
 
 help: ## say what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 10
@@ -57,6 +57,9 @@ lock: setup-dev ## refresh the pinned versions in requirements/ (ARGS=--upgrade 
 	$(LOCK) pyproject.toml requirements/torch-deps.in \
 		--extra s3 --extra gcs --extra azure --extra hf \
 		-c requirements/dev.txt -o requirements/replica.txt
+
+static: setup-dev ## make static/dist/app.js, the script of the pages, of static/js
+	$(BIN)/python scripts/static_bundle.py
 
 clean: ## remove .venv, caches and build products; var/ is kept
 	rm -rf .venv build dist *.egg-info test-artifacts

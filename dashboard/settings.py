@@ -180,6 +180,11 @@ STATICFILES_DIRS = [BASE_DIR / "static"]
 # Served straight from static/ and the apps, so that no collectstatic step is needed.
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = DEBUG
+if not DEBUG:
+    STATICFILES_FINDERS = [
+        "dashboard.assets.ShippedFinder",
+        "django.contrib.staticfiles.finders.AppDirectoriesFinder",
+    ]
 
 CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {

