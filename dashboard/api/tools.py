@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from django.http import HttpRequest
@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from dashboard.api import rows
 from dashboard.api.auth import reader, submitter
-from dashboard.api.types import SMALL, responses
+from dashboard.api.types import responses
+from dashboard.forms.planner import bounds_of
 from runs import planner, selectors
 from runs.drafts.archives import ARCHIVE_BYTES, store_archive
 from runs.exceptions import InvalidRun
@@ -20,22 +21,19 @@ from runs.queries import comparison
 
 router = Router(tags=["tools"])
 
-_MOST: dict[str, float] = {"sync_every": planner.LARGEST_H, "parameters": 1e15, "tokens": 1e18}
-
 
 def _question_fields() -> dict[str, Any]:
-    """The planner's question, field by field."""
+    """The planner's question, field by field, with the bounds its page has."""
     found: dict[str, Any] = {}
     for spec in dataclasses.fields(planner.Question):
-        kind = str(spec.type)
+        bounds = bounds_of(spec.name)
         default = ... if spec.default is dataclasses.MISSING else spec.default
-        if kind == "str":
-            found[spec.name] = (Annotated[str, Field(max_length=32)], default)
-            continue
-        whole = kind.startswith("int")
-        most = int(_MOST.get(spec.name, SMALL)) if whole else 1e12
-        number: Any = Annotated[int if whole else float, Field(ge=0, le=most)]
-        found[spec.name] = (number | None if "None" in kind else number, default)
+        if bounds.choices:
+            kind: Any = Literal[bounds.choices]
+        else:
+            number: Any = int if bounds.whole else float
+            kind = Annotated[number, Field(ge=number(bounds.least), le=number(bounds.most))]
+        found[spec.name] = (kind | None if "None" in str(spec.type) else kind, default)
     return found
 
 

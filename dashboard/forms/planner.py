@@ -1,7 +1,7 @@
 """The planner's inputs: read from the address, which holds all of them, and written back into it.
 
 Numbers are taken as people write them (``1B``, ``500k``). Group settings have the fields they have
-in the submit form.
+in the submit form. What is allowed is said here once: the API's question has :func:`bounds_of` too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -54,20 +55,24 @@ SHORT_HELP = {
 """The submit form says more; here there is a curve that shows what a setting does."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What a number may be, both ends included; or, with ``choices``, a word."""
+
+    least: float = 0
+    most: float = 1e18
+    whole: bool = False
+    choices: tuple[str, ...] = ()
+
+
 class NumberField(forms.CharField):
     """``1B``, ``150M``, ``500k``, ``1e9``, ``2.5``; of ``whole`` numbers the value is an int."""
 
     def __init__(
-        self,
-        *,
-        least: float = 0,
-        most: float = 1e18,
-        above: bool = False,
-        whole: bool = False,
-        **options: Any,
+        self, *, least: float = 0, most: float = 1e18, whole: bool = False, **options: Any
     ) -> None:
         super().__init__(max_length=40, **options)
-        self.least, self.most, self.above, self.whole = least, most, above, whole
+        self.bounds = Bounds(least=least, most=most, whole=whole)
 
     def to_python(self, value: Any) -> Any:
         text = super().to_python(value)
@@ -82,15 +87,14 @@ class NumberField(forms.CharField):
             raise forms.ValidationError(
                 f"expected a number such as 2.5, 500k or 1B, found {text!r}"
             )
-        if number < self.least or (self.above and number == self.least) or number > self.most:
-            bounds = f"{'more than ' if self.above else ''}{self.least:g}"
+        bounds = self.bounds
+        if not bounds.least <= number <= bounds.most:
             raise forms.ValidationError(
-                f"expected {bounds}{'' if self.above else ' or more'}, at most {self.most:g}, "
-                f"found {text!r}"
+                f"expected {bounds.least:g} or more, at most {bounds.most:g}, found {text!r}"
             )
-        if self.whole and number != int(number):
+        if bounds.whole and number != int(number):
             raise forms.ValidationError(f"expected a whole number, found {text!r}")
-        return int(number) if self.whole else number
+        return int(number) if bounds.whole else number
 
     def prepare_value(self, value: Any) -> Any:
         return write_number(value) if isinstance(value, int | float) else value
@@ -108,32 +112,36 @@ def write_number(value: float) -> str:
 
 
 class PlannerForm(forms.Form):
-    """Field names are :class:`~runs.planner.Question`'s, and ``hardware``."""
+    """Field names are :class:`~runs.planner.Question`'s, and ``hardware``.
+
+    Times and bandwidths begin where they still mean something: of 1e-300 the arithmetic makes
+    numbers that no float holds.
+    """
 
     parameters = NumberField(
         label="Parameters", least=1, most=1e14, whole=True, help_text="Such as 150M or 1B."
     )
     tokens = NumberField(
-        label="Tokens to train", least=1, most=1e16, whole=True, help_text="Of all replicas."
+        label="Tokens to train", least=1, most=9e15, whole=True, help_text="Of all replicas."
     )
     hardware = forms.ChoiceField(
         label="Hardware", required=False, help_text="Gives the price. Measure the step time."
     )
     step_s = NumberField(
-        label="Inner step", above=True, most=86_400, help_text="Of one replica, measured."
+        label="Inner step", least=1e-6, most=86_400, help_text="Of one replica, measured."
     )
     tokens_per_step = NumberField(
         label="Tokens a step", least=1, most=1e10, whole=True, help_text="Of one replica."
     )
     mbit_s = NumberField(
-        label="Bandwidth", above=True, most=1e7,
+        label="Bandwidth", least=1e-3, most=1e7,
         help_text="Of one replica to the bucket, each way.",
     )  # fmt: skip
     latency_s = NumberField(
         label="Store latency", most=60, help_text="Until the first byte of a request."
     )
     mtbf_h = NumberField(
-        label="A replica fails every", above=True, most=1e6, required=False,
+        label="A replica fails every", least=1e-3, most=1e6, required=False,
         help_text="Mean time of one replica. Empty: never.",
     )  # fmt: skip
     replace_s = NumberField(
@@ -194,6 +202,18 @@ class PlannerForm(forms.Form):
         stays empty."""
         values = {name: self[name].value() for name in self.fields} | changes
         return urlencode({name: "" if v is None else v for name, v in values.items()})
+
+
+def bounds_of(name: str) -> Bounds:
+    """Of a field of :class:`~runs.planner.Question`."""
+    field = PlannerForm.base_fields.get(name)
+    if isinstance(field, NumberField):
+        return field.bounds
+    spec = next(spec for spec in setting_fields() if spec.name == name)
+    if spec.choices:
+        return Bounds(choices=spec.choices)
+    assert spec.minimum is not None and spec.maximum is not None, name
+    return Bounds(least=spec.minimum, most=spec.maximum, whole=spec.kind == "int")
 
 
 def initial_of(question: Question) -> dict[str, str]:

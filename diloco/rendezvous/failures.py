@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from diloco.rendezvous.settings import GroupSettings
 
@@ -71,6 +72,7 @@ def availability(mtbf_s: float, away_s: float) -> float:
     return 1.0 if mtbf_s == math.inf else mtbf_s / (mtbf_s + away_s)
 
 
+@lru_cache(maxsize=256)  # a sweep over H asks for the same again and again
 def quorum(replicas: int, least: int, there: float) -> tuple[float, float]:
     """How often at least ``least`` of the replicas are there, and the share of them that is there
     then, on average: (1, 1) if none ever fails."""
