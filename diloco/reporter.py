@@ -8,11 +8,9 @@ under the same number; nothing is lost unless the process is.
 from __future__ import annotations
 
 import logging
-import resource
 import sys
 import threading
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -21,6 +19,7 @@ from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.records import Identity
 from diloco.rendezvous.store import Store, StoreError
 from diloco.rendezvous.telemetry import Evaluation, LogLine, RoundReport, Segment, StepColumns
+from diloco.usage import Usage
 
 Number = float | torch.Tensor
 
@@ -53,6 +52,7 @@ class Reporter:
         self._identity = identity
         self._clock = clock
         self._interval_s = interval_s
+        self._usage = Usage(clock)
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
         self._pending = _Pending()
@@ -60,6 +60,7 @@ class Reporter:
         self._n = 1
         self._unwritten: Segment | None = None
         self._state = "syncing"
+        self._steps, self._tokens = 0, 0
         self._round = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
@@ -85,6 +86,7 @@ class Reporter:
     ) -> None:
         with self._lock:
             p = self._pending
+            self._steps, self._tokens = step, tokens
             p.step.append(step)
             p.round.append(round)
             p.wall_s.append(self._clock.wall())
@@ -96,7 +98,8 @@ class Reporter:
 
     def round(self, report: RoundReport) -> None:
         with self._lock:
-            self._pending.rounds.append(report)
+            told = replace(report, step=self._steps, tokens=self._tokens)
+            self._pending.rounds.append(told)
 
     def evaluation(self, evaluation: Evaluation) -> None:
         with self._lock:
@@ -162,7 +165,7 @@ class Reporter:
             rounds=tuple(p.rounds),
             evaluations=tuple(p.evaluations),
             logs=tuple(p.logs),
-            system=_system(),
+            system=self._usage.read(),
             last=last,
         )
 
@@ -179,16 +182,6 @@ def _numbers(values: list[Number]) -> tuple[float, ...]:
     tensors = [v.detach().float().reshape(()) for v in values if isinstance(v, torch.Tensor)]
     read = iter(torch.stack(tensors).tolist() if tensors else ())
     return tuple(next(read) if isinstance(v, torch.Tensor) else float(v) for v in values)
-
-
-def _system() -> dict[str, float]:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    kilobyte = 1 if sys.platform == "darwin" else 1024
-    system = {"max_rss_bytes": float(usage.ru_maxrss * kilobyte), "cpu_s": time.process_time()}
-    if torch.cuda.is_available():
-        system["gpu_memory_bytes"] = float(torch.cuda.memory_allocated())
-        system["gpu_memory_peak_bytes"] = float(torch.cuda.max_memory_allocated())
-    return system
 
 
 class _LogHandler(logging.Handler):

@@ -49,7 +49,8 @@ class RoundReport:
     digest of the fragment's global weights after the round (invariant I3: all replicas must agree).
 
     ``phases`` are seconds of the training loop: with overlap its *wait* is how long it was blocked,
-    and the exchange's own phases are ``background``.
+    and the exchange's own phases are ``background``. ``step`` and ``tokens`` are the replica's own
+    when it reported, as in :class:`StepColumns`; 0 where it had taken no step yet.
     """
 
     round: int
@@ -65,6 +66,8 @@ class RoundReport:
     update_norm: float
     contributors: int
     weights_digest: str
+    step: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +89,8 @@ class LogLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment(Record):
-    """One object under ``telemetry/``."""
+    """One object under ``telemetry/``. ``system`` is what the process used of its machine when it
+    was written (:mod:`diloco.usage` names the figures); one that is not known is not there."""
 
     replica: int
     incarnation: str

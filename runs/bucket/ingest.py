@@ -158,6 +158,8 @@ def parse_segment(data: bytes, replica: int, incarnation: str, n: int) -> Segmen
         count(report.requests, "requests", limit=SMALL_LIMIT)
         count(report.bytes_up, "bytes_up")
         count(report.bytes_down, "bytes_down")
+        count(report.step, "step", limit=MAX_KEY)
+        count(report.tokens, "tokens")
     for evaluation in segment.evaluations:
         count(evaluation.round, "round", limit=SMALL_LIMIT)
     return segment

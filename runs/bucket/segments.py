@@ -19,6 +19,7 @@ from django.db.models import F
 
 from diloco.rendezvous.telemetry import Evaluation, RoundReport, Segment
 from runs.bucket.reading import Changes, finite, seconds, wall
+from runs.bucket.usage import usage_points
 from runs.models import Contribution, Event, LogLine, MetricBlock, Replica, Round, Run
 from runs.models import TelemetryCursor as Cursor
 from runs.series import strips
@@ -48,12 +49,13 @@ def store_segments(
     # Several replicas' batches may be stored at once by a second worker: the run's sums are theirs.
     locked = Run.objects.select_for_update().get(pk=run.pk)
     sums: dict[str, Any] = {"last_seen_at": now}
-    points = _step_points(segments)
+    steps = _step_points(segments)
+    points = steps | usage_points(segments)
     if points:
         _store_newest(locked, replica, cursor, points, changes)
-        if locked.first_step_at is None:
-            first = next(iter(points.values()))
-            sums["first_step_at"] = wall(float(first.wall_s[0]), now)
+    if steps and locked.first_step_at is None:
+        first = next(iter(steps.values()))
+        sums["first_step_at"] = wall(float(first.wall_s[0]), now)
     reports = [r for s in segments for r in s.rounds]
     if reports:
         sums |= _store_reports(locked, replica, cursor, reports, now, changes)

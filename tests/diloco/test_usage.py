@@ -1,0 +1,74 @@
+"""What a process uses of its machine: measured, or left out, never 0 for unknown."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from diloco import usage
+from diloco.usage import Usage
+
+
+class Watch:
+    now = 100.0
+
+    def wall(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_cores_are_processor_seconds_over_seconds_since_the_last_time() -> None:
+    clock, spent = Watch(), [5.0]
+    meter = Usage(clock, cpu_s=lambda: spent[0])
+    assert "cpu_cores" not in meter.read()  # no time has passed: nothing is known
+    clock.now, spent[0] = 104.0, 11.0
+    assert meter.read()["cpu_cores"] == 1.5
+    clock.now = 106.0
+    assert meter.read()["cpu_cores"] == 0.0
+    assert meter.read()["cpu_s"] == 11.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
+def test_resident_memory_grows_with_what_is_held() -> None:
+    meter = Usage(Watch())
+    before = meter.read()["rss_bytes"]
+    held = bytearray(b"x" * 64_000_000)
+    after = meter.read()
+    assert after["rss_bytes"] - before > 50_000_000
+    assert after["max_rss_bytes"] >= after["rss_bytes"] * 0.9
+    del held
+
+
+def test_without_a_gpu_there_are_no_figures_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    found = Usage(Watch(), gpu_busy=lambda: 0.5).read()
+    assert not [name for name in found if name.startswith("gpu")]
+
+
+@pytest.mark.parametrize("busy", [None, 0.0, 0.75])
+def test_a_gpu_whose_driver_does_not_tell_is_not_idle(
+    monkeypatch: pytest.MonkeyPatch, busy: float | None
+) -> None:
+    for name, value in (
+        ("is_available", True), ("is_initialized", True), ("memory_allocated", 7),
+        ("max_memory_allocated", 9), ("mem_get_info", (1, 80)),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    found = Usage(Watch(), gpu_busy=lambda: busy).read()
+    assert found["gpu_memory_bytes"] == 7.0
+    assert found["gpu_memory_total_bytes"] == 80.0
+    assert found.get("gpu_busy") == busy
+
+
+def test_a_machine_without_the_drivers_library_does_not_know() -> None:
+    nvml = usage._Nvml()
+    if not torch.cuda.is_available():
+        assert nvml.busy() is None
+        assert nvml._failed
