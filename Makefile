@@ -32,10 +32,9 @@ test: python ## all tests, browser tests included; ARGS='-k name' is passed to p
 	@$(PYTHON) $(SETUP) dev --browser
 	@exec $(BIN)/python -m pytest $(ARGS)
 
-test-postgres: python ## the tests of tables, services and ingest once more, on PostgreSQL
+test-postgres: python ## every test that has a database once more, on PostgreSQL; ARGS as above
 	@$(PYTHON) $(SETUP) dev --browser
-	@ARCHIPELAGO_TEST_DATABASE=postgresql $(BIN)/python -m pytest \
-		tests/runs $(ARGS)
+	@ARCHIPELAGO_TEST_DATABASE=postgresql exec $(BIN)/python -m pytest $(ARGS)
 
 check: setup-dev ## format, lint, types, import contracts, docs, migrations
 	$(BIN)/ruff format --check

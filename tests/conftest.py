@@ -45,12 +45,13 @@ os.environ["DO_NOT_TRACK"] = "1"
 
 
 _SLOW = ("browser", "processes")
+_LEFT_OUT = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     from tests import postgres
 
-    if os.environ.get(postgres.VARIABLE, "sqlite") != "sqlite":
+    if _on_postgres():
         _VAR.chmod(0o755)  # for the user the server runs as
         postgres.begin_session(_VAR / "postgres", _closing)
     from django.conf import settings
@@ -58,18 +59,40 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.DATABASES  # noqa: B018 -- reads the settings, so that pytest-django sets Django up
 
 
+def _on_postgres() -> bool:
+    from tests import postgres
+
+    return os.environ.get(postgres.VARIABLE, "sqlite") != "sqlite"
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     _closing.close()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    from tests import postgres
+
+    if _on_postgres():
+        left_out = [item for item in items if not postgres.has_database(item)]
+        items[:] = [item for item in items if postgres.has_database(item)]
+        config.hook.pytest_deselected(items=left_out)
+        config.stash[_LEFT_OUT] = len(left_out)
     # Quick ones first, and the browser's last: Playwright keeps an event loop running in this
     # thread for the rest of the session, in which nothing else can call asyncio.run.
     items.sort(key=lambda item: [item.get_closest_marker(m) is not None for m in _SLOW])
 
 
+def pytest_report_collectionfinish(config: pytest.Config) -> str:
+    if not _on_postgres():
+        return ""
+    return f"on PostgreSQL: left out {config.stash[_LEFT_OUT]} tests that have no database"
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What one test took for a secret is none to the next."""
+    from tests import postgres
+
+    postgres.begin_test(item)
     redaction = sys.modules.get("runs.redaction")
     if redaction is not None:
         redaction._known = redaction.Known()
@@ -185,7 +208,13 @@ def _own_prefix(server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture(scope="session")
-def live_stack() -> Iterator[LiveStack]:
+def own_database() -> None:
+    """For whatever starts servers with a database of their own (:func:`tests.stack.stack_env`):
+    by this such a test is known, and runs on PostgreSQL too."""
+
+
+@pytest.fixture(scope="session")
+def live_stack(own_database: None) -> Iterator[LiveStack]:
     """The whole server as a person starts it; see :mod:`tests.stack`."""
     from tests.stack import running_stack
 

@@ -2,6 +2,11 @@
 
 On a loopback port, with a password, its files in a folder of its own, synchronous only as far as a
 test needs. PostgreSQL refuses to run as root, so there it runs as ``nobody``.
+
+A session on PostgreSQL runs the tests that have a database, and only these: :func:`has_database`
+is the rule. What starts a server with a database of its own asks for the fixture ``own_database``;
+a test that gets such a database without having asked fails, on SQLite too, so that none can be
+left out unseen.
 """
 
 from __future__ import annotations
@@ -18,12 +23,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.servers import accepts, child, free_ports, wait_until
 
 VARIABLE = "ARCHIPELAGO_TEST_DATABASE"
 """``postgresql`` runs the tests on it; ``tests/conftest.py`` starts the server."""
 
 _session: PostgresServer | None = None
+_without: str | None = None
+"""The test that runs now, if it has no database."""
+
+_FIXTURES = frozenset(("db", "transactional_db", "live_server", "own_database"))
 
 # Durability costs time and saves nothing here: the data ends with the tests.
 _FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=200")
@@ -110,6 +121,19 @@ def begin_session(folder: Path, closing: contextlib.ExitStack) -> None:
     os.environ["DATABASE_URL"] = _session.url("postgres")
 
 
+def has_database(item: pytest.Item) -> bool:
+    """Whether the test asks pytest-django for the database, or for a server that has one."""
+    asked = frozenset(getattr(item, "fixturenames", ()))
+    return item.get_closest_marker("django_db") is not None or not asked.isdisjoint(_FIXTURES)
+
+
+def begin_test(item: pytest.Item) -> None:
+    global _without
+    _without = None if has_database(item) else item.nodeid
+
+
 def stack_database(name: str) -> str | None:
     """URL of a new database for a whole server under test; None when the session is on SQLite."""
+    if _without is not None:
+        raise RuntimeError(f"{_without}: expected the fixture own_database, found none")
     return None if _session is None else _session.create_database(name)

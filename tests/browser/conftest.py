@@ -21,8 +21,8 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
 
 from tests.servers import child, free_ports, wait_until
+from tests.stack import REPOSITORY, stack_env
 
-REPOSITORY = Path(__file__).parents[2]
 ARTIFACTS = REPOSITORY / "test-artifacts"
 PASSWORD = "correct horse battery"
 FLAGS = [
@@ -78,7 +78,7 @@ class Site:
 def serving(var: Path, redis_url: str) -> Iterator[Site]:
     (port,) = free_ports(1)
     env = {
-        **os.environ, "ARCHIPELAGO_VAR": str(var), "REDIS_URL": redis_url,
+        **stack_env(var), "REDIS_URL": redis_url,
         "DJANGO_SETTINGS_MODULE": "dashboard.settings", "PYTHONPATH": str(REPOSITORY),
     }  # fmt: skip
     site = Site(url=f"http://127.0.0.1:{port}", env=env, redis_url=redis_url)
@@ -103,7 +103,9 @@ def answers(url: str) -> bool:
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory, valkey: str) -> Iterator[Site]:
+def site(
+    tmp_path_factory: pytest.TempPathFactory, valkey: str, own_database: None
+) -> Iterator[Site]:
     """Users admin, olga (operator), oscar (operator) and vera (viewer); no run yet."""
     with serving(tmp_path_factory.mktemp("site"), valkey) as site:
         site.python(

@@ -84,7 +84,9 @@ def runs(site: Site) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def empty_site(tmp_path_factory: pytest.TempPathFactory, valkey: str) -> Iterator[Site]:
+def empty_site(
+    tmp_path_factory: pytest.TempPathFactory, valkey: str, own_database: None
+) -> Iterator[Site]:
     with serving(tmp_path_factory.mktemp("empty"), valkey) as site:
         site.python("seed.user('admin', 'admin')")
         yield site

@@ -10,7 +10,9 @@ from playwright.sync_api import Browser, expect
 from tests.browser.conftest import Window, serving
 from tests.servers import running_valkey
 
-pytestmark = [pytest.mark.browser, pytest.mark.processes]
+pytestmark = [
+    pytest.mark.browser, pytest.mark.processes, pytest.mark.usefixtures("own_database"),
+]  # fmt: skip
 
 
 def test_the_page_polls_until_the_broker_is_back(browser: Browser, tmp_path: Path) -> None:

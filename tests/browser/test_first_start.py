@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.browser.conftest import Window, serving
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("own_database")]
 
 
 def test_from_nothing_to_the_prefilled_form(browser: Browser, tmp_path: Path, valkey: str) -> None:

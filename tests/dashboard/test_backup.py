@@ -109,7 +109,7 @@ def test_sqlite(tmp_path: Path) -> None:
     is_as_before(before, environment(ARCHIPELAGO_VAR=str(new)))
 
 
-def test_postgresql(tmp_path: Path) -> None:
+def test_postgresql(tmp_path: Path, own_database: None) -> None:
     old = postgres.stack_database(f"old-{uuid.uuid4().hex}")
     new = postgres.stack_database(f"new-{uuid.uuid4().hex}")
     if old is None or new is None:

@@ -5,26 +5,23 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import re
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 from dashboard import commands
-from tests.postgres import stack_database
 from tests.servers import child, free_ports, wait_until
+from tests.stack import REPOSITORY, stack_env
 
 pytestmark = pytest.mark.processes
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
 VIEWERS = 40
 
 _PREPARE = """
@@ -79,15 +76,10 @@ def run_python(code: str, env: dict[str, str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def web(valkey: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+def web(valkey: str, tmp_path_factory: pytest.TempPathFactory, own_database: None) -> Iterator[Web]:
     var = tmp_path_factory.mktemp("web")
     (port,) = free_ports(1)
-    kept = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
-    url = stack_database(f"web-{uuid.uuid4().hex}")
-    env = {
-        **kept, "ARCHIPELAGO_VAR": str(var), "REDIS_URL": valkey,
-        **({"DATABASE_URL": url} if url else {}),
-    }  # fmt: skip
+    env = {**stack_env(var), "REDIS_URL": valkey}
     subprocess.run(
         [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
         cwd=REPOSITORY, env=env, check=True,

@@ -27,7 +27,7 @@ from tests.stack import REPOSITORY, running_stack, stack_env
 if TYPE_CHECKING:
     from tests.stack import LiveStack
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("own_database")]
 
 
 def serve(var: Path, *args: str) -> subprocess.CompletedProcess[str]:

@@ -40,7 +40,9 @@ def islands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Together]:
 
 
 @pytest.fixture(scope="module")
-def stack(islands: Together, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
+def stack(
+    islands: Together, tmp_path_factory: pytest.TempPathFactory, own_database: None
+) -> Iterator[LiveStack]:
     with running_stack(tmp_path_factory.mktemp("var"), **islands.env) as made:
         yield made
 

@@ -110,7 +110,9 @@ def islands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Together]:
 
 
 @pytest.fixture(scope="module")
-def stack(islands: Together, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
+def stack(
+    islands: Together, tmp_path_factory: pytest.TempPathFactory, own_database: None
+) -> Iterator[LiveStack]:
     env = {name: value for name, value in islands.env.items() if name not in SECRET_NAMES}
     with running_stack(tmp_path_factory.mktemp("var"), **env) as made:
         yield made
