@@ -19,7 +19,7 @@ from dashboard.api.types import NO_NUL, SMALL, PoolId, RunId, responses
 from runs import life
 from runs.alerting import book as alerting
 from runs.drafts import copies
-from runs.exceptions import InvalidRun
+from runs.exceptions import CannotDo
 from runs.models import Run
 
 router = Router(tags=["life"])
@@ -100,7 +100,7 @@ def delete_run(request: HttpRequest, run_id: RunId, body: Deletion) -> Any:
     return {"changed": True, "state": run.state}
 
 
-@router.get("/runs/{uuid:run_id}/document", response=responses(dict[str, Any], but=(409, 413)))
+@router.get("/runs/{uuid:run_id}/document", response=responses(dict[str, Any], but=(413,)))
 def get_document(
     request: HttpRequest,
     run_id: RunId,
@@ -115,7 +115,7 @@ def get_document(
         return document_of(copies.clone_of(run))
     rounds = copies.forkable(run)
     if not rounds:
-        raise InvalidRun("fork", "expected a run with a checkpoint, found none")
+        raise CannotDo("expected a run with a checkpoint to fork from, found none")
     return document_of(copies.fork_of(run, rounds[0] if round is None else round))
 
 

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from django.http import HttpRequest
 from ninja import Query, Router, Status
+from ninja.errors import HttpError
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from dashboard.api import rows
@@ -63,9 +64,9 @@ def compare_runs(
     wanted = list(dict.fromkeys(id))
     found = selectors.runs_for(reader(request)).filter(pk__in=wanted).prefetch_related("pools")
     by_id = {run.pk: run for run in found}
-    for place, pk in enumerate(wanted):
+    for pk in wanted:
         if pk not in by_id:
-            raise InvalidRun(f"id.{place}", f"expected a run, found none of the id {pk}")
+            raise HttpError(404, f"expected runs, found none of the id {pk}")
     runs = [by_id[pk] for pk in wanted]
     return {
         "runs": [selectors.run_header(run) for run in runs],

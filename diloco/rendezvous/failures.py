@@ -78,6 +78,8 @@ def quorum(replicas: int, least: int, there: float) -> tuple[float, float]:
     then, on average: (1, 1) if none ever fails."""
     if there >= 1:
         return 1.0, 1.0
+    if there <= 0:  # so seldom that no float holds it
+        return 0.0, 0.0
     log_there, log_away = math.log(there), math.log1p(-there)
     enough = live = 0.0
     for count in range(least, replicas + 1):

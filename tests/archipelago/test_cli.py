@@ -333,8 +333,8 @@ def test_a_clone_by_its_document(call: Call, run: Any, tmp_path: Path) -> None:
     assert made.code == 0, made.err
     assert type(run).objects.get(pk=made.out.strip()).group_settings == run.group_settings
     said = call("document", "last", "--fork")
-    assert said.code == 6
-    assert "fork: expected a run with a checkpoint, found none" in said.err
+    assert said.code == 7
+    assert "expected a run with a checkpoint to fork from, found none" in said.err
 
 
 def test_code_beside_the_document_is_uploaded(call: Call, run: Any, tmp_path: Path) -> None:
