@@ -26,6 +26,11 @@ app.conf.beat_schedule = {
         "schedule": 10.0,
         "options": {"expires": 10},
     },
+    "uploads": {
+        "task": "runs.tasks.forget_uploads",
+        "schedule": 3600.0,
+        "options": {"expires": 600},
+    },
     "reap": {"task": "runs.tasks.reap", "schedule": 60.0, "options": {"expires": 30}},
 }
 

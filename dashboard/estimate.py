@@ -58,15 +58,14 @@ def estimate(draft: RunDraft, rates: Mapping[tuple[str, str], float] | None = No
 
 
 def _effective(draft: RunDraft) -> dict[str, Any]:
-    return {
-        "name": draft.name,
+    """All of it, as ``POST /api/runs`` takes it; a zip is named by the workload."""
+    body = {field.name: getattr(draft, field.name) for field in fields(draft)}
+    del body["archive"]
+    return body | {
         "settings": draft.settings.to_dict(),
         "workload": draft.workload.to_dict(),
         "pools": [asdict(pool) for pool in draft.pools],
-        "time_limit_s": draft.time_limit_s,
-        "start_timeout_s": draft.start_timeout_s,
-        "budget_usd": draft.budget_usd,
-        "max_restarts": draft.max_restarts,
+        "fork": draft.fork and asdict(draft.fork) | {"run": str(draft.fork.run)},
     }
 
 

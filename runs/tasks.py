@@ -4,12 +4,14 @@ again; the reconciler makes good what was lost all the same."""
 from __future__ import annotations
 
 from celery import shared_task
+from django.utils import timezone
 
 from runs import deletion, live, selectors
 from runs.alerting import webhooks
 from runs.context import about
 from runs.control import health, launch, reaper, reconcile
 from runs.control.lease import lease
+from runs.drafts.archives import sweep_archives
 from runs.exceptions import LaunchLater
 from runs.queue import enqueue
 
@@ -66,6 +68,11 @@ def webhooks_due() -> None:
 @shared_task
 def deliver_webhook(delivery_id: str) -> None:
     webhooks.deliver(delivery_id)
+
+
+@shared_task
+def forget_uploads() -> None:
+    sweep_archives(now=timezone.now())
 
 
 @shared_task

@@ -99,6 +99,13 @@ def bounds(spec: SettingSpec) -> Any:
     return check
 
 
+_NAMES = frozenset(
+    {"data", "rendezvous", "image", "region", "function", "arguments", "model", "revision",
+     "config", "tokenizer", "data_config", "data_split", "text_column"}
+)  # fmt: skip
+"""Fields whose words no spell checker knows."""
+
+
 def dress(form: forms.Form) -> None:
     """The look all inputs share, and no help from browsers that remember other people's runs."""
     for name, field in form.fields.items():
@@ -107,5 +114,5 @@ def dress(form: forms.Form) -> None:
         field.widget.attrs.update({"class": "input", "autocomplete": "off"})
         if isinstance(field.widget, forms.Textarea):
             field.widget.attrs["class"] = "input lines"
-        if name in ("data", "rendezvous", "image", "region", "function", "arguments"):
+        if name in _NAMES:
             field.widget.attrs["spellcheck"] = "false"

@@ -1,4 +1,4 @@
-"""What is trained: the built-in byte-level GPT, or somebody's own function.
+"""What is trained: the built-in byte-level GPT, a model of Transformers, or a function of one's own.
 
 A zip that was uploaded is kept by its digest as soon as it was found sound, so that a form that
 comes back for another reason need not be given it again.
@@ -7,31 +7,49 @@ comes back for another reason need not be given it again.
 from __future__ import annotations
 
 import hashlib
-import json
 import zipfile
 from io import BytesIO
 from typing import Any
 
 from django import forms
 
+from dashboard.forms.huggingface import (
+    HF,
+    OF_HF,
+    HuggingFaceForm,
+    initial_of_huggingface,
+    parse_object,
+    write_object,
+)
 from diloco.rendezvous.settings import SettingsError
-from diloco.rendezvous.workload import GPT_SIZES, STDLIB, ByteGPTWorkload, CustomWorkload
-from runs.drafts.archives import ARCHIVE_BYTES, check_archive, store_archive
+from diloco.rendezvous.workload import (
+    GPT_SIZES,
+    STDLIB,
+    ByteGPTWorkload,
+    CustomWorkload,
+    HuggingFaceWorkload,
+)
+from runs.drafts.archives import ARCHIVE_BYTES, check_archive, kept_archive, store_archive
 from runs.drafts.presets import Workload
 from runs.exceptions import InvalidRun
 from runs.models import Archive
 
 GPT, CUSTOM = ByteGPTWorkload.kind, CustomWorkload.kind
-OF_GPT = ("size", "data_source", "data", "eval_bytes")
-OF_CUSTOM = ("function", "arguments", "archive", "archive_sha256", "requirements")
+_DATA = ("data_source", "data")
+FIELDS = {
+    GPT: ("size", "eval_bytes", *_DATA),
+    HF: (*OF_HF, *_DATA),
+    CUSTOM: ("function", "arguments", "archive", "archive_sha256", "requirements"),
+}
+"""By kind: the fields that matter."""
 
 LINES = {"rows": 3}
 
 
-class WorkloadForm(forms.Form):
+class WorkloadForm(HuggingFaceForm):
     workload = forms.ChoiceField(
         label="What is trained",
-        choices=[(GPT, "Byte-level GPT"), (CUSTOM, "My own code")],
+        choices=[(GPT, "Byte-level GPT"), (HF, "Hugging Face"), (CUSTOM, "My own code")],
         widget=forms.RadioSelect,
         required=False,
         initial=GPT,
@@ -49,7 +67,8 @@ class WorkloadForm(forms.Form):
         required=False,
         max_length=500,
         help_text="Text files: a file, folder or glob that fsspec opens, such as "
-        "file:///data/books or s3://bucket/text/*.txt.",
+        "file:///data/books or s3://bucket/text/*.txt. For a Hugging Face model also JSON, CSV or "
+        "Parquet, or a data set on the hub.",
     )
     eval_bytes = forms.IntegerField(
         label="Evaluation text",
@@ -90,24 +109,28 @@ class WorkloadForm(forms.Form):
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or {}
         cleaned["workload"] = cleaned.get("workload") or GPT
-        # What was typed for the other kind does not matter, and nobody could see its errors.
-        for name in OF_GPT if cleaned["workload"] == CUSTOM else OF_CUSTOM:
+        kind = cleaned["workload"]
+        # What was typed for another kind does not matter, and nobody could see its errors.
+        for name in {name for names in FIELDS.values() for name in names} - set(FIELDS[kind]):
             self.errors.pop(name, None)
-        if cleaned["workload"] == CUSTOM:
+        if kind == CUSTOM:
             self._clean_custom(cleaned)
         elif cleaned.get("data_source") == "uri" and not cleaned.get("data", "").strip():
             self.add_error("data", "expected a URI of text files, found none")
+        if kind == HF:
+            self._clean_object(cleaned, "config")
         return cleaned
+
+    def _clean_object(self, cleaned: dict[str, Any], name: str) -> None:
+        try:
+            cleaned[name] = parse_object(cleaned.get(name, ""))
+        except ValueError as error:
+            self.add_error(name, f"expected a JSON object: {error}")
 
     def _clean_custom(self, cleaned: dict[str, Any]) -> None:
         if not cleaned.get("function", "").strip():
             self.add_error("function", "expected module:function, found none")
-        try:
-            cleaned["arguments"] = json.loads(cleaned.get("arguments") or "{}")
-        except ValueError as error:
-            self.add_error("arguments", f"expected a JSON object: {error}")
-        except RecursionError:
-            self.add_error("arguments", "expected a JSON object, found one that is nested too deep")
+        self._clean_object(cleaned, "arguments")
         try:
             self.kept = self._archive(cleaned)
         except InvalidRun as error:
@@ -128,7 +151,7 @@ class WorkloadForm(forms.Form):
         digest = cleaned.get("archive_sha256")
         if not digest:
             return None
-        kept = Archive.objects.filter(pk=digest).first()
+        kept = kept_archive(digest)
         if kept is None:
             raise InvalidRun("archive", "expected the zip, found that it is gone: choose it again")
         return kept
@@ -136,12 +159,12 @@ class WorkloadForm(forms.Form):
     def chosen(self) -> tuple[Workload, bytes]:
         """The workload and its archive. Raises :class:`SettingsError` with the form's field."""
         values = self.cleaned_data
-        if values["workload"] == GPT:
+        if values["workload"] != CUSTOM:
             data = STDLIB if values["data_source"] == "stdlib" else values["data"].strip()
-            workload = ByteGPTWorkload(
-                size=values["size"], data=data, eval_bytes=values["eval_bytes"]
-            )
-            return workload, b""
+            if values["workload"] == HF:
+                return self.huggingface(data), b""
+            size, eval_bytes = values["size"], values["eval_bytes"]
+            return ByteGPTWorkload(size=size, data=data, eval_bytes=eval_bytes), b""
         code = bytes(self.kept.data) if self.kept else b""
         custom = CustomWorkload(
             function=values["function"].strip(),
@@ -156,12 +179,20 @@ class WorkloadForm(forms.Form):
         return custom, code
 
     @property
+    def kind(self) -> str:
+        """The one that is chosen; the built-in one where nothing that we know was sent."""
+        chosen = self["workload"].value()
+        return str(chosen) if chosen in FIELDS else GPT
+
+    @property
     def kept_sha256(self) -> str:
         return self.kept.sha256 if self.kept else self["archive_sha256"].value() or ""
 
     @property
     def archive_note(self) -> str:
-        """What of an upload is kept, for the page."""
+        """What of an upload is kept, for the page; of a clone's too, which nobody has sent yet."""
+        if self.kept is None and not self.is_bound and self.kept_sha256:
+            self.kept = Archive.objects.filter(pk=self.kept_sha256).first()
         if self.kept is None:
             return ""
         with zipfile.ZipFile(BytesIO(bytes(self.kept.data))) as archive:
@@ -182,19 +213,21 @@ def check_module(code: bytes, function: str) -> None:
 
 
 def initial_of_workload(workload: Workload) -> dict[str, Any]:
-    """A workload as the form shows it; of a kind it does not have, the built-in one."""
+    """A workload as the form shows it, and the other kinds as they are without."""
     gpt = workload if isinstance(workload, ByteGPTWorkload) else ByteGPTWorkload()
+    data = workload.data if isinstance(workload, HuggingFaceWorkload) else gpt.data
     shown: dict[str, Any] = {
-        "workload": CUSTOM if isinstance(workload, CustomWorkload) else GPT,
+        "workload": workload.kind,
         "size": gpt.size,
-        "data_source": "stdlib" if gpt.data == STDLIB else "uri",
-        "data": "" if gpt.data == STDLIB else gpt.data,
+        "data_source": "stdlib" if data == STDLIB else "uri",
+        "data": "" if data == STDLIB else data,
         "eval_bytes": gpt.eval_bytes,
+        **initial_of_huggingface(workload),
     }
     if isinstance(workload, CustomWorkload):
         shown |= {
             "function": workload.function,
-            "arguments": json.dumps(dict(workload.arguments), indent=2),
+            "arguments": write_object(workload.arguments),
             "archive_sha256": workload.archive,
             "requirements": "\n".join(workload.requirements),
         }

@@ -1,7 +1,9 @@
 """The submit form: prefilled with the local demo, checked at the field, one run per form.
 
 Buttons that do not launch (*Add a pool*, *Remove*, *Test*) work without JavaScript as well: then
-they send the form, and it comes back as it was typed.
+they send the form, and it comes back as it was typed. *Dry run* always does: it checks all that a
+launch checks, shows what would be launched, and makes nothing. It is also what Enter in a field
+presses, which must not cost money.
 """
 
 from __future__ import annotations
@@ -12,10 +14,9 @@ import uuid
 from typing import Any
 
 from django.conf import settings
-from django.contrib import messages
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
@@ -24,23 +25,22 @@ from dashboard.estimate import Estimate
 from dashboard.estimate import estimate as make_estimate
 from dashboard.forms import PoolForm, RunForm, initial_from
 from dashboard.forms.prefill import from_query
-from dashboard.views.access import run_to_see
+from dashboard.views import submit_source
 from diloco.rendezvous.settings import SECTIONS, setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
 from runs import selectors, services
-from runs.drafts import copies, create, preflight, presets, rates
+from runs.drafts import create, preflight, presets, rates
 from runs.drafts.preflight import Answer
 from runs.drafts.presets import RunDraft
 from runs.exceptions import InvalidRun
 from runs.models import Run
 
 BASIC = frozenset(
-    {"sync_every", "total_rounds", "codec", "outer_lr", "outer_momentum", "inner_lr",
+    {"sync_every", "total_rounds", "max_tokens", "codec", "outer_lr", "outer_momentum", "inner_lr",
      "batch_size", "warmup_steps", "min_quorum", "grace_s", "eval_every", "checkpoint_every"}
 )  # fmt: skip
 """Settings shown at once; the others wait behind *More*."""
 
-FORM_KINDS = ("byte_gpt", "custom")
 WELL = "Works"
 BUCKET_WELL = "Works: wrote, read, listed, created once and deleted"
 
@@ -51,7 +51,10 @@ def new(request: HttpRequest) -> HttpResponse:
     if not selectors.may_submit(request.user):
         raise PermissionDenied("Viewers watch runs; an administrator can make you an operator.")
     if request.method != "POST":
-        template = _copied(request)
+        asked = submit_source.address(request.GET.dict())
+        if asked is not None:
+            return redirect(f"{request.path}?{asked}")
+        template = submit_source.draft_of(request)
         initial = initial_from(template or presets.local_demo())
         initial["submit_key"] = secrets.token_urlsafe(24)
         # What an address fills in may be wrong, so its estimate is left to the browser to ask for.
@@ -63,6 +66,9 @@ def new(request: HttpRequest) -> HttpResponse:
     if changed := _changed(request, form):
         return changed
     draft = form.draft()
+    if "dry_run" in request.POST:
+        passes = draft is not None and _passes(form, draft)
+        return _page(request, form, draft if passes else None, dry_run=passes)
     if draft is None:
         return _page(request, form, draft)
     # A form sent twice goes straight to its run: by now the rendezvous is taken, by itself. Asked
@@ -79,31 +85,6 @@ def new(request: HttpRequest) -> HttpResponse:
         form.point_at(error.field, error.message)
         return _page(request, form, draft)
     return redirect("run", run_id=run.pk)
-
-
-def _copied(request: HttpRequest) -> RunDraft | None:
-    """``?clone=<run>``, or ``?fork=<run>&round=<r>`` (the newest checkpoint without one)."""
-    what = "fork" if "fork" in request.GET else "clone"
-    if what not in request.GET:
-        return None
-    try:
-        pk = uuid.UUID(request.GET[what])
-    except ValueError:
-        raise Http404 from None
-    run = run_to_see(request, pk)
-    if run.workload.get("kind") not in FORM_KINDS:
-        messages.warning(request, f"{run.name} trains what this form does not have: choose anew.")
-    if what == "clone":
-        return copies.clone_of(run)
-    rounds = copies.forkable(run)
-    if not rounds:
-        messages.error(request, f"{run.name} has no checkpoint to begin with: this is a clone.")
-        return copies.clone_of(run)
-    wanted = request.GET.get("round", "")
-    chosen = int(wanted) if wanted.isdecimal() and int(wanted) in rounds else rounds[0]
-    if wanted and str(chosen) != wanted:
-        messages.warning(request, f"The checkpoint of round {wanted[:20]} is not kept.")
-    return copies.fork_of(run, chosen)
 
 
 @require_POST
@@ -248,7 +229,9 @@ def _page(
     *,
     tested: dict[str, str] | None = None,
     status: int | None = None,
+    dry_run: bool = False,
 ) -> HttpResponse:
+    """``dry_run``: the draft was checked as for a launch, and would be launched."""
     errors = form.all_errors
     sections = [
         {
@@ -275,6 +258,8 @@ def _page(
             {"field": form.input_of(name), "errors": messages} for name, messages in errors.items()
         ],
         "launch_refused": status is None,
+        "source": submit_source.offered(request),
+        "dry_run": draft if dry_run else None,
     }
     return render(request, "runs/new.html", context, status=status or (422 if errors else 200))
 

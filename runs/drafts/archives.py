@@ -1,10 +1,12 @@
-"""Archives of user code: checked when they are uploaded, kept once by what they hold."""
+"""Archives of user code: checked when they are uploaded, kept once by what they hold, and for a day
+if no run comes of them."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import zipfile
+from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
 from django.utils import timezone
@@ -13,6 +15,8 @@ from runs.exceptions import InvalidRun
 from runs.models import Archive
 
 ARCHIVE_BYTES = 20_000_000
+KEPT = timedelta(days=1)
+"""How long an upload waits for a run of it."""
 
 
 def store_archive(data: bytes) -> Archive | None:
@@ -20,11 +24,26 @@ def store_archive(data: bytes) -> Archive | None:
     if not data:
         return None
     check_archive(data)
-    archive, _ = Archive.objects.get_or_create(
+    now = timezone.now()
+    archive, _ = Archive.objects.update_or_create(
         sha256=hashlib.sha256(data).hexdigest(),
-        defaults={"data": data, "created_at": timezone.now()},
+        # Sent again it waits again, so that whoever sweeps does not take it from under a run.
+        defaults={"created_at": now},
+        create_defaults={"data": data, "created_at": now},
     )
     return archive
+
+
+def kept_archive(sha256: str) -> Archive | None:
+    """One that was uploaded before, by its digest; it waits another day. None if it is gone."""
+    Archive.objects.filter(pk=sha256).update(created_at=timezone.now())
+    return Archive.objects.filter(pk=sha256).first()
+
+
+def sweep_archives(*, now: datetime) -> int:
+    """Forget what was uploaded a day ago and no run needs; how many."""
+    unused = Archive.objects.filter(created_at__lt=now - KEPT, run=None)
+    return unused.delete()[0]
 
 
 def check_archive(data: bytes) -> None:

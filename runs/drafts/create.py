@@ -17,11 +17,11 @@ from django.utils import timezone
 from executors.catalogue import Hardware
 from runs.control.backends import BACKENDS, catalogue
 from runs.credentials import check_store
-from runs.drafts.archives import store_archive
+from runs.drafts.archives import kept_archive, store_archive
 from runs.drafts.copies import check_fork
 from runs.drafts.presets import Fork, PoolDraft, RunDraft
 from runs.exceptions import InvalidRun
-from runs.models import Credential, Replica, ReplicaPool, Run
+from runs.models import Archive, Credential, Replica, ReplicaPool, Run
 from runs.queue import enqueue
 from runs.states import RunState
 from runs.transitions import record_event
@@ -189,7 +189,7 @@ def _store(
         start_timeout_s=draft.start_timeout_s,
         max_restarts=draft.max_restarts,
         store_credential_id=draft.store_credential,
-        archive=store_archive(draft.archive),
+        archive=_archive(draft),
         **_origin(draft.fork),
         created_at=now,
     )
@@ -201,6 +201,19 @@ def _store(
     )  # fmt: skip
     enqueue("launch_run", str(run.pk))
     return run
+
+
+def _archive(draft: RunDraft) -> Archive | None:
+    """The draft's own zip, else the one its workload names, which was uploaded before."""
+    if draft.archive:
+        return store_archive(draft.archive)
+    digest = getattr(draft.workload, "archive", "")
+    found = kept_archive(digest) if digest else None
+    if digest and found is None:
+        raise InvalidRun(
+            "archive", f"expected the zip of sha256 {digest[:12]}…, found that it is gone"
+        )
+    return found
 
 
 def _origin(fork: Fork | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ stores it.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -123,3 +123,43 @@ def mixed_demo() -> RunDraft:
         budget_usd=1.0,
         start_timeout_s=300,
     )
+
+
+def huggingface_start() -> RunDraft:
+    """A small Llama from its configuration, on bytes: it needs Transformers and no download."""
+    local = local_demo()
+    return replace(
+        local,
+        name="Small Llama",
+        settings=replace(local.settings, num_replicas=2, max_replicas=4),
+        workload=HuggingFaceWorkload(
+            config={
+                "model_type": "llama",
+                "hidden_size": 96,
+                "intermediate_size": 256,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 3,
+                "tie_word_embeddings": True,
+            },
+            context=128,
+            eval_tokens=32_768,
+        ),
+        pools=(PoolDraft(backend="local", hardware="cpu", count=2),),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    label: str
+    make: Callable[[], RunDraft]
+
+
+TEMPLATES = {
+    "local": Template(label="Local demo: four replicas on this machine", make=local_demo),
+    "huggingface": Template(
+        label="Small Llama: two replicas, from scratch", make=huggingface_start
+    ),
+    "mixed": Template(label="Mixed demo: six replicas on five backends", make=mixed_demo),
+}
+"""What the submit form can be filled in with, by the name in its address; the first is what a first
+visit finds."""

@@ -26,7 +26,7 @@ const SHOW = {
 function reveal() {
   for (const block of $$("[data-when]", form)) {
     const [name, value] = block.dataset.when.split("=");
-    block.hidden = form.elements[name].value !== value;
+    block.hidden = !value.split("|").includes(form.elements[name].value);
   }
 }
 
@@ -173,7 +173,7 @@ form.addEventListener("change", (event) => {
   later(0);
 });
 form.addEventListener("focusout", (event) => {
-  if (!event.target.name || event.target.value === event.target.defaultValue) return;
+  if (!event.target.name || (event.target.value && event.target.value === event.target.defaultValue)) return;
   touched.add(event.target.name);
   later(0);
 });
@@ -184,7 +184,7 @@ form.addEventListener("submit", (event) => {
   if (sending) event.preventDefault();
   sending = true;
   button.setAttribute("aria-disabled", "true");
-  setText($("span", button), "Launching…");
+  setText($("span", button), event.submitter?.name ? "Checking…" : "Launching…");
 });
 
 // Coming back to a form that was sent is a new intention, so it gets a new key.

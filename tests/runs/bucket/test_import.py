@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.apps import apps
 from django.core.management import CommandError, call_command
-from django.db import models
 
 from diloco.rendezvous import keys
 from executors.base import Cause
@@ -28,56 +26,10 @@ from runs.models import (
     Run,
     TelemetryCursor,
 )
+from tests.runs.rows import IDS, ROWS, rows
 from tests.runs.world import incarnation, person
 
 pytestmark = pytest.mark.django_db
-
-IDS = {
-    "Run": {"published_event_id"},
-}
-"""Columns that hold row ids."""
-NAMES: dict[str, Callable[[Any], Any]] = {
-    "run": lambda run: run.pk,
-    "owner": lambda user: user.username,
-    "actor": lambda user: user.username,
-    "store_credential": lambda credential: credential.name,
-    "credential": lambda credential: credential.name,
-    "archive": lambda archive: archive.pk,
-    "replica": lambda replica: replica.number,
-    "round": lambda row: row.number,
-    "pool": lambda pool: [p.pk for p in pool.run.pools.order_by("pk")].index(pool.pk),
-}
-"""What a row points at, by a name that outlives it."""
-ROWS = {
-    "Run": "pk", "ReplicaPool": "run", "Replica": "run", "ReplicaAttempt": "replica__run",
-    "Round": "run", "Contribution": "round__run", "Checkpoint": "run", "Event": "run",
-    "MetricBlock": "run", "LogLine": "replica__run", "TelemetryCursor": "replica__run",
-}  # fmt: skip
-
-
-def rows(run: Any, *, but: dict[str, set[str]] | None = None) -> dict[str, list[Any]]:
-    """Every row of the run in every table, without ids and the control plane's own clock."""
-    found: dict[str, list[Any]] = {}
-    for name, path in ROWS.items():
-        model = apps.get_model("runs", name)
-        left_out = {"id"} if name != "Run" else set()
-        left_out |= IDS.get(name, set()) | importing.OWN_CLOCK.get(name, frozenset())
-        left_out |= (but or {}).get(name, set())
-        fields = [f for f in model._meta.concrete_fields if f.name not in left_out]
-        told = [
-            {f.name: _told(getattr(row, f.name), f) for f in fields}
-            for row in model.objects.filter(**{path: run.pk})
-        ]
-        if name != "Event":  # their order is part of them
-            told.sort(key=lambda row: json.dumps(row, sort_keys=True, default=str))
-        found[name] = told
-    return found
-
-
-def _told(value: Any, field: models.Field[Any, Any]) -> Any:
-    if isinstance(field, models.ForeignKey):
-        return None if value is None else NAMES[field.name](value)
-    return bytes(value).hex() if isinstance(field, models.BinaryField) else value
 
 
 def import_again(world: Any, **options: Any) -> Any:
