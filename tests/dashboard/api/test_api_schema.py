@@ -2,14 +2,18 @@
 no answer that the schema does not know, no error of ours, and no bad input that was taken.
 https://schemathesis.readthedocs.io/
 
-The calls are the same on every run. ``ARCHIPELAGO_TEST_API_EXAMPLES`` asks for more of them.
+The calls are the same on every run. ``ARCHIPELAGO_TEST_API_EXAMPLES`` asks for more of them. Work
+that a call makes without end is found as well: neither the server, which is in this process, nor
+schemathesis may take more memory than :data:`MEMORY_BYTES`, and so it is a 500 or a time-out.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +25,17 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.processes]
 
 EXAMPLES = os.environ.get("ARCHIPELAGO_TEST_API_EXAMPLES", "10")
 
+MEMORY_BYTES = 3 * 2**30
+"""Of address space, beside what this process has when the test begins."""
+MADE_UP = Path(__file__).with_name("made_up_calls.py")
+
 # Kept connections would cost 40 ms a call here: head and body are two packets, and the second waits
 # for the first to be acknowledged.
 # JSON Schema cannot say that pools add up to the target, or that a run is still working; and what
 # is a good document there may name a credential or hardware that nobody has.
 CONFIG = """
+hooks = "{made_up}"
+request-timeout = 60
 headers = {{ Authorization = "Bearer {token}", Connection = "close" }}
 {parameters}
 [generation]
@@ -38,6 +48,20 @@ include-method = "POST"
 [operations.checks.positive_data_acceptance]
 expected-statuses = ["2xx", 404, 409, 422]
 """
+
+
+@pytest.fixture(autouse=True)
+def _bounded_memory() -> Iterator[None]:
+    if sys.platform != "linux":  # elsewhere the limit is not kept
+        yield
+        return
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MEMORY_BYTES
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    known = [limit for limit in before if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([most, *known]), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 @pytest.fixture
@@ -53,7 +77,9 @@ def token(run: Any, token_of: Any, monkeypatch: pytest.MonkeyPatch) -> str:
 def findings(url: str, folder: Path, token: str, *options: str, parameters: str = "") -> int:
     """0 when schemathesis has found nothing."""
     config = folder / "schemathesis.toml"
-    config.write_text(CONFIG.format(token=token, parameters=parameters, examples=EXAMPLES))
+    config.write_text(
+        CONFIG.format(token=token, parameters=parameters, examples=EXAMPLES, made_up=MADE_UP)
+    )
     command = [
         sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run",
         f"{url}/api/openapi.json", "--no-color", "--continue-on-failure", "--warnings", "off",

@@ -1,0 +1,61 @@
+"""Loaded by schemathesis into its own process: how a body is made up that is no JSON, and a limit
+to what that process may take. https://schemathesis.readthedocs.io/en/stable/guides/extending/
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import resource
+import sys
+import zipfile
+
+import schemathesis
+from hypothesis import strategies as st
+
+MEMORY_BYTES = 4 * 2**30
+"""Of address space; it needs an eighth of that."""
+
+if sys.platform == "linux":  # where the limit is kept
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+
+
+def zipped(names: list[str]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"")
+    return packed.getvalue()
+
+
+def spoilt(data: bytes, place: int, byte: int) -> bytes:
+    """With another byte so far from the end, where a zip has its table of contents."""
+    place = len(data) - 1 - place % len(data)
+    return data[:place] + bytes([byte]) + data[place + 1 :]
+
+
+ZIPS = st.lists(
+    st.sampled_from(["mine.py", "maß.py", "../mine.py", "/mine.py", "weights.bin", "a/b.py"]),
+    max_size=3,
+    unique=True,
+).map(zipped)
+schemathesis.openapi.media_type(
+    "application/zip",
+    st.one_of(
+        ZIPS,
+        st.builds(spoilt, ZIPS, st.integers(0, 120), st.integers(0, 255)),
+        st.binary(max_size=100),
+    ),
+)
+
+TOML = "name = {}\n[[pools]]\ncount = {}\n[settings]\nwarmup_steps = {}\n"
+schemathesis.openapi.media_type(
+    "application/toml",
+    # Always TOML: one that cannot be read is a 400, and the schema has no word for it.
+    st.builds(
+        TOML.format,
+        st.text('aé"\\\n', max_size=5).map(lambda text: json.dumps(text, ensure_ascii=False)),
+        st.integers(),
+        st.one_of(st.integers(), st.floats().map(str), st.just("1979-05-27")),
+    ).map(str.encode),
+)
