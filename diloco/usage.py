@@ -60,7 +60,7 @@ class Usage:
             found["rss_bytes"] = float(
                 int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
             )
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             found["gpu_memory_bytes"] = float(torch.cuda.memory_allocated())
             found["gpu_memory_peak_bytes"] = float(torch.cuda.max_memory_allocated())
             found["gpu_memory_total_bytes"] = float(torch.cuda.mem_get_info()[1])
@@ -93,7 +93,7 @@ class _Nvml:
         assert self._library is not None
         if self._library.nvmlDeviceGetUtilizationRates(self._handle, ctypes.byref(rates)):
             return None
-        return rates.gpu / 100
+        return float(rates.gpu) / 100
 
     def _open(self) -> bool:
         try:
@@ -101,7 +101,7 @@ class _Nvml:
             # By its UUID: the driver's numbers are not those of CUDA_VISIBLE_DEVICES.
             name = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
             handle = ctypes.c_void_p()
-            found = library.nvmlInit_v2() == 0 and (
+            found: bool = library.nvmlInit_v2() == 0 and (
                 library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle)) == 0
             )
         except (OSError, AttributeError):

@@ -46,7 +46,8 @@ class BadQuestion(ValueError):
 @gzip_page
 def series(request: HttpRequest, run_id: Any) -> HttpResponse:
     """``?of=loss,eval_loss&x=wall&from=&to=&points=4000&replica=3,7``: curves of a window.
-    ``last=1``: of each bucket the last point alone, so that series can be stacked."""
+    ``last=1``: of each bucket the last point alone, so that series can be stacked. ``own=3``: of
+    that replica alone, against the band of all."""
     run = run_to_see(request, run_id)
     try:
         answer = _series(run, request)
@@ -74,7 +75,8 @@ def _series(run: Run, request: HttpRequest) -> dict[str, Any]:
     )
     names = charts.names_of(run, wanted)
     replicas = {owner for _, owner in names if owner is not None}
-    drawn = replicas if len(replicas) <= OVERLAYS else replicas & set(shown)
+    own = _numbers(request, "own")
+    drawn = replicas if len(replicas) <= OVERLAYS and not own else replicas & {*shown, *own}
     each = max(budget // max(len(replicas), 1), LEAST_POINTS * (1 if drawn == replicas else 2))
     window = Window(axis=axis, low=low, high=high, max_points=each, scales=scales)
     curves = charts.read(run, names, window)

@@ -20,7 +20,9 @@ from runs.drafts import copies
 from runs.models import Run
 from runs.states import RUN_LIVE, RunState
 
-TABS = ("overview", "rounds", "timeline", "replicas", "logs", "settings", "events", "alerts")
+TABS = (
+    "overview", "rounds", "timeline", "replicas", "logs", "system", "settings", "events", "alerts",
+)  # fmt: skip
 MAX_POINTS = 4000
 MAX_LOG_LINES = 500
 

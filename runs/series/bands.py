@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +25,14 @@ class Band:
 
 
 def band(curves: Sequence[Curve], *, axis: Axis, scales: Scales) -> Band:
-    """Of replicas' curves of one window, whose buckets are the same: those of the coarsest."""
+    """Of replicas' curves of one window, whose buckets are the same: those of the coarsest, and no
+    finer than the points are apart. (Figures of a segment come every so many steps, of each replica
+    at others.)"""
     empty = np.empty(0)
     found = [c for c in curves if len(c.points)]
     if not found:
         return Band(x=empty, low=empty, mean=empty, high=empty)
-    level = max(c.level for c in found)
+    level = max([_apart(found), *(c.level for c in found)])
     bucket = np.concatenate([getattr(c.points, key_of(c.owner)) >> level for c in found])
     value = np.concatenate([c.points.value for c in found])
     x = np.concatenate([scales.x(c.points, axis, c.owner) for c in found]).astype(float)
@@ -50,3 +53,12 @@ def band(curves: Sequence[Curve], *, axis: Axis, scales: Scales) -> Band:
     )
     low[np.isinf(low)], high[np.isinf(high)] = np.nan, np.nan
     return Band(x=middle, low=low, mean=mean, high=high)
+
+
+def _apart(curves: Sequence[Curve]) -> int:
+    """The level whose buckets are as wide as points of a typical curve are apart."""
+    keys = [getattr(c.points, key_of(c.owner)) for c in curves if len(c.points) > 1]
+    if not keys:
+        return 0
+    apart = np.median([(k[-1] - k[0]) / (len(k) - 1) for k in keys])
+    return max(0, math.ceil(math.log2(apart))) if apart > 1 else 0

@@ -46,7 +46,7 @@ const context = {
 const parts = [
   header(context),
   checklist(context),
-  board(context, $("[data-board]")),
+  ...$$("[data-board]").map((place) => board(context, place)),
   ...$$("[data-heatmap]").map((card) => heatmap(context, card)),
   timeline(context, $("[data-timeline]")),
   poolTable(context),

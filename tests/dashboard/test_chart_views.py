@@ -246,3 +246,28 @@ def test_strips_of_replicas_that_came_later_are_longer(run: Run) -> None:
     found = timeline.outcomes(run)
     assert found.outcomes.shape == (13, 10)
     assert found.outcomes[2, 9] == 2
+
+
+def test_a_replicas_own_curve_stands_against_the_band_of_all(client: Client, run: Run) -> None:
+    body = ask(client, run, of="loss", own="2")
+    assert [c["replica"] for c in body["curves"]] == [2]
+    assert len(body["band"]["mean"]) == 731
+    assert (
+        client.get(reverse("run-series", args=[run.pk]), {"of": "loss", "own": "x"}).status_code
+        == 400
+    )
+
+
+def test_points_at_different_steps_are_one_band(client: Client, run: Run) -> None:
+    """Figures of a segment: each replica has them every eighth step, at others than the rest."""
+    for replica in run.replicas.all():
+        steps = range(replica.number * 2, 720, 8)
+        points = Points.of(
+            step=list(steps), round=[1] * len(steps), tokens=list(steps), wall_s=list(steps),
+            value=[float(replica.number)] * len(steps),
+        )  # fmt: skip
+        rollups.add_points(run, replica, {"rss_bytes": points}, key="step")
+    band = ask(client, run, of="rss_bytes")["band"]
+    assert set(band["low"]) == {0.0}
+    assert set(band["high"]) == {3.0}
+    assert set(band["mean"]) == {1.5}

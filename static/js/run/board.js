@@ -1,5 +1,5 @@
-// All charts of the overview under one toolbar: what is chosen there is the same for each and is in
-// the address. A window is asked of the server, which re-samples it; what comes by the live stream
+// All charts of a part of the page under one toolbar: what is chosen there is the same for each and
+// is in the address. A window is asked of the server, which re-samples it; what comes by the live stream
 // is appended to what is shown, and asked for anew when that has become much.
 
 import { $, $$, setText, timed, url } from "../lib/dom.js";
@@ -17,6 +17,7 @@ const clamp = (value, low, high) => Math.min(Math.max(Number.isFinite(value) ? v
 
 export function board(context, place) {
   const { store, page } = context;
+  const root = place.closest("[data-panel]") ?? page;
   const at = Object.fromEntries(["smooth", "smooth-out", "x", "logy", "logx", "clip", "clip-out", "back", "all", "earlier", "later"].map((name) => [name, $(`[data-${name}]`, place)]));
   const self = {
     view: fromAddress(), tables: new Set((url.get("table") ?? "").split(",").filter(Boolean)),
@@ -27,7 +28,7 @@ export function board(context, place) {
       return low === high ? [low - 0.5, high + 0.5] : [from ?? low, to ?? high];
     },
   };
-  const charts = $$("[data-plot]", page).map((card) => new Chart(self, card));
+  const charts = $$("[data-plot]", root).map((card) => new Chart(self, card));
   const asked = new Map(); // chart -> its last question
   let behind = []; // windows to go back to
   let loaded = false;
@@ -50,7 +51,8 @@ export function board(context, place) {
     if (from !== null) query.set("from", from);
     if (to !== null) query.set("to", to);
     if (chart.spec.last) query.set("last", 1);
-    if (url.get("replicas")) query.set("replica", url.get("replicas"));
+    if (page.dataset.own) query.set("own", page.dataset.own);
+    else if (url.get("replicas")) query.set("replica", url.get("replicas"));
     try {
       const answer = await getJSON(`${page.dataset.series}?${query}`);
       if (asked.get(chart) !== mine) return; // another question took its place
@@ -160,11 +162,14 @@ export function board(context, place) {
   at.all.addEventListener("click", reset);
   at.earlier.addEventListener("click", () => pan(-0.5));
   at.later.addEventListener("click", () => pan(0.5));
-  addEventListener("popstate", () => {
+  /** The address may have been changed by the browser or by another toolbar. */
+  function reread() {
+    const before = JSON.stringify(self.view);
     self.view = fromAddress();
     controls();
-    if (loaded && place.offsetParent) load();
-  });
+    if (loaded && place.offsetParent && before !== JSON.stringify(self.view)) load();
+  }
+  addEventListener("popstate", reread);
   controls();
 
   // At once, not at the next frame: two deltas may come before it.
@@ -181,6 +186,7 @@ export function board(context, place) {
   });
   return (changed) => {
     if (!store.run || !place.offsetParent) return;
+    if (changed.has("tab")) reread();
     if (!loaded) load();
     else if (changed.has("points") || changed.has("tab")) charts.forEach((chart) => chart.draw());
   };

@@ -223,7 +223,7 @@ export class Chart {
       },
       axes: [
         { stroke: dim, font, grid, ticks: { ...grid, size: 4 }, size: 28, gap: 4, labelFont: font, labelSize: 18, labelGap: 0, label: AXES[board.view.x], space: 64, ...(wall ? {} : { values: (u, ticks) => ticks.map((t) => (t === null ? "" : time(t))) }) },
-        { stroke: dim, font, grid, ticks: { show: false }, size: 50, gap: 6, values: (u, ticks) => ticks.map((t) => (t === null ? "" : this.spec.plain ? `${Math.round(t * 100)}%` : format.short(Number(t.toPrecision(6))))) },
+        { stroke: dim, font, grid, ticks: { show: false }, size: 50, gap: 6, values: (u, ticks) => ticks.map((t) => (t === null ? "" : this.spec.plain ? `${Math.round(t * 100)}%` : (this.spec.axis ?? format.short)(Number(t.toPrecision(6))))) },
       ],
       series,
       hooks: {

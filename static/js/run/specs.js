@@ -1,4 +1,4 @@
-// What each chart of the overview shows: which series, as which lines, in which colours.
+// What each chart shows: which series, as which lines, in which colours.
 //
 // A line: id (in the address), name, x, y, and how it looks. Ghosts are the raw values behind a
 // smoothed line (only the losses of single steps are smoothed: a round's values are means already);
@@ -38,18 +38,24 @@ const one = (id, name, series, color) => (data, view) => {
   return curve ? [line(id, name, curve, view, { raw: true, color: cssColor(color), width: 1.5, points: curve.x.length <= DENSE, swatch: () => key(() => cssColor(color)) })] : [];
 };
 
-function loss(data, view) {
+/** Replicas' curves of one series, one by one or as a band; `raw`: not smoothed. */
+const replicas = (series, { raw = true } = {}) => (data, view) => {
   const found = [];
   if (data.band?.x.length) {
     const { x, low, high } = data.band;
     found.push(band([x, low], [x, high], "Lowest to highest"));
-    found.push(line("mean", "Mean", { x: data.band.x, y: data.band.mean }, view, { color: cssColor("--text-3"), width: 2, swatch: () => key(() => cssColor("--text-3")) }));
+    found.push(line("mean", "Mean", { x: data.band.x, y: data.band.mean }, view, { raw, color: cssColor("--text-3"), width: 2, swatch: () => key(() => cssColor("--text-3")) }));
   }
-  for (const curve of data.curves.filter((c) => c.series === "loss")) {
+  for (const curve of data.curves.filter((c) => c.series === series)) {
     found.push(line(`r${curve.replica}`, `Replica ${curve.replica}`, curve, view, {
-      color: cssColor(replicaHue(curve.replica)), dash: replicaDash(curve.replica), width: 1.5, swatch: () => replicaSwatch(curve.replica),
+      raw, points: raw && curve.x.length <= DENSE, color: cssColor(replicaHue(curve.replica)), dash: replicaDash(curve.replica), width: 1.5, swatch: () => replicaSwatch(curve.replica),
     }));
   }
+  return found;
+};
+
+function loss(data, view) {
+  const found = replicas("loss", { raw: false })(data, view);
   const evaluation = find(data, "eval_loss");
   // Points while they can be told apart; then the line alone.
   if (evaluation) found.push(line("eval", "Evaluation", evaluation, view, { raw: true, color: cssColor("--text"), width: 2, points: evaluation.x.length <= DENSE, swatch: evalSwatch }));
@@ -80,10 +86,28 @@ function goodput(data) {
   }).reverse();
 }
 
+const size = (text = format.size) => ({ text, axis: format.size });
+const rate = (value) => `${format.size(value)}/s`;
+/** A replica's own figure by segment or by round; `empty` says why there may be none. */
+const own = (series, empty, look) => ({ of: [series], lines: replicas(series), text: format.short, empty, ...look });
+const STEP = "The first point comes with the first step";
+const ROUND = "The first point comes with the first committed round";
+const GPU = "No replica has told of a GPU";
+
 export const SPECS = {
+  gpu: own("gpu_busy", GPU, { text: format.percent, plain: true }),
+  gpu_memory: own("gpu_memory_bytes", GPU, size()),
+  memory: own("rss_bytes", STEP, size()),
+  cpu: own("cpu_cores", STEP),
+  up: own("up_bytes_per_s", ROUND, size(rate)),
+  down: own("down_bytes_per_s", ROUND, size(rate)),
+  bytes_up: own("bytes_up", ROUND, size()),
+  bytes_down: own("bytes_down", ROUND, size()),
+  grad: own("grad_norm", STEP),
+  step_s: own("step_s", STEP, { text: format.duration, axis: format.duration }),
   loss: { of: ["loss", "eval_loss"], lines: loss, text: format.loss, empty: "The curve begins with the first step" },
-  norm: { of: ["norm", "norm_low", "norm_high"], lines: norm, text: format.short, empty: "The first point comes with the first committed round" },
-  update: { of: ["update_norm"], lines: one("update", "Outer update", "update_norm", "--p-apply"), text: format.short, empty: "The first point comes with the first committed round" },
-  speed: { of: ["tokens_per_s"], lines: one("speed", "Tokens/s", "tokens_per_s", "--p-reduce"), text: format.count, empty: "The first point comes with the first committed round" },
-  goodput: { of: GROUPS.map((name) => `phase_${name}`), lines: goodput, text: format.percent, last: true, plain: true, empty: "The first point comes with the first committed round" },
+  norm: { of: ["norm", "norm_low", "norm_high"], lines: norm, text: format.short, empty: ROUND },
+  update: { of: ["update_norm"], lines: one("update", "Outer update", "update_norm", "--p-apply"), text: format.short, empty: ROUND },
+  speed: { of: ["tokens_per_s"], lines: one("speed", "Tokens/s", "tokens_per_s", "--p-reduce"), text: format.count, empty: ROUND },
+  goodput: { of: GROUPS.map((name) => `phase_${name}`), lines: goodput, text: format.percent, last: true, plain: true, empty: ROUND },
 };

@@ -1,0 +1,82 @@
+"""The System tab: what replicas use, drawn as the other charts are; unknown is said, not drawn."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import Site, Window
+
+pytestmark = pytest.mark.browser
+
+CHARTS = ("gpu", "gpu_memory", "cpu", "memory", "up", "down", "bytes_up", "bytes_down")
+
+
+def make(site: Site, *, replicas: int, gpu: bool = True, name: str = "Used") -> str:
+    return site.python(
+        "from tests.browser import seed_usage\n"
+        f"run = seed.run(seed.user('olga', 'operator'), name={name!r}, replicas={replicas})\n"
+        f"print(seed_usage.used(run, gpu={gpu}).pk)"
+    )
+
+
+def test_each_replicas_curve_against_the_band(window: Window, site: Site) -> None:
+    page = window.open(f"/runs/{make(site, replicas=4)}/?tab=system")
+    for name in CHARTS:
+        plot = page.locator(f'[data-panel="system"] [data-plot="{name}"]')
+        expect(plot.locator("[data-legend] button")).to_have_count(6)  # band, mean, four replicas
+    memory = page.locator('[data-plot="memory"]')
+    expect(memory.locator('[data-id="r0"] output')).to_have_text("2.40 GB")
+    expect(page.locator('[data-plot="up"] [data-id="r1"] output')).to_contain_text("MB/s")
+    expect(page.locator('[data-plot="gpu"] [data-id="r0"] output')).to_contain_text("%")
+    memory.get_by_role("button", name="Table", exact=True).click()
+    expect(memory.locator("caption")).to_have_text("Process memory by inner step")
+    expect(memory.get_by_role("columnheader", name="Replica 3")).to_be_visible()
+    assert "tab=system" in page.url and "table=memory" in page.url
+
+
+def test_arrow_keys_read_a_chart(window: Window, site: Site) -> None:
+    page = window.open(f"/runs/{make(site, replicas=2)}/?tab=system")
+    plot = page.locator('[data-plot="cpu"]')
+    expect(plot.locator("canvas").first).to_be_visible()
+    plot.locator("[data-chart]").press("ArrowRight")
+    expect(plot.locator("[data-say]")).to_contain_text("Replica 0 1.")
+
+
+def test_what_nobody_told_is_said_and_not_drawn_as_nought(window: Window, site: Site) -> None:
+    page = window.open(f"/runs/{make(site, replicas=2, gpu=False)}/?tab=system")
+    for name in ("gpu", "gpu_memory"):
+        chart = page.locator(f'[data-plot="{name}"] [data-chart]')
+        expect(chart).to_have_attribute("data-empty", "No replica has told of a GPU")
+    expect(page.locator('[data-plot="cpu"] [data-legend] button')).to_have_count(4)
+    none = site.seed("name='Nothing yet', state='queued', committed=0, replicas=2")
+    page = window.open(f"/runs/{none}/?tab=system")
+    chart = page.locator('[data-plot="memory"] [data-chart]')
+    expect(chart).to_have_attribute("data-empty", "The first point comes with the first step")
+
+
+def test_both_toolbars_are_one(window: Window, site: Site) -> None:
+    page = window.open(f"/runs/{make(site, replicas=2)}/?tab=system")
+    panel = page.locator('[data-panel="system"]')
+    panel.get_by_role("button", name="Tokens", exact=True).click()
+    page.get_by_role("link", name="Overview").click()
+    overview = page.locator('[data-panel="overview"]')
+    expect(overview.get_by_role("button", name="Tokens", exact=True)).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    overview.get_by_role("button", name="Step", exact=True).click()
+    page.get_by_role("link", name="System").click()
+    expect(panel.get_by_role("button", name="Tokens", exact=True)).to_have_attribute(
+        "aria-pressed", "false"
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pictures(window: Window, site: Site, scheme: str) -> None:
+    many = make(site, replicas=24, name="A run whose name is long " * 4)
+    for width in (1280, 360):
+        page = window.open(f"/runs/{many}/?tab=system", width=width, scheme=scheme)
+        expect(page.locator('[data-plot="bytes_down"] [data-legend] button')).not_to_have_count(0)
+        window.shoot(page, f"system-many-{width}-{scheme}")
+        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0
