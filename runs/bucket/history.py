@@ -7,6 +7,7 @@ often a tick is repeated or killed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from diloco.rendezvous.records import (
     Record,
 )
 from diloco.rendezvous.store import MissingKey, Store
+from runs.bucket.pace import Before, commit_before, smoothed
 from runs.bucket.reading import Changes, check_record, finite, refuse, wall
 from runs.bucket.segments import date_evaluation
 from runs.context import about
@@ -35,7 +37,6 @@ from runs.transitions import clean_text, record_event
 R = TypeVar("R", bound=Record)
 
 COMMITS_PER_TICK = 50
-_SMOOTHING = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +51,35 @@ class RoundRecords:
     commit_refused: str = ""
 
 
-def ingest_rounds(run: Run, store: Store, *, now: datetime, changes: Changes) -> None:
-    """All new commits (at most :data:`COMMITS_PER_TICK`), then what there is of the open round."""
+def ingest_rounds(
+    run: Run,
+    store: Store,
+    *,
+    now: datetime,
+    changes: Changes,
+    resumed: Sequence[datetime] | None = None,
+) -> None:
+    """All new commits (at most :data:`COMMITS_PER_TICK`), then what there is of the open round.
+
+    ``resumed`` is when the run was sent on after a pause or an end; left out, the last time, which
+    is enough for rounds that are read as they come.
+    """
+    if resumed is None:
+        resumed = [run.resumed_at] if run.resumed_at else []
     replicas = {r.number: r for r in Replica.objects.filter(run=run)}
     for _ in range(COMMITS_PER_TICK):
         with about(round=run.next_round):
-            if not _ingest_next(run, store, replicas, now, changes):
+            if not _ingest_next(run, store, replicas, now, changes, resumed):
                 return
 
 
 def _ingest_next(
-    run: Run, store: Store, replicas: dict[int, Replica], now: datetime, changes: Changes
+    run: Run,
+    store: Store,
+    replicas: dict[int, Replica],
+    now: datetime,
+    changes: Changes,
+    resumed: Sequence[datetime],
 ) -> bool:
     """Whether the round was closed, so that another follows."""
     number = run.next_round
@@ -73,7 +92,7 @@ def _ingest_next(
     if found.commit is None and not found.commit_refused:
         _store_open_round(run, found, replicas, now, changes)
         return False
-    _store_closed_round(run, found, replicas, now, changes)
+    _store_closed_round(run, found, replicas, now, changes, resumed)
     return True
 
 
@@ -200,10 +219,16 @@ def _refuse_all(
 
 
 def _store_closed_round(
-    run: Run, found: RoundRecords, replicas: dict[int, Replica], now: datetime, changes: Changes
+    run: Run,
+    found: RoundRecords,
+    replicas: dict[int, Replica],
+    now: datetime,
+    changes: Changes,
+    resumed: Sequence[datetime],
 ) -> bool:
     """Move the cursor past a round and store how it ended, once. False if it was done before."""
     commit, plan = found.commit, found.plan
+    before: Before | None = None
     with transaction.atomic():
         fields: dict[str, Any] = {"next_round": found.number + 1}
         row_fields: dict[str, Any] = {"state": RoundState.VOID, "reason": ""}
@@ -211,6 +236,7 @@ def _store_closed_round(
             row_fields["reason"] = clean_text(f"commit refused: {found.commit_refused}")
         else:
             at = wall(commit.wall_s, now)
+            before = commit_before(run, found.number, at, resumed)
             row_fields |= {
                 "fragment": commit.fragment,
                 "contributors": len(commit.contributors),
@@ -224,7 +250,7 @@ def _store_closed_round(
             else:
                 row_fields["state"] = RoundState.COMMITTED
                 fields["committed_rounds"] = F("committed_rounds") + 1
-                fields["round_s"] = _round_duration(run, found.number, at)
+                fields["round_s"] = smoothed(run.round_s, before, at)
         if plan is not None:
             row_fields |= {"mode": clean_text(plan.mode, 16), "planned_at": wall(plan.wall_s, now)}
         if not Run.objects.filter(pk=run.pk, next_round=found.number).update(**fields):
@@ -236,7 +262,7 @@ def _store_closed_round(
         _store_outcomes(row, commit, plan, replicas)
         _refuse_all(run, row, found.bad, replicas)
         _tell(run, row, commit, plan, replicas)
-        _store_curves(run, strips.rebuild(row), changes)
+        _store_curves(run, strips.rebuild(row), before, changes)
         if commit is not None:
             date_evaluation(run, found.number, commit.tokens_total)
     run.refresh_from_db()
@@ -245,20 +271,14 @@ def _store_closed_round(
     return True
 
 
-def _store_curves(run: Run, row: Round, changes: Changes) -> None:
+def _store_curves(run: Run, row: Round, before: Before | None, changes: Changes) -> None:
     """What the round says on the run's own curves; the pace is from commit to commit."""
     found = strips.curves(run, [row])
-    before = (
-        Round.objects.filter(run=run, number__lt=row.number, committed_at__isnull=False)
-        .order_by("-number")
-        .values_list("committed_at", "tokens_total")
-        .first()
-    ) or (run.first_step_at, 0)
-    if row.committed_at and before[0] and row.state == RoundState.COMMITTED:
-        took_s = (row.committed_at - before[0]).total_seconds()
+    if row.committed_at and before and row.state == RoundState.COMMITTED:
+        took_s = (row.committed_at - before.at).total_seconds()
         if took_s > 0:
             step = row.number * int(run.group_settings["sync_every"])
-            pace = (row.tokens_total - before[1]) / took_s
+            pace = (row.tokens_total - before.tokens) / took_s
             at = (step, row.number, row.tokens_total, row.committed_at.timestamp())
             found["tokens_per_s"] = strips.points_of([(*at, pace)])
     add_points(run, None, found, key="round")
@@ -297,22 +317,6 @@ def _round_loss(commit: Commit, plan: Plan | None) -> float | None:
     if not tokens:
         return None
     return finite(sum(c.loss * c.tokens for c in plan.contributions) / tokens)
-
-
-def _round_duration(run: Run, number: int, at: datetime) -> float | None:
-    """Smoothed seconds per round, from what the committers' clocks say: for an estimate only."""
-    before = (
-        Round.objects.filter(run=run, number__lt=number, committed_at__isnull=False)
-        .order_by("-number")
-        .values_list("committed_at", flat=True)
-        .first()
-    ) or run.first_step_at
-    if before is None:
-        return run.round_s
-    took_s = max((at - before).total_seconds(), 0.0)
-    if run.round_s is None:
-        return took_s
-    return (1 - _SMOOTHING) * run.round_s + _SMOOTHING * took_s
 
 
 def _store_outcomes(

@@ -4,7 +4,7 @@ run is live, but to its end."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -41,11 +41,13 @@ def final(store: Store, remarks: list[str]) -> FinalManifest | None:
         return None
 
 
-def read_rounds(run: Run, store: Store, now: datetime, changes: Changes) -> None:
+def read_rounds(
+    run: Run, store: Store, now: datetime, changes: Changes, *, resumed: Sequence[datetime]
+) -> None:
     before = -1
     while run.next_round != before:
         before = run.next_round
-        ingest_rounds(run, store, now=now, changes=changes)
+        ingest_rounds(run, store, now=now, changes=changes, resumed=resumed)
         run.refresh_from_db()
 
 

@@ -101,7 +101,7 @@ class _Import:
         run = self._stub(group, draft, told)
         self._people(run, told, leases)
         changes, now = Changes(), timezone.now()
-        read_rounds(run, store, now, changes)
+        read_rounds(run, store, now, changes, resumed=_resumed(told))
         open_attempts = (a for a in told.attempts.values() if a.get("ended_at") is None)
         busy = frozenset(attempt.get("replica", -1) for attempt in open_attempts)
         read_telemetry(run, store, leases, changes, busy=busy)
@@ -309,6 +309,13 @@ def _columns(model: type[models.Model], body: Mapping[str, Any], names: tuple[st
                 f"journal: {model.__name__} {name}: {'; '.join(error.messages)}"
             ) from error
     return values
+
+
+def _resumed(told: journal.Told) -> list[datetime]:
+    """When the run was sent on, each time."""
+    back = (e for e in told.events if e.get("to_state") == RunState.QUEUED and e.get("from_state"))
+    found = [_when(event.get("at")) for event in back if event["from_state"] != RunState.DRAFT]
+    return [at for at in found if at is not None]
 
 
 def _when(value: Any) -> datetime | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from runs.bucket import history
 from runs.bucket.history import ingest_rounds
 from runs.bucket.reading import Changes
 from runs.bucket.stores import store_for
-from runs.models import Event
+from runs.models import Event, MetricBlock, Run
 from tests.runs.world import Bucket, Clock, identity, incarnation
 
 pytestmark = pytest.mark.django_db
@@ -251,3 +252,17 @@ def test_odd_text_does_not_stop_a_round(archive: Archive) -> None:
     archive.bucket.commit(1, [0], contributors=(identity(0), stranger))
     archive.ingest()
     assert archive.states(1) == [(0, "included"), (1, "refused"), (2, "included")]
+
+
+def test_a_pause_is_no_part_of_the_pace(archive: Archive) -> None:
+    start = archive.bucket.wall_s
+    for number, at in ((1, 10), (2, 20), (3, 7230), (4, 7240)):
+        archive.bucket.commit(number, [0], wall_s=start + at)
+        if number == 3:
+            sent_on = datetime.fromtimestamp(start + 7200, tz=UTC)
+            Run.objects.filter(pk=archive.run.pk).update(resumed_at=sent_on)
+            archive.run.refresh_from_db()
+        archive.ingest()
+    assert archive.run.round_s == pytest.approx(10)
+    paces = MetricBlock.objects.get(run=archive.run, series="tokens_per_s", level=0)
+    assert paces.count == 2  # of rounds 2 and 4
