@@ -36,8 +36,8 @@ SORTS = {
 """Name in the address -> column."""
 NEWEST = "-created"
 SPARK_POINTS = 40
-TAGGED = 2000
-"""Newest runs with tags whose tags are counted."""
+COUNTED = 5000
+"""Newest runs of a query that its facets count: so they cost the same with a million."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,35 +143,62 @@ class Choice:
     chosen: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class Facets:
+    """``whole`` is False where only the newest :data:`COUNTED` runs were counted."""
+
+    choices: dict[str, list[Choice]]
+    whole: bool
+
+
 FACETS = ("state", "backend", "owner", "tag")
 
 
-def facets(terms: Sequence[Term], *, user: Any = None) -> dict[str, list[Choice]]:
+def facets(terms: Sequence[Term], *, user: Any = None) -> Facets:
     """What each facet can narrow to, and to how many runs, with all terms but its own."""
-    return {name: _facet(name, terms, user) for name in FACETS}
+    counted: dict[tuple[Term, ...], _Counted] = {}
+    choices = {}
+    for name in FACETS:
+        others = tuple(term for term in terms if term.field != name)
+        if others not in counted:
+            counted[others] = _count(others, user)
+        chosen = {v for t in terms if t.field == name and not t.negated for v in t.values}
+        choices[name] = _choices(counted[others].by[name], chosen)
+    return Facets(choices=choices, whole=all(c.whole for c in counted.values()))
 
 
-def _facet(name: str, terms: Sequence[Term], user: Any) -> list[Choice]:
-    others = [t for t in terms if t.field != name]
-    chosen = {v for t in terms if t.field == name and not t.negated for v in t.values}
-    runs = matching(Run.objects.order_by(), others, user=user)
-    if name == "tag":
-        lists = runs.exclude(tags=[]).order_by("-created_at").values_list("tags", flat=True)
-        counts = Counter(str(tag) for tags in lists[:TAGGED] for tag in tags)
-    elif name == "backend":
-        pools = ReplicaPool.objects.filter(run__in=runs.values("pk")).order_by()
-        found = pools.values("backend").annotate(n=Count("run", distinct=True))
-        counts = Counter(dict(found.values_list("backend", "n")))
-    else:
-        column = {"state": "state", "owner": "owner__username"}[name]
-        counts = Counter(dict(runs.values(column).annotate(n=Count("pk")).values_list(column, "n")))
-    for value in chosen - counts.keys():
-        counts[value] = 0
+@dataclass(frozen=True, kw_only=True)
+class _Counted:
+    by: dict[str, Counter[str]]
+    whole: bool
+
+
+def _count(terms: Sequence[Term], user: Any) -> _Counted:
+    """In two queries, whatever there is: values of the newest runs are read and counted here, for
+    a database that groups all of them reads all of them."""
+    newest = matching(Run.objects.order_by("-created_at", "-id"), terms, user=user)
+    rows = list(newest.values_list("state", "owner__username", "tags")[: COUNTED + 1])
+    pools = ReplicaPool.objects.filter(run__in=newest.values("pk")[:COUNTED]).order_by()
+    backends = pools.values_list("backend").annotate(n=Count("run", distinct=True))
+    found = rows[:COUNTED]
+    return _Counted(
+        by={
+            "state": Counter(state for state, _, _ in found),
+            "owner": Counter(owner for _, owner, _ in found),
+            "tag": Counter(str(tag) for _, _, tags in found for tag in tags),
+            "backend": Counter(dict(backends)),
+        },
+        whole=len(rows) <= COUNTED,
+    )
+
+
+def _choices(counts: Counter[str], chosen: set[str]) -> list[Choice]:
+    every = {**dict.fromkeys(chosen, 0), **counts}
     order = {str(state): place for place, state in enumerate(RunState.values)}
     return [
         Choice(value=value, count=n, chosen=value in chosen)
         for value, n in sorted(
-            counts.items(), key=lambda item: (order.get(item[0], 99), -item[1], item[0])
+            every.items(), key=lambda item: (order.get(item[0], 99), -item[1], item[0])
         )
     ]
 

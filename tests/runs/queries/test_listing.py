@@ -85,14 +85,14 @@ def test_an_unknown_order_is_newest_first() -> None:
 @pytest.mark.usefixtures("runs")
 def test_facets_count_what_the_other_terms_leave() -> None:
     Run.objects.filter(name="a_b 0").update(state="failed", tags=["x", "y"])
-    found = listing.facets(parse("state:failed"))
+    found = listing.facets(parse("state:failed")).choices
     assert {c.value: (c.count, c.chosen) for c in found["state"]} == {
         "running": (5, False), "failed": (3, True),
     }  # fmt: skip
     assert {c.value: c.count for c in found["backend"]} == {"modal": 1, "local": 2}
     assert {c.value: c.count for c in found["tag"]} == {"x": 3, "y": 3}
     assert {c.value: c.count for c in found["owner"]} == {"olga": 3}
-    chosen = {c.value: c for c in listing.facets(parse("state:queued"))["state"]}["queued"]
+    chosen = {c.value: c for c in listing.facets(parse("state:queued")).choices["state"]}["queued"]
     assert (chosen.count, chosen.chosen) == (0, True)
 
 
