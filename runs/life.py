@@ -14,8 +14,9 @@ checkpoint, the log after it, and what each replica saved.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime
+from uuid import UUID
 
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import User
@@ -216,6 +217,23 @@ def note_in_journal(run: Run) -> None:
     enqueue("reconcile_run", str(run.pk))
 
 
+def why_not_deleted(runs: Collection[Run]) -> dict[UUID, str]:
+    """What keeps runs from being deleted as they are, in one query; those that nothing keeps are
+    left out. Whether another's rendezvous lies inside is asked only when objects are to go."""
+    ids = [run.pk for run in runs]
+    jobs = ReplicaAttempt.objects.filter(replica__run__in=ids, ended_at=None)
+    busy = set(jobs.values_list("replica__run", flat=True))
+    found = {}
+    for run in runs:
+        if run.delete_requested_at is not None:
+            found[run.pk] = "it is being deleted already"
+        elif run.state not in RUN_ENDED:
+            found[run.pk] = f"expected a run that is over, found one {run.state}"
+        elif run.pk in busy:
+            found[run.pk] = "its machines are still being released; try again in a moment"
+    return found
+
+
 def delete(run: Run, *, actor: User, name: str, objects: bool) -> None:
     """Delete the run's rows, and with ``objects`` what it left in its rendezvous.
 
@@ -226,10 +244,9 @@ def delete(run: Run, *, actor: User, name: str, objects: bool) -> None:
         raise CannotDo(f"expected the name of the run, {run.name!r}, found {name[:80]!r}")
     with transaction.atomic():
         locked = Run.objects.select_for_update().get(pk=run.pk)
-        if locked.state not in RUN_ENDED:
-            raise CannotDo(f"expected a run that is over, found one {locked.state}")
-        if ReplicaAttempt.objects.filter(replica__run=run, ended_at=None).exists():
-            raise CannotDo("its machines are still being released; try again in a moment")
+        why = why_not_deleted([locked])
+        if why:
+            raise CannotDo(why[locked.pk])
         if objects:
             inside = sharing(locked)
             if inside is not None:

@@ -1,7 +1,9 @@
-"""What is done to several runs of the list at once: compare, stop, archive, take in again, tag.
+"""What is done to several runs of the list at once: compare, stop, archive, take in again, tag,
+delete.
 
 Each run is looked at by itself: what somebody may not touch, or what cannot be done to it, is left
-as it is and said. Stopping is asked once more, on a page that names what will be stopped.
+as it is and said. Stopping is asked once more, on a page that names what will be stopped; deleting
+as well, and there the number of runs is typed.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from runs.models import Run
 
 MOST = 200
 DONE = {"stop": "stopping", "archive": "archived", "restore": "in the list again", "tag": "tagged"}
+NOT_YOURS = "it is not yours: operators act on their own runs"
 
 
 @require_POST
@@ -32,8 +35,9 @@ def bulk(request: HttpRequest) -> HttpResponse:
     ids = list(dict.fromkeys(request.POST.getlist("id")))
     if what == "compare":
         return redirect(f"{reverse('compare')}?ids={','.join(i for i in ids if _is_id(i))}")
-    if what not in DONE:
-        return HttpResponseBadRequest(f"expected do to be compare or one of {', '.join(DONE)}")
+    if what not in (*DONE, "delete"):
+        known = ", ".join((*DONE, "delete"))
+        return HttpResponseBadRequest(f"expected do to be compare or one of {known}")
     if not selectors.may_submit(request.user):
         raise PermissionDenied("Viewers watch runs; an administrator can make you an operator.")
     assert isinstance(request.user, User)
@@ -42,6 +46,8 @@ def bulk(request: HttpRequest) -> HttpResponse:
         messages.info(request, "No run was selected.")
         return _back(request)
     mine = _mine(request.user, found)
+    if what == "delete":
+        return _delete(request, request.user, found, mine)
     others = len(found) - len(mine)
     if what == "stop" and "confirmed" not in request.POST:
         context = {
@@ -53,6 +59,40 @@ def bulk(request: HttpRequest) -> HttpResponse:
         return render(request, "runs/bulk_stop.html", context)
     _say(request, what, mine, others)
     return _back(request)
+
+
+def _delete(request: HttpRequest, user: User, found: list[Run], mine: list[Run]) -> HttpResponse:
+    """The page that asks; once the number is typed, what became of each that could not be."""
+    kept = [(run, NOT_YOURS) for run in found if run not in mine]
+    why = life.why_not_deleted(mine)
+    kept += [(run, why[run.pk]) for run in mine if run.pk in why]
+    runs = [run for run in mine if run.pk not in why]
+    typed, objects = request.POST.get("count", "").strip(), bool(request.POST.get("objects"))
+    context = {
+        "runs": runs,
+        "kept": kept,
+        "objects": objects,
+        "typed": typed,
+        "back": _query(request),
+    }
+    if "confirmed" not in request.POST:
+        return render(request, "runs/bulk_delete.html", context)
+    if typed != str(len(runs)):
+        context["error"] = f"expected {len(runs)}, found {typed or 'nothing'}"
+        return render(request, "runs/bulk_delete.html", context, status=422)
+    gone = 0
+    for run in runs:
+        try:
+            life.delete(run, actor=user, name=run.name, objects=objects)
+            gone += 1
+        except CannotDo as error:
+            kept.append((run, str(error)))
+        except Run.DoesNotExist:  # somebody else's deletion was quicker
+            gone += 1
+    if not kept:
+        messages.success(request, f"{gone} being deleted.")
+        return _back(request)
+    return render(request, "runs/bulk_delete.html", context | {"gone": gone, "done": True})
 
 
 def _say(request: HttpRequest, what: str, mine: list[Run], others: int) -> None:
