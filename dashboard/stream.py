@@ -11,7 +11,8 @@ A viewer is a browser (its tabs share one stream) and follows *topics*: runs by 
 browser that reconnects says where it was (``Last-Event-ID``) and is sent what it missed, out of
 the newest messages that the reader keeps. What a viewer cannot be sent (its queue was full, the
 id is too old) becomes a ``resync`` event: load the snapshot again. While Redis is away viewers are
-told by ``feed`` events and poll; a stream never ends because of it.
+told by ``feed`` events and poll; a stream never ends because of it. These say as well when no
+worker is at work: then nothing else would come.
 
 An idle viewer costs its queue and its socket: no thread, no connection to Redis, and none to the
 database, for views authenticate and close it before they stream. https://html.spec.whatwg.org/
@@ -22,12 +23,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import weakref
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 from django.conf import settings
+from django.utils import timezone
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -44,6 +47,7 @@ from dashboard.fanout import (
     is_stream_id,
     parse,
 )
+from runs.control import health
 from runs.live import STREAM
 
 logger = logging.getLogger(__name__)
@@ -67,8 +71,8 @@ CHECKS = 8
 
 RETRY_HINT = b"retry: 1500\n\n"
 HEARTBEAT = b"event: beat\ndata: {}\n\n"
-FEED_ON = b'event: feed\ndata: {"ok":true}\n\n'
-FEED_OFF = b'event: feed\ndata: {"ok":false}\n\n'
+LOOK_S = 5.0
+"""How often the reader looks whether a worker is at work."""
 
 
 class Feed:
@@ -84,6 +88,8 @@ class Feed:
         self.checks = asyncio.Semaphore(CHECKS)
         self.ok = False
         """Whether Redis answered last time."""
+        self.silent_since: str | None = None
+        """As :func:`runs.control.health.silent_since`."""
 
     def __len__(self) -> int:
         """How many watch."""
@@ -100,7 +106,7 @@ class Feed:
             self._asked.clear()
             self._reader = asyncio.create_task(self._follow(), name="live-reader")
         else:
-            viewer.push(Item(FEED_ON if self.ok else FEED_OFF))
+            viewer.push(Item(self._frame()))
         try:
             # Until the reader knows where it starts, a replay could end before that place.
             await self._asked.wait()
@@ -133,6 +139,8 @@ class Feed:
                 if self._reader is not me:
                     return
                 self.kept.fill(found)
+                await self._look(redis)
+                looked = asyncio.get_running_loop().time()
                 self._tell(ok=True)
                 if not first:
                     # Away for a while; entries may have been trimmed, or the server replaced.
@@ -145,6 +153,10 @@ class Feed:
                     for _, entries in found or ():
                         for message in map(parse, entries):
                             self._pass_on(message)
+                    if asyncio.get_running_loop().time() - looked >= LOOK_S:
+                        looked = asyncio.get_running_loop().time()
+                        if await self._look(redis):
+                            self._say(self._frame())
             except (RedisError, OSError) as error:
                 if self.ok or first:
                     logger.warning("live stream: %s is away: %s", STREAM, error)
@@ -172,7 +184,17 @@ class Feed:
     def _tell(self, *, ok: bool) -> None:
         self.ok = ok
         self._asked.set()
-        self._say(FEED_ON if ok else FEED_OFF)
+        self._say(self._frame())
+
+    async def _look(self, redis: Redis) -> bool:
+        """Whether a worker is at work; True if that is otherwise than it was."""
+        written = await redis.get(health.HEARTBEAT)
+        before, self.silent_since = self.silent_since, health.since(written, now=timezone.now())
+        return self.silent_since != before
+
+    def _frame(self) -> bytes:
+        said = {"ok": self.ok, "silent_since": self.silent_since if self.ok else None}
+        return f"event: feed\ndata: {json.dumps(said)}\n\n".encode()
 
     def _say(self, frame: bytes) -> None:
         item = Item(frame)

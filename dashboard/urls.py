@@ -21,6 +21,7 @@ from dashboard.views import (
     replica,
     run,
     runs,
+    saved_views,
     submit,
     tokens,
 )
@@ -35,6 +36,8 @@ urlpatterns = [
     path("stream", live.runs_stream, name="runs-stream"),
     path("runs/facets", runs.runs_facets, name="runs-facets"),
     path("runs/bulk", bulk.bulk, name="runs-bulk"),
+    path("views", saved_views.save, name="view-save"),
+    path("views/<int:view_id>", saved_views.view, name="view"),
     path("runs/new", submit.new, name="run-new"),
     path("runs/estimate.json", submit.estimate, name="run-estimate"),
     path("runs/test.json", submit.test, name="run-test"),

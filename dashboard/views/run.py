@@ -8,6 +8,7 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
 from django.shortcuts import render
+from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
@@ -16,6 +17,8 @@ from diloco.rendezvous.settings import SECTIONS, setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
 from runs import life, selectors
 from runs.alerting import book as alerting
+from runs.control import health
+from runs.control.health import is_stale
 from runs.drafts import copies
 from runs.models import Run
 from runs.states import RUN_LIVE, RunState
@@ -46,6 +49,9 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
         "alerts": alerting.alert_rows(run),
         "pools": run.pools.all(),
         "size": size,
+        "silent_since": health.silent_since(),
+        "stale": is_stale(run, now=timezone.now()),
+        "stale_after_s": health.STALE_RUN_S,
         "arguments": json.dumps(run.workload.get("arguments", {})),
     }
     return render(request, "runs/detail.html", context)
@@ -96,7 +102,8 @@ def origin_of(run: Run) -> Run | dict[str, Any]:
 def snapshot(request: HttpRequest, run_id: Any) -> JsonResponse:
     """``?curves=0`` leaves out the points, for a page whose charts ask for their own windows."""
     run = run_to_see(request, run_id)
-    return JsonResponse(selectors.snapshot(run, curves=request.GET.get("curves") != "0"))
+    found = selectors.snapshot(run, curves=request.GET.get("curves") != "0")
+    return JsonResponse(found | {"silent_since": health.silent_since()})
 
 
 @require_safe

@@ -1,15 +1,17 @@
 """The runs list: one query, any order, keyset pages, kept live by one stream.
 
-All that filters and sorts is in the address: ``/?q=state:running+loss<3&sort=-cost``. A query that
-is not understood shows no runs, and says why at its box. Nothing moves by itself: runs that come
-while somebody looks are counted, by the same query.
+All that filters, sorts and chooses columns is in the address (:mod:`dashboard.list_address`):
+``/?q=state:running+loss<3&sort=-cost&columns=state,name,cost``. A query that is not understood
+shows no runs, and says why at its box. Nothing moves by itself: runs that come while somebody looks
+are counted, by the same query.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
-from urllib.parse import urlencode
 
 from django.db.models import prefetch_related_objects
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -19,10 +21,14 @@ from django.utils.dateparse import parse_datetime
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from runs import live, selectors
+from dashboard import states
+from dashboard.list_address import ListAddress
+from runs import live, saved_views, selectors
+from runs.control import health
 from runs.models import Run
-from runs.queries import listing
-from runs.queries.listing import NEWEST, Order
+from runs.queries import listing, table
+from runs.queries.comparison import Difference
+from runs.queries.listing import Order
 from runs.queries.search import (
     IS,
     NUMBERS,
@@ -34,25 +40,10 @@ from runs.queries.search import (
     toggled,
     without,
 )
+from runs.states import RUN_LIVE
 
 PAGE_SIZE = 50
 SPARK = (72, 20)
-
-COLUMNS = (
-    # label, sort, whether a first press sorts downwards, class
-    ("State", "", False, ""),
-    ("Run", "name", False, ""),
-    ("Replicas", "", False, ""),
-    ("Rounds", "rounds", True, ""),
-    ("Eval loss", "loss", False, "num"),
-    ("Train loss", "train", False, "num"),
-    ("Tokens", "tokens", True, "num"),
-    ("Tokens/s", "", False, "num"),
-    ("Goodput", "", False, "num"),
-    ("Cost", "cost", True, "num"),
-    ("Started", "started", True, "num"),
-    ("Ran for", "", False, "num"),
-)
 
 
 @require_safe
@@ -60,39 +51,54 @@ COLUMNS = (
 def runs(request: HttpRequest) -> HttpResponse:
     cursor = live.latest_id()  # before the rows are read, so that no delta falls between
     now = timezone.now()
-    query, order = request.GET.get("q", "").strip(), Order.of(request.GET.get("sort", NEWEST))
+    here = ListAddress.of(request.GET)
     terms: tuple[Term, ...] = ()
-    error, rows, older = None, [], ""
+    error, older = None, ""
+    found: list[Run] = []
     after = request.GET.get("before", "")
     try:
-        terms = parse(query)
+        terms = parse(here.query)
     except BadQuery as bad:
         error = bad
     else:
         visible = matching(selectors.runs_for(request.user), terms, user=request.user)
-        found, older = listing.page(visible, order, after=after, limit=PAGE_SIZE)
-        rows = rows_of(found)
+        found, older = listing.page(visible, here.order, after=after, limit=PAGE_SIZE)
+    rows = rows_of(found)
+    differing, more_differing = table.differing(found) if here.differing else ([], 0)
     context = {
-        "rows": rows,
+        "rows": _with_differing(rows, differing),
+        "differing": differing,
+        "more_differing": more_differing,
         "older": older,
-        "first_page": not listing.is_place(order, after),
+        "first_page": not listing.is_place(here.order, after),
         "cursor": cursor,
         "now": now,
+        "silent_since": health.silent_since(),
+        "stale": sum(row["stale"] for row in rows),
+        "stale_after_s": health.STALE_RUN_S,
         "may_submit": selectors.may_submit(request.user),
         "may_look": selectors.may_look(request.user),
-        "all_archived": not rows and not query and selectors.runs_for(request.user).exists(),
-        "query": query,
+        "all_archived": not rows and not here.query and selectors.runs_for(request.user).exists(),
+        "query": here.query,
         "error": error,
-        "sort": str(order),
-        "filtered": bool(query),
-        "chips": [{"term": t, "address": _address(without(terms, t), order)} for t in terms],
-        "columns": _columns(query, order),
-        "here": _address(query, order),
-        "facets": _facets(request, terms, order) if "facets" in request.GET and not error else None,
+        "sort": str(here.order),
+        "filtered": bool(here.query),
+        "chips": [{"term": t, "address": here.but(query=without(terms, t))} for t in terms],
+        "columns": _columns(here),
+        "shown": here.columns,
+        "every_column": table.COLUMNS,
+        "written_columns": table.written(here.columns),
+        "here": here,
+        "no_query": here.but(query=""),
+        "plain": here.but(columns=table.DEFAULT, differing=False),
+        "views": _views(request, here),
+        "may_share": saved_views.may_share(request.user),
         "texts": TEXTS,
         "numbers": tuple(NUMBERS),
         "is_words": IS,
     }
+    if "facets" in request.GET and not error:
+        context |= _facets(request, terms, here)
     return render(request, "runs/list.html", context, status=422 if error else 200)
 
 
@@ -101,14 +107,18 @@ def runs(request: HttpRequest) -> HttpResponse:
 def runs_json(request: HttpRequest) -> JsonResponse:
     """Headers of the page that is shown: what the list polls when there is no stream. ``new`` is
     how many that the query finds were made after ``since``."""
-    order = Order.of(request.GET.get("sort", NEWEST))
+    here = ListAddress.of(request.GET)
     try:
-        terms = parse(request.GET.get("q", "").strip())
+        terms = parse(here.query)
     except BadQuery as bad:
         return JsonResponse({"error": str(bad)}, status=422)
     visible = matching(selectors.runs_for(request.user), terms, user=request.user)
-    found, _ = listing.page(visible, order, after=request.GET.get("before", ""), limit=PAGE_SIZE)
-    body: dict[str, Any] = {"runs": [selectors.run_header(run) for run in found]}
+    after = request.GET.get("before", "")
+    found, _ = listing.page(visible, here.order, after=after, limit=PAGE_SIZE)
+    body: dict[str, Any] = {
+        "runs": [selectors.run_header(run) for run in found],
+        "silent_since": health.silent_since(),
+    }
     if since := _moment(request.GET.get("since", "")):
         body["new"] = visible.filter(created_at__gt=since).order_by().count()
     return JsonResponse(body)
@@ -118,15 +128,16 @@ def runs_json(request: HttpRequest) -> JsonResponse:
 @never_cache
 def runs_facets(request: HttpRequest) -> HttpResponse:
     """What the query can be narrowed to: asked for when somebody opens the filters."""
+    here = ListAddress.of(request.GET)
     try:
-        terms = parse(request.GET.get("q", "").strip())
+        terms = parse(here.query)
     except BadQuery:
         terms = ()
-    order = Order.of(request.GET.get("sort", NEWEST))
-    return render(request, "runs/_facets.html", {"facets": _facets(request, terms, order)})
+    return render(request, "runs/_facets.html", _facets(request, terms, here))
 
 
 def rows_of(found: list[Run]) -> list[dict[str, Any]]:
+    now = timezone.now()
     curves = listing.sparks(found)
     pools = _backends(found)
     return [
@@ -135,10 +146,21 @@ def rows_of(found: list[Run]) -> list[dict[str, Any]]:
             "backends": pools.get(run.pk, ""),
             "tags": run.tags,
             "archived": run.archived_at is not None,
+            "deleting": run.delete_requested_at is not None,
+            "seen": run.last_seen_at.isoformat()
+            if run.last_seen_at and run.state in RUN_LIVE
+            else "",
+            "stale": health.is_stale(run, now=now),
+            "tone": states.look(run.state).tone,
+            "ran_s": _ran_s(run, now),
             "spark": _spark(curves.get(run.pk, [])),
         }
         for run in found
     ]
+
+
+def _ran_s(run: Run, now: datetime) -> float | None:
+    return ((run.ended_at or now) - run.started_at).total_seconds() if run.started_at else None
 
 
 def _backends(found: list[Run]) -> dict[uuid.UUID, str]:
@@ -168,44 +190,69 @@ def _spark(values: list[float]) -> str:
     )
 
 
-def _columns(query: str, order: Order) -> list[dict[str, Any]]:
-    columns = []
-    for label, name, falls, style in COLUMNS:
-        mine = name == order.name and bool(name)
-        falling = not order.falling if mine else falls
-        columns.append(
+def _with_differing(
+    rows: list[dict[str, Any]], differing: Sequence[Difference]
+) -> list[dict[str, Any]]:
+    for place, row in enumerate(rows):
+        row["differing"] = [(d.label, d.values[place], d.same[place]) for d in differing]
+    return rows
+
+
+def _columns(here: ListAddress) -> list[dict[str, Any]]:
+    """The heads of the columns that are shown, of which one may be the order."""
+    heads = []
+    for column in table.COLUMNS:
+        if column.below or column.name not in here.columns:
+            continue
+        mine = column.sort == here.order.name and bool(column.sort)
+        falling = not here.order.falling if mine else column.falls
+        order = Order(name=column.sort, falling=falling)
+        heads.append(
             {
-                "label": label,
-                "style": style,
-                "address": _address(query, Order(name=name, falling=falling)) if name else "",
-                "sorted": ("descending" if order.falling else "ascending") if mine else "",
+                "label": column.label,
+                "style": "num" if column.number else "",
+                "address": here.but(order=order) if column.sort else "",
+                "sorted": ("descending" if here.order.falling else "ascending") if mine else "",
             }
         )
-    return columns
+    return heads
 
 
-def _facets(request: HttpRequest, terms: tuple[Term, ...], order: Order) -> list[dict[str, Any]]:
+def _views(request: HttpRequest, here: ListAddress) -> list[dict[str, Any]]:
+    """Saved ones, each with where it leads and what may be done with it; ``shown`` now or not."""
+    admin = selectors.has_role(request.user, "admin")
+    found = []
+    for view in saved_views.views_for(request.user):
+        address, mine = ListAddress.of_view(view), view.owner_id == request.user.pk
+        found.append(
+            {
+                "view": view,
+                "address": address,
+                "mine": mine,
+                "may_delete": mine or admin,
+                "shown": address == here,
+            }
+        )
+    return found
+
+
+def _facets(request: HttpRequest, terms: tuple[Term, ...], here: ListAddress) -> dict[str, Any]:
     if not selectors.may_look(request.user):
-        return []
+        return {"facets": []}
     found = listing.facets(terms, user=request.user)
-    return [
-        {
-            "name": name,
-            "choices": [
-                {"choice": c, "address": _address(toggled(terms, name, c.value), order)}
-                for c in choices
-            ],
-        }
-        for name, choices in found.items()
-    ]
-
-
-def _address(query: str, order: Order) -> str:
-    """Of the first page; relative, so that it is ``?`` at least."""
-    values = {"q": query} if query else {}
-    if str(order) != NEWEST:
-        values["sort"] = str(order)
-    return f"?{urlencode(values)}"
+    return {
+        "facets": [
+            {
+                "name": name,
+                "choices": [
+                    {"choice": c, "address": here.but(query=toggled(terms, name, c.value))}
+                    for c in choices
+                ],
+            }
+            for name, choices in found.choices.items()
+        ],
+        "counted": None if found.whole else listing.COUNTED,
+    }
 
 
 def _moment(text: str) -> Any:

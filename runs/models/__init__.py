@@ -1,4 +1,5 @@
-"""Tables of the control plane. They cache the bucket: only users and credentials live here alone.
+"""Tables of the control plane. They cache the bucket: only users, what they keep for themselves and
+credentials live here alone.
 
 Models hold fields, constraints and cheap properties. Transitions are in :mod:`runs.services`,
 queries in :mod:`runs.selectors`.
@@ -13,6 +14,7 @@ from runs.models.event import Event
 from runs.models.journal import Journal
 from runs.models.rounds import Checkpoint, Contribution, Round
 from runs.models.run import Replica, ReplicaAttempt, ReplicaPool, Run
+from runs.models.saved_view import SavedView
 from runs.models.telemetry import LogLine, MetricBlock, TelemetryCursor
 from runs.models.token import ApiToken
 from runs.models.webhook import Webhook, WebhookDelivery
@@ -33,6 +35,7 @@ __all__ = [
     "ReplicaPool",
     "Round",
     "Run",
+    "SavedView",
     "TelemetryCursor",
     "Webhook",
     "WebhookDelivery",

@@ -66,6 +66,7 @@ TESTED_ELSEWHERE = {
     *("people", "person-role", "person-active", "person-reset"),  # test_account_people.py
     *("password", "choose-password", "admin-login"),  # test_account_*.py
     *("tokens", "token-revoke"),  # test_token_page.py
+    *("view-save", "view"),  # test_saved_views_page.py
     *("healthz", "readyz", "metrics"),  # test_health.py
 }
 

@@ -1,0 +1,36 @@
+"""Views of the runs list that people keep under a name."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.db.models.functions import Lower
+
+
+class SavedView(models.Model):
+    """What the address of the list holds: query, order, columns. Only its owner sees one that is
+    not shared."""
+
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="saved_views"
+    )
+    name = models.CharField(max_length=80)
+    query = models.CharField(max_length=500, blank=True)
+    sort = models.CharField(max_length=32, help_text="As in the address: -created")
+    columns = models.JSONField(
+        default=list, blank=True, help_text="Empty: those shown to everybody"
+    )
+    differing = models.BooleanField(
+        default=False, help_text="Whether settings in which the runs differ are columns"
+    )
+    shared = models.BooleanField(default=False, help_text="Whether everybody with a role sees it")
+    changed_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ("name", "id")
+        constraints = (
+            models.UniqueConstraint("owner", Lower("name"), name="saved_view_name_is_unique"),
+        )
+
+    def __str__(self) -> str:
+        return self.name
