@@ -1,7 +1,7 @@
-// On every page: ages that tick, bars that are filled, menus that close.
+// On every page: ages that tick, bars that are filled, menus and dialogs that close.
 
 import { age, secondsSince, when } from "./lib/format.js";
-import { $$, setFraction, setText } from "./lib/dom.js";
+import { $$, h, setFraction, setText } from "./lib/dom.js";
 import { tickTimes } from "./lib/times.js";
 
 function tick() {
@@ -27,6 +27,12 @@ for (const menu of $$("[data-menu]")) {
   });
 }
 
+// A dialog closes by its own button, and by a click beside it.
+document.addEventListener("click", ({ target }) => {
+  const dialog = target.closest("dialog");
+  if (dialog && (target === dialog || target.closest("[data-close]"))) dialog.close();
+});
+
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
@@ -35,9 +41,7 @@ document.addEventListener("click", async (event) => {
     await navigator.clipboard.writeText(text);
   } catch {
     // Not a secure context (plain http on another machine): the old way.
-    const area = document.createElement("textarea");
-    area.value = text;
-    area.className = "visually-hidden";
+    const area = h("textarea.visually-hidden", {}, text);
     document.body.append(area);
     area.select();
     document.execCommand("copy");

@@ -3,6 +3,7 @@
 
 import * as format from "./lib/format.js";
 import { $, $$, darkScheme, h, icon, setText } from "./lib/dom.js";
+import { getJSON } from "./lib/live.js";
 import { planChart } from "./planner/chart.js";
 
 const form = $("[data-planner]");
@@ -70,9 +71,7 @@ async function ask() {
   const mine = ++asked;
   let answer;
   try {
-    const response = await fetch(`${form.dataset.jsonUrl}?${query()}`, { headers: { Accept: "application/json" } });
-    if (!response.ok || response.redirected) throw new Error(String(response.status));
-    answer = await response.json();
+    answer = await getJSON(`${form.dataset.jsonUrl}?${query()}`);
   } catch {
     if (mine === asked) setText(say, "The server did not answer; what is shown may be old.");
     return;

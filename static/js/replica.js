@@ -2,7 +2,7 @@
 // stream says that something of this replica has changed; the log is asked for while it is looked at.
 
 import { $, oncePerFrame } from "./lib/dom.js";
-import { Live, SignedOut } from "./lib/live.js";
+import { getHTML, Live } from "./lib/live.js";
 import { tickTimes } from "./lib/times.js";
 import { backendLog } from "./run/backend_log.js";
 import { replicaDialog } from "./run/actions.js";
@@ -22,9 +22,7 @@ async function refresh() {
   try {
     const query = new URLSearchParams(location.search);
     query.set("part", "1");
-    const response = await fetch(`?${query}`);
-    if (response.redirected) throw new SignedOut("signed out");
-    if (response.ok) replace(await response.text());
+    replace(await getHTML(`?${query}`));
   } finally {
     busy = false;
     if (again) {

@@ -3,7 +3,7 @@
 
 import * as format from "./lib/format.js";
 import { $, $$, setFraction, setState, setText, url } from "./lib/dom.js";
-import { getJSON, Live } from "./lib/live.js";
+import { getHTML, getJSON, Live } from "./lib/live.js";
 import { look, RUN_ENDED } from "./lib/states.js";
 
 const COMPARED = 20; // at most, as the comparison takes them
@@ -153,10 +153,7 @@ for (const drop of $$("[data-facets]")) {
     body.dataset.read = "1";
     body.textContent = "Counting…";
     try {
-      const response = await fetch(drop.dataset.facets);
-      if (!response.ok || response.redirected) throw new Error(String(response.status));
-      const found = new DOMParser().parseFromString(await response.text(), "text/html");
-      body.replaceChildren(...found.body.childNodes);
+      body.innerHTML = await getHTML(drop.dataset.facets);
     } catch {
       delete body.dataset.read;
       body.textContent = "The server did not answer. Close and open to try again.";

@@ -8,11 +8,16 @@ const STATIC = document.body.dataset.static;
 export const $ = (selector, root = document) => root.querySelector(selector);
 export const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
 
+/** What a table's parts are is said aloud: on a narrow screen its rows are shown as cards. */
+const ROLES = { table: "table", thead: "rowgroup", tbody: "rowgroup", tr: "row", td: "cell" };
+
 /** An element: h("td.num", {title: "x"}, "text", child, ...). Properties that are null are left out. */
 export function h(spec, properties = {}, ...children) {
   const [tag, ...classes] = spec.split(".");
   const element = document.createElement(tag || "div");
   if (classes.length) element.className = classes.join(" ");
+  const role = tag === "th" ? `${properties.scope === "col" ? "column" : "row"}header` : ROLES[tag];
+  if (role) element.setAttribute("role", role);
   for (const [name, value] of Object.entries(properties ?? {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
@@ -23,15 +28,32 @@ export function h(spec, properties = {}, ...children) {
   return element;
 }
 
-export function icon(name) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("class", "icon");
-  svg.setAttribute("aria-hidden", "true");
-  const use = document.createElementNS("http://www.w3.org/2000/svg", "use");
-  use.setAttribute("href", `${STATIC}icons.svg#${name}`);
-  svg.append(use);
-  return svg;
+/** A table of `spec` with named columns ("#name": of numbers), around its body. */
+export const table = (spec, caption, columns, body) =>
+  h(spec, {},
+    h("caption.visually-hidden", {}, caption),
+    h("thead", {}, h("tr", {}, columns.map((one) => one.nodeType ? one : h(one[0] === "#" ? "th.num" : "th", { scope: "col" }, one.replace("#", ""))))),
+    body);
+
+/** The head of a column of buttons. */
+export const ACTIONS = () => h("th", { scope: "col" }, h("span.visually-hidden", {}, "Actions"));
+
+/** An element of a drawing, not told to those who hear the page. */
+export function svg(tag, properties, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(properties)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
 }
+
+export const icon = (name) => svg("svg", { class: "icon", "aria-hidden": "true" }, svg("use", { href: `${STATIC}icons.svg#${name}` }));
+
+/** The elements of `root` that are marked data-<name>, by name. */
+export const marked = (root, ...names) => Object.fromEntries(names.map((name) => [name, $(`[data-${name}]`, root)]));
+
+export const press = (button, on) => button.setAttribute("aria-pressed", String(on));
+
+export const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
 export function stateBadge(state, modifier = "") {
   const { icon: name, tone, word } = look(state);
@@ -50,7 +72,7 @@ export function setText(element, text) {
 }
 
 export function setFraction(bar, fraction, tone = null) {
-  bar.style.setProperty("--f", String(Math.min(Math.max(fraction || 0, 0), 1)));
+  bar.style.setProperty("--f", String(clamp(fraction || 0, 0, 1)));
   if (tone) bar.dataset.tone = tone;
 }
 

@@ -3,6 +3,7 @@
 //
 // States, shown by the dot in the header: live, reconnecting, polling, ended.
 
+import { h } from "./dom.js";
 import { newer, Hub } from "./hub.js";
 
 const POLL_MS = 5000;
@@ -20,15 +21,19 @@ const WORDS = {
 
 export class SignedOut extends Error {}
 
-/** JSON from our own server; a redirect to the sign-in page is an error of its own. */
-export async function getJSON(address) {
-  const response = await fetch(address, { headers: { Accept: "application/json" } });
-  if (response.status === 401 || (response.redirected && new URL(response.url).pathname.endsWith("/login"))) {
-    throw new SignedOut("signed out");
-  }
-  if (!response.ok) throw new Error(`${address}: ${response.status}`);
-  return response.json();
+/** An answer of our own server; a redirect to the sign-in page is an error of its own. */
+async function ask(address, kind) {
+  const response = await fetch(address, { headers: { Accept: kind } });
+  if (response.status === 401 || response.redirected) throw new SignedOut("signed out");
+  // 422: some of what was asked for could not be had, and the rest is there.
+  if (!response.ok && response.status !== 422) throw new Error(`${address}: ${response.status}`);
+  return response;
 }
+
+export const getJSON = async (address) => (await ask(address, "application/json")).json();
+
+/** Part of a page: our own server's template, escaped there. */
+export const getHTML = async (address) => (await ask(address, "text/html")).text();
 
 export class Live {
   #hub;
@@ -159,10 +164,7 @@ export class Live {
     this.dot.dataset.state = state;
     this.dot.textContent = WORDS[state];
     if (state === "signedout") {
-      const link = document.createElement("a");
-      link.href = `/login?next=${encodeURIComponent(location.pathname + location.search)}`;
-      link.textContent = "sign in again";
-      this.dot.append(": ", link);
+      this.dot.append(": ", h("a", { href: `/login?next=${encodeURIComponent(location.pathname + location.search)}` }, "sign in again"));
     }
   }
 }

@@ -1,7 +1,7 @@
 // A replica keeps one hue and one dash pattern on every chart, by its number. Phases and states
 // have a colour and, where colour would stand alone, a pattern.
 
-import { cssColor } from "./dom.js";
+import { cssColor, h, svg } from "./dom.js";
 
 const HUES = 8;
 const DASHES = [[], [7, 3], [2, 2.5], [9, 3, 2, 3]];
@@ -9,40 +9,20 @@ const DASHES = [[], [7, 3], [2, 2.5], [9, 3, 2, 3]];
 export const replicaHue = (number) => `--r-${number % HUES}`;
 export const replicaDash = (number) => DASHES[Math.floor(number / HUES) % DASHES.length];
 
-const SVG = "http://www.w3.org/2000/svg";
-
-/** A short piece of the replica's line, for legends and tables. Follows the theme by itself. */
-export function replicaSwatch(number) {
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("class", "swatch");
-  svg.setAttribute("viewBox", "0 0 22 10");
-  svg.setAttribute("aria-hidden", "true");
-  const line = document.createElementNS(SVG, "path");
-  line.setAttribute("d", "M1 5H21");
-  line.setAttribute("stroke-width", "2.5");
-  line.setAttribute("stroke-dasharray", replicaDash(number).join(" ") || "none");
-  line.style.stroke = `var(${replicaHue(number)})`;
-  svg.append(line);
-  return svg;
+/** A short piece of a line, for legends and tables. Follows the theme by itself. */
+export function swatch(hue, dash, width, ...more) {
+  const line = svg("path", { d: "M1 5H21", "stroke-width": width, "stroke-dasharray": dash.join(" ") || "none" });
+  line.style.stroke = `var(${hue})`;
+  return svg("svg", { class: "swatch", viewBox: "0 0 22 10", "aria-hidden": "true" }, line, ...more);
 }
+
+export const replicaSwatch = (number) => swatch(replicaHue(number), replicaDash(number), 2.5);
 
 /** The mark of the evaluation curve: a line with a point. */
 export function evalSwatch() {
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("class", "swatch");
-  svg.setAttribute("viewBox", "0 0 22 10");
-  svg.setAttribute("aria-hidden", "true");
-  const line = document.createElementNS(SVG, "path");
-  line.setAttribute("d", "M1 5H21");
-  line.setAttribute("stroke-width", "2");
-  line.style.stroke = "var(--text)";
-  const point = document.createElementNS(SVG, "circle");
-  point.setAttribute("cx", "11");
-  point.setAttribute("cy", "5");
-  point.setAttribute("r", "3.4");
+  const point = svg("circle", { cx: 11, cy: 5, r: 3.4 });
   point.style.fill = "var(--text)";
-  svg.append(line, point);
-  return svg;
+  return swatch("--text", [], 2, point);
 }
 
 export const PHASES = ["bootstrap", "start", "compute", "encode", "upload", "wait", "download", "reduce", "apply", "other"];
@@ -62,7 +42,7 @@ export const groupFill = (context, group) => (group === "wait" ? hatch(context, 
 export const rgb = (color) => [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
 
 export function hatch(context, color, ground = null) {
-  const tile = document.createElement("canvas");
+  const tile = h("canvas");
   const scale = Math.max(1, Math.round(devicePixelRatio || 1));
   const side = 6 * scale;
   tile.width = tile.height = side;
@@ -95,4 +75,24 @@ export function sizeCanvas(canvas, width, height) {
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, width, height);
   return context;
+}
+
+/** A picture of one pixel per colour (as `pixel` makes them), row by row. */
+export function raster(width, height, colors) {
+  const canvas = h("canvas", { width, height });
+  const image = new ImageData(width, height);
+  new Uint32Array(image.data.buffer).set(colors);
+  canvas.getContext("2d").putImageData(image, 0, 0);
+  return canvas;
+}
+
+export const pixel = ([r, g, b]) => ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+
+/** A rectangle filled with what `fill(context)` gives, for legends. */
+export function key(fill, width = 14, y = 0, height = 12) {
+  const canvas = h("canvas.key");
+  const pen = sizeCanvas(canvas, width, 12);
+  pen.fillStyle = fill(pen);
+  pen.fillRect(0, y, width, height);
+  return canvas;
 }

@@ -2,7 +2,9 @@
 
 import uPlot from "../lib/uplot.js";
 import * as format from "../lib/format.js";
-import { cssColor, h } from "../lib/dom.js";
+import { clamp, cssColor, h } from "../lib/dom.js";
+import { swatch } from "../lib/palette.js";
+import { follow, look } from "../run/chart.js";
 
 const LINES = [
   { name: "efficiency", label: "Efficiency", hue: "--r-0", width: 2.5, dash: [] },
@@ -10,25 +12,10 @@ const LINES = [
   { name: "goodput", label: "Goodput under failures", hue: "--r-3", width: 1.5, dash: [2, 2.5] },
   { name: "total_bytes", label: "Traffic in all (right)", hue: "--r-1", width: 1.75, dash: [9, 3, 2, 3] },
 ];
-const SVG = "http://www.w3.org/2000/svg";
-
-function swatch({ hue, dash, width }) {
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("class", "swatch");
-  svg.setAttribute("viewBox", "0 0 22 10");
-  const line = document.createElementNS(SVG, "path");
-  line.setAttribute("d", "M1 5H21");
-  line.setAttribute("stroke-width", String(width));
-  line.setAttribute("stroke-dasharray", dash.join(" ") || "none");
-  line.style.stroke = `var(${hue})`;
-  svg.append(line);
-  return svg;
-}
-
 export function planChart(place, legend, choose) {
   let plot = null;
   let plan = null;
-  legend.replaceChildren(...LINES.map((line) => h("span", {}, swatch(line), line.label)));
+  legend.replaceChildren(...LINES.map((line) => h("span", {}, swatch(line.hue, line.dash, line.width), line.label)));
 
   function mark(u) {
     const { ctx, bbox } = u;
@@ -53,32 +40,25 @@ export function planChart(place, legend, choose) {
   }
 
   function options() {
-    const dim = cssColor("--text-3");
-    const grid = { stroke: cssColor("--grid"), width: 1 };
-    const axis = { stroke: dim, font: `11px ${cssColor("--font")}`, grid, ticks: { show: false }, gap: 6 };
-    const decades = (u, ticks) => ticks.map((t) => (Number.isInteger(Math.log10(t)) || Math.abs(Math.log10(t) - Math.round(Math.log10(t))) < 1e-9 ? t : null));
-    return {
-      width: place.clientWidth || 600,
-      height: place.clientHeight || 300,
-      padding: [8, 4, 0, 0],
-      legend: { show: false },
+    const round = (t) => Math.abs(Math.log10(t) - Math.round(Math.log10(t))) < 1e-9;
+    const decades = (show) => (u, ticks) => ticks.map((t) => (t && round(t) ? show(t) : ""));
+    const y = [
+      { size: 44, values: (u, ticks) => ticks.map((t) => `${t}%`) },
+      { scale: "bytes", side: 1, size: 66, grid: { show: false }, values: decades(format.size) },
+    ];
+    return look(place, { values: decades(format.count) }, y, {
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
       scales: { x: { time: false, distr: 3 }, y: { range: [0, 100] }, bytes: { distr: 3 } },
-      axes: [
-        { ...axis, size: 30, values: (u, ticks) => decades(u, ticks).map((t) => (t === null ? "" : format.count(t))) },
-        { ...axis, size: 44, values: (u, ticks) => ticks.map((t) => `${t}%`) },
-        { ...axis, scale: "bytes", side: 1, size: 66, grid: { show: false }, values: (u, ticks) => decades(u, ticks).map((t) => (t === null ? "" : format.size(t))) },
-      ],
       series: [{}, ...LINES.map(({ name, hue, width, dash }) => ({
         stroke: cssColor(hue), width, dash, points: { show: false }, scale: name === "total_bytes" ? "bytes" : "y",
       }))],
       hooks: { draw: [mark] },
-    };
+    });
   }
 
   const at = (by) => {
     const place = plan.curve.findIndex((a) => a.sync_every === plan.chosen.sync_every);
-    return plan.curve[Math.min(Math.max(place + by, 0), plan.curve.length - 1)].sync_every;
+    return plan.curve[clamp(place + by, 0, plan.curve.length - 1)].sync_every;
   };
 
   place.addEventListener("click", () => plot && plot.cursor.idx !== null && choose(plot.data[0][plot.cursor.idx]));
@@ -88,7 +68,7 @@ export function planChart(place, legend, choose) {
     event.preventDefault();
     choose(at(by));
   });
-  new ResizeObserver(() => plot && place.clientWidth && plot.setSize({ width: place.clientWidth, height: place.clientHeight })).observe(place);
+  follow(place, () => plot);
 
   return {
     draw(found) {

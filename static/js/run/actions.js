@@ -11,8 +11,6 @@ export function replicaDialog() {
   const dialog = $("[data-replica-dialog]");
   const form = $("[data-replica-form]", dialog);
   const button = $("[data-replica-do]", dialog);
-  $("[data-close]", dialog).addEventListener("click", () => dialog.close());
-  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   form.addEventListener("submit", () => button.setAttribute("aria-disabled", "true"));
   return (what, number, action, { run, replica } = {}) => {
     form.action = action;

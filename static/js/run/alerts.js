@@ -1,6 +1,7 @@
 // Alerts: the server writes the list; it is asked for when their number changes and the tab is open.
 
 import { $, setText } from "../lib/dom.js";
+import { getHTML } from "../lib/live.js";
 
 export function alertList({ store, page }, place) {
   const badge = $("[data-alert-count]", page);
@@ -14,12 +15,8 @@ export function alertList({ store, page }, place) {
     asking = true;
     const wanted = key();
     try {
-      const answer = await fetch(place.dataset.alerts, { headers: { Accept: "text/html" } });
-      if (answer.ok && !answer.redirected) {
-        // Our own server's template, escaped there.
-        place.innerHTML = await answer.text();
-        shown = wanted;
-      }
+      place.innerHTML = await getHTML(place.dataset.alerts);
+      shown = wanted;
     } catch {
       // The next change, or the next look at the tab, asks again.
     } finally {

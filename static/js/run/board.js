@@ -2,10 +2,11 @@
 // is in the address. A window is asked of the server, which re-samples it; what comes by the live stream
 // is appended to what is shown, and asked for anew when that has become much.
 
-import { $, $$, setText, timed, url } from "../lib/dom.js";
+import { $$, clamp, marked, press, setText, timed, url } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
 import { add, liveX, unpacked, widen } from "./curves.js";
 import { AXES, Chart } from "./chart.js";
+import { SPECS } from "./specs.js";
 
 const DEFAULT_SMOOTH = 0.6;
 const POINTS = 4000;
@@ -13,22 +14,16 @@ const FRESH = 600; // live points after which a chart is asked for anew
 const AGAIN_MS = 3000; // at most so often
 
 const number = (name) => (url.get(name) !== null && Number.isFinite(Number(url.get(name))) ? Number(url.get(name)) : null);
-const clamp = (value, low, high) => Math.min(Math.max(Number.isFinite(value) ? value : low, low), high);
 
 export function board(context, place) {
   const { store, page } = context;
   const root = place.closest("[data-panel]") ?? page;
-  const at = Object.fromEntries(["smooth", "smooth-out", "x", "logy", "logx", "clip", "clip-out", "back", "all", "earlier", "later"].map((name) => [name, $(`[data-${name}]`, place)]));
+  const at = marked(place, "smooth", "smooth-out", "x", "logy", "logx", "clip", "clip-out", "back", "all", "earlier", "later");
   const self = {
     view: fromAddress(), tables: new Set((url.get("table") ?? "").split(",").filter(Boolean)),
     zoom, reset, toggleTable,
-    range(low, high) {
-      const { from, to } = self.view;
-      if (from !== null && to !== null) return [from, to];
-      return low === high ? [low - 0.5, high + 0.5] : [from ?? low, to ?? high];
-    },
   };
-  const charts = $$("[data-plot]", root).map((card) => new Chart(self, card));
+  const charts = $$("[data-plot]", root).map((card) => new Chart(self, card, SPECS[card.dataset.plot]));
   const asked = new Map(); // chart -> its last question
   let behind = []; // windows to go back to
   let loaded = false;
@@ -38,7 +33,7 @@ export function board(context, place) {
     const [from, to] = [number("from"), number("to")];
     return {
       x, from: to > from ? from : null, to: to > from ? to : null,
-      smooth: url.get("smooth") === null ? DEFAULT_SMOOTH : clamp(Number(url.get("smooth")), 0, 0.98),
+      smooth: url.get("smooth") === null ? DEFAULT_SMOOTH : clamp(Number(url.get("smooth")) || 0, 0, 0.98),
       logy: url.get("log")?.includes("y") ?? false, logx: url.get("log")?.includes("x") ?? false, clip: url.get("clip") === "1",
     };
   }
@@ -138,8 +133,8 @@ export function board(context, place) {
 
   function controls() {
     const { view } = self;
-    for (const button of $$("button", at.x)) button.setAttribute("aria-pressed", String(button.value === view.x));
-    for (const name of ["logy", "logx", "clip"]) at[name].setAttribute("aria-pressed", String(view[name]));
+    for (const button of $$("button", at.x)) press(button, button.value === view.x);
+    for (const name of ["logy", "logx", "clip"]) press(at[name], view[name]);
     at.logx.disabled = view.x === "wall" || view.x === "relative";
     at.smooth.value = view.smooth;
     setText(at["smooth-out"], view.smooth ? view.smooth.toFixed(2) : "off");

@@ -1,26 +1,44 @@
-// One chart of the board: uPlot inside a card, its legend, its table, what keys and pointer read.
+// A chart of lines: uPlot inside a card, its legend, its table, what keys and pointer read.
 
 import uPlot from "../lib/uplot.js";
 import * as format from "../lib/format.js";
-import { $, $$, cssColor, darkScheme, h, setText, url } from "../lib/dom.js";
-import { lastKnown, usual } from "./curves.js";
-import { SPECS } from "./specs.js";
+import { $, clamp, cssColor, darkScheme, h, marked, press, setText, table, url } from "../lib/dom.js";
+import { lastKnown, search, usual } from "./curves.js";
 
-export const AXES = { step: "inner step", round: "round", tokens: "tokens of all replicas", wall: "time", relative: "time since the first step" };
+export const AXES = { step: "inner step", round: "round", tokens: "tokens of all replicas", wall: "time", relative: "time since the first step", money: "US dollars" };
 const TABLE_ROWS = 200;
 const ODD = { nan: "NaN", inf: "∞", "-inf": "−∞" };
 
-/** `card` draws `data` (the server's answer, unpacked) under `board.view`. */
+/** What every plot has: the size of its frame, the page's colours; `x` and `y` are of its two axes. */
+export function look(place, x, y, more) {
+  const font = `11px ${cssColor("--font")}`;
+  const grid = { stroke: cssColor("--grid"), width: 1 };
+  const axis = { stroke: cssColor("--text-3"), font, grid, ticks: { show: false }, gap: 6 };
+  return {
+    // Behind a table the frame has no size; it is resized when it is shown.
+    width: place.clientWidth || 600,
+    height: place.clientHeight || 200,
+    padding: [8, 10, 0, 0],
+    legend: { show: false },
+    axes: [{ ...axis, size: 28, gap: 4, labelFont: font, labelSize: 18, labelGap: 0, ...x }, ...[y].flat().map((one) => ({ ...axis, size: 50, ...one }))],
+    ...more,
+  };
+}
+
+/** The plot that `plot()` gives follows its frame. */
+export const follow = (place, plot) => new ResizeObserver(() => place.clientWidth && plot()?.setSize({ width: place.clientWidth, height: place.clientHeight })).observe(place);
+
+/** `card` draws what `spec` makes of `data` under `board.view`. */
 export class Chart {
-  constructor(board, card) {
-    Object.assign(this, { board, card, id: card.dataset.plot, spec: SPECS[card.dataset.plot], data: null, lines: [], plot: null, shape: "" });
-    this.at = Object.fromEntries(["chart", "legend", "say", "chart-table", "table", "badge", "csv", "png"].map((name) => [name, $(`[data-${name}]`, card)]));
+  constructor(board, card, spec) {
+    Object.assign(this, { board, card, spec, id: card.dataset.plot, data: null, lines: [], plot: null, shape: "" });
+    this.at = marked(card, "chart", "legend", "say", "chart-table", "table", "badge", "csv", "png");
     this.hidden = new Set((url.get("hide") ?? "").split(",").filter((name) => name.startsWith(`${this.id}.`)).map((name) => name.slice(this.id.length + 1)));
     this.at.table.addEventListener("click", () => board.toggleTable(this.id));
-    this.at.csv.addEventListener("click", () => this.#save(`${this.id}.csv`, new Blob([this.#csv()], { type: "text/csv" })));
-    this.at.png.addEventListener("click", () => this.plot?.ctx.canvas.toBlob((blob) => this.#save(`${this.id}.png`, blob)));
+    this.at.csv?.addEventListener("click", () => this.#save(`${this.id}.csv`, new Blob([this.#csv()], { type: "text/csv" })));
+    this.at.png?.addEventListener("click", () => this.plot?.ctx.canvas.toBlob((blob) => this.#save(`${this.id}.png`, blob)));
     this.at.chart.addEventListener("keydown", (event) => this.#press(event));
-    new ResizeObserver(() => this.#resize()).observe(this.at.chart);
+    follow(this.at.chart, () => this.plot);
     darkScheme.addEventListener("change", () => this.draw());
   }
 
@@ -28,10 +46,10 @@ export class Chart {
     const { board, at } = this;
     if (!this.data || !this.card.offsetParent) return;
     this.lines = this.spec.lines(this.data, board.view).filter((one) => one.band || one.x.length);
-    const table = board.tables.has(this.id);
-    at["chart-table"].hidden = !table;
-    at.chart.hidden = table;
-    at.table.setAttribute("aria-pressed", String(table));
+    const listed = board.tables.has(this.id);
+    at["chart-table"].hidden = !listed;
+    at.chart.hidden = listed;
+    press(at.table, listed);
     this.#badge();
     at.chart.toggleAttribute("data-empty", !this.lines.length);
     if (!this.lines.length) {
@@ -39,7 +57,6 @@ export class Chart {
       at.legend.replaceChildren();
       this.plot?.destroy();
       this.plot = null;
-      this.shape = "";
       return;
     }
     const log = this.#log();
@@ -58,7 +75,7 @@ export class Chart {
     }
     this.#show();
     this.read();
-    if (table) this.#fill();
+    if (listed) this.#fill();
   }
 
   clipped() {
@@ -96,12 +113,12 @@ export class Chart {
   #legend() {
     this.at.legend.replaceChildren(...this.lines.map((one) =>
       h("button", { type: "button", "aria-pressed": String(!this.hidden.has(one.id)), dataset: { id: one.id }, onclick: (event) => this.#toggle(one.id, event.currentTarget) },
-        one.swatch(), h("span", {}, one.name), h("output"))));
+        one.swatch(), h("span.cut", { title: one.name }, one.name), h("output"))));
   }
 
   #toggle(id, button) {
     if (!this.hidden.delete(id)) this.hidden.add(id);
-    button.setAttribute("aria-pressed", String(!this.hidden.has(id)));
+    press(button, !this.hidden.has(id));
     const others = (url.get("hide") ?? "").split(",").filter((name) => name && !name.startsWith(`${this.id}.`));
     url.set({ hide: [...others, ...[...this.hidden].map((name) => `${this.id}.${name}`)].join(",") });
     this.draw();
@@ -110,11 +127,12 @@ export class Chart {
   /** What the lines say at the cursor, or at their ends. */
   #values() {
     const index = this.plot.cursor.idx;
-    return this.#places().map(([one, first, width]) => {
+    return this.#places().map(([one, first]) => {
       const at = (column) => lastKnown(column, index ?? column.length - 1);
       if (one.band) return [one, [this.plot.data[first], this.plot.data[first + 1]].map((c) => this.spec.text(at(c))).join(" – ")];
-      const column = one.share ?? this.plot.data[width === 2 ? first : first];
-      return [one, this.spec.text(one.share ? lastKnown(column, index === null ? column.length - 1 : nearest(one.x, this.plot.data[0][index])) : at(column))];
+      if (!one.share) return [one, this.spec.text(at(this.plot.data[first]))];
+      const place = index === null ? Infinity : search(one.x, this.plot.data[0][index]);
+      return [one, this.spec.text(lastKnown(one.share, place))];
     });
   }
 
@@ -133,7 +151,7 @@ export class Chart {
     event.preventDefault();
     const last = this.plot.data[0].length - 1;
     const jump = Math.max(1, Math.round(last / 100)) * by * (event.shiftKey ? 5 : 1);
-    const index = Math.min(Math.max((this.plot.cursor.idx ?? (by > 0 ? -1 : last + 1)) + jump, 0), last);
+    const index = clamp((this.plot.cursor.idx ?? (by > 0 ? -1 : last + 1)) + jump, 0, last);
     this.plot.setCursor({ left: this.plot.valToPos(this.plot.data[0][index], "x"), top: this.plot.over.clientHeight / 2 });
     this.read(true);
   }
@@ -152,10 +170,8 @@ export class Chart {
     const columns = this.#rows();
     const axis = this.board.view.x;
     this.at["chart-table"].replaceChildren(
-      h("table", {},
-        h("caption.visually-hidden", {}, `${this.card.querySelector("h2").textContent} by ${AXES[axis]}`),
-        h("thead", {}, h("tr", {}, h("th.num", { scope: "col" }, AXES[axis]), ...columns.map(([name]) => h("th.num", { scope: "col" }, name)))),
-        h("tbody", {}, ...picked.map((i) => h("tr", {}, h("th.num", { scope: "row" }, axisText(axis, x[i])), ...columns.map(([, c]) => h("td.num", {}, this.spec.text(lastKnown(c, i)))))))));
+      table("table", `${$("h2", this.card).textContent} by ${AXES[axis]}`, [AXES[axis], ...columns.map(([name]) => name)].map((name) => `#${name}`),
+        h("tbody", {}, picked.map((i) => h("tr", {}, h("th.num", { scope: "row" }, axisText(axis, x[i])), columns.map(([, c]) => h("td.num", {}, this.spec.text(lastKnown(c, i)))))))));
   }
 
   /** The points shown, as they are: not smoothed, gaps empty. */
@@ -172,16 +188,8 @@ export class Chart {
     setTimeout(() => URL.revokeObjectURL(address), 1000);
   }
 
-  #resize() {
-    const { chart } = this.at;
-    if (this.plot && chart.clientWidth) this.plot.setSize({ width: chart.clientWidth, height: chart.clientHeight });
-  }
-
   #options(log) {
     const { board } = this;
-    const dim = cssColor("--text-3");
-    const grid = { stroke: cssColor("--grid"), width: 1 };
-    const font = `11px ${cssColor("--font")}`;
     const still = { spanGaps: true, points: { show: false } };
     const series = [{}];
     const bands = [];
@@ -196,13 +204,10 @@ export class Chart {
       if (one.ghost) series.push({ ...still, stroke: `${one.color}38`, width: 1 });
     }
     const wall = board.view.x === "wall";
-    const time = (value) => (board.view.x === "relative" ? format.duration(value) : format.count(value));
-    return {
-      // Behind the table the frame has no size; it is resized when it is shown.
-      width: this.at.chart.clientWidth || 600,
-      height: this.at.chart.clientHeight || 200,
-      padding: [8, 10, 0, 0],
-      legend: { show: false },
+    const texts = (text) => ({ values: (u, ticks) => ticks.map((t) => (t === null ? "" : text(t))) });
+    const x = { ticks: { stroke: cssColor("--grid"), width: 1, size: 4 }, label: AXES[board.view.x], space: 64, ...(wall ? {} : texts((t) => axisText(board.view.x, t))) };
+    const y = texts((t) => (this.spec.plain ? `${Math.round(t * 100)}%` : (this.spec.axis ?? format.short)(Number(t.toPrecision(6)))));
+    return look(this.at.chart, x, y, {
       focus: { alpha: 1 },
       cursor: {
         y: false, points: { size: 6 }, drag: { x: true, y: false, dist: 6, setScale: false },
@@ -211,7 +216,7 @@ export class Chart {
       },
       bands,
       scales: {
-        x: { time: wall, distr: log.x ? 3 : 1, range: (u, low, high) => board.range(low, high) },
+        x: { time: wall, distr: log.x ? 3 : 1, range: (u, low, high) => inSight(board.view, low, high) },
         y: {
           distr: log.y ? 3 : 1,
           range: (u, low, high) => {
@@ -221,10 +226,6 @@ export class Chart {
           },
         },
       },
-      axes: [
-        { stroke: dim, font, grid, ticks: { ...grid, size: 4 }, size: 28, gap: 4, labelFont: font, labelSize: 18, labelGap: 0, label: AXES[board.view.x], space: 64, ...(wall ? {} : { values: (u, ticks) => ticks.map((t) => (t === null ? "" : time(t))) }) },
-        { stroke: dim, font, grid, ticks: { show: false }, size: 50, gap: 6, values: (u, ticks) => ticks.map((t) => (t === null ? "" : this.spec.plain ? `${Math.round(t * 100)}%` : (this.spec.axis ?? format.short)(Number(t.toPrecision(6))))) },
-      ],
       series,
       hooks: {
         setCursor: [(u) => u.data && this.read()],
@@ -236,7 +237,7 @@ export class Chart {
         }],
         draw: [(u) => this.#marks(u)],
       },
-    };
+    });
   }
 
   /** Where a value is no number, at the upper edge: there is no place on the y axis for it. */
@@ -270,10 +271,10 @@ function cut(x, y) {
   return from > 0 ? [x.slice(from), y.slice(from)] : from < 0 ? [[], []] : [x, y];
 }
 
-function nearest(sorted, value) {
-  let best = 0;
-  for (let i = 0; i < sorted.length && sorted[i] <= value; i++) best = i;
-  return best;
+/** The part of the x axis that is chosen, or all. */
+function inSight({ from, to }, low, high) {
+  if (from !== null && to !== null) return [from, to];
+  return low === high ? [low - 0.5, high + 0.5] : [from ?? low, to ?? high];
 }
 
 function pad(low, high, log) {
@@ -282,9 +283,10 @@ function pad(low, high, log) {
   return [low - room, high + room];
 }
 
-export function axisText(axis, x) {
+function axisText(axis, x) {
   if (axis === "wall") return new Date(x * 1000).toLocaleTimeString([], { hourCycle: "h23" });
   if (axis === "relative") return format.duration(x);
+  if (axis === "money") return format.money(x);
   if (axis === "round") return String(Math.round(x * 100) / 100);
   return format.count(x);
 }

@@ -53,22 +53,11 @@ export function widen(band, x, y) {
 }
 
 /** Strictly rising x, as the chart needs it; of points at one place the last stays. */
-export function rising(curve) {
-  const { x, y } = curve;
-  let sorted = true;
-  for (let i = 1; i < x.length && sorted; i++) sorted = x[i] > x[i - 1];
-  if (sorted) return [x, y];
+export function rising({ x, y }) {
+  if (x.every((value, i) => !i || value > x[i - 1])) return [x, y];
   const order = x.map((_, i) => i).sort((a, b) => x[a] - x[b] || a - b);
-  const xs = [];
-  const ys = [];
-  for (const i of order) {
-    if (xs.length && xs.at(-1) === x[i]) ys[ys.length - 1] = y[i];
-    else {
-      xs.push(x[i]);
-      ys.push(y[i]);
-    }
-  }
-  return [xs, ys];
+  const kept = order.filter((at, i) => x[order[i + 1]] !== x[at]);
+  return [kept.map((at) => x[at]), kept.map((at) => y[at])];
 }
 
 /** Where most values lie, with room on both sides: [low, high], and how many lie outside. */

@@ -10,7 +10,6 @@ export function header({ store, page }) {
   setInterval(clocks, 1000);
   setFraction(at.bar, Number(at.bar.dataset.fraction));
   stopping(store);
-  menu($("[data-menu]"));
   return (changed) => {
     if (!changed.has("run")) return;
     show(store.run, at);
@@ -70,17 +69,6 @@ function tick(run, at) {
 
 const updated = (seconds) => (seconds < 2 ? "updated now" : `updated ${format.age(seconds)} ago`);
 
-/** A menu closes by Escape and by a click elsewhere. */
-function menu(details) {
-  if (!details) return;
-  document.addEventListener("click", (event) => details.contains(event.target) || (details.open = false));
-  details.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || !details.open) return;
-    details.open = false;
-    $("summary", details).focus();
-  });
-}
-
 function stopping(store) {
   const form = $("[data-stop-form]");
   const dialog = $("[data-stop-dialog]");
@@ -100,6 +88,4 @@ function stopping(store) {
     force.checked = run.state === "stopping"; // it was asked to end already
     dialog.showModal();
   });
-  $("[data-close]", dialog).addEventListener("click", () => dialog.close());
-  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
 }

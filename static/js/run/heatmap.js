@@ -4,8 +4,8 @@
 // Only the columns in sight are drawn, so 5,000 rounds scroll like ten. Cells smaller than a few
 // pixels are a raster; a pixel that stands for several rounds shows the worst of them.
 
-import { calm, cssColor, darkScheme, h, oncePerFrame, setText, timed, url } from "../lib/dom.js";
-import { hatch, rgb, sizeCanvas } from "../lib/palette.js";
+import { calm, clamp, cssColor, darkScheme, h, oncePerFrame, setText, timed, url } from "../lib/dom.js";
+import { hatch, pixel, raster, rgb, sizeCanvas } from "../lib/palette.js";
 import { OUTCOMES, RoundGrid } from "./grid.js";
 
 const WORDS = {
@@ -45,8 +45,8 @@ export function heatmap(context, card) {
     const replicas = grid.replicas;
     const width = Math.max(body.clientWidth - 32 - 30, 60);
     const columns = Math.max(grid.count, Math.min(store.run.total_rounds, Math.floor(width / (size.cell + GAP))));
-    const fits = Math.max(size.least + GAP, Math.min(size.cell + GAP, Math.floor(width / columns)));
-    const x = Math.min(Math.max(zoom ?? fits, width / columns), size.cell + GAP);
+    const fits = clamp(Math.floor(width / columns), size.least + GAP, size.cell + GAP);
+    const x = clamp(zoom ?? fits, width / columns, size.cell + GAP);
     const y = Math.max(1, Math.min(zoom ? size.cell + GAP : x, Math.floor((size.tallest - top) / Math.max(replicas.length, 1))));
     look = { replicas, columns, x, y, width: Math.min(width, Math.ceil(columns * x)), raster: Math.min(x, y) < RASTER, height: top + replicas.length * y + 1 };
     spacer.style.width = `${columns * x}px`;
@@ -92,12 +92,9 @@ export function heatmap(context, card) {
     const { x, y, left, replicas } = look;
     const per = Math.max(1, 1 / x); // rounds per pixel
     const wide = Math.max(1, Math.ceil((last - first) / per));
-    const image = new ImageData(wide, Math.max(replicas.length, 1));
-    const words = new Uint32Array(image.data.buffer);
-    const colors = OUTCOMES.map((outcome) => {
-      const [r, g, b] = rgb(plain(outcome));
-      return (255 << 24) | (b << 16) | (g << 8) | r;
-    });
+    const tall = Math.max(replicas.length, 1);
+    const words = new Uint32Array(wide * tall);
+    const colors = OUTCOMES.map((outcome) => pixel(rgb(plain(outcome))));
     for (let p = 0; p < wide; p++) {
       const from = first + Math.floor(p * per);
       const to = Math.max(from + 1, Math.min(first + Math.floor((p + 1) * per), last));
@@ -107,12 +104,8 @@ export function heatmap(context, card) {
         words[p + k * wide] = colors[worst];
       }
     }
-    const small = h("canvas");
-    small.width = wide;
-    small.height = Math.max(replicas.length, 1);
-    small.getContext("2d").putImageData(image, 0, 0);
     pen.imageSmoothingEnabled = false;
-    pen.drawImage(small, first * x - left, top, x < 1 ? wide * per * x : (last - first) * x, replicas.length * y);
+    pen.drawImage(raster(wide, tall, words), first * x - left, top, x < 1 ? wide * per * x : (last - first) * x, replicas.length * y);
   }
 
   function strip(pen, first, last, at) {
@@ -180,8 +173,7 @@ export function heatmap(context, card) {
     if (by && look && grid.count) {
       event.preventDefault();
       const from = cursor ?? { column: by[0] > 0 ? -1 : grid.count - (by[0] ? 0 : 1), replica: 0 };
-      const bound = (value, count) => Math.min(Math.max(value, 0), count - 1);
-      move({ column: bound(from.column + by[0] * (event.shiftKey ? 10 : 1), grid.count), replica: bound(from.replica + (cursor ? by[1] : 0), look.replicas.length) });
+      move({ column: clamp(from.column + by[0] * (event.shiftKey ? 10 : 1), 0, grid.count - 1), replica: clamp(from.replica + (cursor ? by[1] : 0), 0, look.replicas.length - 1) });
       scroller.scrollTo({ left: cursor.column * look.x - scroller.clientWidth / 2, behavior: calm.matches ? "auto" : "smooth" });
     } else if (event.key === "Enter") open();
     else if (event.key === "Escape") move(null);
@@ -203,7 +195,6 @@ function zoomButtons(card, act) {
   const button = (text, label, factor) => h("button.btn.btn-s", { type: "button", "aria-label": label, onclick: () => act(factor) }, text);
   const group = h("span.zoomer", { role: "group", "aria-label": "Zoom" }, button("+", "Closer", 1.6), button("−", "Farther", 1 / 1.6), button("All rounds", "All rounds", null));
   card.querySelector(".card-head").append(group);
-  return group;
 }
 
 function label(names, { replicas, y }, top) {

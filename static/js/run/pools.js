@@ -1,7 +1,7 @@
 // Pools: where replicas run, what that costs, and what keeps a backend from launching more.
 
 import * as format from "../lib/format.js";
-import { $, $$, h, icon, keyed, setText } from "../lib/dom.js";
+import { $, $$, ACTIONS, clamp, h, icon, keyed, setText, table } from "../lib/dom.js";
 import { left } from "../lib/times.js";
 import { RUN_ENDED } from "../lib/states.js";
 
@@ -12,8 +12,7 @@ const BREAKER = {
   trying: ["syncing", "warning", "trying one"],
   person: ["user", "failed", "needs somebody"],
 };
-const COLUMNS = ["Pool", "Where", "Live", "Price", "Cost", "Deadline", "Launches", ""];
-const NUMERIC = new Set(["Live", "Price", "Cost", "Deadline"]);
+const COLUMNS = ["Pool", "Where", "#Live", "#Price", "#Cost", "#Deadline", "Launches"];
 
 export function poolTable(context) {
   const { store, page } = context;
@@ -21,13 +20,8 @@ export function poolTable(context) {
   const filter = $("[data-pool-filter]");
   const trouble = $("[data-trouble]");
   const ask = "mayOperate" in page.dataset ? scaling(context) : null;
-  const body = h("tbody", { role: "rowgroup" });
-  place.append(
-    h("table.pools", { role: "table" },
-      h("caption.visually-hidden", {}, "Pools of this run"),
-      h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, ...COLUMNS.map((name) =>
-        h(`th${NUMERIC.has(name) ? ".num" : ""}`, { scope: "col", role: "columnheader" }, name || h("span.visually-hidden", {}, "Actions"))))),
-      body));
+  const body = h("tbody");
+  place.append(table("table.pools", "Pools of this run", [...COLUMNS, ACTIONS()], body));
   filter.addEventListener("change", () => context.showPool(Number(filter.value) || null));
   setInterval(() => $$("[data-until]", body).forEach((cell) => setText(cell, left(cell.dataset.until))), 1000);
 
@@ -36,7 +30,7 @@ export function poolTable(context) {
     const pools = store.poolRows();
     const rows = pools.flatMap((pool) => (pool.breaker.trouble ? [{ pool }, { pool, trouble: true }] : [{ pool }]));
     keyed(body, rows, (row) => `${row.pool.id}${row.trouble ? "t" : ""}`,
-      (row) => (row.trouble ? h("tr.trouble", { role: "row" }, h("td", { role: "cell", colspan: COLUMNS.length })) : make(row.pool, context, ask)),
+      (row) => (row.trouble ? h("tr.trouble", {}, h("td", { colspan: COLUMNS.length + 1 })) : make(row.pool, context, ask)),
       (tr, row) => (row.trouble ? setTrouble(tr.firstElementChild, row.pool) : update(tr, row.pool, store.run)));
     options(filter, pools, context.pool);
     banners(trouble, RUN_ENDED.has(store.run.state) ? [] : pools.filter((pool) => pool.breaker.trouble && pool.breaker.state !== "failing"));
@@ -46,13 +40,12 @@ export function poolTable(context) {
 }
 
 function make(pool, context, ask) {
-  const cell = (name, ...children) => h(`td${NUMERIC.has(name) ? ".num" : ""}`, { role: "cell", dataset: { label: name } }, ...children);
-  return h("tr", { role: "row" },
-    h("th", { scope: "row", role: "rowheader" },
+  return h("tr", {},
+    h("th", { scope: "row" },
       h("button.link", { type: "button", title: "Show its replicas alone", onclick: () => context.showPool(context.pool === pool.id ? null : pool.id) }, pool.name),
       h("span.why", {}, [pool.hardware, pool.name].includes(pool.hardware_label) ? "" : pool.hardware_label)),
-    cell("Where"), cell("Live"), cell("Price"), cell("Cost"), cell("Deadline"), cell("Launches"),
-    h("td.c-act", { role: "cell" }, ask ? h("button.btn.btn-s", { type: "button", onclick: () => ask(context.store.pools.get(pool.id)) }, "Scale") : null));
+    COLUMNS.slice(1).map((name) => h(name[0] === "#" ? "td.num" : "td", { dataset: { label: name.replace("#", "") } })),
+    h("td.c-act", {}, ask ? h("button.btn.btn-s", { type: "button", onclick: () => ask(context.store.pools.get(pool.id)) }, "Scale") : null));
 }
 
 function update(tr, pool, run) {
@@ -131,12 +124,10 @@ function scaling({ store, page }) {
   count.addEventListener("input", follows);
   for (const step of $$("[data-step]", dialog)) {
     step.addEventListener("click", () => {
-      count.value = Math.min(1024, Math.max(0, Number(count.value) + Number(step.dataset.step)));
+      count.value = clamp(Number(count.value) + Number(step.dataset.step), 0, 1024);
       follows();
     });
   }
-  $("[data-close]", dialog).addEventListener("click", () => dialog.close());
-  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   return (chosen) => {
     pool = chosen;
     form.action = page.dataset.scale.replace("/0/scale", `/${pool.id}/scale`);

@@ -1,7 +1,7 @@
 // The replica table. Rows stand in order of their pool and number and never move; ages tick.
 
 import * as format from "../lib/format.js";
-import { h, icon, keyed, setState, setText } from "../lib/dom.js";
+import { ACTIONS, h, icon, keyed, setState, setText, table } from "../lib/dom.js";
 import { replicaSwatch } from "../lib/palette.js";
 import { REPLICA_ENDED, RUN_ENDED } from "../lib/states.js";
 import { left } from "../lib/times.js";
@@ -45,16 +45,9 @@ export function replicaTable(context, place) {
   const long = place.dataset.replicas === "long";
   const columns = long ? LONG : SHORT;
   const ask = long && "mayOperate" in page.dataset ? replicaDialog() : null;
-  const body = h("tbody", { role: "rowgroup" });
-  place.append(
-    h("table.replicas", { role: "table" },
-      h("caption.visually-hidden", {}, "Replicas of this run"),
-      h("thead", { role: "rowgroup" },
-        h("tr", { role: "row" },
-          h("th", { scope: "col", role: "columnheader" }, "Replica"),
-          ...columns.map((c) => h(`th${NUMERIC.has(c) ? ".num" : ""}`, { scope: "col", role: "columnheader", title: HINT[c] }, TITLE[c])),
-          ask ? h("th", { scope: "col", role: "columnheader" }, h("span.visually-hidden", {}, "Actions")) : null)),
-      body));
+  const body = h("tbody");
+  const heads = columns.map((c) => h(NUMERIC.has(c) ? "th.num" : "th", { scope: "col", title: HINT[c] }, TITLE[c]));
+  place.append(table("table.replicas", "Replicas of this run", ["Replica", ...heads, ...(ask ? [ACTIONS()] : [])], body));
   const width = columns.length + (ask ? 2 : 1);
   const show = () =>
     keyed(body, rowsOf(context, long), (row) => (row.number === undefined ? `pool${row.id}` : row.number),
@@ -79,7 +72,7 @@ function rowsOf({ store, pool }, long) {
 const address = (page, number) => page.dataset.replica.replace(/0\/$/, `${number}/`);
 
 function group(width) {
-  return h("tr.group", { role: "row" }, h("th", { scope: "rowgroup", role: "rowheader", colspan: width }, h("span")));
+  return h("tr.group", {}, h("th", { scope: "rowgroup", colspan: width }, h("span")));
 }
 
 function groupText(pool) {
@@ -90,15 +83,15 @@ function make(replica, columns, page, act) {
   const number = replica.number;
   const button = (what, symbol, text) =>
     h("button.btn.btn-s.btn-quiet", { type: "button", "aria-label": `${text} replica ${number}`, title: text, dataset: { what }, onclick: () => act()(what) }, icon(symbol));
-  return h("tr", { role: "row" },
-    h("th", { scope: "row", role: "rowheader" },
+  return h("tr", {},
+    h("th", { scope: "row" },
       h("a.replica-name", { href: address(page, number) }, replicaSwatch(number), `Replica ${number}`)),
     ...columns.map((c) => {
-      if (c === "state") return h("td.c-state", { role: "cell", dataset: { c } }, h("span"), h("span.why"));
+      if (c === "state") return h("td.c-state", { dataset: { c } }, h("span"), h("span.why"));
       const name = `td${NUMERIC.has(c) ? ".num" : ""}${c === "beat" || c === "deadline" ? "." + c : ""}`;
-      return h(name, { role: "cell", dataset: { c, label: TITLE[c] } });
+      return h(name, { dataset: { c, label: TITLE[c] } });
     }),
-    act ? h("td.c-act", { role: "cell" }, button("restart", "restarting", "Restart"), button("stop", "stop", "Stop")) : null);
+    act ? h("td.c-act", {}, button("restart", "restarting", "Restart"), button("stop", "stop", "Stop")) : null);
 }
 
 function update(row, replica, columns, run) {

@@ -1,7 +1,7 @@
 // One round in detail, and the table of all rounds.
 
 import * as format from "../lib/format.js";
-import { h, icon, keyed, setText, stateBadge } from "../lib/dom.js";
+import { h, icon, keyed, setText, stateBadge, table } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
 import { PHASES, phaseFill, replicaSwatch, sizeCanvas } from "../lib/palette.js";
 
@@ -62,11 +62,9 @@ function detail(round, { store, select }) {
       ...facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
       h("div", {}, h("dt", {}, "Weights digest"), h("dd.mono.break", { title: round.weights_digest }, round.weights_digest ? round.weights_digest.slice(0, 16) + "…" : format.UNKNOWN))),
     h("div.scroll", {},
-      h("table", {},
-        h("caption.visually-hidden", {}, `Contributions to round ${round.number}`),
-        h("thead", {}, h("tr", {}, ...["Replica", "Outcome", "Base", "‖pseudo-gradient‖", "‖outer update‖", "Payload", "Up", "Down", "Requests", "Phases", "Why"].map((t, i) =>
-          h(`th${i > 1 && i < 9 ? ".num" : ""}`, { scope: "col" }, t)))),
-        h("tbody", {}, ...contributions(round, store)))),
+      table("table", `Contributions to round ${round.number}`,
+        ["Replica", "Outcome", "#Base", "#‖pseudo-gradient‖", "#‖outer update‖", "#Payload", "#Up", "#Down", "#Requests", "Phases", "Why"],
+        h("tbody", {}, contributions(round, store)))),
   ].filter(Boolean);
 }
 
@@ -109,14 +107,11 @@ export function roundsTable(context, place) {
   let all = false;
   const body = h("tbody");
   place.append(
-    h("table.rounds-table", {},
-      h("caption.visually-hidden", {}, "Rounds, newest first"),
-      h("thead", {}, h("tr", {}, ...["Round", "State", "Contributors", "Train loss", "Eval loss", "Tokens", "Moved", "Committed", "Why"].map((t, i) =>
-        h(`th${i > 1 && i < 8 ? ".num" : ""}`, { scope: "col" }, t)))),
-      body),
+    table("table.rounds-table", "Rounds, newest first",
+      ["Round", "State", "#Contributors", "#Train loss", "#Eval loss", "#Tokens", "#Moved", "#Committed", "Why"], body),
     h("p.empty-s", {}, "No round has begun yet."),
     h("p.table-more", {}, h("button.btn.btn-s", { type: "button", onclick: () => ((all = true), show()) })));
-  const [table, empty, more] = place.children;
+  const [shown, empty, more] = place.children;
   return (changed) => {
     if (!(changed.has("rounds") || (changed.has("tab") && context.page.dataset.tab === "rounds"))) return;
     show();
@@ -126,7 +121,7 @@ export function roundsTable(context, place) {
     const found = store.roundRows().reverse();
     const rows = all ? found : found.filter((row, i) => i < NEWEST || row.number === context.selected);
     empty.hidden = rows.length > 0;
-    table.hidden = rows.length === 0;
+    shown.hidden = rows.length === 0;
     more.hidden = rows.length === found.length;
     setText(more.firstElementChild, `Show all ${found.length} rounds`);
     if (context.page.dataset.tab !== "rounds") return;

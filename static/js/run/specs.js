@@ -5,22 +5,14 @@
 // a band is two hidden lines with the space between them filled.
 
 import * as format from "../lib/format.js";
-import { cssColor, h } from "../lib/dom.js";
-import { evalSwatch, groupFill, replicaDash, replicaHue, replicaSwatch, sizeCanvas } from "../lib/palette.js";
+import { cssColor } from "../lib/dom.js";
+import { evalSwatch, groupFill, key, replicaDash, replicaHue, replicaSwatch } from "../lib/palette.js";
 import { rising, smoothed } from "./curves.js";
 
 const DENSE = 60; // points of a line; fewer are marked
 export const GROUPS = ["compute", "upload", "wait", "apply", "other"];
 
 const find = (data, series) => data.curves.find((c) => c.series === series && c.replica === null);
-
-function key(fill) {
-  const canvas = h("canvas.key");
-  const pen = sizeCanvas(canvas, 14, 12);
-  pen.fillStyle = fill(pen);
-  pen.fillRect(0, 0, 14, 12);
-  return canvas;
-}
 
 const band = (low, high, name) => ({
   id: "band", name, band: [low, high], fill: `${cssColor("--text-3")}2b`, odd: [],

@@ -4,9 +4,9 @@
 // window moves at once with what there is, stretched, and is asked for again when it stands still.
 
 import * as format from "../lib/format.js";
-import { $, cssColor, darkScheme, h, oncePerFrame, setText, timed, url } from "../lib/dom.js";
+import { clamp, cssColor, darkScheme, h, marked, oncePerFrame, press, setText, table, timed, url } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
-import { groupColor, groupFill, rgb, sizeCanvas } from "../lib/palette.js";
+import { groupColor, groupFill, key, pixel, raster, rgb, sizeCanvas } from "../lib/palette.js";
 
 const LEFT = 44;
 const TOP = 22;
@@ -20,22 +20,29 @@ const CLOSEST_S = 0.5;
 
 export function timeline(context, card) {
   const { store, page } = context;
-  const at = Object.fromEntries(["chart", "say", "badge", "legend", "earlier", "later", "closer", "farther", "all", "table", "chart-table"].map((name) => [name, $(`[data-${name}]`, card)]));
+  const at = marked(card, "chart", "say", "badge", "legend", "earlier", "later", "closer", "farther", "all", "table", "chart-table");
   const canvas = h("canvas");
   at.chart.append(canvas);
   const number = (name) => Number(url.get(name)) || null;
   let view = { from: number("from_s"), to: number("to_s") }; // null: the ends of the data
   let data = null;
-  let image = null; // the raster as a picture
+  let cells = null; // the raster: a byte for each column of each replica
+  let image = null; // the same as a picture
   let timer = 0;
   let asked = 0;
   let question = 0;
   let cursor = null; // {x, replica}
   let drag = null;
-  let table = url.get("table") === "timeline";
+  let listed = url.get("table") === "timeline";
 
   const ends = () => [view.from ?? data.first, view.to ?? data.last];
   const plotWidth = () => Math.max(at.chart.clientWidth - LEFT - 2, 50);
+  const rowHeight = () => clamp(Math.floor(TALLEST / Math.max(data.replicas, 1)), ROW.least, ROW.most);
+  /** The moment at a place of the canvas. */
+  function moment(x) {
+    const [from, to] = ends();
+    return from + ((x - LEFT) / plotWidth()) * (to - from);
+  }
 
   async function ask() {
     const mine = ++question;
@@ -47,7 +54,8 @@ export function timeline(context, card) {
       const answer = await getJSON(`${page.dataset.timelineData}?${query}`);
       if (mine !== question) return;
       data = answer;
-      image = data.cells ? picture(data) : null;
+      cells = data.cells ? Uint8Array.from(atob(data.cells), (c) => c.charCodeAt(0)) : null;
+      image = cells && picture(data, cells);
       draw();
       requestAnimationFrame(() => timed("timeline", asked));
     } catch {
@@ -78,7 +86,7 @@ export function timeline(context, card) {
   }
   function pan(part) {
     const [from, to] = ends();
-    const by = Math.min(Math.max((to - from) * part, data.first - from), Math.max(data.last - to, 0));
+    const by = clamp((to - from) * part, data.first - from, Math.max(data.last - to, 0));
     show(from + by, to + by);
   }
 
@@ -89,7 +97,7 @@ export function timeline(context, card) {
     const begun = performance.now();
     const [from, to] = ends();
     const width = plotWidth();
-    const row = Math.max(ROW.least, Math.min(ROW.most, Math.floor(TALLEST / Math.max(data.replicas, 1))));
+    const row = rowHeight();
     const pen = sizeCanvas(canvas, LEFT + width + 2, TOP + data.replicas * row + 4);
     const geometry = { from, to, width, row, x: (s) => LEFT + ((s - from) / (to - from)) * width };
     frame(pen, geometry, data);
@@ -119,23 +127,18 @@ export function timeline(context, card) {
     setText(at.badge, [scale, slowest && data.replicas > 1 ? `critical path: replica ${slowest[0]} was last in ${slowest[1]} of ${counted} rounds` : ""].filter(Boolean).join(" · "));
     setText(at.say, cursor ? reading() : "");
     for (const name of ["earlier", "later", "all"]) at[name].disabled = view.from === null;
-    at["chart-table"].hidden = !table;
-    at.chart.hidden = table;
-    at.table.setAttribute("aria-pressed", String(table));
-    if (table) fill();
-  }
-
-  function geometryRow() {
-    return Math.max(ROW.least, Math.min(ROW.most, Math.floor(TALLEST / Math.max(data.replicas, 1))));
+    at["chart-table"].hidden = !listed;
+    at.chart.hidden = listed;
+    press(at.table, listed);
+    if (listed) fill();
   }
 
   function reading() {
-    const [from, to] = ends();
-    const when = from + ((cursor.x - LEFT) / plotWidth()) * (to - from);
+    const when = moment(cursor.x);
     const head = `Replica ${cursor.replica} at ${format.clock(when * 1000)}`;
     if (image) {
       const column = Math.floor(((when - data.from) / (data.to - data.from)) * data.columns);
-      const cell = column >= 0 && column < data.columns ? image.cells[cursor.replica * data.columns + column] : BLANK;
+      const cell = column >= 0 && column < data.columns ? cells[cursor.replica * data.columns + column] : BLANK;
       if (cell === BLANK) return `${head}: nothing known`;
       const share = (cell & 15) / 15;
       return `${head}: ${share < 0.05 ? "compute" : `${format.percent(share)} ${data.groups[cell >> 4]}`}`;
@@ -148,13 +151,13 @@ export function timeline(context, card) {
 
   function barAt(when, replica) {
     const ms = (when - data.from) * 1000;
-    return data.bars.number.findIndex((_, i) => data.bars.replica[i] === replica && data.bars.started[i] <= ms && ms < data.bars.started[i] + data.bars.phases[i].reduce((a, b) => a + b, 0));
+    return data.bars.started.findIndex((began, i) => data.bars.replica[i] === replica && began <= ms && ms < ended(data.bars, i));
   }
 
   function open() {
     if (!cursor) return;
     const [from, to] = ends();
-    const when = from + ((cursor.x - LEFT) / plotWidth()) * (to - from);
+    const when = moment(cursor.x);
     if (image) return show(when - (to - from) / 12, when + (to - from) / 12);
     const i = barAt(when, cursor.replica);
     if (i >= 0) context.select(data.bars.number[i]);
@@ -173,18 +176,17 @@ export function timeline(context, card) {
     const { number, replica, outcome, started, phases } = data.bars;
     const picked = number.map((_, i) => i).slice(-TABLE_ROWS).reverse();
     const groups = data.groups.slice(0, -1);
-    at["chart-table"].replaceChildren(h("table", {},
-      h("caption.visually-hidden", {}, "Rounds of replicas in this window, newest first"),
-      h("thead", {}, h("tr", {}, ...["Round", "Replica", "Outcome", "Began", ...groups].map((t, i) => h(i === 2 ? "th" : "th.num", { scope: "col" }, t)))),
-      h("tbody", {}, ...picked.map((i) => h("tr", {}, h("th.num", { scope: "row" }, String(number[i])), h("td.num", {}, String(replica[i])), h("td", {}, outcome[i]),
-        h("td.num", {}, format.clock(data.from * 1000 + started[i])), ...phases[i].map((ms) => h("td.num", {}, format.duration(ms / 1000))))))));
+    at["chart-table"].replaceChildren(table("table", "Rounds of replicas in this window, newest first",
+      ["#Round", "#Replica", "Outcome", "#Began", ...groups.map((group) => `#${group}`)],
+      h("tbody", {}, picked.map((i) => h("tr", {}, h("th.num", { scope: "row" }, number[i]), h("td.num", {}, replica[i]), h("td", {}, outcome[i]),
+        h("td.num", {}, format.clock(data.from * 1000 + started[i])), phases[i].map((ms) => h("td.num", {}, format.duration(ms / 1000))))))));
   }
 
   const place = (event) => {
     const box = canvas.getBoundingClientRect();
-    const replica = Math.floor((event.clientY - box.top - TOP) / geometryRow());
+    const replica = data ? Math.floor((event.clientY - box.top - TOP) / rowHeight()) : -1;
     const x = event.clientX - box.left;
-    return data && replica >= 0 && replica < data.replicas && x >= LEFT ? { x, replica } : null;
+    return replica >= 0 && replica < data.replicas && x >= LEFT ? { x, replica } : null;
   };
   canvas.addEventListener("pointerdown", (event) => {
     const spot = place(event);
@@ -198,15 +200,11 @@ export function timeline(context, card) {
     draw();
   });
   canvas.addEventListener("pointerup", () => {
-    const [from, to] = drag ? [Math.min(drag.from, drag.to), Math.max(drag.from, drag.to)] : [0, 0];
-    const clicked = drag && to - from < 5;
+    if (!drag) return;
+    const [from, to] = [Math.min(drag.from, drag.to), Math.max(drag.from, drag.to)];
     drag = null;
-    if (clicked) open();
-    else if (to > from) {
-      const [low, high] = ends();
-      const when = (x) => low + ((x - LEFT) / plotWidth()) * (high - low);
-      show(when(from), when(to));
-    }
+    if (to - from < 5) open();
+    else show(moment(from), moment(to));
   });
   canvas.addEventListener("pointerleave", () => {
     if (!drag) cursor = null;
@@ -228,7 +226,7 @@ export function timeline(context, card) {
     act();
   });
   function choose(by) {
-    const replica = Math.min(Math.max((cursor?.replica ?? (by > 0 ? -1 : data.replicas)) + by, 0), data.replicas - 1);
+    const replica = clamp((cursor?.replica ?? (by > 0 ? -1 : data.replicas)) + by, 0, data.replicas - 1);
     cursor = { x: cursor?.x ?? LEFT + plotWidth() / 2, replica };
     draw();
   }
@@ -238,14 +236,14 @@ export function timeline(context, card) {
   at.farther.addEventListener("click", () => data && scaleBy(2));
   at.all.addEventListener("click", () => data && show(data.first, data.last));
   at.table.addEventListener("click", () => {
-    table = !table;
-    url.set({ table: table ? "timeline" : null });
+    listed = !listed;
+    url.set({ table: listed ? "timeline" : null });
     if (data) words();
     draw();
   });
   const recolour = () => {
     at.legend.replaceChildren(legend());
-    if (data?.cells) image = picture(data);
+    if (cells) image = picture(data, cells);
     draw();
   };
   darkScheme.addEventListener("change", recolour);
@@ -260,29 +258,19 @@ export function timeline(context, card) {
 }
 
 /** The raster as a canvas of one pixel per cell. */
-function picture({ cells, columns, replicas, groups }) {
-  const bytes = Uint8Array.from(atob(cells), (c) => c.charCodeAt(0));
-  const canvas = h("canvas");
-  canvas.width = columns;
-  canvas.height = Math.max(replicas, 1);
-  canvas.cells = bytes;
+function picture({ columns, replicas, groups }, cells) {
   const compute = rgb(groupColor("compute"));
   const colors = new Uint32Array(256);
   groups.forEach((group, kind) => {
     const other = rgb(groupColor(group));
-    for (let share = 0; share < 16; share++) {
-      const [r, g, b] = compute.map((c, i) => Math.round(c + ((other[i] - c) * share) / 15));
-      colors[kind * 16 + share] = (255 << 24) | (b << 16) | (g << 8) | r;
-    }
+    for (let share = 0; share < 16; share++) colors[kind * 16 + share] = pixel(compute.map((c, i) => Math.round(c + ((other[i] - c) * share) / 15)));
   });
   colors[BLANK] = 0;
-  const pen = canvas.getContext("2d");
-  const pixels = pen.createImageData(canvas.width, canvas.height);
-  const words = new Uint32Array(pixels.data.buffer);
-  for (let i = 0; i < bytes.length; i++) words[i] = colors[bytes[i]];
-  pen.putImageData(pixels, 0, 0);
-  return canvas;
+  return raster(columns, Math.max(replicas, 1), Uint32Array.from(cells, (cell) => colors[cell]));
 }
+
+/** When a bar ends, in ms of the answer. */
+const ended = ({ started, phases }, i) => phases[i].reduce((sum, ms) => sum + ms, started[i]);
 
 function frame(pen, { from, to, width, row }, data) {
   pen.font = `11px ${cssColor("--font")}`;
@@ -317,7 +305,7 @@ function bars(pen, { x, row }, data) {
     const y = TOP + replica[i] * row;
     let s = data.from + started[i] / 1000;
     if (before >= 0 && replica[before] === replica[i]) {
-      const end = data.from + (started[before] + phases[before].reduce((a, b) => a + b, 0)) / 1000;
+      const end = data.from + ended(data.bars, before) / 1000;
       pen.fillStyle = thin[down];
       if (x(s) - x(end) > 0.5) pen.fillRect(x(end), y + row / 2 - 0.5, x(s) - x(end), 1);
     }
@@ -357,15 +345,8 @@ function commits(pen, { x, row, width, from, to }, data) {
 }
 
 function legend() {
-  const list = h("p.heat-legend");
-  for (const group of ["compute", "upload", "wait", "apply", "other", "down"]) {
-    const key = h("canvas.key");
-    const pen = sizeCanvas(key, 14, 12);
-    pen.fillStyle = groupFill(pen, group);
-    if (group === "down") pen.fillRect(0, 5, 14, 2);
-    else pen.fillRect(0, 0, 14, 12);
-    list.append(h("span", {}, key, group === "down" ? "down, or between rounds" : group));
-  }
-  list.append(h("span", {}, "| round committed"));
-  return list;
+  const groups = ["compute", "upload", "wait", "apply", "other", "down"];
+  return h("p.heat-legend", {},
+    groups.map((group) => h("span", {}, key((pen) => groupFill(pen, group), 14, ...(group === "down" ? [5, 2] : [])), group === "down" ? "down, or between rounds" : group)),
+    h("span", {}, "| round committed"));
 }
