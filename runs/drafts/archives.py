@@ -56,8 +56,11 @@ def check_archive(data: bytes) -> None:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             names = archive.namelist()
-    except zipfile.BadZipFile as error:
-        raise InvalidRun("archive", f"expected a zip of Python files: {error}") from error
+    # A zip of a later version, or one whose names are no text, is no BadZipFile to zipfile.
+    except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+        raise InvalidRun(
+            "archive", f"expected a zip of Python files, found one that cannot be read: {error}"
+        ) from error
     for name in names:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
