@@ -76,7 +76,7 @@ def runs(request: HttpRequest) -> HttpResponse:
         "silent_since": health.silent_since(),
         "stale": sum(row["stale"] for row in rows),
         "stale_after_s": health.STALE_RUN_S,
-        "may_submit": selectors.may_submit(request.user),
+        "may_submit": selectors.may_submit(request.user),  # and may share views
         "may_look": selectors.may_look(request.user),
         "all_archived": not rows and not here.query and selectors.runs_for(request.user).exists(),
         "query": here.query,
@@ -92,7 +92,6 @@ def runs(request: HttpRequest) -> HttpResponse:
         "no_query": here.but(query=""),
         "plain": here.but(columns=table.DEFAULT, differing=False),
         "views": _views(request, here),
-        "may_share": saved_views.may_share(request.user),
         "texts": TEXTS,
         "numbers": tuple(NUMBERS),
         "is_words": IS,
@@ -220,9 +219,11 @@ def _columns(here: ListAddress) -> list[dict[str, Any]]:
 
 def _views(request: HttpRequest, here: ListAddress) -> list[dict[str, Any]]:
     """Saved ones, each with where it leads and what may be done with it; ``shown`` now or not."""
-    admin = selectors.has_role(request.user, "admin")
+    views = list(saved_views.views_for(request.user))
+    others = any(view.owner_id != request.user.pk for view in views)
+    admin = others and selectors.has_role(request.user, "admin")
     found = []
-    for view in saved_views.views_for(request.user):
+    for view in views:
         address, mine = ListAddress.of_view(view), view.owner_id == request.user.pk
         found.append(
             {

@@ -7,29 +7,62 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('runs', '0010_orders_of_the_list'),
+        ("runs", "0010_orders_of_the_list"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='SavedView',
+            name="SavedView",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=80)),
-                ('query', models.CharField(blank=True, max_length=500)),
-                ('sort', models.CharField(help_text='As in the address: -created', max_length=32)),
-                ('columns', models.JSONField(blank=True, default=list, help_text='Empty: those shown to everybody')),
-                ('differing', models.BooleanField(default=False, help_text='Whether settings in which the runs differ are columns')),
-                ('shared', models.BooleanField(default=False, help_text='Whether everybody with a role sees it')),
-                ('changed_at', models.DateTimeField()),
-                ('owner', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='saved_views', to=settings.AUTH_USER_MODEL)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(max_length=80)),
+                ("query", models.CharField(blank=True, max_length=500)),
+                ("sort", models.CharField(help_text="As in the address: -created", max_length=32)),
+                (
+                    "columns",
+                    models.JSONField(
+                        blank=True, default=list, help_text="Empty: those shown to everybody"
+                    ),
+                ),
+                (
+                    "differing",
+                    models.BooleanField(
+                        default=False,
+                        help_text="Whether settings in which the runs differ are columns",
+                    ),
+                ),
+                (
+                    "shared",
+                    models.BooleanField(
+                        default=False, help_text="Whether everybody with a role sees it"
+                    ),
+                ),
+                ("changed_at", models.DateTimeField()),
+                (
+                    "owner",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="saved_views",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
             options={
-                'ordering': ('name', 'id'),
-                'constraints': [models.UniqueConstraint(models.F('owner'), django.db.models.functions.text.Lower('name'), name='saved_view_name_is_unique')],
+                "ordering": ("name", "id"),
+                "constraints": [
+                    models.UniqueConstraint(
+                        models.F("owner"),
+                        django.db.models.functions.text.Lower("name"),
+                        name="saved_view_name_is_unique",
+                    )
+                ],
             },
         ),
     ]

@@ -52,6 +52,10 @@ class Run(models.Model):
     archive = models.ForeignKey(
         Archive, on_delete=models.PROTECT, null=True, blank=True, help_text="The user's own code"
     )
+    notify = models.JSONField(
+        null=True, blank=True,
+        help_text="Ids of the webhooks that are told of its alerts; null: all there are",
+    )  # fmt: skip
     notes = models.TextField(blank=True)
     tags = models.JSONField(default=list, blank=True)
     archived_at = models.DateTimeField(null=True, blank=True, help_text="Left out of lists since")
@@ -124,6 +128,7 @@ class Run(models.Model):
                     "-tokens",
                     "-cost_usd",
                     "-committed_rounds",
+                    "-started_at",
                 )
             ),
         )
@@ -169,6 +174,9 @@ class ReplicaPool(models.Model):
     )  # fmt: skip
     price_usd_h = models.FloatField(
         null=True, blank=True, help_text="Of one replica, as known at submit; null: not known"
+    )
+    max_price_usd_h = models.FloatField(
+        null=True, blank=True, help_text="What it may cost at most, or it is not taken; null: any"
     )
     failures = models.PositiveIntegerField(default=0, help_text="In a row")
     closed_until = models.DateTimeField(null=True, blank=True)

@@ -2,7 +2,8 @@
 
 Pages are by key: the value that is sorted by and the id, so that a far page costs what a near one
 does and no run is lost or comes twice. What is not known sorts last, whichever way. Each function
-costs a constant number of queries.
+costs a constant number of queries, :func:`facets` at most one more for each facet that the query
+narrows.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ SORTS = {
     "started": "started_at",
 }
 """Name in the address -> column."""
+RISING = ("name", "loss", "train")
+"""Those that rise at a first press; the indexes of :class:`Run` are in these directions."""
 NEWEST = "-created"
 SPARK_POINTS = 40
-COUNTED = 5000
+COUNTED = 2000
 """Newest runs of a query that its facets count: so they cost the same with a million."""
 
 
@@ -57,6 +60,12 @@ class Order:
     @property
     def column(self) -> str:
         return SORTS[self.name]
+
+    @property
+    def turned(self) -> bool:
+        """Whether it is the other way round than a first press. Then runs of one value are as well,
+        so that one index, read backwards, serves."""
+        return self.falling == (self.name in RISING)
 
     @property
     def nullable(self) -> bool:
@@ -80,7 +89,7 @@ def page(
         if order.falling
         else column.asc(nulls_last=unknown_last)
     )
-    found = list(runs.order_by(by, "-id")[: limit + 1])
+    found = list(runs.order_by(by, "id" if order.turned else "-id")[: limit + 1])
     shown = found[:limit]
     return shown, _written(order, shown[-1]) if len(found) > limit else ""
 
@@ -91,11 +100,11 @@ def is_place(order: Order, text: str) -> bool:
 
 
 def _beyond(order: Order, value: Any, pk: uuid.UUID) -> Q:
-    column = order.column
+    column, rest = order.column, "pk__gt" if order.turned else "pk__lt"
     if value is None:
-        return Q(**{f"{column}__isnull": True, "pk__lt": pk})
+        return Q(**{f"{column}__isnull": True, rest: pk})
     way = "lt" if order.falling else "gt"
-    later = Q(**{f"{column}__{way}": value}) | Q(**{column: value, "pk__lt": pk})
+    later = Q(**{f"{column}__{way}": value}) | Q(**{column: value, rest: pk})
     if order.nullable:
         return later | Q(**{f"{column}__isnull": True})
     # Said once more without an "or", so that a database begins there instead of at the first row.
@@ -156,40 +165,50 @@ FACETS = ("state", "backend", "owner", "tag")
 
 def facets(terms: Sequence[Term], *, user: Any = None) -> Facets:
     """What each facet can narrow to, and to how many runs, with all terms but its own."""
-    counted: dict[tuple[Term, ...], _Counted] = {}
-    choices = {}
+    wanted: dict[tuple[Term, ...], list[str]] = {}
     for name in FACETS:
-        others = tuple(term for term in terms if term.field != name)
-        if others not in counted:
-            counted[others] = _count(others, user)
-        chosen = {v for t in terms if t.field == name and not t.negated for v in t.values}
-        choices[name] = _choices(counted[others].by[name], chosen)
-    return Facets(choices=choices, whole=all(c.whole for c in counted.values()))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Counted:
-    by: dict[str, Counter[str]]
-    whole: bool
-
-
-def _count(terms: Sequence[Term], user: Any) -> _Counted:
-    """In two queries, whatever there is: values of the newest runs are read and counted here, for
-    a database that groups all of them reads all of them."""
-    newest = matching(Run.objects.order_by("-created_at", "-id"), terms, user=user)
-    rows = list(newest.values_list("state", "owner__username", "tags")[: COUNTED + 1])
-    pools = ReplicaPool.objects.filter(run__in=newest.values("pk")[:COUNTED]).order_by()
-    backends = pools.values_list("backend").annotate(n=Count("run", distinct=True))
-    found = rows[:COUNTED]
-    return _Counted(
-        by={
-            "state": Counter(state for state, _, _ in found),
-            "owner": Counter(owner for _, owner, _ in found),
-            "tag": Counter(str(tag) for _, _, tags in found for tag in tags),
-            "backend": Counter(dict(backends)),
+        wanted.setdefault(tuple(t for t in terms if t.field != name), []).append(name)
+    counts: dict[str, Counter[str]] = {}
+    whole = True
+    for others, names in wanted.items():
+        found, all_of_them = _count(others, names, user)
+        counts |= found
+        whole &= all_of_them
+    return Facets(
+        choices={
+            name: _choices(
+                counts[name],
+                {v for t in terms if t.field == name and not t.negated for v in t.values},
+            )
+            for name in FACETS
         },
-        whole=len(rows) <= COUNTED,
+        whole=whole,
     )
+
+
+def _count(
+    terms: Sequence[Term], names: Sequence[str], user: Any
+) -> tuple[dict[str, Counter[str]], bool]:
+    """How often each value of these facets comes, and whether in all runs. One query, and one for
+    backends: values of the newest runs are read and counted here, because a database that groups
+    all of them reads all of them."""
+    newest = matching(Run.objects.order_by("-created_at", "-id"), terms, user=user)
+    columns = {"state": "state", "owner": "owner__username", "tag": "tags"}
+    read = [name for name in names if name in columns]
+    rows = list(newest.values_list("pk", *(columns[name] for name in read))[: COUNTED + 1])
+    found: dict[str, Counter[str]] = {}
+    for place, name in enumerate(read, start=1):
+        values = (row[place] for row in rows[:COUNTED])
+        found[name] = (
+            Counter(str(tag) for tags in values for tag in tags)
+            if name == "tag"
+            else Counter(values)
+        )
+    if "backend" in names:
+        pools = ReplicaPool.objects.filter(run__in=newest.values("pk")[:COUNTED]).order_by()
+        counted = pools.values_list("backend").annotate(n=Count("run", distinct=True))
+        found["backend"] = Counter(dict(counted))
+    return found, len(rows) <= COUNTED
 
 
 def _choices(counts: Counter[str], chosen: set[str]) -> list[Choice]:
