@@ -1,15 +1,23 @@
-// The one script of all pages. What a page needs beside what every page has is named by
+// The one script of all pages. What a page does beside what every page does is named by
 // <body data-page>; `make static` puts all of it into static/dist/app.js, which is what is served.
+// A page is a function, so that nothing of it happens on the others.
 
 import "./base.js";
+import { comparePage } from "./compare.js";
+import { plannerPage } from "./planner.js";
+import { poolAddPage } from "./pool_add.js";
+import { replicaPage } from "./replica.js";
+import { runPage } from "./run.js";
+import { runsPage } from "./runs.js";
+import { submitPage } from "./submit.js";
 
 const PAGES = {
-  compare: () => import("./compare.js"),
-  planner: () => import("./planner.js"),
-  "pool-add": () => import("./pool_add.js"),
-  replica: () => import("./replica.js"),
-  run: () => import("./run.js"),
-  runs: () => import("./runs.js"),
-  submit: () => import("./submit.js"),
+  compare: comparePage,
+  planner: plannerPage,
+  "pool-add": poolAddPage,
+  replica: replicaPage,
+  run: runPage,
+  runs: runsPage,
+  submit: submitPage,
 };
 PAGES[document.body.dataset.page]?.();

@@ -10,12 +10,13 @@ import { rising } from "./run/curves.js";
 const CHOICES = { series: ["eval_loss", "loss"], x: ["tokens", "wall", "money"] };
 const KEPT = ["series", "x", "table", "hide"]; // when another baseline is pinned
 
-for (const place of $$("[data-swatch]")) place.append(replicaSwatch(Number(place.dataset.swatch)));
+export function comparePage() {
+  for (const place of $$("[data-swatch]")) place.append(replicaSwatch(Number(place.dataset.swatch)));
+  const card = $("[data-compare]");
+  if (card) begin(card);
+}
 
-const card = $("[data-compare]");
-if (card) begin();
-
-function begin() {
+function begin(card) {
   const chosen = {};
   for (const [name, values] of Object.entries(CHOICES)) chosen[name] = values.find((value) => value === url.get(name)) ?? values[0];
   const tables = new Set(url.get("table") === "1" ? [card.dataset.plot] : []);

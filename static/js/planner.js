@@ -6,11 +6,6 @@ import { $, $$, darkScheme, h, icon, setText } from "./lib/dom.js";
 import { getJSON } from "./lib/live.js";
 import { planChart } from "./planner/chart.js";
 
-const form = $("[data-planner]");
-const out = $("[data-out]", form);
-const say = $("[data-say]", form);
-const best = $("[data-best]", form);
-
 const SHOW = {
   efficiency: format.percent, utilisation: format.percent, goodput: format.percent,
   wall_s: format.duration, compute_s: format.duration, exchange_s: format.duration, exposed_s: format.duration,
@@ -22,87 +17,94 @@ const SHOW = {
 };
 const COLUMNS = ["utilisation", "goodput", "efficiency", "total_bytes", "wall_s", "usd"];
 
-let plan = null;
-const chart = planChart($("[data-chart]", form), $("[data-legend]", form), choose);
+export function plannerPage() {
+  const form = $("[data-planner]");
+  const out = $("[data-out]", form);
+  const say = $("[data-say]", form);
+  const best = $("[data-best]", form);
 
-function show() {
-  const values = { ...plan.chosen, enough_mbit_s: plan.enough_mbit_s };
-  for (const cell of $$("[data-p]", out)) setText(cell, (SHOW[cell.dataset.p] ?? format.count)(values[cell.dataset.p]));
-  best.hidden = plan.best === plan.chosen.sync_every;
-  setText($("[data-best-h]", best), String(plan.best));
-  chart.draw(plan);
-  $("[data-rows]", form).replaceChildren(...plan.curve.map((a) =>
-    h("tr", { "aria-current": a.sync_every === plan.chosen.sync_every ? "true" : null },
-      h("th.num", { scope: "row" }, String(a.sync_every)),
-      ...COLUMNS.map((name) => h("td.num", {}, SHOW[name](a[name]))))));
-}
+  let plan = null;
+  const chart = planChart($("[data-chart]", form), $("[data-legend]", form), choose);
 
-/** Another H of the curve: everything about it is known already. */
-function choose(syncEvery) {
-  const found = plan?.curve.find((a) => a.sync_every === syncEvery);
-  if (!found || found === plan.chosen) return;
-  form.elements.sync_every.value = String(syncEvery);
-  plan.chosen = found;
-  show();
-  setText(say, `H ${syncEvery}: efficiency ${format.percent(found.efficiency)}, ${format.size(found.total_bytes)} in all, ${format.money(found.usd)}`);
-  address();
-  later(400);
-}
-
-const query = () => new URLSearchParams(new FormData(form)).toString();
-
-function address() {
-  history.replaceState(null, "", `${location.pathname}?${query()}`);
-}
-
-function showErrors(errors) {
-  for (const list of $$("[data-errors-for]", form)) {
-    const messages = errors[list.dataset.errorsFor] ?? [];
-    list.hidden = !messages.length;
-    list.replaceChildren(...messages.map((message) => h("li", {}, icon("failed"), h("span", {}, message))));
-    const input = form.elements[list.dataset.errorsFor];
-    if (messages.length) input?.setAttribute("aria-invalid", "true");
-    else input?.removeAttribute("aria-invalid");
+  function show() {
+    const values = { ...plan.chosen, enough_mbit_s: plan.enough_mbit_s };
+    for (const cell of $$("[data-p]", out)) setText(cell, (SHOW[cell.dataset.p] ?? format.count)(values[cell.dataset.p]));
+    best.hidden = plan.best === plan.chosen.sync_every;
+    setText($("[data-best-h]", best), String(plan.best));
+    chart.draw(plan);
+    $("[data-rows]", form).replaceChildren(...plan.curve.map((a) =>
+      h("tr", { "aria-current": a.sync_every === plan.chosen.sync_every ? "true" : null },
+        h("th.num", { scope: "row" }, String(a.sync_every)),
+        ...COLUMNS.map((name) => h("td.num", {}, SHOW[name](a[name]))))));
   }
-}
 
-let asked = 0;
-async function ask() {
-  const mine = ++asked;
-  let answer;
-  try {
-    answer = await getJSON(`${form.dataset.jsonUrl}?${query()}`);
-  } catch {
-    if (mine === asked) setText(say, "The server did not answer; what is shown may be old.");
-    return;
+  /** Another H of the curve: everything about it is known already. */
+  function choose(syncEvery) {
+    const found = plan?.curve.find((a) => a.sync_every === syncEvery);
+    if (!found || found === plan.chosen) return;
+    form.elements.sync_every.value = String(syncEvery);
+    plan.chosen = found;
+    show();
+    setText(say, `H ${syncEvery}: efficiency ${format.percent(found.efficiency)}, ${format.size(found.total_bytes)} in all, ${format.money(found.usd)}`);
+    address();
+    later(400);
   }
-  if (mine !== asked) return; // a newer question is under way
-  out.toggleAttribute("data-stale", !answer.plan);
-  showErrors(answer.errors);
-  if (!answer.plan) return;
-  plan = answer.plan;
-  plan.chosen = plan.curve.find((a) => a.sync_every === plan.chosen.sync_every);
-  const use = $("[data-use]", form);
-  if (use) use.href = `${form.dataset.newUrl}?${answer.use}`;
-  show();
-}
 
-let timer = 0;
-function later(delay) {
-  clearTimeout(timer);
-  timer = setTimeout(ask, delay);
-}
+  const query = () => new URLSearchParams(new FormData(form)).toString();
 
-form.addEventListener("input", (event) => {
-  // The list's price follows the hardware, unless somebody knows a better one.
-  if (event.target.name === "hardware") form.elements.usd_h.value = "";
-  address();
-  later(200);
-});
-form.addEventListener("submit", (event) => {
-  event.preventDefault();
+  function address() {
+    history.replaceState(null, "", `${location.pathname}?${query()}`);
+  }
+
+  function showErrors(errors) {
+    for (const list of $$("[data-errors-for]", form)) {
+      const messages = errors[list.dataset.errorsFor] ?? [];
+      list.hidden = !messages.length;
+      list.replaceChildren(...messages.map((message) => h("li", {}, icon("failed"), h("span", {}, message))));
+      const input = form.elements[list.dataset.errorsFor];
+      if (messages.length) input?.setAttribute("aria-invalid", "true");
+      else input?.removeAttribute("aria-invalid");
+    }
+  }
+
+  let asked = 0;
+  async function ask() {
+    const mine = ++asked;
+    let answer;
+    try {
+      answer = await getJSON(`${form.dataset.jsonUrl}?${query()}`);
+    } catch {
+      if (mine === asked) setText(say, "The server did not answer; what is shown may be old.");
+      return;
+    }
+    if (mine !== asked) return; // a newer question is under way
+    out.toggleAttribute("data-stale", !answer.plan);
+    showErrors(answer.errors);
+    if (!answer.plan) return;
+    plan = answer.plan;
+    plan.chosen = plan.curve.find((a) => a.sync_every === plan.chosen.sync_every);
+    const use = $("[data-use]", form);
+    if (use) use.href = `${form.dataset.newUrl}?${answer.use}`;
+    show();
+  }
+
+  let timer = 0;
+  function later(delay) {
+    clearTimeout(timer);
+    timer = setTimeout(ask, delay);
+  }
+
+  form.addEventListener("input", (event) => {
+    // The list's price follows the hardware, unless somebody knows a better one.
+    if (event.target.name === "hardware") form.elements.usd_h.value = "";
+    address();
+    later(200);
+  });
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    later(0);
+  });
+  best.addEventListener("click", () => choose(plan.best));
+  darkScheme.addEventListener("change", () => plan && chart.draw(plan));
   later(0);
-});
-best.addEventListener("click", () => choose(plan.best));
-darkScheme.addEventListener("change", () => plan && chart.draw(plan));
-later(0);
+}

@@ -3,18 +3,20 @@
 import { $ } from "./lib/dom.js";
 import { poolRow } from "./submit/pools.js";
 
-const form = $("[data-add-pool-form]");
-poolRow($("[data-pool]", form));
-$("[role=alert]", form)?.focus();
+export function poolAddPage() {
+  const form = $("[data-add-pool-form]");
+  poolRow($("[data-pool]", form));
+  $("[role=alert]", form)?.focus();
 
-let sending = false;
-form.addEventListener("submit", (event) => {
-  if (sending) event.preventDefault();
-  sending = true;
-  $("[type=submit]", form).setAttribute("aria-disabled", "true");
-});
-addEventListener("pageshow", (event) => {
-  if (!event.persisted) return;
-  sending = false;
-  $("[type=submit]", form).removeAttribute("aria-disabled");
-});
+  let sending = false;
+  form.addEventListener("submit", (event) => {
+    if (sending) event.preventDefault();
+    sending = true;
+    $("[type=submit]", form).setAttribute("aria-disabled", "true");
+  });
+  addEventListener("pageshow", (event) => {
+    if (!event.persisted) return;
+    sending = false;
+    $("[type=submit]", form).removeAttribute("aria-disabled");
+  });
+}

@@ -7,69 +7,71 @@ import { tickTimes } from "./lib/times.js";
 import { backendLog } from "./run/backend_log.js";
 import { replicaDialog } from "./run/actions.js";
 
-const page = $("[data-replica-page]");
-const number = Number(page.dataset.number);
-const known = { run: null, replica: null };
-let busy = false;
-let again = false;
+export function replicaPage() {
+  const page = $("[data-replica-page]");
+  const number = Number(page.dataset.number);
+  const known = { run: null, replica: null };
+  let busy = false;
+  let again = false;
 
-async function refresh() {
-  if (busy) {
-    again = true;
-    return;
-  }
-  busy = true;
-  try {
-    const query = new URLSearchParams(location.search);
-    query.set("part", "1");
-    replace(await getHTML(`?${query}`));
-  } finally {
-    busy = false;
-    if (again) {
-      again = false;
-      setTimeout(() => refresh().catch(() => {}), 500);
+  async function refresh() {
+    if (busy) {
+      again = true;
+      return;
+    }
+    busy = true;
+    try {
+      const query = new URLSearchParams(location.search);
+      query.set("part", "1");
+      replace(await getHTML(`?${query}`));
+    } finally {
+      busy = false;
+      if (again) {
+        again = false;
+        setTimeout(() => refresh().catch(() => {}), 500);
+      }
     }
   }
-}
 
-function replace(html) {
-  const place = $("[data-part]", page);
-  // Not under somebody's hands: what is being selected or is focused stays; buttons come again.
-  const focused = place.contains(document.activeElement) ? document.activeElement : null;
-  const act = focused?.closest("[data-act]")?.dataset.act;
-  if ((focused && !act) || (!getSelection().isCollapsed && place.contains(getSelection().anchorNode))) return;
-  const made = document.createElement("template");
-  made.innerHTML = html;
-  place.replaceChildren(made.content);
-  if (act) $(`[data-act="${act}"] button`, place)?.focus();
-  tickTimes(place);
-}
+  function replace(html) {
+    const place = $("[data-part]", page);
+    // Not under somebody's hands: what is being selected or is focused stays; buttons come again.
+    const focused = place.contains(document.activeElement) ? document.activeElement : null;
+    const act = focused?.closest("[data-act]")?.dataset.act;
+    if ((focused && !act) || (!getSelection().isCollapsed && place.contains(getSelection().anchorNode))) return;
+    const made = document.createElement("template");
+    made.innerHTML = html;
+    place.replaceChildren(made.content);
+    if (act) $(`[data-act="${act}"] button`, place)?.focus();
+    tickTimes(place);
+  }
 
-const soon = oncePerFrame(() => refresh().catch(() => {}));
-const live = new Live({
-  dot: $("[data-conn]"),
-  stream: () => page.dataset.stream,
-  onDelta: (delta) => {
-    if (delta.run) known.run = delta.run;
-    const mine = delta.replicas?.find((row) => row.number === number);
-    if (!mine || JSON.stringify(mine) === JSON.stringify(known.replica)) return;
-    known.replica = mine;
-    soon();
-  },
-  poll: refresh,
-});
-if (page.dataset.ended) live.end();
-else live.start();
-
-const log = $("[data-log-lines]", page);
-if (log) backendLog(log, $("[data-log-state]", page), page.dataset.log);
-
-if ($("[data-act]", page)) {
-  const ask = replicaDialog();
-  page.addEventListener("submit", (event) => {
-    const form = event.target.closest("[data-act]");
-    if (!form) return;
-    event.preventDefault();
-    ask(form.dataset.act, number, form.action, known);
+  const soon = oncePerFrame(() => refresh().catch(() => {}));
+  const live = new Live({
+    dot: $("[data-conn]"),
+    stream: () => page.dataset.stream,
+    onDelta: (delta) => {
+      if (delta.run) known.run = delta.run;
+      const mine = delta.replicas?.find((row) => row.number === number);
+      if (!mine || JSON.stringify(mine) === JSON.stringify(known.replica)) return;
+      known.replica = mine;
+      soon();
+    },
+    poll: refresh,
   });
+  if (page.dataset.ended) live.end();
+  else live.start();
+
+  const log = $("[data-log-lines]", page);
+  if (log) backendLog(log, $("[data-log-state]", page), page.dataset.log);
+
+  if ($("[data-act]", page)) {
+    const ask = replicaDialog();
+    page.addEventListener("submit", (event) => {
+      const form = event.target.closest("[data-act]");
+      if (!form) return;
+      event.preventDefault();
+      ask(form.dataset.act, number, form.action, known);
+    });
+  }
 }

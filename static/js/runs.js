@@ -7,181 +7,184 @@ import { getHTML, getJSON, Live } from "./lib/live.js";
 import { look, RUN_ENDED } from "./lib/states.js";
 
 const COMPARED = 20; // at most, as the comparison takes them
-const list = $("[data-runs]");
-const pill = $("[data-new]");
-const bulk = $("[data-bulk]");
-const box = $("[data-query]");
-const rows = new Map($$("[data-run]").map((row) => [row.dataset.run, row]));
-const picked = new Set((url.get("sel") ?? "").split(",").filter(Boolean));
 
-function show(run) {
-  const row = rows.get(run.id);
-  if (!row) {
-    if (list.dataset.firstPage === "1" && Date.parse(run.created_at) > Date.parse(list.dataset.since)) countNew();
-    return;
+export function runsPage() {
+  const list = $("[data-runs]");
+  const pill = $("[data-new]");
+  const bulk = $("[data-bulk]");
+  const box = $("[data-query]");
+  const rows = new Map($$("[data-run]").map((row) => [row.dataset.run, row]));
+  const picked = new Set((url.get("sel") ?? "").split(",").filter(Boolean));
+
+  function show(run) {
+    const row = rows.get(run.id);
+    if (!row) {
+      if (list.dataset.firstPage === "1" && Date.parse(run.created_at) > Date.parse(list.dataset.since)) countNew();
+      return;
+    }
+    const cell = (name) => $(`[data-f="${name}"]`, row);
+    const ended = RUN_ENDED.has(run.state);
+    setState(cell("state"), run.state);
+    cell("alerts").hidden = !run.alerts;
+    setText($("[data-n]", cell("alerts")), String(run.alerts));
+    setText(cell("replicas"), `${run.live}/${run.target}`);
+    setText(cell("rounds"), `${run.committed_rounds}/${run.total_rounds}`);
+    setFraction(cell("bar"), run.committed_rounds / run.total_rounds, look(run.state).tone);
+    setText(cell("eval_loss"), format.loss(run.eval_loss));
+    setText(cell("train_loss"), format.loss(run.train_loss));
+    setText(cell("tokens"), format.count(run.tokens));
+    setText(cell("tokens_per_s"), ended ? format.UNKNOWN : format.count(run.tokens_per_s));
+    setText(cell("goodput"), format.percent(run.goodput));
+    setText(cell("cost"), run.cost_known ? format.money(run.cost_usd) : "unknown");
+    if (run.started_at && !$("time", cell("started"))) {
+      const time = document.createElement("time");
+      time.dateTime = run.started_at;
+      time.dataset.age = "";
+      time.textContent = format.age(format.secondsSince(run.started_at));
+      cell("started").replaceChildren(time);
+    }
+    Object.assign(cell("ran").dataset, { from: run.started_at ?? "", to: run.ended_at ?? "" });
   }
-  const cell = (name) => $(`[data-f="${name}"]`, row);
-  const ended = RUN_ENDED.has(run.state);
-  setState(cell("state"), run.state);
-  cell("alerts").hidden = !run.alerts;
-  setText($("[data-n]", cell("alerts")), String(run.alerts));
-  setText(cell("replicas"), `${run.live}/${run.target}`);
-  setText(cell("rounds"), `${run.committed_rounds}/${run.total_rounds}`);
-  setFraction(cell("bar"), run.committed_rounds / run.total_rounds, look(run.state).tone);
-  setText(cell("eval_loss"), format.loss(run.eval_loss));
-  setText(cell("train_loss"), format.loss(run.train_loss));
-  setText(cell("tokens"), format.count(run.tokens));
-  setText(cell("tokens_per_s"), ended ? format.UNKNOWN : format.count(run.tokens_per_s));
-  setText(cell("goodput"), format.percent(run.goodput));
-  setText(cell("cost"), run.cost_known ? format.money(run.cost_usd) : "unknown");
-  if (run.started_at && !$("time", cell("started"))) {
-    const time = document.createElement("time");
-    time.dateTime = run.started_at;
-    time.dataset.age = "";
-    time.textContent = format.age(format.secondsSince(run.started_at));
-    cell("started").replaceChildren(time);
+
+  // What is new is what the query finds: only the server knows, so it is asked, not too often.
+  const address = () => {
+    const query = new URLSearchParams(location.search);
+    query.delete("sel");
+    query.set("since", list.dataset.since);
+    return `${list.dataset.poll}?${query}`;
+  };
+  let asking = 0;
+  function countNew() {
+    asking ||= setTimeout(async () => {
+      asking = 0;
+      announce((await getJSON(address()).catch(() => ({}))).new);
+    }, 300);
   }
-  Object.assign(cell("ran").dataset, { from: run.started_at ?? "", to: run.ended_at ?? "" });
-}
 
-// What is new is what the query finds: only the server knows, so it is asked, not too often.
-const address = () => {
-  const query = new URLSearchParams(location.search);
-  query.delete("sel");
-  query.set("since", list.dataset.since);
-  return `${list.dataset.poll}?${query}`;
-};
-let asking = 0;
-function countNew() {
-  asking ||= setTimeout(async () => {
-    asking = 0;
-    announce((await getJSON(address()).catch(() => ({}))).new);
-  }, 300);
-}
-
-function announce(count) {
-  if (!count || list.dataset.firstPage !== "1") return;
-  pill.hidden = false;
-  setText($("span", pill), `${count} new`);
-}
-
-function tick() {
-  for (const cell of $$('[data-f="ran"]')) {
-    const { from, to } = cell.dataset;
-    const end = to ? Date.parse(to) : Date.now();
-    setText(cell, from ? format.elapsed((end - Date.parse(from)) / 1000) : format.UNKNOWN);
+  function announce(count) {
+    if (!count || list.dataset.firstPage !== "1") return;
+    pill.hidden = false;
+    setText($("span", pill), `${count} new`);
   }
-}
 
-// Selecting
-
-function select() {
-  for (const [id, row] of rows) {
-    $("[data-pick]", row).checked = picked.has(id);
-    row.toggleAttribute("data-picked", picked.has(id));
+  function tick() {
+    for (const cell of $$('[data-f="ran"]')) {
+      const { from, to } = cell.dataset;
+      const end = to ? Date.parse(to) : Date.now();
+      setText(cell, from ? format.elapsed((end - Date.parse(from)) / 1000) : format.UNKNOWN);
+    }
   }
-  const here = [...rows.keys()].filter((id) => picked.has(id)).length;
-  const all = $("[data-pick-all]");
-  all.checked = here > 0 && here === rows.size;
-  all.indeterminate = here > 0 && here < rows.size;
-  bulk.hidden = picked.size === 0;
-  const elsewhere = picked.size - here;
-  setText($("[data-bulk-count]", bulk), `${picked.size} selected${elsewhere ? `, ${elsewhere} not on this page` : ""}`);
-  const compare = $('[value="compare"]', bulk);
-  compare.disabled = picked.size > COMPARED;
-  compare.title = compare.disabled ? `At most ${COMPARED} runs` : "";
-  url.set({ sel: [...picked].join(",") });
-}
 
-function pick(id, on) {
-  if (on) picked.add(id);
-  else picked.delete(id);
-}
+  // Selecting
 
-if (bulk) {
-  document.addEventListener("change", (event) => {
-    if (event.target.matches("[data-pick-all]")) for (const id of rows.keys()) pick(id, event.target.checked);
-    else if (event.target.matches("[data-pick]")) pick(event.target.value, event.target.checked);
-    else return;
+  function select() {
+    for (const [id, row] of rows) {
+      $("[data-pick]", row).checked = picked.has(id);
+      row.toggleAttribute("data-picked", picked.has(id));
+    }
+    const here = [...rows.keys()].filter((id) => picked.has(id)).length;
+    const all = $("[data-pick-all]");
+    all.checked = here > 0 && here === rows.size;
+    all.indeterminate = here > 0 && here < rows.size;
+    bulk.hidden = picked.size === 0;
+    const elsewhere = picked.size - here;
+    setText($("[data-bulk-count]", bulk), `${picked.size} selected${elsewhere ? `, ${elsewhere} not on this page` : ""}`);
+    const compare = $('[value="compare"]', bulk);
+    compare.disabled = picked.size > COMPARED;
+    compare.title = compare.disabled ? `At most ${COMPARED} runs` : "";
+    url.set({ sel: [...picked].join(",") });
+  }
+
+  function pick(id, on) {
+    if (on) picked.add(id);
+    else picked.delete(id);
+  }
+
+  if (bulk) {
+    document.addEventListener("change", (event) => {
+      if (event.target.matches("[data-pick-all]")) for (const id of rows.keys()) pick(id, event.target.checked);
+      else if (event.target.matches("[data-pick]")) pick(event.target.value, event.target.checked);
+      else return;
+      select();
+    });
+    bulk.addEventListener("reset", () => {
+      picked.clear();
+      setTimeout(select);
+    });
+    // The order of selecting is the order of comparing, and pages that are not shown count.
+    bulk.addEventListener("formdata", (event) => {
+      event.formData.delete("id");
+      for (const id of picked) event.formData.append("id", id);
+      const back = new URLSearchParams(location.search);
+      back.delete("sel");
+      event.formData.set("back", back.toString());
+    });
+    for (const link of $$(".pages a, .runs thead a")) {
+      link.addEventListener("click", () => {
+        const target = new URL(link.href);
+        if (picked.size) target.searchParams.set("sel", [...picked].join(","));
+        link.href = target.href;
+      });
+    }
     select();
+  }
+
+  // Keys: / to the query, j and k through the rows, x selects. Not while somebody types.
+
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest("input:not([type=checkbox]), textarea, select, [contenteditable]")) return;
+    const order = [...rows.values()];
+    const at = order.indexOf(document.activeElement?.closest("[data-run]"));
+    if (event.key === "/" && box) box.focus();
+    else if (event.key === "j" || event.key === "k") {
+      const next = order[Math.min(Math.max(at + (event.key === "j" ? 1 : at < 0 ? 1 : -1), 0), order.length - 1)];
+      next && $(".c-name a", next).focus();
+    } else if (event.key === "x" && at >= 0 && bulk) {
+      const id = order[at].dataset.run;
+      pick(id, !picked.has(id));
+      select();
+    } else return;
+    event.preventDefault();
   });
-  bulk.addEventListener("reset", () => {
-    picked.clear();
-    setTimeout(select);
-  });
-  // The order of selecting is the order of comparing, and pages that are not shown count.
-  bulk.addEventListener("formdata", (event) => {
-    event.formData.delete("id");
-    for (const id of picked) event.formData.append("id", id);
-    const back = new URLSearchParams(location.search);
-    back.delete("sel");
-    event.formData.set("back", back.toString());
-  });
-  for (const link of $$(".pages a, .runs thead a")) {
-    link.addEventListener("click", () => {
-      const target = new URL(link.href);
-      if (picked.size) target.searchParams.set("sel", [...picked].join(","));
-      link.href = target.href;
+
+  for (const drop of $$("[data-facets]")) {
+    drop.addEventListener("toggle", async () => {
+      const body = $("[data-facets-body]", drop);
+      if (!drop.open || body.dataset.read || $(".facet", body)) return;
+      body.dataset.read = "1";
+      body.textContent = "Counting…";
+      try {
+        body.innerHTML = await getHTML(drop.dataset.facets);
+      } catch {
+        delete body.dataset.read;
+        body.textContent = "The server did not answer. Close and open to try again.";
+      }
     });
   }
-  select();
-}
 
-// Keys: / to the query, j and k through the rows, x selects. Not while somebody types.
-
-document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.target.closest("input:not([type=checkbox]), textarea, select, [contenteditable]")) return;
-  const order = [...rows.values()];
-  const at = order.indexOf(document.activeElement?.closest("[data-run]"));
-  if (event.key === "/" && box) box.focus();
-  else if (event.key === "j" || event.key === "k") {
-    const next = order[Math.min(Math.max(at + (event.key === "j" ? 1 : at < 0 ? 1 : -1), 0), order.length - 1)];
-    next && $(".c-name a", next).focus();
-  } else if (event.key === "x" && at >= 0 && bulk) {
-    const id = order[at].dataset.run;
-    pick(id, !picked.has(id));
-    select();
-  } else return;
-  event.preventDefault();
-});
-
-for (const drop of $$("[data-facets]")) {
-  drop.addEventListener("toggle", async () => {
-    const body = $("[data-facets-body]", drop);
-    if (!drop.open || body.dataset.read || $(".facet", body)) return;
-    body.dataset.read = "1";
-    body.textContent = "Counting…";
-    try {
-      body.innerHTML = await getHTML(drop.dataset.facets);
-    } catch {
-      delete body.dataset.read;
-      body.textContent = "The server did not answer. Close and open to try again.";
-    }
+  for (const [, row] of rows) {
+    const bar = $('[data-f="bar"]', row);
+    bar.dataset.tone = $("[data-tone]", row).dataset.tone;
+  }
+  tick();
+  setInterval(tick, 1000);
+  pill?.addEventListener("click", () => {
+    const query = new URLSearchParams(location.search);
+    query.delete("before");
+    location.assign(`${location.pathname}?${query}`);
   });
-}
 
-for (const [, row] of rows) {
-  const bar = $('[data-f="bar"]', row);
-  bar.dataset.tone = $("[data-tone]", row).dataset.tone;
+  if (list) {
+    new Live({
+      dot: $("[data-conn]"),
+      stream: () => list.dataset.stream,
+      onDelta: (delta) => delta.run && show(delta.run),
+      poll: async () => {
+        const answer = await getJSON(address());
+        answer.runs.forEach(show);
+        announce(answer.new);
+      },
+    }).start();
+  } else $("[data-conn]").hidden = true;
 }
-tick();
-setInterval(tick, 1000);
-pill?.addEventListener("click", () => {
-  const query = new URLSearchParams(location.search);
-  query.delete("before");
-  location.assign(`${location.pathname}?${query}`);
-});
-
-if (list) {
-  new Live({
-    dot: $("[data-conn]"),
-    stream: () => list.dataset.stream,
-    onDelta: (delta) => delta.run && show(delta.run),
-    poll: async () => {
-      const answer = await getJSON(address());
-      answer.runs.forEach(show);
-      announce(answer.new);
-    },
-  }).start();
-} else $("[data-conn]").hidden = true;

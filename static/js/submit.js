@@ -5,11 +5,6 @@ import * as format from "./lib/format.js";
 import { $, $$, h, icon, setText } from "./lib/dom.js";
 import { poolRows } from "./submit/pools.js";
 
-const form = $("[data-submit]");
-const panel = $("[data-estimate]", form);
-const said = $("[data-estimate-state]", form);
-const touched = new Set($$(".errors:not([hidden])", form).map((list) => list.dataset.errorsFor));
-
 const SHOW = {
   reduce_plan: String,
   up_bytes_per_round: format.size,
@@ -22,181 +17,188 @@ const SHOW = {
   reduction: (value) => `${value >= 10 ? value.toFixed(0) : value.toFixed(1)}×`,
 };
 
-// Fields that matter only with a certain choice.
-function reveal() {
-  for (const block of $$("[data-when]", form)) {
-    const [name, value] = block.dataset.when.split("=");
-    block.hidden = !value.split("|").includes(form.elements[name].value);
-  }
-}
+export function submitPage() {
+  const form = $("[data-submit]");
+  const panel = $("[data-estimate]", form);
+  const said = $("[data-estimate-state]", form);
+  const touched = new Set($$(".errors:not([hidden])", form).map((list) => list.dataset.errorsFor));
 
-const tested = new Map(); // field -> what a test said of it, until it or its row is changed
-
-function showErrors(found) {
-  const errors = { ...found, ...Object.fromEntries(tested) };
-  for (const list of $$("[data-errors-for]", form)) {
-    const name = list.dataset.errorsFor;
-    const messages = touched.has(name) ? (errors[name] ?? []) : [];
-    const text = messages.join("\n");
-    if ((list.dataset.text ?? list.textContent.trim()) === text) continue;
-    list.dataset.text = text;
-    list.hidden = !messages.length;
-    list.replaceChildren(...messages.map((message) => h("li", {}, icon("failed"), h("span", {}, message))));
-    for (const input of [form.elements[name]].flat()) {
-      if (!(input instanceof HTMLElement) || input.type === "radio") continue;
-      input.toggleAttribute("aria-invalid", messages.length > 0);
-      if (messages.length) input.setAttribute("aria-invalid", "true");
-      const described = (input.getAttribute("aria-describedby") ?? "").split(" ").filter((id) => id && id !== list.id);
-      if (messages.length) described.push(list.id);
-      input.setAttribute("aria-describedby", described.join(" "));
+  // Fields that matter only with a certain choice.
+  function reveal() {
+    for (const block of $$("[data-when]", form)) {
+      const [name, value] = block.dataset.when.split("=");
+      block.hidden = !value.split("|").includes(form.elements[name].value);
     }
   }
-}
 
-function showEstimate(estimate, errors) {
-  panel.toggleAttribute("data-stale", !estimate);
-  const wrong = Object.keys(errors).length;
-  setText(said, estimate ? "" : `${wrong} field${wrong === 1 ? "" : "s"} to correct`);
-  if (!estimate) return;
-  for (const cell of $$("[data-e]", form)) {
-    const value = estimate[cell.dataset.e];
-    const show = SHOW[cell.dataset.e] ?? format.count;
-    const unknown = value === null && show !== format.money;
-    setText(cell, unknown ? format.UNKNOWN : show(value));
-    const line = cell.closest(".estimate div");
-    if (line) line.hidden = unknown; // of somebody's own code much is not known
-  }
-  rows().forEach((row, i) => {
-    const usd = estimate.pool_usd_h[i];
-    setText($("[data-pool-cost]", row), usd === 0 ? "" : usd === null ? "cost unknown" : `${format.money(usd)}/h`);
-  });
-  setText($("[data-replicas-total]", form), `${estimate.replicas} in all`);
-  const budget = Number(form.elements.budget_usd.value);
-  $("[data-over-budget]", form).hidden = !(budget && estimate.usd > budget);
-  $("[data-e-reduction]", form).hidden = estimate.reduction === null;
-  setText($("[data-json]", form), estimate.effective_json);
-}
+  const tested = new Map(); // field -> what a test said of it, until it or its row is changed
 
-async function post(address, more = {}) {
-  const body = new FormData(form);
-  body.delete("archive"); // sent once, with the launch
-  for (const [name, value] of Object.entries(more)) body.set(name, value);
-  const response = await fetch(address, { method: "POST", body });
-  if (!response.ok || response.redirected) throw new Error(String(response.status));
-  return response.json();
-}
-
-/** Errors the page came with, of checks that are made only when the form is sent, stay. */
-function keep(names, errors) {
-  for (const name of names) {
-    if (errors[name] || tested.has(name)) continue;
-    tested.set(name, $$("li", $(`[data-errors-for="${name}"]`, form)).map((item) => item.textContent.trim()));
-  }
-  return null;
-}
-
-let asked = 0;
-let errorsNow = {};
-let first = [...touched];
-async function ask() {
-  const mine = ++asked;
-  let answer;
-  try {
-    answer = await post(form.dataset.estimateUrl);
-  } catch {
-    if (mine === asked) setText(said, "server not reached");
-    return;
-  }
-  if (mine !== asked) return; // a newer question is under way
-  errorsNow = answer.errors;
-  if (first) first = keep(first, errorsNow);
-  showErrors(errorsNow);
-  showEstimate(answer.estimate, answer.errors);
-}
-
-let timer = 0;
-function later(delay) {
-  clearTimeout(timer);
-  timer = setTimeout(ask, delay);
-}
-
-const rows = poolRows(form, () => {
-  forget("pools.");
-  later(0);
-});
-
-// Test buttons: the answer stands beside them, and at the fields it is about.
-form.addEventListener("click", async (event) => {
-  const button = event.target.closest("[data-test]");
-  if (!button) return;
-  event.preventDefault();
-  if (button.hasAttribute("aria-disabled")) return;
-  const what = button.value;
-  const place = $(`[data-said="${what}"]`, form);
-  forget(what);
-  button.setAttribute("aria-disabled", "true");
-  place.replaceChildren(h("span", {}, "Asking…"));
-  try {
-    const answer = await post(form.dataset.testUrl, { test: what });
-    for (const [name, messages] of Object.entries(answer.errors)) {
-      tested.set(name, messages);
-      touched.add(name);
+  function showErrors(found) {
+    const errors = { ...found, ...Object.fromEntries(tested) };
+    for (const list of $$("[data-errors-for]", form)) {
+      const name = list.dataset.errorsFor;
+      const messages = touched.has(name) ? (errors[name] ?? []) : [];
+      const text = messages.join("\n");
+      if ((list.dataset.text ?? list.textContent.trim()) === text) continue;
+      list.dataset.text = text;
+      list.hidden = !messages.length;
+      list.replaceChildren(...messages.map((message) => h("li", {}, icon("failed"), h("span", {}, message))));
+      for (const input of [form.elements[name]].flat()) {
+        if (!(input instanceof HTMLElement) || input.type === "radio") continue;
+        input.toggleAttribute("aria-invalid", messages.length > 0);
+        if (messages.length) input.setAttribute("aria-invalid", "true");
+        const described = (input.getAttribute("aria-describedby") ?? "").split(" ").filter((id) => id && id !== list.id);
+        if (messages.length) described.push(list.id);
+        input.setAttribute("aria-describedby", described.join(" "));
+      }
     }
+  }
+
+  function showEstimate(estimate, errors) {
+    panel.toggleAttribute("data-stale", !estimate);
+    const wrong = Object.keys(errors).length;
+    setText(said, estimate ? "" : `${wrong} field${wrong === 1 ? "" : "s"} to correct`);
+    if (!estimate) return;
+    for (const cell of $$("[data-e]", form)) {
+      const value = estimate[cell.dataset.e];
+      const show = SHOW[cell.dataset.e] ?? format.count;
+      const unknown = value === null && show !== format.money;
+      setText(cell, unknown ? format.UNKNOWN : show(value));
+      const line = cell.closest(".estimate div");
+      if (line) line.hidden = unknown; // of somebody's own code much is not known
+    }
+    rows().forEach((row, i) => {
+      const usd = estimate.pool_usd_h[i];
+      setText($("[data-pool-cost]", row), usd === 0 ? "" : usd === null ? "cost unknown" : `${format.money(usd)}/h`);
+    });
+    setText($("[data-replicas-total]", form), `${estimate.replicas} in all`);
+    const budget = Number(form.elements.budget_usd.value);
+    $("[data-over-budget]", form).hidden = !(budget && estimate.usd > budget);
+    $("[data-e-reduction]", form).hidden = estimate.reduction === null;
+    setText($("[data-json]", form), estimate.effective_json);
+  }
+
+  async function post(address, more = {}) {
+    const body = new FormData(form);
+    body.delete("archive"); // sent once, with the launch
+    for (const [name, value] of Object.entries(more)) body.set(name, value);
+    const response = await fetch(address, { method: "POST", body });
+    if (!response.ok || response.redirected) throw new Error(String(response.status));
+    return response.json();
+  }
+
+  /** Errors the page came with, of checks that are made only when the form is sent, stay. */
+  function keep(names, errors) {
+    for (const name of names) {
+      if (errors[name] || tested.has(name)) continue;
+      tested.set(name, $$("li", $(`[data-errors-for="${name}"]`, form)).map((item) => item.textContent.trim()));
+    }
+    return null;
+  }
+
+  let asked = 0;
+  let errorsNow = {};
+  let first = [...touched];
+  async function ask() {
+    const mine = ++asked;
+    let answer;
+    try {
+      answer = await post(form.dataset.estimateUrl);
+    } catch {
+      if (mine === asked) setText(said, "server not reached");
+      return;
+    }
+    if (mine !== asked) return; // a newer question is under way
+    errorsNow = answer.errors;
+    if (first) first = keep(first, errorsNow);
     showErrors(errorsNow);
-    place.replaceChildren(icon(answer.ok ? "succeeded" : "failed"), h("span", {}, answer.ok ? answer.said : "See below"));
-  } catch {
-    place.replaceChildren(icon("failed"), h("span", {}, "The server did not answer"));
+    showEstimate(answer.estimate, answer.errors);
   }
-  place.dataset.ok = String(!!$("use[href$='#succeeded']", place));
-  button.removeAttribute("aria-disabled");
-});
 
-/** What was tested has been changed: the answer was about something else. */
-function forget(name) {
-  const row = name.startsWith("pools.");
-  const what = row ? name.split(".").slice(0, 2).join(".") : name === "store_credential" ? "rendezvous" : name;
-  // Backends decide who can reach what, and everything may change what a run costs.
-  const also = row ? ["rendezvous", "data", "budget_usd"] : ["budget_usd"];
-  for (const known of [...tested.keys()]) {
-    if ([what, name, ...also].includes(known) || known.startsWith(`${what}.`)) tested.delete(known);
+  let timer = 0;
+  function later(delay) {
+    clearTimeout(timer);
+    timer = setTimeout(ask, delay);
   }
-  for (const one of [what, ...also]) $(`[data-said="${one}"]`, form)?.replaceChildren();
-}
 
-form.addEventListener("input", (event) => {
-  forget(event.target.name);
-  later(250);
-});
-form.addEventListener("change", (event) => {
+  const rows = poolRows(form, () => {
+    forget("pools.");
+    later(0);
+  });
+
+  // Test buttons: the answer stands beside them, and at the fields it is about.
+  form.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-test]");
+    if (!button) return;
+    event.preventDefault();
+    if (button.hasAttribute("aria-disabled")) return;
+    const what = button.value;
+    const place = $(`[data-said="${what}"]`, form);
+    forget(what);
+    button.setAttribute("aria-disabled", "true");
+    place.replaceChildren(h("span", {}, "Asking…"));
+    try {
+      const answer = await post(form.dataset.testUrl, { test: what });
+      for (const [name, messages] of Object.entries(answer.errors)) {
+        tested.set(name, messages);
+        touched.add(name);
+      }
+      showErrors(errorsNow);
+      place.replaceChildren(icon(answer.ok ? "succeeded" : "failed"), h("span", {}, answer.ok ? answer.said : "See below"));
+    } catch {
+      place.replaceChildren(icon("failed"), h("span", {}, "The server did not answer"));
+    }
+    place.dataset.ok = String(!!$("use[href$='#succeeded']", place));
+    button.removeAttribute("aria-disabled");
+  });
+
+  /** What was tested has been changed: the answer was about something else. */
+  function forget(name) {
+    const row = name.startsWith("pools.");
+    const what = row ? name.split(".").slice(0, 2).join(".") : name === "store_credential" ? "rendezvous" : name;
+    // Backends decide who can reach what, and everything may change what a run costs.
+    const also = row ? ["rendezvous", "data", "budget_usd"] : ["budget_usd"];
+    for (const known of [...tested.keys()]) {
+      if ([what, name, ...also].includes(known) || known.startsWith(`${what}.`)) tested.delete(known);
+    }
+    for (const one of [what, ...also]) $(`[data-said="${one}"]`, form)?.replaceChildren();
+  }
+
+  form.addEventListener("input", (event) => {
+    forget(event.target.name);
+    later(250);
+  });
+  form.addEventListener("change", (event) => {
+    reveal();
+    touched.add(event.target.name);
+    later(0);
+  });
+  form.addEventListener("focusout", (event) => {
+    if (!event.target.name || (event.target.value && event.target.value === event.target.defaultValue)) return;
+    touched.add(event.target.name);
+    later(0);
+  });
+
+  const button = $("[data-launch]", form);
+  let sending = false;
+  form.addEventListener("submit", (event) => {
+    if (sending) event.preventDefault();
+    sending = true;
+    button.setAttribute("aria-disabled", "true");
+    setText($("span", button), event.submitter?.name ? "Checking…" : "Launching…");
+  });
+
+  // Coming back to a form that was sent is a new intention, so it gets a new key.
+  addEventListener("pageshow", (event) => {
+    if (!event.persisted) return;
+    sending = false;
+    button.removeAttribute("aria-disabled");
+    setText($("span", button), "Launch");
+    const bytes = crypto.getRandomValues(new Uint8Array(18));
+    form.elements.submit_key.value = btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_");
+  });
+
   reveal();
-  touched.add(event.target.name);
   later(0);
-});
-form.addEventListener("focusout", (event) => {
-  if (!event.target.name || (event.target.value && event.target.value === event.target.defaultValue)) return;
-  touched.add(event.target.name);
-  later(0);
-});
-
-const button = $("[data-launch]", form);
-let sending = false;
-form.addEventListener("submit", (event) => {
-  if (sending) event.preventDefault();
-  sending = true;
-  button.setAttribute("aria-disabled", "true");
-  setText($("span", button), event.submitter?.name ? "Checking…" : "Launching…");
-});
-
-// Coming back to a form that was sent is a new intention, so it gets a new key.
-addEventListener("pageshow", (event) => {
-  if (!event.persisted) return;
-  sending = false;
-  button.removeAttribute("aria-disabled");
-  setText($("span", button), "Launch");
-  const bytes = crypto.getRandomValues(new Uint8Array(18));
-  form.elements.submit_key.value = btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_");
-});
-
-reveal();
-later(0);
-$("[data-summary]")?.focus();
+  $("[data-summary]")?.focus();
+}

@@ -1,4 +1,4 @@
 // uPlot as a module. Minified it is published for a plain script element alone, which stands before
-// the module in each page that draws with it; that saves half of all the JavaScript there is.
+// ours in each page that draws with it, and is missing in the others.
 
 export default globalThis.uPlot;
