@@ -1,7 +1,8 @@
-// On every page: ages that tick, bars that are filled, menus and dialogs that close.
+// On every page: ages that tick, bars that are filled, menus and dialogs that close, keys.
 
 import { age, secondsSince, when } from "./lib/format.js";
-import { $$, h, setFraction, setText } from "./lib/dom.js";
+import { $, $$, h, setFraction, setText } from "./lib/dom.js";
+import { keys } from "./lib/keys.js";
 import { tickTimes } from "./lib/times.js";
 
 function tick() {
@@ -32,6 +33,28 @@ document.addEventListener("click", ({ target }) => {
   const dialog = target.closest("dialog");
   if (dialog && (target === dialog || target.closest("[data-close]"))) dialog.close();
 });
+
+// ? explains the keys, / goes to the search of the page or of the list, [ and ] walk along the tabs.
+
+const help = $("[data-help-dialog]");
+for (const button of $$("[data-help]")) button.addEventListener("click", () => help.showModal());
+
+keys((key) => {
+  if (key === "?") help.showModal();
+  else if (key === "/") {
+    const box = $$("input[type=search]").find((input) => input.offsetParent);
+    if (box) box.select();
+    else if (help.dataset.search) location.assign(help.dataset.search);
+    else return false;
+  } else if (key === "[" || key === "]") {
+    const tabs = $$(".tabs a");
+    const at = tabs.findIndex((tab) => tab.hasAttribute("aria-current"));
+    if (at < 0) return false;
+    tabs.at((at + (key === "]" ? 1 : -1)) % tabs.length).click();
+  } else return false;
+  return true;
+});
+if (location.hash === "#q") $("#q")?.focus();
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");

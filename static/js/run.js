@@ -1,10 +1,11 @@
 // The run page: one store, one connection, and the parts that draw what the store holds.
 
+import { isStale, showSilent, showStale } from "./lib/banners.js";
 import { $, $$, oncePerFrame, url } from "./lib/dom.js";
 import { getJSON, Live } from "./lib/live.js";
 import { RUN_ENDED } from "./lib/states.js";
 import { RunStore } from "./lib/store.js";
-import { alertList } from "./run/alerts.js";
+import { alertList, checkpointList } from "./run/alerts.js";
 import { board } from "./run/board.js";
 import { checklist } from "./run/checklist.js";
 import { eventList } from "./run/events.js";
@@ -57,6 +58,7 @@ export function runPage() {
     ...$$("[data-events]").map((place) => eventList(context, place)),
     logLines(context, $("[data-logs-card]")),
     alertList(context, $("[data-alerts]")),
+    checkpointList(context, $("[data-refresh]")),
   ];
 
   let pending = new Set();
@@ -78,8 +80,11 @@ export function runPage() {
   });
 
   async function refresh() {
-    store.load(await getJSON(page.dataset.snapshot));
+    const snapshot = await getJSON(page.dataset.snapshot);
+    showSilent(snapshot.silent_since);
+    store.load(snapshot);
   }
+  setInterval(() => store.run && showStale(Number(isStale(store.run))), 1000);
 
   const live = new Live({
     dot: $("[data-conn]"),

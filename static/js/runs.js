@@ -2,7 +2,9 @@
 // not on the page becomes a pill; no row moves by itself. Selected rows are in the address.
 
 import * as format from "./lib/format.js";
-import { $, $$, setFraction, setState, setText, url } from "./lib/dom.js";
+import { isStale, showSilent, showStale } from "./lib/banners.js";
+import { $, $$, h, setFraction, setState, setText, url } from "./lib/dom.js";
+import { keys } from "./lib/keys.js";
 import { getHTML, getJSON, Live } from "./lib/live.js";
 import { look, RUN_ENDED } from "./lib/states.js";
 
@@ -12,8 +14,9 @@ export function runsPage() {
   const list = $("[data-runs]");
   const pill = $("[data-new]");
   const bulk = $("[data-bulk]");
-  const box = $("[data-query]");
   const rows = new Map($$("[data-run]").map((row) => [row.dataset.run, row]));
+  // What was last heard of runs that train, and of those that have changed since.
+  const silence = new Map($$("[data-seen]").map(({ dataset }) => [dataset.run, { state: "running", last_seen_at: dataset.seen }]));
   const picked = new Set((url.get("sel") ?? "").split(",").filter(Boolean));
 
   function show(run) {
@@ -22,28 +25,29 @@ export function runsPage() {
       if (list.dataset.firstPage === "1" && Date.parse(run.created_at) > Date.parse(list.dataset.since)) countNew();
       return;
     }
-    const cell = (name) => $(`[data-f="${name}"]`, row);
+    const cell = (name) => $(`[data-f="${name}"]`, row); // null for a column that is not shown
     const ended = RUN_ENDED.has(run.state);
-    setState(cell("state"), run.state);
+    if (cell("state")) setState(cell("state"), run.state);
+    silence.set(run.id, run);
     cell("alerts").hidden = !run.alerts;
     setText($("[data-n]", cell("alerts")), String(run.alerts));
     setText(cell("replicas"), `${run.live}/${run.target}`);
     setText(cell("rounds"), `${run.committed_rounds}/${run.total_rounds}`);
-    setFraction(cell("bar"), run.committed_rounds / run.total_rounds, look(run.state).tone);
+    if (cell("bar")) setFraction(cell("bar"), run.committed_rounds / run.total_rounds, look(run.state).tone);
     setText(cell("eval_loss"), format.loss(run.eval_loss));
     setText(cell("train_loss"), format.loss(run.train_loss));
     setText(cell("tokens"), format.count(run.tokens));
     setText(cell("tokens_per_s"), ended ? format.UNKNOWN : format.count(run.tokens_per_s));
     setText(cell("goodput"), format.percent(run.goodput));
     setText(cell("cost"), run.cost_known ? format.money(run.cost_usd) : "unknown");
-    if (run.started_at && !$("time", cell("started"))) {
+    if (run.started_at && cell("started") && !$("time", cell("started"))) {
       const time = document.createElement("time");
       time.dateTime = run.started_at;
       time.dataset.age = "";
       time.textContent = format.age(format.secondsSince(run.started_at));
       cell("started").replaceChildren(time);
     }
-    Object.assign(cell("ran").dataset, { from: run.started_at ?? "", to: run.ended_at ?? "" });
+    if (cell("ran")) Object.assign(cell("ran").dataset, { from: run.started_at ?? "", to: run.ended_at ?? "" });
   }
 
   // What is new is what the query finds: only the server knows, so it is asked, not too often.
@@ -73,6 +77,8 @@ export function runsPage() {
       const end = to ? Date.parse(to) : Date.now();
       setText(cell, from ? format.elapsed((end - Date.parse(from)) / 1000) : format.UNKNOWN);
     }
+    for (const [id, run] of silence) $('[data-f="silent"]', rows.get(id)).hidden = !isStale(run);
+    showStale($$('[data-f="silent"]:not([hidden])').length);
   }
 
   // Selecting
@@ -93,6 +99,11 @@ export function runsPage() {
     compare.disabled = picked.size > COMPARED;
     compare.title = compare.disabled ? `At most ${COMPARED} runs` : "";
     url.set({ sel: [...picked].join(",") });
+    for (const form of $$("form[method=get]")) {
+      const kept = $("[name=sel]", form) ?? form.appendChild(h("input", { type: "hidden", name: "sel" }));
+      kept.value = [...picked].join(",");
+      kept.disabled = !picked.size;
+    }
   }
 
   function pick(id, on) {
@@ -129,23 +140,20 @@ export function runsPage() {
     select();
   }
 
-  // Keys: / to the query, j and k through the rows, x selects. Not while somebody types.
+  // Keys, beside those of every page (base.js): j and k through the rows, x selects.
 
-  document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.target.closest("input:not([type=checkbox]), textarea, select, [contenteditable]")) return;
+  keys((key) => {
     const order = [...rows.values()];
     const at = order.indexOf(document.activeElement?.closest("[data-run]"));
-    if (event.key === "/" && box) box.focus();
-    else if (event.key === "j" || event.key === "k") {
-      const next = order[Math.min(Math.max(at + (event.key === "j" ? 1 : at < 0 ? 1 : -1), 0), order.length - 1)];
+    if (key === "j" || key === "k") {
+      const next = order[Math.min(Math.max(at + (key === "j" ? 1 : at < 0 ? 1 : -1), 0), order.length - 1)];
       next && $(".c-name a", next).focus();
-    } else if (event.key === "x" && at >= 0 && bulk) {
+    } else if (key === "x" && at >= 0 && bulk) {
       const id = order[at].dataset.run;
       pick(id, !picked.has(id));
       select();
-    } else return;
-    event.preventDefault();
+    } else return false;
+    return true;
   });
 
   for (const drop of $$("[data-facets]")) {
@@ -163,10 +171,6 @@ export function runsPage() {
     });
   }
 
-  for (const [, row] of rows) {
-    const bar = $('[data-f="bar"]', row);
-    bar.dataset.tone = $("[data-tone]", row).dataset.tone;
-  }
   tick();
   setInterval(tick, 1000);
   pill?.addEventListener("click", () => {
@@ -184,6 +188,7 @@ export function runsPage() {
         const answer = await getJSON(address());
         answer.runs.forEach(show);
         announce(answer.new);
+        showSilent(answer.silent_since);
       },
     }).start();
   } else $("[data-conn]").hidden = true;

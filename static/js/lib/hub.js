@@ -49,7 +49,8 @@ export class Hub {
   #status = {};
 
   /** `address()` of this page's own stream; `on(message)` gets `delta`, `resync`, `beat` and
-   *  `status` ({open, feed}: whether the stream is there, and the server's own feed). */
+   *  `status` ({open, feed, silent}: whether the stream is there, the server's own feed, and since
+   *  when no worker is at work). */
   constructor({ address, on }) {
     Object.assign(this, { address, on });
   }
@@ -198,7 +199,10 @@ export class Hub {
       // Refused for good (the server answered with an error): the browser will not try again.
       if (source.readyState === EventSource.CLOSED && this.#source === source) this.#soon(AGAIN_MS);
     };
-    source.addEventListener("feed", (event) => this.#tell({ feed: JSON.parse(event.data).ok }));
+    source.addEventListener("feed", (event) => {
+      const { ok, silent_since } = JSON.parse(event.data);
+      this.#tell({ feed: ok, silent: silent_since });
+    });
     for (const kind of ["delta", "resync", "beat"]) {
       source.addEventListener(kind, (event) => this.#came(kind, event));
     }

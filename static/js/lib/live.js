@@ -4,6 +4,7 @@
 // States, shown by the dot in the header: live, reconnecting, polling, ended.
 
 import { h } from "./dom.js";
+import { showSilent } from "./banners.js";
 import { newer, Hub } from "./hub.js";
 
 const POLL_MS = 5000;
@@ -78,6 +79,7 @@ export class Live {
     if (message.kind === "status") {
       this.#open = message.open;
       this.#feedOk = message.feed;
+      showSilent(message.silent);
       this.#settle();
       return;
     }
