@@ -19,7 +19,7 @@ from diloco.rendezvous.settings import GroupSettings, SettingsError, setting_fie
 from diloco.rendezvous.workload import GPT_SIZES, STDLIB, WORKLOADS
 from runs.drafts.presets import Fork, PoolDraft, RunDraft
 from runs.exceptions import InvalidRun
-from runs.models import Archive, Credential
+from runs.models import Archive, Credential, Webhook
 
 Text = Annotated[str, Field(pattern=NO_NUL)]
 Seconds = Annotated[int, Field(ge=0, le=366 * 86_400)]
@@ -62,7 +62,8 @@ class PoolDocument(BaseModel):
     """``count`` replicas on one backend and hardware (``GET /api/backends`` lists them).
 
     ``credential`` is the name of one for that backend; left out, the server's own environment.
-    ``timeout_s`` 0 is the longest deadline the backend allows. ``price_usd_h`` replaces the list's.
+    ``timeout_s`` 0 is the longest deadline the backend allows. ``price_usd_h`` replaces the list's;
+    what costs more than ``max_price_usd_h`` is refused.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, title="Pool document")
@@ -79,6 +80,7 @@ class PoolDocument(BaseModel):
         Annotated[Text, Field(max_length=80)] | Annotated[int, Field(ge=1, le=SMALL)] | None
     ) = None
     price_usd_h: Usd | None = None
+    max_price_usd_h: Usd | None = None
 
 
 class ForkDocument(BaseModel):
@@ -95,7 +97,8 @@ class ForkDocument(BaseModel):
 class RunDocument(BaseModel):
     """``rendezvous`` is the URI of the run's own prefix; left out, the server chooses.
     ``store_credential`` is the name of one of kind ``store``. ``over_budget``: launch although the
-    estimate is above the budget, which will end the run."""
+    estimate is above the budget, which will end the run. ``notify`` are the names of the webhooks
+    that are told of its alerts; left out, all."""
 
     model_config = ConfigDict(extra="forbid", strict=True, title="Run document")
 
@@ -117,6 +120,13 @@ class RunDocument(BaseModel):
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
     over_budget: bool = False
     fork: ForkDocument | None = None
+    notify: (
+        Annotated[
+            list[Annotated[Text, Field(max_length=80)] | Annotated[int, Field(ge=1, le=SMALL)]],
+            Field(max_length=100),
+        ]
+        | None
+    ) = None
 
 
 def draft_of(document: RunDocument) -> RunDraft:
@@ -137,6 +147,7 @@ def draft_of(document: RunDocument) -> RunDraft:
         store_credential=_credential(document.store_credential, "store", "store_credential"),
         archive=_archive(getattr(workload, "archive", "")),
         fork=Fork(run=UUID(fork.run), round=fork.round, outer=fork.outer) if fork else None,
+        notify=None if document.notify is None else _webhooks(document.notify),
     )
 
 
@@ -154,8 +165,25 @@ def document_of(draft: RunDraft) -> dict[str, Any]:
             {**asdict(pool), "credential": names.get(pool.credential)} for pool in draft.pools
         ],
         "store_credential": names.get(draft.store_credential),
+        "notify": None if draft.notify is None else _names(draft.notify),
         "fork": draft.fork and {**asdict(draft.fork), "run": str(draft.fork.run)},
     }
+
+
+def _names(ids: tuple[int, ...]) -> list[str]:
+    return list(Webhook.objects.filter(pk__in=ids).values_list("name", flat=True))
+
+
+def _webhooks(wanted: list[str | int]) -> tuple[int, ...]:
+    """Ids of webhooks by their names, or by their ids, as the form has them."""
+    known = {name: pk for pk, name in Webhook.objects.values_list("pk", "name")}
+    for place, one in enumerate(wanted):
+        if one not in known and one not in known.values():
+            raise InvalidRun(
+                f"notify.{place}",
+                f"expected a webhook ({', '.join(known) or 'none yet'}), found {one!r}",
+            )
+    return tuple(known[one] if isinstance(one, str) else one for one in wanted)
 
 
 def _archive(sha256: Any) -> bytes:

@@ -7,6 +7,7 @@ the chosen backend's only, and without JavaScript they stand in groups.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -16,12 +17,13 @@ from django import forms
 
 from dashboard import formats
 from dashboard.forms.fields import DurationField, TellingSelect, dress
+from dashboard.forms.huggingface import parse_object
 from executors.base import Capabilities
 from executors.catalogue import Hardware
 from executors.registry import BACKENDS
 from runs.control.backends import capabilities_of, catalogue, usable_backends
 from runs.drafts.presets import PoolDraft
-from runs.models import Credential
+from runs.models import Credential, Webhook
 
 ROWS = 32
 """Pools a form takes."""
@@ -39,11 +41,12 @@ class PoolChoices:
     hardware: Choices
     credentials: Choices
     stores: Choices
+    webhooks: list[tuple[str, str]]
     told: Mapping[str, Mapping[str, Any]]
 
     @classmethod
     def load(cls) -> PoolChoices:
-        """One query; the catalogue is in memory."""
+        """Two queries; the catalogue is in memory."""
         backends = usable_backends()
         by_kind: dict[str, list[tuple[str, str]]] = {}
         told: dict[str, dict[str, Any]] = {}
@@ -67,6 +70,10 @@ class PoolChoices:
                 *((backends[kind], of) for kind, of in by_kind.items() if kind in backends),
             ],
             stores=[("", "Server environment"), *by_kind.get("store", [])],
+            webhooks=[
+                (str(pk), name)
+                for pk, name in Webhook.objects.filter(enabled=True).values_list("pk", "name")
+            ],
             told=told,
         )
 
@@ -134,6 +141,18 @@ class PoolForm(forms.Form):
         min_value=0,
         help_text="Of one replica; the list does not know it. Empty: unknown.",
     )
+    max_price_usd_h = forms.FloatField(
+        label="Max price",
+        required=False,
+        min_value=0,
+        help_text="Of one replica. What costs more is not launched. Empty: any.",
+    )
+    options = forms.CharField(
+        label="Options",
+        required=False,
+        max_length=20_000,
+        help_text="The backend's own, as a JSON object.",
+    )
     spot = forms.BooleanField(
         label="Spot",
         required=False,
@@ -166,6 +185,13 @@ class PoolForm(forms.Form):
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or {}
+        try:
+            cleaned["options"] = parse_object(cleaned.get("options", ""))
+        except ValueError as error:
+            self.add_error("options", f"expected a JSON object: {error}")
+        else:
+            if not isinstance(cleaned["options"], dict):
+                self.add_error("options", f"expected a JSON object, found {cleaned['options']!r}")
         backend = cleaned.get("backend", "")
         if not backend:
             return cleaned
@@ -220,6 +246,7 @@ def initial_of(pool: PoolDraft) -> dict[str, Any]:
     return {
         **{field.name: getattr(pool, field.name) for field in fields(PoolDraft)},
         "hardware": f"{pool.backend}:{pool.hardware}",
+        "options": json.dumps(dict(pool.options)) if pool.options else "",
         "credential": "" if pool.credential is None else str(pool.credential),
     }
 

@@ -73,6 +73,11 @@ class RunForm(ForkForm, WorkloadForm):
         max_value=1000,
         help_text="How often in a row a replica that failed is launched again.",
     )
+    notify = forms.MultipleChoiceField(
+        label="Who is told of its alerts",
+        required=False,
+        widget=forms.CheckboxSelectMultiple,
+    )
     submit_key = forms.CharField(widget=forms.HiddenInput, max_length=64)
 
     def __init__(
@@ -86,6 +91,8 @@ class RunForm(ForkForm, WorkloadForm):
         super().__init__(data, files, initial=initial)
         self.choices = choices or PoolChoices.load()
         self._choices("store_credential", self.choices.stores)
+        self._choices("notify", self.choices.webhooks)
+        self.initial.setdefault("notify", [value for value, _ in self.choices.webhooks])
         self.offer_rounds()
         for spec in setting_fields():
             if spec.name not in DERIVED:
@@ -183,7 +190,15 @@ class RunForm(ForkForm, WorkloadForm):
             start_timeout_s=values["start_timeout_s"],
             budget_usd=values["budget_usd"] or 0.0,
             max_restarts=values["max_restarts"],
+            notify=self._notify(),
         )
+
+    def _notify(self) -> tuple[int, ...] | None:
+        """Ids; None for all there are, those of tomorrow included."""
+        chosen = set(self.cleaned_data["notify"])
+        if chosen == {value for value, _ in self.choices.webhooks}:
+            return None
+        return tuple(sorted(map(int, chosen)))
 
     def _settings(self, replicas: int) -> GroupSettings:
         values = self.cleaned_data
@@ -223,4 +238,5 @@ def initial_from(draft: RunDraft) -> dict[str, Any]:
         "time_limit_s": draft.time_limit_s,
         "budget_usd": f"{draft.budget_usd:g}" if draft.budget_usd else "",
         "max_restarts": draft.max_restarts,
+        **({} if draft.notify is None else {"notify": [str(pk) for pk in draft.notify]}),
     }

@@ -1,4 +1,4 @@
-"""What is trained: the built-in byte-level GPT, a model of Transformers, or a function of one's own.
+"""What is trained: the built-in byte-level GPT, a model of Transformers, or one's own function.
 
 A zip that was uploaded is kept by its digest as soon as it was found sound, so that a form that
 comes back for another reason need not be given it again.

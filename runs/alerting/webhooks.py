@@ -103,8 +103,13 @@ def sign(secret: str, *, id: str, timestamp: int, body: bytes) -> str:
 
 
 def announce(alert: Alert) -> list[WebhookDelivery]:
-    """A delivery to every address that wants to hear of that kind."""
-    hooks = [hook for hook in Webhook.objects.filter(enabled=True) if alert.kind in hook.kinds]
+    """A delivery to every address that wants to hear of that kind, and of that run."""
+    told = alert.run.notify
+    hooks = [
+        hook
+        for hook in Webhook.objects.filter(enabled=True)
+        if alert.kind in hook.kinds and (told is None or hook.pk in told)
+    ]
     return [_store(hook, alert.kind, _said_of(alert), run=alert.run) for hook in hooks]
 
 

@@ -43,6 +43,7 @@ from runs.drafts.archives import store_archive
 from runs.drafts.create import rendezvous_uri
 from runs.exceptions import CannotDo, InvalidRun
 from runs.models import (
+    Alert,
     Archive,
     Credential,
     Event,
@@ -51,6 +52,7 @@ from runs.models import (
     ReplicaAttempt,
     ReplicaPool,
     Run,
+    Webhook,
 )
 from runs.states import ReplicaState, RunState
 
@@ -112,6 +114,7 @@ class _Import:
         store_leases(run, list(run.replicas.all()), leases, now=now)
         with transaction.atomic():
             self._attempts(run, told)
+            self._alerts(run, told)
             self._events(run, told)
             self._states(run, told, store, reason=result.reason if result else "")
         run.refresh_from_db()
@@ -211,6 +214,25 @@ class _Import:
                 )  # fmt: skip
             _stored(attempt)
 
+    def _alerts(self, run: Run, told: journal.Told) -> None:
+        """As they were: what is open is not opened, nor told of, once more."""
+        replicas = {r.number: r for r in run.replicas.all()}
+        names = {body.get("acknowledged_by") for body in told.alerts.values()} - {None}
+        people = {user.username: user for user in User.objects.filter(username__in=names)}
+        for body in told.alerts.values():
+            alert = Alert(run=run, **_columns(Alert, body, journal.ALERT))
+            alert.replica = replicas.get(body.get("replica", -1))
+            alert.acknowledged_by = people.get(str(body.get("acknowledged_by")))
+            _stored(alert)
+
+    def _notify(self, names: list[str] | None) -> list[int] | None:
+        if names is None:
+            return None
+        found = dict(Webhook.objects.filter(name__in=names).values_list("name", "pk"))
+        if missing := sorted(set(map(str, names)) - set(found)):
+            self.remarks.append(f"there is no webhook {', '.join(missing)}; it is not told")
+        return sorted(found.values())
+
     def _events(self, run: Run, told: journal.Told) -> None:
         """Those of the journal, as they were; of what reading found just now, what is not there."""
         found = list(run.events.order_by("pk"))
@@ -244,10 +266,11 @@ class _Import:
             if "state" not in fields:  # it was at work: its next beat says how
                 fields |= {"state": ReplicaState.SYNCING, "state_reason": "imported"}
             Replica.objects.filter(run=run, number=number).update(**fields)
-        archive = told.run.get("archive")
+        archive, told_notify = told.run.get("archive"), told.run.get("notify")
         fields = _columns(Run, told.run, (*journal.RUN, *journal.WHEN_NOT_LIVE))
         if not told.run:
             fields = _state_without_journal(reason)
+        fields["notify"] = self._notify(told_notify if isinstance(told_notify, list) else None)
         if archive and Archive.objects.filter(pk=archive).exists():
             fields["archive_id"] = archive
         elif archive:

@@ -1,8 +1,8 @@
 """What only the control plane knows of a run, written into the run's own bucket.
 
 Replicas leave rounds, curves and logs there; owner, notes, pools, attempts with their causes and
-costs, and events are in the database alone. They go to ``control/journal/<n>.json``, so that the
-bucket tells all of the run (:mod:`runs.bucket.importing` reads it back).
+costs, alerts and events are in the database alone. They go to ``control/journal/<n>.json``, so that
+the bucket tells all of the run (:mod:`runs.bucket.importing` reads it back).
 
 ::
 
@@ -14,7 +14,8 @@ gaps. What an object says of a row replaces what earlier ones said; an event tha
 secret: credentials are named, and texts have passed :func:`runs.transitions.clean_text`.
 
 Left out on purpose: what a replica reports of itself between two transitions of its state, because
-it would be news at every tick, and the cost of what still runs.
+it would be news at every tick; the cost of what still runs; and what was sent to webhooks, which is
+this server's own affair.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from diloco.rendezvous import keys
 from diloco.rendezvous.document import canonical_json
 from diloco.rendezvous.records import BadRecord
 from diloco.rendezvous.store import MissingKey, Store
-from runs.models import Event, Journal, Replica, ReplicaAttempt, ReplicaPool, Run
+from runs.models import Alert, Event, Journal, Replica, ReplicaAttempt, ReplicaPool, Run, Webhook
 from runs.states import REPLICA_WORKING, RUN_LIVE, ReplicaState
 
 FORMAT, VERSION = "archipelago.journal", 1
@@ -51,7 +52,7 @@ WHEN_NOT_LIVE = ("cost_usd", "train_loss", "tokens_per_s")
 """Of the run: sums over replicas that no longer say how they are."""
 POOL = (
     "backend", "hardware", "count", "region", "spot", "image", "timeout_s", "options",
-    "price_usd_h", "failures", "closed_until", "needs_person", "trouble",
+    "price_usd_h", "max_price_usd_h", "failures", "closed_until", "needs_person", "trouble",
 )  # fmt: skip
 REPLICA = (
     "number", "backend_state", "restarts", "relaunch_at", "drain_sent_at", "cancel_at",
@@ -65,6 +66,10 @@ ATTEMPT = (
 )  # fmt: skip
 WHEN_ENDED = ("cost_usd", "billed_s")
 """Of an attempt."""
+ALERT = (
+    "kind", "subject", "level", "message", "first_at", "opened_at", "closed_at", "times", "told_at",
+    "acknowledged_at",
+)  # fmt: skip
 EVENT = ("at", "level", "kind", "from_state", "to_state", "message")
 
 _WORKING = REPLICA_WORKING | {ReplicaState.SUSPECT}
@@ -75,7 +80,7 @@ Body = dict[str, Any]
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One object. ``pools`` are told by their place in the run, ``replicas`` by their number,
-    ``attempts`` by their launch key."""
+    ``attempts`` by their launch key, ``alerts`` by kind and subject."""
 
     n: int
     wall_s: float
@@ -83,6 +88,7 @@ class Entry:
     pools: tuple[Body, ...] = ()
     replicas: tuple[Body, ...] = ()
     attempts: tuple[Body, ...] = ()
+    alerts: tuple[Body, ...] = ()
     events: tuple[Body, ...] = ()
 
     def to_bytes(self) -> bytes:
@@ -98,7 +104,7 @@ class Entry:
         found = (body.pop("format", None), body.pop("v", None)) if isinstance(body, dict) else None
         if found != (FORMAT, VERSION):
             raise BadRecord(f"journal: expected {FORMAT} of version {VERSION}, found {found}")
-        lists: Any = {n: body.pop(n, []) for n in ("pools", "replicas", "attempts", "events")}
+        lists: Any = {n: body.pop(n, []) for n in _LISTS}
         if not all(isinstance(v, list) and all(map(_is_body, v)) for v in lists.values()):
             raise BadRecord("journal: expected lists of objects")
         run = body.pop("run", None)
@@ -106,6 +112,9 @@ class Entry:
             raise BadRecord(f"journal: expected n, wall_s and a run, found {sorted(body)}")
         rows: Any = {name: tuple(found) for name, found in lists.items()}
         return cls(**body, run=run, **rows)
+
+
+_LISTS = ("pools", "replicas", "attempts", "alerts", "events")
 
 
 def _is_body(value: object) -> bool:
@@ -133,6 +142,9 @@ def write_journal(run: Run, store: Store, *, now: datetime, changed: bool = True
     attempts = ReplicaAttempt.objects.filter(replica__run=run).select_related("replica")
     for attempt in attempts.order_by("replica__number", "number"):
         rows.add("attempts", attempt.launch_key, attempt_body(attempt))
+    alerts = Alert.objects.filter(run=run).select_related("replica", "acknowledged_by")
+    for alert in alerts.order_by("pk"):
+        rows.add("alerts", f"{alert.kind} {alert.subject}", alert_body(alert))
     new = rows.new
     if not events and not any(new.values()):
         if journal.due:
@@ -145,6 +157,7 @@ def write_journal(run: Run, store: Store, *, now: datetime, changed: bool = True
         pools=tuple(new["pools"]),
         replicas=tuple(new["replicas"]),
         attempts=tuple(new["attempts"]),
+        alerts=tuple(new["alerts"]),
         events=tuple(event_body(event) for event in events),
     )
     n = _create(store, entry)
@@ -163,7 +176,7 @@ class _Rows:
 
     seen: dict[str, Any]
     new: dict[str, list[Body]] = field(
-        default_factory=lambda: {"run": [], "pools": [], "replicas": [], "attempts": []}
+        default_factory=lambda: {"run": [], **{name: [] for name in _LISTS}}
     )
 
     def add(self, kind: str, name: str, body: Body) -> None:
@@ -204,7 +217,15 @@ def run_body(run: Run) -> Body:
         "owner": run.owner.get_username(),
         "store_credential": credential.name if credential else None,
         "archive": run.archive_id,
+        "notify": _addresses(run),
     }
+
+
+def _addresses(run: Run) -> list[str] | None:
+    """Webhooks by name, as ids are of one database alone."""
+    if run.notify is None:
+        return None
+    return sorted(Webhook.objects.filter(pk__in=run.notify).values_list("name", flat=True))
 
 
 def pool_body(pool: ReplicaPool, place: int) -> Body:
@@ -220,6 +241,15 @@ def replica_body(replica: Replica, places: Mapping[int, int]) -> Body:
 def attempt_body(attempt: ReplicaAttempt) -> Body:
     own = ATTEMPT if attempt.ended_at is None else (*ATTEMPT, *WHEN_ENDED)
     return {**_columns(attempt, own), "replica": attempt.replica.number}
+
+
+def alert_body(alert: Alert) -> Body:
+    seen_by = alert.acknowledged_by
+    return {
+        **_columns(alert, ALERT),
+        "replica": alert.replica.number if alert.replica else None,
+        "acknowledged_by": seen_by.get_username() if seen_by else None,
+    }
 
 
 def event_body(event: Event) -> Body:
@@ -253,6 +283,7 @@ class Told:
     pools: dict[int, Body] = field(default_factory=dict)
     replicas: dict[int, Body] = field(default_factory=dict)
     attempts: dict[str, Body] = field(default_factory=dict)
+    alerts: dict[tuple[str, str], Body] = field(default_factory=dict)
     events: list[Body] = field(default_factory=list)
     next_n: int = 1
     refused: list[str] = field(default_factory=list)
@@ -279,6 +310,8 @@ def read_journal(store: Store) -> Told:
             for rows, by, into in last:
                 for body in rows:
                     into[body[by]] = body
+            for body in entry.alerts:
+                told.alerts[body["kind"], body["subject"]] = body
         except (BadRecord, KeyError, TypeError) as error:
             told.refused.append(f"{key}: {error!r}")
             continue

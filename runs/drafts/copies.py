@@ -57,6 +57,7 @@ def clone_of(run: Run) -> RunDraft:
         max_restarts=run.max_restarts,
         store_credential=run.store_credential_id,
         archive=bytes(run.archive.data) if run.archive else b"",
+        notify=None if run.notify is None else tuple(run.notify),
     )
 
 
@@ -141,6 +142,7 @@ def _pool(pool: ReplicaPool) -> PoolDraft:
         options=pool.options,
         credential=pool.credential_id,
         price_usd_h=pool.price_usd_h,
+        max_price_usd_h=pool.max_price_usd_h,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -120,9 +121,24 @@ def check_pool(pool: PoolDraft, index: int = 0) -> Hardware:
         )
     if pool.price_usd_h is not None and not 0 <= pool.price_usd_h < float("inf"):
         raise refuse("price_usd_h", f"expected 0 or more USD per hour, found {pool.price_usd_h}")
+    _check_dear(pool, refuse)
     if pool.credential is not None:
         _credential(pool.credential, pool.backend, f"pools.{index}.credential")
     return hardware
+
+
+def _check_dear(pool: PoolDraft, refuse: Callable[[str, str], InvalidRun]) -> None:
+    limit, price = pool.max_price_usd_h, pool_price(pool)
+    if limit is None:
+        return
+    if not 0 <= limit < float("inf"):
+        raise refuse("max_price_usd_h", f"expected 0 or more USD per hour, found {limit}")
+    if price is None or price > limit:
+        found = "none in the catalogue" if price is None else f"${price:g}"
+        raise refuse(
+            "max_price_usd_h",
+            f"expected {pool.hardware} for at most ${limit:g} an hour, found {found}",
+        )
 
 
 def pool_price(pool: PoolDraft) -> float | None:
@@ -190,6 +206,7 @@ def _store(
         max_restarts=draft.max_restarts,
         store_credential_id=draft.store_credential,
         archive=_archive(draft),
+        notify=None if draft.notify is None else list(draft.notify),
         **_origin(draft.fork),
         created_at=now,
     )
@@ -244,6 +261,7 @@ def store_pool(run: Run, draft: PoolDraft) -> ReplicaPool:
         options=dict(draft.options),
         credential_id=draft.credential,
         price_usd_h=pool_price(draft),
+        max_price_usd_h=draft.max_price_usd_h,
     )
     add_replicas(pool, draft.count, now=now)
     return pool

@@ -24,7 +24,8 @@ class PoolDraft:
     ``hardware`` is a name of :func:`runs.control.backends.catalogue`. ``timeout_s`` 0 is the
     longest deadline the backend allows. ``credential`` is the id of a
     :class:`~runs.models.Credential` of that backend, None for the server's own environment.
-    ``price_usd_h`` replaces the catalogue's.
+    ``price_usd_h`` replaces the catalogue's. ``max_price_usd_h`` refuses what costs more, None
+    nothing.
     """
 
     backend: str = "local"
@@ -37,6 +38,7 @@ class PoolDraft:
     options: Mapping[str, Any] = field(default_factory=dict)
     credential: int | None = None
     price_usd_h: float | None = None
+    max_price_usd_h: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,8 @@ class RunDraft:
     ``time_limit_s``, ``budget_usd`` and ``start_timeout_s`` 0 mean no limit; ``start_timeout_s`` is
     how long the first step may be waited for. ``store_credential`` is the id of a credential of
     kind ``store``, None for the server's own environment. ``archive`` is a zip of user code, for
-    workloads that name a function in it. ``fork`` None begins with weights of its own.
+    workloads that name a function in it. ``fork`` None begins with weights of its own. ``notify``
+    are ids of the webhooks that are told of its alerts, None all there are and will be.
     """
 
     name: str
@@ -70,6 +73,7 @@ class RunDraft:
     store_credential: int | None = None
     archive: bytes = field(default=b"", repr=False)
     fork: Fork | None = None
+    notify: tuple[int, ...] | None = None
 
 
 def local_demo() -> RunDraft:

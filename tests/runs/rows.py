@@ -18,6 +18,7 @@ IDS = {
 NAMES: dict[str, Callable[[Any], Any]] = {
     "run": lambda run: run.pk,
     "owner": lambda user: user.username,
+    "acknowledged_by": lambda user: user.username,
     "actor": lambda user: user.username,
     "store_credential": lambda credential: credential.name,
     "credential": lambda credential: credential.name,
@@ -30,7 +31,8 @@ NAMES: dict[str, Callable[[Any], Any]] = {
 ROWS = {
     "Run": "pk", "ReplicaPool": "run", "Replica": "run", "ReplicaAttempt": "replica__run",
     "Round": "run", "Contribution": "round__run", "Checkpoint": "run", "Event": "run",
-    "MetricBlock": "run", "LogLine": "replica__run", "TelemetryCursor": "replica__run",
+    "MetricBlock": "run", "LogLine": "replica__run", "Alert": "run",
+    "TelemetryCursor": "replica__run",
 }  # fmt: skip
 
 

@@ -42,6 +42,7 @@ export function poolRow(row) {
     need(blocks.regions, can.regions);
     need(blocks.images, can.images);
     need(blocks.spot, can.spot);
+    need(blocks.limit, can.remote);
     const chosen = at.hardware.selectedOptions[0]?.dataset ?? {};
     need(blocks.price, chosen[at.spot.checked && can.spot ? "spot" : "price"] === undefined || at.price_usd_h.value !== "");
   }

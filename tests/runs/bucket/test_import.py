@@ -130,7 +130,7 @@ def test_every_column_is_compared_or_said_to_be_left_out() -> None:
             "id", "rendezvous", "group_settings", "workload", "group_fingerprint", "code_sha256",
             "model_hash", "committed_rounds", "tokens", "eval_loss", "eval_round", "round_s",
             "bytes_up", "bytes_down", "phase_s", "refused_records", "next_round", "next_command",
-            "owner", "store_credential", "archive",
+            "owner", "store_credential", "archive", "notify",
             "delete_requested_at", "delete_objects",  # whoever deletes it does so anew
         },
         "ReplicaPool": {"id", "run", "credential"},
@@ -139,6 +139,7 @@ def test_every_column_is_compared_or_said_to_be_left_out() -> None:
             "loss", "tokens_per_s", "wait_fraction", "device", "host", "pid",
         },
         "ReplicaAttempt": {"id", "replica"},
+        "Alert": {"id", "run", "replica", "acknowledged_by"},
         "Event": {"id", "run", "replica", "actor"},
     }  # fmt: skip
     told = {
@@ -146,6 +147,7 @@ def test_every_column_is_compared_or_said_to_be_left_out() -> None:
         "ReplicaPool": journal.POOL,
         "Replica": (*journal.REPLICA, *journal.WHEN_NOT_WORKING),
         "ReplicaAttempt": (*journal.ATTEMPT, *journal.WHEN_ENDED),
+        "Alert": journal.ALERT,
         "Event": journal.EVENT,
     }
     for name, columns in told.items():

@@ -1,0 +1,237 @@
+"""The submit form's *Source*: templates, clones and forks of every kind of run; its dry run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from dashboard.forms import RunForm
+from diloco.rendezvous.workload import HuggingFaceWorkload
+from runs.drafts import presets
+from runs.drafts.archives import store_archive
+from runs.models import Archive, Checkpoint, Run, Webhook
+from tests.browser import seed
+from tests.dashboard.test_own_code import zipped
+
+pytestmark = pytest.mark.django_db
+
+LLAMA = HuggingFaceWorkload(
+    config={"model_type": "llama", "hidden_size": 64}, context=64, data="file:///data/*.parquet",
+    data_format="parquet", text_column="body", documents=100, eval_tokens=512,
+)  # fmt: skip
+
+
+@pytest.fixture
+def olga(client: Client, settings: Any, tmp_path: Path) -> Any:
+    settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri()
+    user = seed.user("olga", "operator")
+    client.force_login(user)
+    return user
+
+
+@pytest.fixture
+def run(olga: Any, tmp_path: Path) -> Run:
+    made: Run = seed.run(olga, name="First", replicas=2)
+    Run.objects.update(rendezvous=(tmp_path / "first").as_uri())
+    made.refresh_from_db()
+    return made
+
+
+def values_of(client: Client, query: str = "") -> dict[str, Any]:
+    """What a browser sends of the form as it is filled in."""
+    answer = client.get(reverse("run-new") + query)
+    assert answer.status_code == 200
+    form = answer.context["form"]
+    assert isinstance(form, RunForm)
+    fields = [*form, *(field for pool in form.pools for field in pool)]
+    return {f.html_name: v for f in fields if (v := f.value()) is not None and v is not False}
+
+
+def launch(client: Client, sent: dict[str, Any]) -> Run:
+    before = set(Run.objects.values_list("pk", flat=True))
+    answer = client.post(reverse("run-new"), sent)
+    assert answer.status_code == 302, answer.context["form"].all_errors
+    return Run.objects.exclude(pk__in=before).get()
+
+
+@pytest.mark.parametrize("name", presets.TEMPLATES)
+def test_a_template_fills_in_the_form(client: Client, olga: Any, name: str) -> None:
+    expected = presets.TEMPLATES[name].make()
+    assert values_of(client, f"?template={name}")["name"] == expected.name
+    form = RunForm(values_of(client, f"?template={name}"))
+    assert form.draft() == expected, form.all_errors
+
+
+def test_the_first_visit_is_the_local_demo(client: Client, olga: Any) -> None:
+    for query in ("", "?template=nothing-like-it"):
+        assert values_of(client, query)["name"] == "Local demo"
+    source = client.get(reverse("run-new")).context["source"]
+    assert (source["kind"], source["clone"], source["fork"]) == ("template", [], [])
+
+
+def test_a_run_of_transformers_is_cloned_whole(client: Client, run: Run) -> None:
+    Run.objects.update(workload=LLAMA.to_dict())
+    sent = values_of(client, f"?clone={run.pk}")
+    assert sent["workload"] == "huggingface"
+    form = RunForm(sent)
+    draft = form.draft()
+    assert draft is not None, form.all_errors
+    assert draft.workload == LLAMA
+
+
+def test_what_is_wrong_with_a_model_stands_at_its_field(client: Client, run: Run) -> None:
+    Run.objects.update(workload=LLAMA.to_dict())
+    sent = values_of(client, f"?clone={run.pk}")
+    for change, field, said in (
+        ({"config": ""}, "model", "expected either 'model' or 'config', found neither"),
+        ({"model": "a/b"}, "model", "found both"),
+        ({"config": "{"}, "config", "expected a JSON object"),
+        ({"config": "{}", "model": "a/b", "context": "0"}, "context", "greater than or equal to 1"),
+        ({"data": ""}, "data", "expected a URI"),
+    ):
+        form = RunForm(sent | change)
+        assert form.draft() is None
+        assert list(form.all_errors) == [field]
+        assert said in form.all_errors[field][0]
+
+
+def test_own_code_is_cloned_with_its_zip(client: Client, run: Run) -> None:
+    code = store_archive(zipped())
+    assert code is not None
+    workload = {"kind": "custom", "function": "train:build", "arguments": {"width": 8},
+                "archive": code.pk, "requirements": ["einops==0.8"]}  # fmt: skip
+    Run.objects.update(workload=workload, archive=code)
+    page = client.get(reverse("run-new") + f"?clone={run.pk}").content.decode()
+    assert f"Kept: 1 file, sha256 {code.pk[:12]}" in page
+    made = launch(client, values_of(client, f"?clone={run.pk}"))
+    assert (made.workload, made.archive) == (workload, code)
+
+
+def test_a_clone_whose_zip_is_gone_says_so(client: Client, run: Run) -> None:
+    workload = {"kind": "custom", "function": "train:build", "arguments": {}, "archive": "0" * 64,
+                "requirements": []}  # fmt: skip
+    Run.objects.update(workload=workload)
+    answer = client.post(reverse("run-new"), values_of(client, f"?clone={run.pk}"))
+    assert "choose it again" in answer.context["form"].all_errors["archive"][0]
+    assert not Archive.objects.exists()
+
+
+def test_a_clone_keeps_what_the_form_hardly_shows(client: Client, run: Run) -> None:
+    hooks = [
+        Webhook.objects.create(
+            name=name, url="https://example.org", kinds=["finished"], created_at=timezone.now()
+        )
+        for name in ("pager", "chat")
+    ]
+    run.pools.update(options={"nice": 5}, max_price_usd_h=1.5)
+    Run.objects.update(notify=[hooks[0].pk])
+    sent = values_of(client, f"?clone={run.pk}")
+    draft = RunForm(sent).draft()
+    assert draft is not None
+    assert draft.pools[0].options == {"nice": 5}
+    assert draft.pools[0].max_price_usd_h == 1.5
+    assert draft.notify == (hooks[0].pk,)
+    page = client.get(reverse("run-new") + f"?clone={run.pk}").content.decode()
+    assert "&quot;nice&quot;: 5" in page
+    everybody = RunForm(sent | {"notify": [str(hook.pk) for hook in hooks]}).draft()
+    assert everybody is not None
+    assert everybody.notify is None
+    nobody = RunForm({k: v for k, v in sent.items() if k != "notify"}).draft()
+    assert nobody is not None
+    assert nobody.notify == ()
+
+
+def test_too_dear_is_refused_at_its_field(client: Client, olga: Any) -> None:
+    sent = values_of(client) | {"pools.0.price_usd_h": "2", "pools.0.max_price_usd_h": "1.5"}
+    answer = client.post(reverse("run-new"), sent)
+    [(field, said)] = answer.context["form"].all_errors.items()
+    assert (field, said) == (
+        "pools.0.max_price_usd_h", ["expected cpu for at most $1.5 an hour, found $2"],
+    )  # fmt: skip
+    launch(client, sent | {"pools.0.max_price_usd_h": "2"})
+    for wrong in ("{", "[1]"):
+        form = RunForm(sent | {"pools.0.options": wrong})
+        assert form.draft() is None
+        assert "expected a JSON object" in form.all_errors["pools.0.options"][0]
+
+
+def test_source_leads_to_the_address_that_says_it(client: Client, run: Run) -> None:
+    asked = {"source": "fork", "template": "local", "clone": "x", "fork": str(run.pk), "round": "5"}
+    for change, query in (
+        ({}, f"fork={run.pk}&round=5"),
+        ({"round": ""}, f"fork={run.pk}"),
+        ({"source": "template"}, "template=local"),
+        ({"source": "clone", "clone": ""}, ""),
+        ({"source": "//evil.example"}, ""),
+    ):
+        answer = client.get(reverse("run-new"), asked | change)
+        assert (answer.status_code, answer["Location"]) == (302, f"/runs/new?{query}")
+
+
+def test_only_runs_with_a_checkpoint_can_be_forked(client: Client, run: Run) -> None:
+    seed.run(run.owner, name="Second", committed=0)
+    Checkpoint.objects.create(
+        run=run, round=5, key="k", size_bytes=1, digest="d", created_at=timezone.now()
+    )
+    source = client.get(reverse("run-new") + f"?clone={run.pk}").context["source"]
+    assert [label for _, label in source["clone"]] == ["Second · 0 rounds", "First · 12 rounds"]
+    assert [label for _, label in source["fork"]] == ["First · 12 rounds"]
+    assert (source["kind"], source["chosen"]) == ("clone", str(run.pk))
+
+
+def test_the_page_asks_as_much_with_many_runs(
+    client: Client, olga: Any, django_assert_max_num_queries: Any
+) -> None:
+    for n in range(3):
+        seed.run(olga, name=f"Run {n}", committed=1)
+    with django_assert_max_num_queries(10):
+        client.get(reverse("run-new"))
+
+
+# Dry run.
+
+
+def test_a_dry_run_shows_what_would_be_launched_and_makes_nothing(
+    client: Client, olga: Any, tmp_path: Path
+) -> None:
+    sent = values_of(client) | {"name": "Only tried", "dry_run": "1"}
+    answer = client.post(reverse("run-new"), sent)
+    page = answer.content.decode()
+    assert answer.status_code == 200
+    assert "Dry run: backends, bucket and data say yes" in page
+    assert "4 × local cpu" in page
+    assert page.count("&quot;sync_every&quot;: 90") == 2  # beside the form, and as what it is
+    assert 'value="Only tried"' in page
+    assert not Run.objects.exists()
+    assert not [path for path in (tmp_path / "rendezvous").rglob("*") if path.is_file()]
+    del sent["dry_run"]
+    assert launch(client, sent).name == "Only tried"
+
+
+def test_a_dry_run_says_what_a_launch_would(client: Client, olga: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file where a folder should be")
+    wrong = {"rendezvous": f"{tmp_path}/file/run"}
+    for change, field in (({"sync_every": "0"}, "sync_every"), (wrong, "rendezvous")):
+        answer = client.post(reverse("run-new"), values_of(client) | {"dry_run": "1"} | change)
+        assert answer.status_code == 422
+        assert list(answer.context["form"].all_errors) == [field]
+        assert "say yes" not in answer.content.decode()
+    assert not Run.objects.exists()
+
+
+def test_a_viewer_has_neither(client: Client) -> None:
+    client.force_login(seed.user("vera", "viewer"))
+    assert client.get(reverse("run-new")).status_code == 403
+    assert client.post(reverse("run-new"), {"dry_run": "1"}).status_code == 403
+
+
+def test_enter_in_a_field_costs_nothing(client: Client, olga: Any) -> None:
+    """The first submit button of a form is the one that Enter presses."""
+    page = client.get(reverse("run-new")).content.decode()
+    form = page[page.index("data-submit") :]
+    assert form[form.index('type="submit"') :].startswith('type="submit" name="dry_run"')
