@@ -11,6 +11,7 @@ from dashboard.views import (
     auth,
     bulk,
     charts,
+    checkpoints,
     compare,
     health,
     life,
@@ -64,6 +65,17 @@ urlpatterns = [
     path("runs/<uuid:run_id>/replicas/<int:number>/stop", replica.stop, name="replica-stop"),
     path(
         "runs/<uuid:run_id>/replicas/<int:number>/restart", replica.restart, name="replica-restart"
+    ),
+    path("runs/<uuid:run_id>/checkpoints", checkpoints.checkpoints, name="run-checkpoints"),
+    path(
+        "runs/<uuid:run_id>/checkpoints/<int:checkpoint_id>/weights",
+        checkpoints.download,
+        name="checkpoint-download",
+    ),
+    path(
+        "runs/<uuid:run_id>/checkpoints/<int:checkpoint_id>/export",
+        checkpoints.export,
+        name="checkpoint-export",
     ),
     path("runs/<uuid:run_id>/alerts", alerts.alerts, name="run-alerts"),
     path(

@@ -9,7 +9,7 @@ from django.utils import timezone
 from runs import deletion, live, selectors
 from runs.alerting import webhooks
 from runs.context import about
-from runs.control import health, launch, reaper, reconcile
+from runs.control import health, hub_export, launch, reaper, reconcile
 from runs.control.lease import lease
 from runs.drafts.archives import sweep_archives
 from runs.exceptions import LaunchLater
@@ -18,6 +18,8 @@ from runs.queue import enqueue
 TICK_EXPIRES_S = 5.0
 LAUNCH_LEASE_S = 110.0
 """A task's time limit: whoever has died by then holds nothing up."""
+EXPORT_S = 3600
+"""The longest upload of a checkpoint."""
 
 
 @shared_task
@@ -58,6 +60,15 @@ def delete_run(run_id: str) -> None:
     with about(run=run_id), lease(f"delete:{run_id}", ttl_s=LAUNCH_LEASE_S) as held:
         if held:
             deletion.delete_run(run_id)
+
+
+@shared_task(acks_late=False, soft_time_limit=EXPORT_S - 60, time_limit=EXPORT_S)
+def export_checkpoint(
+    checkpoint_id: int, credential_id: int, repository: str, private: bool, actor_id: int
+) -> None:
+    """Longer than other tasks, so it is acknowledged before it begins: one whose worker dies does
+    not come again, and whoever asked for it sees no end of it and asks anew."""
+    hub_export.export(checkpoint_id, credential_id, repository, private, actor_id)
 
 
 @shared_task

@@ -13,6 +13,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from dashboard.views.access import run_to_see
+from dashboard.views.checkpoints import checkpoint_context
 from diloco.rendezvous.settings import SECTIONS, setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
 from runs import life, selectors
@@ -24,7 +25,8 @@ from runs.models import Run
 from runs.states import RUN_LIVE, RunState
 
 TABS = (
-    "overview", "rounds", "timeline", "replicas", "logs", "system", "settings", "events", "alerts",
+    "overview", "rounds", "timeline", "replicas", "logs", "system", "checkpoints",
+    "settings", "events", "alerts",
 )  # fmt: skip
 MAX_POINTS = 4000
 MAX_LOG_LINES = 500
@@ -41,8 +43,6 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
         "header": selectors.run_header(run),
         "tab": tab if tab in TABS else TABS[0],
         "tabs": TABS,
-        "may_operate": selectors.may_operate(request.user, run),
-        "may_submit": selectors.may_submit(request.user),
         "may": what_goes(run),
         "origin": origin_of(run),
         "sections": settings_sections(run),
@@ -53,6 +53,7 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
         "stale": is_stale(run, now=timezone.now()),
         "stale_after_s": health.STALE_RUN_S,
         "arguments": json.dumps(run.workload.get("arguments", {})),
+        **checkpoint_context(request, run),
     }
     return render(request, "runs/detail.html", context)
 

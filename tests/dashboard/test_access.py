@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from django.test import Client
 from django.urls import URLPattern, get_resolver, reverse
 from django.utils import timezone
 
-from runs.models import Run
+from diloco.rendezvous.store import open_store
+from runs.models import Checkpoint, Run
 from tests.browser import seed, seed_fleet
 from tests.dashboard.people import KINDS, client_for
 
@@ -31,6 +33,9 @@ PAGES = {
     "run-heatmap": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-timeline": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-logs": ("get", SIGN_IN, OK, OK, OK, OK),
+    "run-checkpoints": ("get", SIGN_IN, OK, OK, OK, OK),
+    "checkpoint-download": ("get", SIGN_IN, REFUSED, OK, REFUSED, OK),
+    "checkpoint-export": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "run-stop": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "run-pause": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "run-resume": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
@@ -72,10 +77,17 @@ TESTED_ELSEWHERE = {
 
 
 @pytest.fixture
-def run() -> Run:
+def run(tmp_path: Path) -> Run:
     made = seed.run(seed.user("owner", "operator"), committed=2, replicas=2)
     for replica in made.replicas.all():
         seed_fleet.attempts(replica, backend="local", price=0.0, earlier=0, now=timezone.now())
+    key = "checkpoints/weights.safetensors"
+    made.rendezvous = tmp_path.as_uri()
+    made.save()
+    open_store(made.rendezvous).put(key, b"weights")
+    Checkpoint.objects.create(
+        run=made, round=2, key=key, size_bytes=7, digest="", created_at=timezone.now()
+    )
     return made
 
 
@@ -110,6 +122,8 @@ def address(name: str, run: Run) -> str:
         args.append(1)
     if name == "run-round":
         args.append(2)
+    if kind == "checkpoint":
+        args += [run.pk, run.checkpoints.get().pk]
     if name == "pool-scale":
         args.append(run.pools.get().pk)
     query = {

@@ -1,21 +1,22 @@
-// Alerts: the server writes the list; it is asked for when their number changes and the tab is open.
+// Tabs that the server writes (alerts, checkpoints): asked for when they are open and what they show
+// may have changed.
 
 import { $, setText } from "../lib/dom.js";
 import { getHTML } from "../lib/live.js";
 
-export function alertList({ store, page }, place) {
-  const badge = $("[data-alert-count]", page);
-  const link = badge.closest("a");
+/** What `place` shows is of `address`, and of `key()`. */
+function written({ store, page }, place, address, key) {
+  const { panel } = place.closest("[data-panel]").dataset;
   let shown = null;
   let asking = false;
 
   async function refresh() {
     // Nothing moves under somebody's fingers: what is new comes when they have left the list.
-    if (asking || place.contains(document.activeElement)) return;
+    if (asking || place.contains(document.activeElement) || $("details[open]", place)) return;
     asking = true;
     const wanted = key();
     try {
-      place.innerHTML = await getHTML(place.dataset.alerts);
+      place.innerHTML = await getHTML(address);
       shown = wanted;
     } catch {
       // The next change, or the next look at the tab, asks again.
@@ -24,14 +25,27 @@ export function alertList({ store, page }, place) {
     }
   }
 
-  const key = () => `${store.run.alerts} ${store.run.state} ${store.run.committed_rounds}`;
   place.addEventListener("focusout", () => setTimeout(() => store.run && shown !== key() && refresh()));
+  return () => page.dataset.tab === panel && shown !== key() && refresh();
+}
+
+export function checkpointList(context, place) {
+  const { store } = context;
+  const refresh = written(context, place, place.dataset.refresh, () => `${store.run.state} ${store.run.committed_rounds} ${store.events.size}`);
+  return () => store.run && refresh();
+}
+
+export function alertList(context, place) {
+  const { store, page } = context;
+  const badge = $("[data-alert-count]", page);
+  const link = badge.closest("a");
+  const refresh = written(context, place, place.dataset.alerts, () => `${store.run.alerts} ${store.run.state} ${store.run.committed_rounds}`);
   return (changed) => {
     if (!store.run || !(changed.has("run") || changed.has("tab"))) return;
     const count = store.run.alerts ?? 0;
     badge.hidden = count === 0;
     setText($("[data-n]", badge), String(count));
     link.title = count ? `${count} nobody has acknowledged` : "";
-    if (page.dataset.tab === "alerts" && shown !== key()) refresh();
+    refresh();
   };
 }

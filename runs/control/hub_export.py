@@ -1,0 +1,169 @@
+"""A checkpoint of a run as a model on the Hugging Face Hub.
+
+What lies in the bucket is uploaded as it is: the weights (``model.safetensors``), of final weights
+their ``config.json`` as well, and a model card that says where they come from. No torch is needed,
+and nothing is turned into a model on the way, so a directory that ``from_pretrained`` loads, with
+its tokenizer, is still ``python -m diloco.export``'s business; the card says so.
+
+Weights go through a temporary file, because the Hub wants their digest before their bytes; the disk
+must have room for them. API: https://huggingface.co/docs/huggingface_hub/guides/upload
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from django.contrib.auth.models import User
+
+from diloco.rendezvous.records import BadRecord, FinalManifest, StoredObject
+from diloco.rendezvous.store import MissingKey, Store, StoreError
+from executors.base import ExecutorError
+from runs.bucket.objects import NotWhatItWas, fetch
+from runs.bucket.results import read_final
+from runs.bucket.stores import store_for
+from runs.credentials import CannotOpen
+from runs.credentials.vault import open_credential
+from runs.exceptions import CannotDo
+from runs.models import Checkpoint, Credential, Event, Run
+from runs.queue import enqueue
+from runs.transitions import clean_text, record_event
+
+TOKEN = "HF_TOKEN"  # noqa: S105 -- the name of a variable
+KIND = "hub_export"
+"""Of the events: asked, done, failed."""
+PATIENCE_S = 60.0
+_CONFIG_LIMIT = 1_000_000
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,94}/[A-Za-z0-9][\w.-]{0,94}")
+
+
+def credentials() -> list[Credential]:
+    """Those that hold a token of the Hub, be it for Jobs or for a repository as a store."""
+    found = Credential.objects.filter(kind__in=("huggingface", "store")).order_by("name")
+    return [credential for credential in found if TOKEN in credential.fields]
+
+
+def ask(
+    checkpoint: Checkpoint, *, credential_id: str, repository: str, private: bool, actor: User
+) -> None:
+    """Check what can be checked here, and leave the rest to a worker. Raises :class:`CannotDo`."""
+    repository = repository.strip()
+    if not _NAME.fullmatch(repository) or ".." in repository or "--" in repository:
+        raise CannotDo(f"expected a repository such as acme/small-model, found {repository[:80]!r}")
+    credential = next((c for c in credentials() if str(c.pk) == credential_id), None)
+    if credential is None:
+        raise CannotDo("expected a credential with a token of the Hub, found none")
+    record_event(
+        checkpoint.run, KIND, f"{checkpoint} is uploaded to {repository} with {credential}",
+        actor=actor,
+    )  # fmt: skip
+    enqueue("export_checkpoint", checkpoint.pk, credential.pk, repository, private, actor.pk)
+
+
+def export(
+    checkpoint_id: int, credential_id: int, repository: str, private: bool, actor_id: int
+) -> None:
+    """Upload, and say in an event what came of it. Uploading the same again changes nothing."""
+    checkpoint = Checkpoint.objects.select_related("run").filter(pk=checkpoint_id).first()
+    credential = next((c for c in credentials() if c.pk == credential_id), None)
+    if checkpoint is None or credential is None:
+        return
+    run = checkpoint.run
+    actor = User.objects.filter(pk=actor_id).first()
+    try:
+        address = _upload(checkpoint, credential, repository, private=private)
+    except (
+        MissingKey, StoreError, BadRecord, NotWhatItWas, ExecutorError, CannotOpen, OSError
+    ) as error:  # fmt: skip
+        words = f"{checkpoint} could not be uploaded to {repository}: {error}"
+        level = Event.Level.ERROR
+    else:
+        words, level = f"{checkpoint} is at {address}", Event.Level.INFO
+    record_event(run, KIND, clean_text(words), level=level, actor=actor)
+
+
+def _upload(
+    checkpoint: Checkpoint, credential: Credential, repository: str, *, private: bool
+) -> str:
+    """Where it is then."""
+    from huggingface_hub import CommitOperationAdd  # lazily: a web process has no use for it
+
+    from executors.hf_hub import Hub
+
+    store = store_for(checkpoint.run)
+    secrets = open_credential(credential)
+    hub = Hub(
+        token=secrets[TOKEN], endpoint=secrets.get("HF_ENDPOINT") or None, patience_s=PATIENCE_S
+    )
+    manifest = read_final(store) if checkpoint.final else None
+    with tempfile.TemporaryDirectory(prefix="archipelago-hub-") as folder:
+        path = Path(folder) / "model.safetensors"
+        with path.open("wb") as file:
+            fetch(
+                store, checkpoint.key, file,
+                size_bytes=checkpoint.size_bytes, sha256=checkpoint.digest,
+            )  # fmt: skip
+        files: dict[str, Any] = {"model.safetensors": path}
+        if manifest is not None:
+            files["config.json"] = _config(store, manifest)
+        files["README.md"] = card(checkpoint, repository, config=manifest is not None).encode()
+        with hub.calling(list(secrets.values())) as api:
+            api.create_repo(repository, private=private or None, exist_ok=True)
+            done = api.create_commit(
+                repository,
+                [CommitOperationAdd(name, content) for name, content in files.items()],
+                commit_message=f"Weights of {_line(checkpoint.run.name)}: {checkpoint}",
+            )
+    return str(done.repo_url)
+
+
+def _config(store: Store, manifest: FinalManifest) -> bytes:
+    described: StoredObject = manifest.config
+    if described.size_bytes > _CONFIG_LIMIT:
+        raise NotWhatItWas(
+            f"{described.key}: expected at most {_CONFIG_LIMIT} bytes, found {described.size_bytes}"
+        )
+    with tempfile.TemporaryFile() as file:
+        fetch(
+            store, described.key, file,
+            size_bytes=described.size_bytes, sha256=described.sha256,
+        )  # fmt: skip
+        file.seek(0)
+        return file.read()
+
+
+def card(checkpoint: Checkpoint, repository: str, *, config: bool) -> str:
+    """The model card: https://huggingface.co/docs/hub/model-cards"""
+    run: Run = checkpoint.run
+    settings = run.group_settings
+    loss = run.eval_loss if checkpoint.final else None
+    rows = {
+        "Run": _line(run.name),
+        "Weights": f"{'final, ' if checkpoint.final else ''}after round {checkpoint.round}",
+        "Replicas": settings["num_replicas"],
+        "Inner steps per round": settings["sync_every"],
+        "Codec": settings["codec"],
+        "Evaluation loss": f"{loss:.4f} (newest, round {run.eval_round})" if loss else "not given",
+        "SHA-256 of model.safetensors": f"`{checkpoint.digest}`",
+    }
+    model = json.dumps(run.workload, indent=2, sort_keys=True)
+    lines = [
+        "---", "library_name: safetensors", "tags:", "- diloco", "---",
+        f"# {_line(repository)}", "",
+        "Trained with DiLoCo: replicas that share a bucket exchange pseudo-gradients.", "",
+        "| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items()), "",
+        "The files are those of the run's bucket, byte for byte"
+        + (" (`config.json` as well)." if config else "; a checkpoint has no `config.json`."),
+        "A directory with a tokenizer that Transformers' `from_pretrained` loads is made by",
+        "`python -m diloco.export` where the run's model is one of Transformers.", "",
+        "The workload:", "", "```json", model.replace("`", "'"), "```", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _line(text: str) -> str:
+    """Words of a person inside a table of Markdown."""
+    return re.sub(r"[|`<>\[\]\r\n\\]", " ", text).strip() or "a run"

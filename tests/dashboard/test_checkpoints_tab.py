@@ -1,0 +1,132 @@
+"""The Checkpoints tab: what lies in the bucket, and who may take it from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from diloco.rendezvous.store import open_store
+from runs.bucket.objects import PIECE_BYTES
+from runs.models import Checkpoint, Credential, Event, Run
+from tests.browser import seed, seed_usage
+
+pytestmark = pytest.mark.django_db
+
+WEIGHTS = b"0123456789" * 2_000_000  # three pieces
+
+
+@pytest.fixture
+def run(client: Client, tmp_path: Path) -> Run:
+    olga = seed.user("olga", "operator")
+    client.force_login(olga)
+    run: Run = seed.run(olga, committed=10, replicas=2, state="cancelled")
+    run.rendezvous = tmp_path.as_uri()
+    run.save()
+    return run
+
+
+def tab(client: Client, run: Run) -> str:
+    return client.get(reverse("run-checkpoints", args=[run.pk])).content.decode()
+
+
+def stored(run: Run, data: bytes = WEIGHTS) -> Checkpoint:
+    seed_usage.checkpoints(run, 8)
+    made: Checkpoint = Checkpoint.objects.get(run=run)
+    open_store(run.rendezvous).put(made.key, data)
+    Checkpoint.objects.update(size_bytes=len(WEIGHTS))
+    return made
+
+
+def download(client: Client, made: Checkpoint) -> Any:
+    return client.get(reverse("checkpoint-download", args=[made.run_id, made.pk]))
+
+
+def test_each_with_what_can_be_done(client: Client, run: Run) -> None:
+    assert "No checkpoint yet" in tab(client, run)
+    seed_usage.checkpoints(run, 0, 5, 10)
+    text = tab(client, run)
+    assert "Resume from the newest" in text
+    assert [f"fork={run.pk}&amp;round={n}" in text for n in (0, 5, 10)] == [False, True, True]
+    assert text.count("swept from the bucket") == 1
+    assert seed.digest("checkpoint 10") in text
+    assert "No credential holds a token of the Hugging Face Hub" in text
+    page = client.get(reverse("run", args=[run.pk]) + "?tab=checkpoints").content.decode()
+    assert seed.digest("checkpoint 10") in page
+
+
+def test_a_run_with_final_weights_is_not_resumed(client: Client, run: Run) -> None:
+    seed_usage.checkpoints(run, 10, final=True)
+    text = tab(client, run)
+    assert "Final, round 10" in text
+    assert "Resume from the newest" not in text
+
+
+def test_viewers_see_them_and_take_none(client: Client, run: Run) -> None:
+    made = stored(run)
+    client.force_login(seed.user("vera", "viewer"))
+    text = tab(client, run)
+    assert "Round 8" in text
+    for word in ("Download", "To the Hub", "Fork", "Resume"):
+        assert word not in text
+    assert download(client, made).status_code == 403
+    assert client.post(reverse("checkpoint-export", args=[run.pk, made.pk])).status_code == 403
+
+
+def test_weights_come_whole_and_in_pieces(client: Client, run: Run) -> None:
+    answer = download(client, stored(run))
+    parts = list(answer.streaming_content)
+    assert b"".join(parts) == WEIGHTS
+    assert [len(p) for p in parts] == [PIECE_BYTES, PIECE_BYTES, len(WEIGHTS) - 2 * PIECE_BYTES]
+    assert answer["Content-Length"] == str(len(WEIGHTS))
+    assert answer["Content-Disposition"] == 'attachment; filename="local-demo-round-8.safetensors"'
+
+
+def test_what_has_been_swept_is_not_there(client: Client, run: Run) -> None:
+    made = stored(run)
+    open_store(run.rendezvous).delete([made.key])
+    assert download(client, made).status_code == 404
+
+
+def test_a_checkpoint_of_another_run_is_not_ones_own(client: Client, run: Run) -> None:
+    other = stored(run)
+    mine = seed.run(run.owner, name="Mine", committed=2)
+    address = reverse("checkpoint-download", args=[mine.pk, other.pk])
+    assert client.get(address).status_code == 404
+
+
+def test_the_form_names_credentials_and_never_what_they_hold(client: Client, run: Run) -> None:
+    made = stored(run)
+    for name, kind, fields in (
+        ("hub of acme", "huggingface", ["HF_TOKEN"]), ("our bucket", "store", ["AWS_REGION"])
+    ):  # fmt: skip
+        Credential.objects.create(
+            name=name, kind=kind, sealed="x", fields=fields,
+            created_at=run.created_at, changed_at=run.created_at,
+        )  # fmt: skip
+    text = tab(client, run)
+    assert "hub of acme" in text and "our bucket" not in text
+    address = reverse("checkpoint-export", args=[run.pk, made.pk])
+    bad = client.post(address, {"repository": "alone", "credential": "1"}, follow=True)
+    assert "expected a repository such as acme/small-model" in bad.content.decode()
+    known = Credential.objects.get(kind="huggingface")
+    good = {"repository": "acme/model", "credential": str(known.pk), "private": "1"}
+    assert client.post(address, good)["Location"].endswith("?tab=checkpoints")
+    event = Event.objects.get(run=run, kind="hub_export")
+    assert event.message == "checkpoint @ 8 is uploaded to acme/model with hub of acme"
+    assert "Uploads to the Hub" in tab(client, run)
+
+
+def test_the_tab_costs_the_same_with_many(client: Client, run: Run) -> None:
+    counts = []
+    for rounds in ([1], range(2, 60)):
+        seed_usage.checkpoints(run, *rounds)
+        with CaptureQueriesContext(connection) as found:
+            tab(client, run)
+        counts.append(len(found))
+    assert counts[0] == counts[1]

@@ -1,0 +1,160 @@
+"""Checkpoints go to the Hub as they lie in the bucket, through its real client and over HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from diloco.rendezvous import keys
+from diloco.rendezvous.records import FinalManifest, StoredObject
+from diloco.rendezvous.store import Store
+from runs.bucket.stores import store_for
+from runs.control import hub_export
+from runs.credentials import vault
+from runs.exceptions import CannotDo
+from runs.models import Checkpoint, Credential, Event
+from tests.model_hub import REPO, TOKEN, ModelHub, running_model_hub
+from tests.runs.world import identity
+
+pytestmark = pytest.mark.django_db
+
+WEIGHTS = bytes(range(256)) * 100_000  # more than one piece
+CONFIG = b'{"model_type": "gpt2"}'
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[ModelHub]:
+    with running_model_hub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def world(make_world: Callable[..., Any]) -> Any:
+    return make_world(replicas=2)
+
+
+def put(store: Store, key: str, data: bytes) -> StoredObject:
+    store.put(key, data)
+    return StoredObject(key=key, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def checkpoint(world: Any, *, final: bool = False) -> Checkpoint:
+    store = store_for(world.run)
+    weights = put(store, "w/weights.safetensors", WEIGHTS)
+    if final:
+        manifest = FinalManifest(
+            round=7, reason="completed", writer=identity(0), weights_digest="d", weights=weights,
+            config=put(store, "w/config.json", CONFIG), summary=put(store, "w/summary.json", b"{}"),
+            wall_s=1.0,
+        )  # fmt: skip
+        store.create(keys.FINAL_MANIFEST, manifest.to_bytes())
+    found: Checkpoint = Checkpoint.objects.create(
+        run=world.run, round=7, final=final, key=weights.key, size_bytes=weights.size_bytes,
+        digest=weights.sha256, created_at=world.clock(),
+    )  # fmt: skip
+    return found
+
+
+def credential(
+    world: Any, url: str, *, token: str = TOKEN, kind: str = "huggingface"
+) -> Credential:
+    values = {"HF_TOKEN": token, "HF_ENDPOINT": url}
+    made: Credential = Credential.objects.create(
+        name="hub", kind=kind, sealed=vault.seal(values), fields=sorted(values),
+        options={"scheme": "hf"}, created_at=world.clock(), changed_at=world.clock(),
+    )  # fmt: skip
+    return made
+
+
+def upload(made: Checkpoint, found: Credential) -> str:
+    hub_export.export(made.pk, found.pk, REPO, True, made.run.owner.pk)
+    event = Event.objects.filter(run=made.run, kind=hub_export.KIND).first()
+    assert event is not None
+    return f"{event.level}: {event.message}"
+
+
+def test_final_weights_with_config_and_card(world: Any, hub: ModelHub) -> None:
+    told = upload(checkpoint(world, final=True), credential(world, hub.url))
+    assert told == f"info: final @ 7 is at {hub.url}/{REPO}"
+    assert hub.files["model.safetensors"] == WEIGHTS
+    assert hub.files["config.json"] == CONFIG
+    card = hub.files["README.md"].decode()
+    assert hashlib.sha256(WEIGHTS).hexdigest() in card
+    assert "final, after round 7" in card
+    assert json.loads(card.split("```json")[1].split("```")[0]) == world.run.workload
+    assert hub.created[-1]["visibility"] == "private"
+
+
+def test_a_checkpoint_has_no_config_and_the_card_says_so(world: Any, hub: ModelHub) -> None:
+    hub.files.clear()
+    assert upload(checkpoint(world), credential(world, hub.url)).startswith("info: checkpoint @ 7")
+    assert set(hub.files) == {"model.safetensors", "README.md"}
+    assert "has no `config.json`" in hub.files["README.md"].decode()
+
+
+def test_what_goes_wrong_is_an_event_without_the_token(world: Any, hub: ModelHub) -> None:
+    made, found = checkpoint(world), credential(world, hub.url)
+    hub_export.export(made.pk, found.pk, "islands/gated", False, made.run.owner.pk)
+    event = Event.objects.filter(run=made.run, kind=hub_export.KIND).first()
+    assert event is not None and event.level == "error"
+    assert "403" in event.message and "restricted" in event.message
+    assert TOKEN not in event.message
+
+
+def test_damaged_or_swept_weights_are_not_uploaded(world: Any, hub: ModelHub) -> None:
+    made, found = checkpoint(world), credential(world, hub.url)
+    store = store_for(world.run)
+    hub.files.clear()
+    store.put(made.key, WEIGHTS[:-1] + b"!")
+    assert "expected sha256" in upload(made, found)
+    store.put(made.key, WEIGHTS[:-1])
+    assert f"expected {len(WEIGHTS)} bytes, found {len(WEIGHTS) - 1}" in upload(made, found)
+    store.delete([made.key])
+    assert upload(made, found).startswith("error: ")
+    assert not hub.files
+
+
+def test_asking_is_an_event_and_a_task(
+    world: Any, hub: ModelHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(hub_export, "enqueue", lambda *args: sent.append(args))
+    made, found = checkpoint(world), credential(world, hub.url, kind="store")
+    actor: User = made.run.owner
+    hub_export.ask(
+        made, credential_id=str(found.pk), repository=f" {REPO} ", private=True, actor=actor
+    )
+    assert sent == [("export_checkpoint", made.pk, found.pk, REPO, True, actor.pk)]
+    assert Event.objects.filter(kind=hub_export.KIND).get().actor == actor
+
+
+@pytest.mark.parametrize(
+    "repository", ["", "alone", "a/b/c", "../etc", "a/b c", "a/" + "b" * 200, "-a/b", "a/b--c"]
+)
+def test_a_name_that_is_none(world: Any, hub: ModelHub, repository: str) -> None:
+    made, found = checkpoint(world), credential(world, hub.url)
+    with pytest.raises(CannotDo, match="expected a repository"):
+        hub_export.ask(
+            made, credential_id=str(found.pk), repository=repository, private=True,
+            actor=made.run.owner,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("named", ["", "x", "999999", "²"])
+def test_another_credential_does_not_open_the_hub(world: Any, named: str) -> None:
+    Credential.objects.create(
+        name="bucket", kind="store", sealed=vault.seal({"AWS_REGION": "x"}), fields=["AWS_REGION"],
+        created_at=world.clock(), changed_at=world.clock(),
+    )  # fmt: skip
+    known = Credential.objects.get().pk
+    for credential_id in (named, str(known)):
+        with pytest.raises(CannotDo, match="expected a credential"):
+            hub_export.ask(
+                checkpoint(world) if credential_id == named else Checkpoint.objects.get(),
+                credential_id=credential_id, repository=REPO, private=True, actor=world.run.owner,
+            )  # fmt: skip
