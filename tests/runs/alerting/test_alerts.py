@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.utils import timezone
 
+from runs import life, selectors, services
 from runs.alerting import book as alerting
 from runs.alerting import rules as alerts
 from runs.alerting.rules import AlertView, Finding, ReplicaView, RoundsView, Verdict, judge
+from runs.control.launch import launch_run
+from runs.control.reconcile import reconcile_run
 from runs.models import Alert, Event
 from runs.states import ReplicaState, RunState
 from tests.runs import world as w
@@ -317,6 +321,34 @@ def test_the_end_is_told_once_and_closes_the_rest(make_world: Any) -> None:
     assert open_kinds(world.run) == set()
     end = Alert.objects.get(kind="finished")
     assert (end.times, end.closed_at, end.level) == (1, end.opened_at, "info")
+
+
+def look_after() -> None:
+    """As beat does, until nobody is left to be looked after."""
+    for _ in range(3):
+        for pk in selectors.runs_to_look_after().values_list("pk", flat=True):
+            reconcile_run(str(pk))
+
+
+@pytest.mark.parametrize("how", ["stopped", "by force", "never launched"])
+def test_the_end_is_told_of_a_run_that_never_began(
+    make_run: Any, executor: Any, tmp_path: Path, how: str
+) -> None:
+    """It ends in somebody's request or in the launch, where no alert is judged."""
+    (tmp_path / "file").write_text("a file where a folder should be")
+    run = make_run(rendezvous=f"{tmp_path}/file/run" if how == "never launched" else "")
+    if how == "never launched":
+        launch_run(str(run.pk))
+    elif how == "stopped":
+        services.request_stop(run, actor=run.owner)
+    else:
+        life.force_stop(run, actor=run.owner)
+    look_after()
+    run.refresh_from_db()
+    end = Alert.objects.get(run=run, kind="finished")
+    assert run.ended
+    assert end.message.startswith(f"{run.state}: {run.state_reason}")
+    assert not selectors.runs_to_look_after().exists()
 
 
 def test_a_tick_costs_no_more_for_alerts_that_stand(

@@ -96,6 +96,21 @@ def end(run: Any, kind: str = "finished", subject: str = "") -> None:
         alerting.tell(alert)
 
 
+def test_a_run_names_who_is_told_of_it(run: Any, receiver: Receiver) -> None:
+    pager, chat = hook(receiver.url), hook(receiver.url, name="chat")
+    for told, names in ((None, {"pager", "chat"}), ([chat.pk], {"chat"}), ([], set())):
+        run.notify = told
+        WebhookDelivery.objects.all().delete()
+        run.alerts.all().delete()
+        end(run)
+        assert {d.webhook.name for d in WebhookDelivery.objects.all()} == names
+    run.notify = [pager.pk]
+    pager.delete()  # whoever is gone is not told, and nobody in its place
+    run.alerts.all().delete()
+    end(run)
+    assert not WebhookDelivery.objects.exists()
+
+
 def test_what_is_sent_and_how_it_is_signed(run: Any, receiver: Receiver, sent: Any) -> None:
     hook(receiver.url)
     end(run)

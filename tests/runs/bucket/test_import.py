@@ -13,11 +13,13 @@ from django.core.management import CommandError, call_command
 from diloco.rendezvous import keys
 from executors.base import Cause
 from runs import life, services
+from runs.alerting.rules import KINDS
 from runs.bucket import importing, journal
 from runs.bucket.importing import import_run
 from runs.control import policy
 from runs.exceptions import CannotDo
 from runs.models import (
+    Alert,
     Credential,
     Event,
     Journal,
@@ -25,6 +27,8 @@ from runs.models import (
     ReplicaAttempt,
     Run,
     TelemetryCursor,
+    Webhook,
+    WebhookDelivery,
 )
 from tests.runs.rows import IDS, ROWS, rows
 from tests.runs.world import incarnation, person
@@ -185,6 +189,34 @@ def test_a_run_that_is_live_goes_on_after_an_import(world: Any) -> None:
     assert world.bucket.store.get(keys.control(world.run.next_command - 1))
     end_state = [a.launch_key for a in ReplicaAttempt.objects.filter(ended_at=None)]
     assert len(end_state) == 3
+
+
+def test_an_alert_that_is_open_is_not_told_of_once_more(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.tick()
+    told = set(Alert.objects.values_list("kind", "subject", "times", "closed_at"))
+    open_ones = {row[:2] for row in told if row[3] is None}
+    assert open_ones
+    hooks = [
+        Webhook.objects.create(
+            name=name, url="https://example.org", kinds=list(KINDS), created_at=world.clock()
+        )
+        for name in ("pager", "chat")
+    ]
+    Run.objects.update(notify=[hook.pk for hook in hooks])
+    life.describe(world.run, notes="news for the journal", tags=[], actor=world.run.owner)
+    world.tick()
+    hooks[0].delete()
+    import_again(world)
+    assert world.run.notify == [hooks[1].pk]
+    assert "there is no webhook pager" in world.said
+    assert set(Alert.objects.values_list("kind", "subject", "times", "closed_at")) == told
+    world.tick()
+    assert not WebhookDelivery.objects.filter(kind__in={kind for kind, _ in open_ones}).exists()
+    opened = Alert.objects.filter(closed_at=None)
+    assert {(a.kind, a.subject) for a in opened} >= open_ones
+    assert {a.times for a in opened} == {1}
 
 
 def test_an_import_of_an_import_is_the_same(world: Any) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 import random
 import zipfile
+from typing import Any
 
 import pytest
 
-from runs.drafts.archives import ARCHIVE_BYTES, check_archive
+from diloco.rendezvous.workload import CustomWorkload
+from runs.drafts.archives import ARCHIVE_BYTES, KEPT, check_archive, kept_archive, store_archive
 from runs.exceptions import InvalidRun
+from runs.models import Archive, Run
+from runs.tasks import forget_uploads
 
 
 def zipped(*names: str) -> bytes:
@@ -53,3 +57,62 @@ def test_a_spoilt_zip_is_never_more_than_refused() -> None:
         except InvalidRun:
             refused += 1
     assert refused > 500
+
+
+# How long one is kept.
+
+
+def stored(name: str = "mine.py") -> str:
+    archive = store_archive(zipped(name))
+    assert archive is not None
+    return archive.pk
+
+
+@pytest.mark.django_db
+def test_an_upload_no_run_needs_is_forgotten_after_a_day(clock: Any) -> None:
+    old = stored("old.py")
+    clock.pass_s(3600)
+    new = stored("new.py")
+    clock.pass_s(KEPT.total_seconds() - 3600)
+    forget_uploads()
+    assert set(Archive.objects.values_list("pk", flat=True)) == {old, new}
+    clock.pass_s(1)
+    forget_uploads()
+    assert list(Archive.objects.values_list("pk", flat=True)) == [new]
+
+
+@pytest.mark.django_db
+def test_sent_or_asked_for_again_it_waits_another_day(clock: Any) -> None:
+    sent, asked = stored("sent.py"), stored("asked.py")
+    clock.pass_s(KEPT.total_seconds())
+    assert stored("sent.py") == sent
+    assert kept_archive(asked) is not None
+    clock.pass_s(KEPT.total_seconds())
+    forget_uploads()
+    assert Archive.objects.count() == 2
+
+
+def test_what_a_run_needs_is_kept_as_long_as_the_run(make_run: Any, clock: Any) -> None:
+    digest = stored()
+    run = make_run(workload=CustomWorkload(function="mine:build", archive=digest))
+    assert run.archive.pk == digest  # by its digest alone: nobody sent it again
+    clock.pass_s(10 * KEPT.total_seconds())
+    forget_uploads()
+    assert Archive.objects.count() == 1
+    run.delete()
+    forget_uploads()
+    assert not Archive.objects.exists()
+
+
+def test_a_zip_that_is_gone_makes_no_run(make_run: Any) -> None:
+    with pytest.raises(InvalidRun, match="found that it is gone") as refused:
+        make_run(workload=CustomWorkload(function="mine:build", archive="0" * 64))
+    assert refused.value.field == "archive"
+    assert not Run.objects.exists()
+
+
+def test_beat_knows_the_task() -> None:
+    from dashboard.celery import app
+
+    [entry] = [e for e in app.conf.beat_schedule.values() if e["task"] == forget_uploads.name]
+    assert entry["schedule"] <= KEPT.total_seconds() / 2
