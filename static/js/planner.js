@@ -2,7 +2,8 @@
 // It answers for the chosen H and for those beside it, so walking along the curve asks nobody.
 
 import * as format from "./lib/format.js";
-import { $, $$, darkScheme, h, icon, setText } from "./lib/dom.js";
+import { $, $$, darkScheme, h, setText } from "./lib/dom.js";
+import { asker, showErrors } from "./lib/forms.js";
 import { getJSON } from "./lib/live.js";
 import { planChart } from "./planner/chart.js";
 
@@ -56,43 +57,17 @@ export function plannerPage() {
     history.replaceState(null, "", `${location.pathname}?${query()}`);
   }
 
-  function showErrors(errors) {
-    for (const list of $$("[data-errors-for]", form)) {
-      const messages = errors[list.dataset.errorsFor] ?? [];
-      list.hidden = !messages.length;
-      list.replaceChildren(...messages.map((message) => h("li", {}, icon("failed"), h("span", {}, message))));
-      const input = form.elements[list.dataset.errorsFor];
-      if (messages.length) input?.setAttribute("aria-invalid", "true");
-      else input?.removeAttribute("aria-invalid");
-    }
-  }
-
-  let asked = 0;
-  async function ask() {
-    const mine = ++asked;
-    let answer;
-    try {
-      answer = await getJSON(`${form.dataset.jsonUrl}?${query()}`);
-    } catch {
-      if (mine === asked) setText(say, "The server did not answer; what is shown may be old.");
-      return;
-    }
-    if (mine !== asked) return; // a newer question is under way
+  const ask = () => getJSON(`${form.dataset.jsonUrl}?${query()}`);
+  const later = asker(ask, (answer) => {
     out.toggleAttribute("data-stale", !answer.plan);
-    showErrors(answer.errors);
+    showErrors(form, answer.errors);
     if (!answer.plan) return;
     plan = answer.plan;
     plan.chosen = plan.curve.find((a) => a.sync_every === plan.chosen.sync_every);
     const use = $("[data-use]", form);
     if (use) use.href = `${form.dataset.newUrl}?${answer.use}`;
     show();
-  }
-
-  let timer = 0;
-  function later(delay) {
-    clearTimeout(timer);
-    timer = setTimeout(ask, delay);
-  }
+  }, () => setText(say, "The server did not answer; what is shown may be old."));
 
   form.addEventListener("input", (event) => {
     // The list's price follows the hardware, unless somebody knows a better one.

@@ -3,6 +3,7 @@
 
 import * as format from "./lib/format.js";
 import { $, $$, h, icon, setText } from "./lib/dom.js";
+import { asker, sendOnce, showErrors } from "./lib/forms.js";
 import { poolRows } from "./submit/pools.js";
 
 const SHOW = {
@@ -33,25 +34,9 @@ export function submitPage() {
 
   const tested = new Map(); // field -> what a test said of it, until it or its row is changed
 
-  function showErrors(found) {
+  function show(found) {
     const errors = { ...found, ...Object.fromEntries(tested) };
-    for (const list of $$("[data-errors-for]", form)) {
-      const name = list.dataset.errorsFor;
-      const messages = touched.has(name) ? (errors[name] ?? []) : [];
-      const text = messages.join("\n");
-      if ((list.dataset.text ?? list.textContent.trim()) === text) continue;
-      list.dataset.text = text;
-      list.hidden = !messages.length;
-      list.replaceChildren(...messages.map((message) => h("li", {}, icon("failed"), h("span", {}, message))));
-      for (const input of [form.elements[name]].flat()) {
-        if (!(input instanceof HTMLElement) || input.type === "radio") continue;
-        input.toggleAttribute("aria-invalid", messages.length > 0);
-        if (messages.length) input.setAttribute("aria-invalid", "true");
-        const described = (input.getAttribute("aria-describedby") ?? "").split(" ").filter((id) => id && id !== list.id);
-        if (messages.length) described.push(list.id);
-        input.setAttribute("aria-describedby", described.join(" "));
-      }
-    }
+    showErrors(form, Object.fromEntries([...touched].map((name) => [name, errors[name]])));
   }
 
   function showEstimate(estimate, errors) {
@@ -96,30 +81,14 @@ export function submitPage() {
     return null;
   }
 
-  let asked = 0;
   let errorsNow = {};
   let first = [...touched];
-  async function ask() {
-    const mine = ++asked;
-    let answer;
-    try {
-      answer = await post(form.dataset.estimateUrl);
-    } catch {
-      if (mine === asked) setText(said, "server not reached");
-      return;
-    }
-    if (mine !== asked) return; // a newer question is under way
-    errorsNow = answer.errors;
-    if (first) first = keep(first, errorsNow);
-    showErrors(errorsNow);
-    showEstimate(answer.estimate, answer.errors);
-  }
-
-  let timer = 0;
-  function later(delay) {
-    clearTimeout(timer);
-    timer = setTimeout(ask, delay);
-  }
+  const later = asker(() => post(form.dataset.estimateUrl), ({ errors, estimate }) => {
+    errorsNow = errors;
+    if (first) first = keep(first, errors);
+    show(errors);
+    showEstimate(estimate, errors);
+  }, () => setText(said, "server not reached"));
 
   const rows = poolRows(form, () => {
     forget("pools.");
@@ -143,7 +112,7 @@ export function submitPage() {
         tested.set(name, messages);
         touched.add(name);
       }
-      showErrors(errorsNow);
+      show(errorsNow);
       place.replaceChildren(icon(answer.ok ? "succeeded" : "failed"), h("span", {}, answer.ok ? answer.said : "See below"));
     } catch {
       place.replaceChildren(icon("failed"), h("span", {}, "The server did not answer"));
@@ -179,23 +148,14 @@ export function submitPage() {
     later(0);
   });
 
-  const button = $("[data-launch]", form);
-  let sending = false;
-  form.addEventListener("submit", (event) => {
-    if (sending) event.preventDefault();
-    sending = true;
-    button.setAttribute("aria-disabled", "true");
-    setText($("span", button), event.submitter?.name ? "Checking…" : "Launching…");
-  });
-
-  // Coming back to a form that was sent is a new intention, so it gets a new key.
-  addEventListener("pageshow", (event) => {
-    if (!event.persisted) return;
-    sending = false;
-    button.removeAttribute("aria-disabled");
-    setText($("span", button), "Launch");
-    const bytes = crypto.getRandomValues(new Uint8Array(18));
-    form.elements.submit_key.value = btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_");
+  const launch = $("[data-launch] span", form);
+  sendOnce(form, launch.parentElement, {
+    sent: ({ submitter }) => setText(launch, submitter?.name ? "Checking…" : "Launching…"),
+    back() {
+      setText(launch, "Launch");
+      const bytes = crypto.getRandomValues(new Uint8Array(18)); // a new key, as it is another run
+      form.elements.submit_key.value = btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_");
+    },
   });
 
   reveal();
