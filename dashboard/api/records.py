@@ -74,9 +74,14 @@ def list_rounds(
     after: Annotated[int, Query(ge=0, le=SMALL, description="Rounds above this number")] = 0,
     limit: Annotated[int, Query(ge=1, le=selectors.ROUNDS_LIMIT)] = 100,
 ) -> Any:
-    """Rounds and their contributions, oldest first, from ``after`` on."""
+    """Rounds and their contributions, oldest first, from ``after`` on. With many replicas they are
+    fewer than ``limit``: an answer has 6,000 contributions at most, or one round."""
     run = run_to_see(request, run_id)
-    return selectors.round_rows(run, numbers=range(after + 1, after + 1 + limit))
+    fit = max(selectors.SNAPSHOT_CONTRIBUTIONS // max(run.replicas.count(), 1), 1)
+    numbers = (
+        run.rounds.filter(number__gt=after).order_by("number").values_list("number", flat=True)
+    )
+    return selectors.round_rows(run, numbers=numbers[: min(limit, fit)])
 
 
 @router.get("/runs/{uuid:run_id}/events", response=responses(list[rows.Event], but=(409, 413)))

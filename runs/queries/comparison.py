@@ -8,9 +8,10 @@ is None; money is known only where every pool's price is.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,9 @@ from runs.series.blocks import LEVELS, Points, concatenate, keep
 MOST = 20
 CURVE_POINTS = 1000
 """Of one curve; extremes are kept."""
+ROWS = 5000
+BLOCKS = 200
+"""Read at a time."""
 
 SERIES = ("eval_loss", "loss")
 
@@ -200,6 +204,14 @@ class Curve:
     total: int
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Kept:
+    """What a curve shows of its ``total`` points."""
+
+    points: Points
+    total: int
+
+
 def curves(runs: Sequence[Run]) -> list[Curve]:
     """Evaluation of the global weights, and the mean training loss of each round, by what had been
     spent until then: tokens of all replicas, seconds since the first step, money."""
@@ -213,8 +225,8 @@ def curves(runs: Sequence[Run]) -> list[Curve]:
     return found
 
 
-def _curve(run: Run, series: str, points: Points, jobs: Sequence[_Job]) -> Curve:
-    kept = _thin(points)
+def _curve(run: Run, series: str, found: _Kept, jobs: Sequence[_Job]) -> Curve:
+    kept = found.points
     begun = run.first_step_at or run.started_at or run.created_at
     unpriced = getattr(run, "unpriced", True) or any(job.usd_h is None for job in jobs)
     return Curve(
@@ -224,47 +236,55 @@ def _curve(run: Run, series: str, points: Points, jobs: Sequence[_Job]) -> Curve
         wall_s=np.maximum(kept.wall_s - begun.timestamp(), 0.0),
         usd=None if unpriced else spent_at(jobs, kept.wall_s),
         value=kept.value,
-        total=len(points),
+        total=found.total,
     )
 
 
-def _evaluations(runs: Sequence[Run]) -> dict[Any, Points]:
+def _evaluations(runs: Sequence[Run]) -> dict[Any, _Kept]:
     rows = (
         MetricBlock.objects.filter(run__in=runs, replica=None, series="eval_loss", level=0)
         .order_by("run", "index")
         .values_list("run", "data")
     )
-    parts: dict[Any, list[Points]] = {}
-    for run, data in rows:
-        parts.setdefault(run, []).append(Points.unpack(bytes(data)))
-    return {run: concatenate(found) for run, found in parts.items()}
+    return {
+        run: _thin([Points.unpack(bytes(data)) for _, data in blocks])
+        for run, blocks in groupby(rows.iterator(chunk_size=BLOCKS), key=_run)
+    }
 
 
-def _rounds(runs: Sequence[Run]) -> dict[Any, Points]:
+def _rounds(runs: Sequence[Run]) -> dict[Any, _Kept]:
     rows = (
         Round.objects.filter(run__in=runs, loss__isnull=False, committed_at__isnull=False)
         .order_by("run", "number")
         .values_list("run", "number", "tokens_total", "committed_at", "loss")
     )
-    found: dict[Any, list[tuple[Any, ...]]] = {}
-    for run, *row in rows.iterator(chunk_size=5000):
-        found.setdefault(run, []).append(tuple(row))
-    points = {}
-    for run, lines in found.items():
-        number, tokens, at, loss = zip(*lines, strict=True)
-        points[run] = Points.of(
+    return {
+        run: _thin(list(_packed(lines)))
+        for run, lines in groupby(rows.iterator(chunk_size=ROWS), key=_run)
+    }
+
+
+def _run(row: tuple[Any, ...]) -> Any:
+    return row[0]
+
+
+def _packed(lines: Iterator[tuple[Any, ...]]) -> Iterator[Points]:
+    while chunk := list(islice(lines, ROWS)):
+        _, number, tokens, at, loss = zip(*chunk, strict=True)
+        yield Points.of(
             step=number, round=number, tokens=tokens,
             wall_s=[moment.timestamp() for moment in at], value=loss,
         )  # fmt: skip
-    return points
 
 
-def _thin(points: Points) -> Points:
-    level, kept = 0, points
+def _thin(parts: Sequence[Points]) -> _Kept:
+    """At once for each run, so that there is never more in memory than the longest of them."""
+    points = kept = concatenate(parts)
+    level = 0
     while len(kept) > CURVE_POINTS and level < LEVELS[-1]:
         level += 1
         kept = keep(points, "round", level)
-    return kept
+    return _Kept(points=kept, total=len(points))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -295,6 +295,24 @@ def test_rounds_go_on_after_a_number(owner: Any, run: Any) -> None:
     assert [row["number"] for row in found] == [2]
     assert {c["replica"] for c in found[0]["contributions"]} == {0, 1}
 
+    run.rounds.create(number=1000)  # whatever lies between
+    found = owner.get(f"/runs/{run.pk}/rounds", after=4, limit=1).json()
+    assert [row["number"] for row in found] == [1000]
+
+
+def test_rounds_are_as_many_as_their_contributions_allow(
+    owner: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2,000 rounds of 1,000 replicas, in one answer, would be all memory there is."""
+    monkeypatch.setattr("runs.selectors.SNAPSHOT_CONTRIBUTIONS", 4)
+    seen: list[int] = []
+    while part := owner.get(
+        f"/runs/{run.pk}/rounds", after=seen[-1] if seen else 0, limit=2000
+    ).json():
+        assert len(part) <= 2  # of two replicas
+        seen += [row["number"] for row in part]
+    assert seen == [1, 2, 3, 4]
+
 
 def test_too_late_is_a_conflict(owner: Any, run: Any) -> None:
     Run.objects.filter(pk=run.pk).update(state="succeeded")

@@ -149,6 +149,30 @@ def test_a_long_curve_is_thinned_and_keeps_its_extremes(olga: Any) -> None:
     assert train.tokens[-1] == 40_000
 
 
+def test_curves_do_not_depend_on_how_many_rows_are_read_at_once(
+    olga: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [seed.run(olga, committed=count, replicas=2, seed=count) for count in (3, 7, 4)]
+
+    def told() -> list[Any]:
+        return [
+            (c.run, c.series, c.total, c.tokens.tolist(), c.value.tolist())
+            for c in comparison.curves(seen(*runs))
+        ]
+
+    whole, longest, thin = told(), [], comparison._thin
+    monkeypatch.setattr(comparison, "ROWS", 2)
+    monkeypatch.setattr(comparison, "BLOCKS", 1)
+
+    def measured(parts: Any) -> Any:
+        longest.append(sum(map(len, parts)))
+        return thin(parts)
+
+    monkeypatch.setattr(comparison, "_thin", measured)
+    assert told() == whole
+    assert sorted(longest) == [3, 4, 4, 5, 7, 8]  # one run's at a time, and one series'
+
+
 def test_the_number_of_queries_does_not_grow(olga: Any) -> None:
     def asked(count: int) -> int:
         runs = [priced(seed.run(olga, committed=3, replicas=2), 1.0) for _ in range(count)]
