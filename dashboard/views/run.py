@@ -18,6 +18,7 @@ from diloco.rendezvous.settings import SECTIONS, setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
 from runs import life, selectors
 from runs.alerting import book as alerting
+from runs.bucket.reading import INT_LIMIT, SMALL_LIMIT
 from runs.control import health
 from runs.control.health import is_stale
 from runs.drafts import copies
@@ -123,6 +124,10 @@ def points(request: HttpRequest, run_id: Any) -> HttpResponse:
         return HttpResponseBadRequest(
             f"expected a series and max_points of 1 to {MAX_POINTS}, "
             f"found {series!r} and {max_points}"
+        )
+    if abs(after_step) > INT_LIMIT or not 0 <= (replica or 0) <= SMALL_LIMIT:
+        return HttpResponseBadRequest(
+            f"expected numbers of a step and a replica, found {after_step} and {replica}"
         )
     return JsonResponse(
         selectors.points(run, series, replica=replica, after_step=after_step, max_points=max_points)

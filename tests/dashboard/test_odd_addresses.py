@@ -1,0 +1,88 @@
+"""Whatever stands in an address, a page answers it or refuses it; it is never an error of ours, and
+never work that grows with a number somebody typed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from tests.browser import seed, seed_fleet
+
+pytestmark = pytest.mark.django_db
+
+PAGES = {
+    "/": ("q", "sort", "cols", "before", "group", "view"),
+    "/runs.json": ("q", "sort", "before", "since"),
+    "/runs/facets": ("q",),
+    "/runs/new": ("replicas", "clone", "round"),
+    "/planner": ("parameters", "num_replicas", "tokens", "step_s", "mtbf_h", "hardware"),
+    "/planner.json": ("parameters", "sync_every", "num_fragments", "codec"),
+    "/compare": ("ids", "base"),
+    "/compare.json": ("ids",),
+    "/compare.csv": ("ids", "base"),
+    "/people/": ("q", "after"),
+    "{run}": ("tab", "round", "fork"),
+    "{run}snapshot.json": ("curves",),
+    "{run}points.json": ("replica", "after_step", "max_points", "series"),
+    "{run}series.json": ("of", "x", "from", "to", "points", "replica", "last", "own"),
+    "{run}heatmap.json": ("below",),
+    "{run}timeline.json": ("from", "to", "columns"),
+    "{run}logs.json": ("replica", "after", "level", "text"),
+    "{run}alerts": (),
+    "{run}checkpoints": (),
+    "{run}replicas/0/": ("part", "attempt"),
+    "{run}replicas/0/log.json": ("attempt", "after"),
+}
+NEEDED = {
+    "{run}points.json": {"series": "loss"},
+    "{run}series.json": {"of": "loss,eval_loss", "x": "wall"},
+    "{run}replicas/0/log.json": {"attempt": "1"},
+}
+ODD = (
+    "0", "-1", "1" + "0" * 30, "-1" + "0" * 30, "9223372036854775807", "1e308", "1e400", "nan",
+    "-inf", "\x00", "a\x00b", "'", '"', "%", "\ud7ff\U0010ffff", "٣", "1_000", " 1", "a" * 3000,
+    ",".join("ab" * 300), "00000000-0000-0000-0000-000000000000", "../..", "[]", "{}",
+)  # fmt: skip
+
+
+@pytest.fixture
+def run(client: Client) -> Any:
+    from django.utils import timezone
+
+    made = seed.run(seed.user("ada", "admin"), committed=3, replicas=2)
+    for replica in made.replicas.all():
+        seed_fleet.attempts(replica, backend="local", price=0.0, earlier=0, now=timezone.now())
+    client.force_login(made.owner)
+    client.raise_request_exception = False
+    return made
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_odd_values_are_answered(client: Client, run: Any, page: str) -> None:
+    path = page.format(run=f"/runs/{run.pk}/")
+    assert client.get(path, NEEDED.get(page, {})).status_code == 200
+    failed = []
+    for name in PAGES[page]:
+        for value in ODD:
+            answer = client.get(path, NEEDED.get(page, {}) | {name: value})
+            if answer.status_code >= 500:
+                failed.append((name, value[:40], answer.status_code))
+    assert failed == []
+
+
+@pytest.mark.parametrize("page", ["/", "/runs.json", "/compare", "/planner", "/api/runs"])
+def test_more_values_than_anybody_sends_are_refused(client: Client, run: Any, page: str) -> None:
+    for name in ("q", "state", "ids"):
+        many = "&".join(f"{name}=queued" for _ in range(1100))
+        assert client.get(f"{page}?{many}").status_code < 500
+
+
+def test_a_query_of_as_many_terms_as_fit(client: Client, run: Any) -> None:
+    for word in ("a ", "-a ", "tag:a ", "loss<3 ", "replicas>1 ", "backend:a "):
+        query = (word * 500)[:500].rstrip(":<> ")
+        for page in ("/", "/runs/facets", "/api/runs"):
+            assert client.get(page, {"q": query}).status_code < 500, (word, page)
+    values = "tag:" + ",".join("abcdefghij" * 24)
+    assert client.get("/api/runs", {"q": values}).status_code == 200
