@@ -8,6 +8,7 @@ critical fails; the others are listed with the failure, to be looked at. What on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,20 @@ def test_screen(window: Window, runs: dict[str, str], name: str) -> None:
         window.errors[:] = [error for error in window.errors if "404" not in error]
 
 
+@pytest.mark.parametrize("what", ["Stop", "Delete"])
+def test_screen_that_asks_before_it_acts_on_many(
+    window: Window, runs: dict[str, str], what: str
+) -> None:
+    """Answers to a POST of the list: no address leads there."""
+    page = window.open("/", user="admin")
+    page.get_by_label("Select all of this page").check()
+    page.get_by_role("button", name=what).click()
+    page.get_by_role("heading", level=1, name=re.compile(f"{what} .*run")).wait_for()
+    wrong = examine(page, f"bulk {what}")
+    window.shoot(page, f"axe-bulk-{what.lower()}")
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize("name", ALONE)
 def test_screen_for_nobody(window: Window, site: Site, name: str) -> None:
     page = window.open(ALONE[name], user=None)
@@ -238,7 +253,7 @@ def test_no_screen_is_forgotten() -> None:
 SEEN = {
     "runs/list.html", "runs/detail.html", "runs/new.html", "runs/replica.html",
     "runs/pool_add.html", "runs/delete.html",
-    "runs/bulk_stop.html",  # test_runs_list.py: the answer to a POST
+    "runs/bulk_stop.html", "runs/bulk_delete.html",
     "planner/planner.html", "compare/compare.html", "account/tokens.html",
     "account/password.html", "account/people.html", "account/choose_password.html",
     "auth/login.html",
