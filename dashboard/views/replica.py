@@ -19,7 +19,7 @@ from runs import selectors, services
 from runs.control.attempt_log import read_log
 from runs.exceptions import IllegalTransition
 from runs.models import Replica, ReplicaAttempt, Run
-from runs.queries import fleet
+from runs.queries import fleet, replica_history
 from runs.states import RUN_ENDED, ReplicaState, RunState
 
 
@@ -32,6 +32,7 @@ def detail(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
     row = fleet.replica_row(replica)
     attempts = fleet.attempt_rows(replica)
     over = run.state in RUN_ENDED or run.state == RunState.STOPPING
+    history = replica_history.round_history(replica)
     context = {
         "run": run,
         "replica": row,
@@ -40,6 +41,12 @@ def detail(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
         "backend": BACKENDS.get(replica.pool.backend, replica.pool.backend),
         "attempts": attempts,
         "shown": _shown(request, attempts),
+        "history": history,
+        "tally": replica_history.tally(replica),
+        "strip": replica_history.phase_strip(history),
+        "up_per_s": replica_history.bandwidth(history, "up"),
+        "down_per_s": replica_history.bandwidth(history, "down"),
+        "trace": replica_history.last_traceback(replica),
         "may_stop": not over and not replica.ended,
         "may_restart": not over and replica.state != ReplicaState.DONE,
         "may_operate": selectors.may_operate(request.user, run),

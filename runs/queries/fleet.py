@@ -17,6 +17,7 @@ from runs.control.backends import catalogue
 from runs.control.breaker import FAILURES
 from runs.models import Replica, ReplicaAttempt, ReplicaPool, Run
 from runs.plain import finite, iso
+from runs.queries.replica_history import console_url
 from runs.states import REPLICA_ENDED, REPLICA_LIVE
 
 
@@ -148,6 +149,7 @@ def attempt_rows(replica: Replica) -> list[dict[str, Any]]:
             "number": a.number,
             "launch_key": a.launch_key,
             "job": (a.handle or {}).get("data", {}),
+            "url": console_url(a.handle),
             "cause": a.cause,
             "exit_code": a.exit_code,
             "message": a.message,

@@ -5,6 +5,7 @@ import { $, oncePerFrame } from "./lib/dom.js";
 import { getHTML, Live } from "./lib/live.js";
 import { tickTimes } from "./lib/times.js";
 import { backendLog } from "./run/backend_log.js";
+import { board } from "./run/board.js";
 import { replicaDialog } from "./run/actions.js";
 
 export function replicaPage() {
@@ -46,12 +47,20 @@ export function replicaPage() {
     tickTimes(place);
   }
 
+  // The charts want a store: here it is what came last, of this replica alone.
+  const points = { run: true, fresh: [], listen: (told) => (points.tell = told) };
+  const draw = board({ store: points, page }, $("[data-board]", page));
+  draw(new Set());
+
   const soon = oncePerFrame(() => refresh().catch(() => {}));
   const live = new Live({
     dot: $("[data-conn]"),
     stream: () => page.dataset.stream,
     onDelta: (delta) => {
       if (delta.run) known.run = delta.run;
+      points.fresh = (delta.points ?? []).filter((columns) => columns.replica === number && columns.value.length);
+      points.tell(new Set(["points"]));
+      draw(new Set(["points"]));
       const mine = delta.replicas?.find((row) => row.number === number);
       if (!mine || JSON.stringify(mine) === JSON.stringify(known.replica)) return;
       known.replica = mine;

@@ -58,7 +58,6 @@ export function runPage() {
     ...$$("[data-events]").map((place) => eventList(context, place)),
     logLines(context, $("[data-logs-card]")),
     alertList(context, $("[data-alerts]")),
-  checkpointList(context, $("[data-refresh]")),
     checkpointList(context, $("[data-refresh]")),
   ];
 

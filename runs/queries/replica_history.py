@@ -1,0 +1,156 @@
+"""What one replica gave to the newest rounds and why it is not in the others, how its time went,
+and what it said when it broke. Constant numbers of queries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from django.db.models import Count
+
+from runs.models import Contribution, LogLine, Replica, ReplicaAttempt, Round
+from runs.plain import finite, iso
+from runs.series.strips import GROUPS
+from runs.states import ContributionState, RoundState
+
+ROUNDS = 50
+STRIP_WIDTH = 1000.0
+TRACEBACK = "Traceback (most recent call last)"
+
+# What a console of the backend shows of a job; the names in a handle are the executors'.
+_CONSOLES: Mapping[str, str] = {
+    "modal": "https://modal.com/id/{id}",
+    "huggingface": "https://huggingface.co/jobs/{namespace}/{job_id}",
+    "sagemaker": "https://{region}.console.aws.amazon.com/sagemaker/home?region={region}#/jobs/{name}",
+}
+
+
+def console_url(handle: Mapping[str, Any] | None) -> str:
+    """Where a person finds the job in the backend's own pages; '' for those that have none."""
+    found = handle or {}
+    data = {name: quote(str(value), safe="") for name, value in found.get("data", {}).items()}
+    try:
+        return _CONSOLES[str(found.get("backend"))].format(**data)
+    except KeyError:
+        return ""
+
+
+def round_history(replica: Replica) -> list[dict[str, Any]]:
+    """The newest :data:`ROUNDS` rounds of the run, newest first. Two queries."""
+    rounds = list(Round.objects.filter(run=replica.run).order_by("-number")[:ROUNDS])
+    given = {
+        c.round_id: c
+        for c in Contribution.objects.filter(replica=replica, round_id__in=[r.pk for r in rounds])
+    }
+    return [_row(row, given.get(row.pk)) for row in rounds]
+
+
+def _row(row: Round, c: Contribution | None) -> dict[str, Any]:
+    phases = {} if c is None else c.phases or {}
+    groups = {name: sum(float(phases.get(p, 0)) for p in ps) for name, ps in GROUPS.items()}
+    outcome = (
+        str(c.state) if c else "collecting" if row.state == RoundState.COLLECTING else "missing"
+    )
+    return {
+        "number": row.number,
+        "round_state": str(row.state),
+        "outcome": outcome,
+        "icon": "uploading" if outcome == ContributionState.UPLOADED else outcome,
+        "why": _why(row, c),
+        "started_at": c.started_at if c else None,
+        "steps": c.steps or None if c else None,
+        "norm": finite(c.norm) if c else None,
+        "wait_s": groups["wait"] if phases else None,
+        "bytes_up": c.bytes_up if c else None,
+        "bytes_down": c.bytes_down if c else None,
+        "up_per_s": _rate(c.bytes_up, phases.get("upload")) if c else None,
+        "down_per_s": _rate(c.bytes_down, phases.get("download")) if c else None,
+        "groups": groups if sum(groups.values()) > 0 else {},
+    }
+
+
+def _why(row: Round, c: Contribution | None) -> str:
+    if c is not None and c.reason:
+        return c.reason
+    if c is None:
+        open_round = row.state in (RoundState.COLLECTING, RoundState.PLANNED)
+        return "not there yet" if open_round else "nothing of it reached the bucket in time"
+    if c.state == ContributionState.LATE:
+        return "committed without it"
+    return row.reason if row.state == RoundState.VOID else ""
+
+
+def _rate(size_bytes: int, seconds: Any) -> float | None:
+    took_s = float(seconds or 0)
+    return size_bytes / took_s if size_bytes and took_s > 0 else None
+
+
+def tally(replica: Replica) -> dict[str, int]:
+    """Contributions by state, and ``without``: committed rounds it gave nothing to. One query."""
+    rows = (
+        Contribution.objects.filter(replica=replica)
+        .order_by()
+        .values_list("state")
+        .annotate(Count("pk"))
+    )
+    found = {str(state): int(count) for state, count in rows}
+    known = sum(found.get(s, 0) for s in ("included", "late", "refused"))
+    return {**found, "without": max(replica.run.committed_rounds - known, 0)}
+
+
+def bandwidth(history: list[dict[str, Any]], way: str) -> float | None:
+    """Bytes per second while something was moved, over ``history``; None if nothing was."""
+    moved = [(row[f"bytes_{way}"], row[f"{way}_per_s"]) for row in history if row[f"{way}_per_s"]]
+    took_s = sum(size / rate for size, rate in moved)
+    return sum(size for size, _ in moved) / took_s if took_s else None
+
+
+def phase_strip(history: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The rounds of ``history`` on the wall clock, as bars of a strip 1000 wide; None without."""
+    timed = [row for row in reversed(history) if row["groups"] and row["started_at"]]
+    if not timed:
+        return None
+    ends = [row["started_at"].timestamp() + sum(row["groups"].values()) for row in timed]
+    begun = timed[0]["started_at"].timestamp()
+    scale = STRIP_WIDTH / max(max(ends) - begun, 1e-9)
+    bars = []
+    for row in timed:
+        at = (row["started_at"].timestamp() - begun) * scale
+        for name, seconds in row["groups"].items():
+            if seconds > 0:
+                width = seconds * scale
+                bars.append(
+                    {"x": f"{at:.2f}", "width": f"{width:.2f}", "group": name,
+                     "round": row["number"], "seconds": seconds}
+                )  # fmt: skip
+                at += width
+    totals = {name: sum(row["groups"][name] for row in timed) for name in GROUPS}
+    whole = sum(totals.values())
+    return {
+        "bars": bars,
+        "first": timed[0]["number"],
+        "last": timed[-1]["number"],
+        "from": iso(timed[0]["started_at"]),
+        "shares": [
+            {"group": name, "seconds": s, "share": s / whole} for name, s in totals.items() if s > 0
+        ],
+    }
+
+
+def last_traceback(replica: Replica) -> dict[str, Any] | None:
+    """The newest of what it wrote through its telemetry, or of what its backend said of an end."""
+    line = (
+        LogLine.objects.filter(replica=replica, message__contains=TRACEBACK).order_by("-id").first()
+    )
+    if line is not None:
+        return {"text": line.message, "at": iso(line.at), "whence": "its telemetry"}
+    attempt = (
+        ReplicaAttempt.objects.filter(replica=replica, message__contains="Traceback")
+        .order_by("-number")
+        .first()
+    )
+    if attempt is None:
+        return None
+    whence = f"the backend, of attempt {attempt.number}"
+    return {"text": attempt.message, "at": iso(attempt.ended_at), "whence": whence}
