@@ -194,7 +194,7 @@ class Feed:
 
     def _frame(self) -> bytes:
         said = {"ok": self.ok, "silent_since": self.silent_since if self.ok else None}
-        return f"event: feed\ndata: {json.dumps(said)}\n\n".encode()
+        return f"event: feed\ndata: {json.dumps(said, separators=(',', ':'))}\n\n".encode()
 
     def _say(self, frame: bytes) -> None:
         item = Item(frame)

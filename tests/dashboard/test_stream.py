@@ -48,6 +48,7 @@ class Reader:
                 found.append(self._frames.pop(0))
                 if wanted in found[-1]:
                     return found
+            assert sum("event: beat" in frame for frame in found) < 3, f"no {wanted!r}: {found}"
             try:
                 chunk = await anext(self._chunks)
             except StopAsyncIteration:

@@ -105,6 +105,7 @@ def read_until(answer: http.client.HTTPResponse, wanted: bytes) -> bytes:
         line = answer.readline()
         assert line, f"the stream ended before {wanted!r}: {found!r}"
         found += line
+        assert found.count(b"event: beat") < 3, f"{wanted!r} does not come: {found!r}"
     return found
 
 
