@@ -98,6 +98,11 @@ def submitter(request: HttpRequest) -> User:
     return user
 
 
+def keeper(request: HttpRequest) -> User:
+    """Somebody who may look at runs, with a token that may change something: what is their own."""
+    return _operator(request)
+
+
 def run_to_see(request: HttpRequest, run_id: Any) -> Run:
     return get_object_or_404(selectors.runs_for(reader(request)), pk=run_id)
 

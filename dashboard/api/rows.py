@@ -55,6 +55,25 @@ class RunPage(BaseModel):
     next: str | None
 
 
+class View(BaseModel):
+    """What ``/?q=…&sort=…&columns=…&differ=1`` shows. ``columns`` is empty for those shown to
+    everybody."""
+
+    id: int
+    name: str
+    owner: str
+    mine: bool
+    shared: bool
+    query: str
+    sort: str
+    columns: list[str]
+    differing: bool
+
+
+class Views(BaseModel):
+    views: list[View]
+
+
 class Pool(Row):
     id: int
     backend: str

@@ -11,7 +11,7 @@ from django.views.decorators.csrf import csrf_exempt
 from ninja import NinjaAPI
 from ninja.errors import ValidationError, ValidationErrorContext
 
-from dashboard.api import about, actions, exports, life, problems, records, runs, tools
+from dashboard.api import about, actions, exports, life, problems, records, runs, tools, views
 from dashboard.api.auth import AUTH
 from dashboard.api.parser import BodyParser
 
@@ -41,7 +41,7 @@ api = Api(
     parser=BodyParser(),
 )
 problems.install(api)
-for part in (about, runs, actions, life, records, exports, tools):
+for part in (about, runs, actions, life, records, exports, tools, views):
     api.add_router("", part.router)
 
 

@@ -8,6 +8,8 @@ import pytest
 from django.test import Client
 
 from dashboard.api import api
+from runs import saved_views
+from runs.models import SavedView
 from tests.browser import seed
 from tests.dashboard.people import KINDS, client_for
 
@@ -50,6 +52,9 @@ CALLS = {
     ("post", f"{RUN}/alerts/{{alert}}/acknowledge"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("get", "/compare?id={run}"): (UNKNOWN, OK, OK, OK, OK),
     ("post", "/planner"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/views"): (UNKNOWN, OK, OK, OK, OK),
+    ("post", "/views"): (UNKNOWN, MADE, MADE, MADE, MADE),
+    ("delete", "/views/{view}"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("post", "/archives"): (UNKNOWN, REFUSED, UNFIT, UNFIT, UNFIT),
 }
 LOOKS = {("post", "/planner")}
@@ -61,6 +66,7 @@ SENT: dict[str, Any] = {
     f"{RUN}/pools/{{pool}}/scale": {"count": 2},
     f"{RUN}/describe": {"notes": "looked at"},
     f"{RUN}/delete": {"name": "Local demo"},
+    "/views": {"name": "mine", "query": "state:failed", "columns": ["name", "loss"]},
     "/planner": {"parameters": 1000, "step_s": 1.0, "tokens_per_step": 10, "tokens": 100_000},
 }
 ROLES = {"viewer": "viewer", "owner": "operator", "stranger": "operator", "admin": "admin"}
@@ -85,7 +91,8 @@ def test_every_operation_is_in_the_table() -> None:
         (method, path.partition("?")[0]
             .replace("{run}", "{run_id}").replace("{pool}", "{pool_id}")
             .replace("replicas/1", "replicas/{number}").replace("attempts/1", "attempts/{attempt}")
-            .replace("rounds.csv", "{table}.{format}").replace("{alert}", "{alert_id}"))
+            .replace("rounds.csv", "{table}.{format}").replace("{alert}", "{alert_id}")
+            .replace("{view}", "{view_id}"))
         for method, path in CALLS
     }  # fmt: skip
     assert told == known
@@ -96,13 +103,20 @@ def path_of(path: str, run: Any) -> str:
     alert, _ = run.alerts.get_or_create(
         kind="stalled", defaults={"level": "error", "first_at": now, "opened_at": now}
     )
-    return path.format(run=run.pk, pool=run.pools.get().pk, alert=alert.pk)
+    view = SavedView.objects.filter(name="shared").first()
+    if "{view}" in path and view is None:
+        view = saved_views.save(run.owner, name="shared", shared=True)
+    return path.format(
+        run=run.pk, pool=run.pools.get().pk, alert=alert.pk, view=view.pk if view else 0
+    )
 
 
 def call(client: Client, method: str, path: str, run: Any, **headers: str) -> Any:
     address = "/api" + path_of(path, run)
     if method == "get":
         return client.get(address, headers=headers)
+    if method == "delete":
+        return client.delete(address, headers=headers)
     body = SENT.get(path, {})
     return client.post(address, body, content_type="application/json", headers=headers)
 
