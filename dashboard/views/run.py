@@ -50,7 +50,7 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
         "alerts": alerting.alert_rows(run),
         "pools": run.pools.all(),
         "size": size,
-        "silent_since": health.silent_since(),
+        "silent_since": silent_since(run),
         "stale": is_stale(run, now=timezone.now()),
         "stale_after_s": health.STALE_RUN_S,
         "arguments": json.dumps(run.workload.get("arguments", {})),
@@ -79,6 +79,11 @@ def settings_sections(run: Run) -> list[dict[str, Any]]:
     ]
 
 
+def silent_since(run: Run) -> str | None:
+    """When the last worker was heard of; None as well for a run that needs none any more."""
+    return None if run.ended else health.silent_since()
+
+
 def what_goes(run: Run) -> dict[str, bool]:
     """What can be done with the run as it is. Two queries; one for a run that is not over."""
     live = run.state in RUN_LIVE
@@ -105,7 +110,7 @@ def snapshot(request: HttpRequest, run_id: Any) -> JsonResponse:
     """``?curves=0`` leaves out the points, for a page whose charts ask for their own windows."""
     run = run_to_see(request, run_id)
     found = selectors.snapshot(run, curves=request.GET.get("curves") != "0")
-    return JsonResponse(found | {"silent_since": health.silent_since()})
+    return JsonResponse(found | {"silent_since": silent_since(run)})
 
 
 @require_safe

@@ -193,7 +193,7 @@ def _with_differing(
     rows: list[dict[str, Any]], differing: Sequence[Difference]
 ) -> list[dict[str, Any]]:
     for place, row in enumerate(rows):
-        row["differing"] = [(d.label, d.values[place], d.same[place]) for d in differing]
+        row["differing"] = [(d.label, d.values[place]) for d in differing]
     return rows
 
 

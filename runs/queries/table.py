@@ -8,7 +8,7 @@ that there are. What a column shows of a run is the template's; how it is ordere
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runs.models import Run
 from runs.queries.comparison import Difference, differences
@@ -70,5 +70,15 @@ def written(columns: Sequence[str]) -> str:
 def differing(runs: Sequence[Run]) -> tuple[list[Difference], int]:
     """Group settings and workload fields that are not the same in all of ``runs``, in the order
     people read them, and how many more there are than are shown. No query."""
-    found = [d for d in differences(runs) if d.name.startswith(("settings.", "workload."))]
+    found = [
+        replace(d, label=_label(d))
+        for d in differences(runs)
+        if d.name.startswith(("settings.", "workload."))
+    ]
     return found[:MOST_DIFFERING], max(len(found) - MOST_DIFFERING, 0)
+
+
+def _label(difference: Difference) -> str:
+    """A head of a column is short: of the workload it is the field's own name."""
+    own = difference.label.removeprefix("workload.")
+    return difference.label if own == difference.label else own.capitalize()
