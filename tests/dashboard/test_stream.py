@@ -13,6 +13,7 @@ from django.test import AsyncClient, Client
 
 from dashboard import fanout, stream
 from runs import live
+from runs.control import health
 from tests.browser import seed
 from tests.dashboard.people import KINDS, client_for
 
@@ -265,6 +266,34 @@ def test_a_slow_viewer_is_told_to_start_again(
         publish(A, run={"n": 9})
         assert deltas(await reader.until('"n":9'))[-1] == {"run": {"n": 9}}
         await reader.close()
+
+    watch(work)
+
+
+@pytest.mark.processes
+def test_pages_are_told_when_no_worker_is_at_work_and_when_one_is_again(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else would come then."""
+    monkeypatch.setattr(stream, "LOOK_S", 0.0)
+    live.client().set(health.HEARTBEAT, 1)
+
+    async def work() -> None:
+        reader = Reader(a="")
+        (said,) = data(await reader.until('"ok":true'), "feed")
+        assert said == {"ok": True, "silent_since": "1970-01-01T00:00:01+00:00"}
+        health.beat()
+        publish(A, run={"id": A})  # the reader looks after each answer
+        frames = await reader.until("silent_since")
+        assert data(frames, "feed")[-1] == {"ok": True, "silent_since": None}
+        late = Reader(b="")
+        assert data(await late.until("silent_since"), "feed")[-1]["silent_since"] is None
+        live.client().delete(health.HEARTBEAT)
+        publish(A, run={"id": A})
+        frames = await reader.until("silent_since")
+        assert data(frames, "feed")[-1] == {"ok": True, "silent_since": ""}
+        for one in (reader, late):
+            await one.close()
 
     watch(work)
 
