@@ -25,8 +25,9 @@ import asyncio
 import contextlib
 import json
 import logging
+import random
 import weakref
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from django.conf import settings
@@ -61,6 +62,9 @@ brings the browser's ``Last-Event-ID`` up to date although nothing was for it.""
 
 MAX_STREAM_S = 900.0
 """Then the stream ends and the browser comes again, which checks the session anew."""
+
+RECHECK_S = 60.0
+"""So often it is asked whether the viewer may still watch; at the next beat, so a little later."""
 
 MAX_TOPICS = 64
 LOAD_SIZE = 250
@@ -242,12 +246,20 @@ def feed() -> Feed:
     return _feeds[loop]
 
 
-async def events(*, topics: Mapping[str, str], last_event_id: str = "") -> AsyncIterator[bytes]:
+async def events(
+    *,
+    topics: Mapping[str, str],
+    last_event_id: str = "",
+    still: Callable[[], Awaitable[bool]] | None = None,
+) -> AsyncIterator[bytes]:
     """The bytes of one viewer's stream. ``topics`` are what it follows and where it is with each,
-    '' if it knows nothing; ``last_event_id`` is where it was with all of them."""
+    '' if it knows nothing; ``last_event_id`` is where it was with all of them. ``still`` says
+    whether it may go on; asked every :data:`RECHECK_S`."""
     source = feed()
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + MAX_STREAM_S
+    # Not all at the same moment for a thousand who came at the same moment.
+    check_at = loop.time() + RECHECK_S * random.uniform(0.8, 1.0)
     async with source.watch(topics) as viewer:
         yield RETRY_HINT
         # Watching has begun, so nothing falls between the replay and what comes live.
@@ -258,6 +270,10 @@ async def events(*, topics: Mapping[str, str], last_event_id: str = "") -> Async
             here = id_key(source.kept.newest)
             floors = {topic: max(floors.get(topic, ZERO), here) for topic in topics}
         while loop.time() < ends_at:
+            if still is not None and loop.time() >= check_at:
+                check_at = loop.time() + RECHECK_S
+                if not await still():
+                    return
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
                     await viewer.ready.wait()

@@ -1,22 +1,27 @@
 """The streams of a browser's pages, and of one run.
 
 Authenticate, close the database connection, then stream: an idle viewer holds none, and no thread
-(:mod:`dashboard.live_handler`).
+(:mod:`dashboard.live_handler`). Who is watching is looked up again now and then, in the same way:
+somebody who was signed out, deactivated or lost a role is not told anything more.
 """
 
 from __future__ import annotations
 
+import logging
 import uuid
 from typing import Any
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.contrib.auth import get_user
 from django.contrib.auth.decorators import login_not_required
-from django.db import connections
+from django.db import DatabaseError, connections
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.views.decorators.http import require_GET
 
 from dashboard import stream
 from runs import selectors
+
+logger = logging.getLogger(__name__)
 
 
 # A browser's EventSource would follow a redirect to the sign-in page; 401 says it plainly.
@@ -64,13 +69,33 @@ async def _respond(
         visible = await sync_to_async(_check)(request, topics)
     if isinstance(visible, HttpResponse):
         return visible
+
+    async def still() -> bool:
+        async with stream.feed().checks, ThreadSensitiveContext():
+            return await sync_to_async(_check_again)(request, visible)
+
+    last = request.headers.get("Last-Event-ID", "")
     response = StreamingHttpResponse(
-        stream.events(topics=visible, last_event_id=request.headers.get("Last-Event-ID", "")),
+        stream.events(topics=visible, last_event_id=last, still=still),
         content_type="text/event-stream",
     )
     response["Cache-Control"] = "no-store"
     response["X-Accel-Buffering"] = "no"  # nginx passes events on as they come
     return response
+
+
+def _check_again(request: HttpRequest, topics: dict[str, str]) -> bool:
+    """Whether the session is still somebody's who may see all of them."""
+    store = type(request.session)
+    request.session = store(request.session.session_key)
+    try:
+        request.user = get_user(request)
+        return _check(request, topics) == topics
+    except DatabaseError as error:
+        logger.warning("who watches could not be looked up again, so they go on: %s", error)
+        return True
+    finally:
+        connections.close_all()
 
 
 def _check(request: HttpRequest, topics: dict[str, str]) -> HttpResponse | dict[str, str]:
