@@ -31,6 +31,6 @@ def from_query(initial: Mapping[str, Any], query: Mapping[str, str]) -> dict[str
             pool["hardware"] = f"{given['backend']}:{given['hardware']}"
         pool["count"] = replicas = given.get("replicas", pool["count"])
         filled["pools"] = [pool]
-        if str(replicas).isdecimal() and int(replicas) > int(filled["max_replicas"]):
-            filled["max_replicas"] = replicas
+        if "max_replicas" not in given and str(replicas).isdecimal():
+            filled["max_replicas"] = max(int(replicas), int(filled["max_replicas"]))
     return filled

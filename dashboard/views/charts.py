@@ -234,7 +234,8 @@ def _end(request: HttpRequest, name: str, origin: float) -> float | None:
 
 def _whole(request: HttpRequest, name: str, *, default: int, most: int) -> int:
     text = request.GET.get(name) or str(default)
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:10]) <= most:
+    fits = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
+    if not fits or not 1 <= int(text) <= most:
         raise BadQuestion(f"{name}: expected a whole number of 1 to {most}, found {text[:40]!r}")
     return int(text)
 

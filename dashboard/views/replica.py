@@ -121,8 +121,6 @@ def _replica(run: Run, number: int) -> Replica:
 
 def _shown(request: HttpRequest, attempts: list[dict[str, Any]]) -> int | None:
     """The attempt whose log is shown: the one in the address, else the newest."""
-    wanted = request.GET.get("attempt", "")
     numbers = [attempt["number"] for attempt in attempts]
-    if wanted.isdecimal() and int(wanted) in numbers:
-        return int(wanted)
-    return numbers[0] if numbers else None
+    known = {str(number): number for number in numbers}
+    return known.get(request.GET.get("attempt", ""), numbers[0] if numbers else None)

@@ -60,7 +60,8 @@ def draft_of(request: HttpRequest) -> RunDraft | None:
         messages.error(request, f"{run.name} has no checkpoint to begin with: this is a clone.")
         return copies.clone_of(run)
     wanted = query.get("round", "")
-    chosen = int(wanted) if wanted.isdecimal() and int(wanted) in rounds else rounds[0]
+    known = {str(number): number for number in rounds}
+    chosen = known.get(wanted, rounds[0])
     if wanted and str(chosen) != wanted:
         messages.warning(request, f"The checkpoint of round {wanted[:20]} is not kept.")
     return copies.fork_of(run, chosen)
@@ -70,15 +71,17 @@ def offered(request: HttpRequest) -> dict[str, Any]:
     """For the page: what there is to choose from, and what was chosen. Two queries."""
     query = request.GET.dict()
     kind = kind_of(query)
+    # Only what draft_of has looked at: somebody may see it, and it is an id.
+    chosen = {kind: query.get(kind, "")}
     runs = selectors.runs_for(request.user).filter(archived_at=None)
     saved = Checkpoint.objects.filter(run=OuterRef("pk"), final=False)
     return {
         "kind": kind,
-        "chosen": query.get(kind, ""),
+        "chosen": chosen[kind],
         "round": query.get("round", ""),
         "templates": [(name, template.label) for name, template in TEMPLATES.items()],
-        "clone": _options(runs, chosen=query.get("clone", "")),
-        "fork": _options(runs.filter(Exists(saved)), chosen=query.get("fork", "")),
+        "clone": _options(runs, chosen=chosen.get("clone", "")),
+        "fork": _options(runs.filter(Exists(saved)), chosen=chosen.get("fork", "")),
     }
 
 

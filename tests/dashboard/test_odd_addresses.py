@@ -36,14 +36,16 @@ PAGES = {
     "{run}replicas/0/log.json": ("attempt", "after"),
 }
 NEEDED = {
+    "/runs/new": {"fork": "{id}"},
     "{run}points.json": {"series": "loss"},
     "{run}series.json": {"of": "loss,eval_loss", "x": "wall"},
     "{run}replicas/0/log.json": {"attempt": "1"},
 }
 ODD = (
-    "0", "-1", "1" + "0" * 30, "-1" + "0" * 30, "9223372036854775807", "1e308", "1e400", "nan",
-    "-inf", "\x00", "a\x00b", "'", '"', "%", "\ud7ff\U0010ffff", "٣", "1_000", " 1", "a" * 3000,
-    ",".join("ab" * 300), "00000000-0000-0000-0000-000000000000", "../..", "[]", "{}",
+    "0", "-1", "1" + "0" * 30, "-1" + "0" * 30, "1" * 5000, "9223372036854775807", "1e308",
+    "1e400", "nan", "-inf", "\x00", "a\x00b", "'", '"', "%", "\ud7ff\U0010ffff", "٣",
+    "1_000", " 1", "a" * 3000, ",".join("ab" * 300), "00000000-0000-0000-0000-000000000000",
+    "../..", "[]", "{}",
 )  # fmt: skip
 
 
@@ -62,11 +64,12 @@ def run(client: Client) -> Any:
 @pytest.mark.parametrize("page", PAGES)
 def test_odd_values_are_answered(client: Client, run: Any, page: str) -> None:
     path = page.format(run=f"/runs/{run.pk}/")
-    assert client.get(path, NEEDED.get(page, {})).status_code == 200
+    needed = {name: text.format(id=run.pk) for name, text in NEEDED.get(page, {}).items()}
+    assert client.get(path, needed).status_code == 200
     failed = []
     for name in PAGES[page]:
         for value in ODD:
-            answer = client.get(path, NEEDED.get(page, {}) | {name: value})
+            answer = client.get(path, needed | {name: value})
             if answer.status_code >= 500:
                 failed.append((name, value[:40], answer.status_code))
     assert failed == []
@@ -86,3 +89,9 @@ def test_a_query_of_as_many_terms_as_fit(client: Client, run: Any) -> None:
             assert client.get(page, {"q": query}).status_code < 500, (word, page)
     values = "tag:" + ",".join("abcdefghij" * 24)
     assert client.get("/api/runs", {"q": values}).status_code == 200
+
+
+def test_the_submit_form_is_filled_in_with_what_is_no_number(client: Client, run: Any) -> None:
+    for value in ("abc", "1" * 5000, ""):
+        answer = client.get("/runs/new", {"replicas": "9", "max_replicas": value})
+        assert answer.status_code == 200
