@@ -119,6 +119,12 @@ class WorkloadForm(HuggingFaceForm):
             self.add_error("data", "expected a URI of text files, found none")
         if kind == HF:
             self._clean_object(cleaned, "config")
+            model, config = cleaned.get("model", "").strip(), cleaned.get("config")
+            if "config" not in self.errors and bool(model) == bool(config):
+                found = "both" if model else "neither"
+                self.add_error(
+                    "model", f"expected either a model or a configuration, found {found}"
+                )
         return cleaned
 
     def _clean_object(self, cleaned: dict[str, Any], name: str) -> None:

@@ -88,7 +88,7 @@ def test_what_is_wrong_with_a_model_stands_at_its_field(client: Client, run: Run
     Run.objects.update(workload=LLAMA.to_dict())
     sent = values_of(client, f"?clone={run.pk}")
     for change, field, said in (
-        ({"config": ""}, "model", "expected either 'model' or 'config', found neither"),
+        ({"config": ""}, "model", "expected either a model or a configuration, found neither"),
         ({"model": "a/b"}, "model", "found both"),
         ({"config": "{"}, "config", "expected a JSON object"),
         ({"config": "{}", "model": "a/b", "context": "0"}, "context", "greater than or equal to 1"),
