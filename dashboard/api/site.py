@@ -6,7 +6,7 @@ from typing import Any
 
 from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, path
+from django.urls import URLPattern, re_path
 from django.views.decorators.csrf import csrf_exempt
 from ninja import NinjaAPI
 from ninja.errors import ValidationError, ValidationErrorContext
@@ -61,4 +61,4 @@ def nothing(request: HttpRequest, rest: str) -> HttpResponse:
 
 
 _patterns, _app_name, _namespace = api.urls
-urlpatterns = ([*_open(_patterns), path("<path:rest>", nothing)], _app_name, _namespace)
+urlpatterns = ([*_open(_patterns), re_path(r"(?P<rest>(?s:.+))", nothing)], _app_name, _namespace)

@@ -192,7 +192,13 @@ def test_a_run_nobody_has_is_json_too(owner: Any) -> None:
 
 
 def test_what_is_no_call_is_json_too(db: None) -> None:
-    for answer in (Client().get("/api/runs/x"), Client().post("/api/nonsense/of/some/kind")):
+    calls = (
+        Client().get("/api/runs/x"),
+        Client().post("/api/nonsense/of/some/kind"),
+        Client().get("/api/runs/a%0Ab"),
+        Client().delete("/api/%0A"),
+    )
+    for answer in calls:
         assert answer.status_code == 404
         assert answer.json()["detail"].startswith("there is no call ")
 
