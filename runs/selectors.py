@@ -262,13 +262,37 @@ def event_rows(run: Run, after_id: int = 0, limit: int = 100) -> list[dict[str, 
     ]
 
 
+LOG_LEVELS = {
+    "warning": ("warning", "error", "critical"),
+    "error": ("error", "critical"),
+}
+
+
 def log_rows(
-    run: Run, *, replica: int | None = None, after_id: int = 0, limit: int = 500
+    run: Run,
+    *,
+    replica: int | None = None,
+    after_id: int = 0,
+    limit: int = 500,
+    search: str = "",
+    level: str = "",
+    around: int | None = None,
 ) -> list[dict[str, Any]]:
-    """The newest ``limit`` log lines after ``after_id``, oldest first."""
+    """The newest ``limit`` log lines after ``after_id``, oldest first; or as many on both sides of
+    the line ``around``. ``level`` is one of :data:`LOG_LEVELS`: that and worse."""
     lines = LogLine.objects.filter(replica__run=run, id__gt=after_id).select_related("replica")
     if replica is not None:
         lines = lines.filter(replica__number=replica)
+    if search:
+        lines = lines.filter(message__icontains=search)
+    if level in LOG_LEVELS:
+        names = LOG_LEVELS[level]
+        lines = lines.filter(level__in=[*names, *(name.upper() for name in names)])
+    if around is None:
+        found = list(lines.order_by("-id")[:limit])[::-1]
+    else:
+        before = lines.filter(id__lte=around).order_by("-id")[: limit // 2]
+        found = [*list(before)[::-1], *lines.filter(id__gt=around).order_by("id")[: limit // 2]]
     return [
         {
             "id": line.pk,
@@ -277,7 +301,7 @@ def log_rows(
             "level": line.level,
             "message": line.message,
         }
-        for line in reversed(lines.order_by("-id")[:limit])
+        for line in found
     ]
 
 

@@ -30,7 +30,7 @@ TABS = (
     "settings", "events", "alerts",
 )  # fmt: skip
 MAX_POINTS = 4000
-MAX_LOG_LINES = 500
+MAX_LOG_LINES = 2000
 
 
 @require_safe
@@ -142,12 +142,24 @@ def points(request: HttpRequest, run_id: Any) -> HttpResponse:
 @require_safe
 @never_cache
 def logs(request: HttpRequest, run_id: Any) -> HttpResponse:
-    """The newest log lines, oldest first: ``?replica=0&after=<id>``."""
+    """The newest log lines, oldest first: ``?replica=0&after=<id>&q=words&level=warning``; or those
+    around ``?line=<id>``."""
     run = run_to_see(request, run_id)
     try:
         replica = int(request.GET["replica"]) if request.GET.get("replica") else None
         after = int(request.GET.get("after", "0"))
+        around = int(request.GET["line"]) if request.GET.get("line") else None
     except ValueError as error:
         return HttpResponseBadRequest(f"expected whole numbers, found {error}")
-    rows = selectors.log_rows(run, replica=replica, after_id=after, limit=MAX_LOG_LINES)
+    if max(abs(n) for n in (replica or 0, after, around or 0)) > INT_LIMIT:
+        return HttpResponseBadRequest("expected smaller numbers")
+    rows = selectors.log_rows(
+        run,
+        replica=replica,
+        after_id=after,
+        limit=MAX_LOG_LINES,
+        search=request.GET.get("q", "")[:200].replace("\0", ""),
+        level=request.GET.get("level", ""),
+        around=around,
+    )
     return JsonResponse({"lines": rows})

@@ -38,7 +38,8 @@ OVER_ALL = [
 """Alerts of all levels, open, over and acknowledged."""
 
 RUN_TABS = (
-    "overview", "rounds", "timeline", "replicas", "logs", "settings", "events", "alerts",
+    "overview", "rounds", "timeline", "replicas", "logs", "system", "checkpoints", "settings",
+    "events", "alerts",
 )  # fmt: skip
 SCREENS = {
     "runs": "/",

@@ -10,7 +10,8 @@ from django.test import Client
 from django.urls import reverse
 
 from diloco.rendezvous.settings import setting_fields
-from runs.models import Event, Run
+from runs import selectors
+from runs.models import Event, LogLine, Run
 from tests.browser import seed
 
 pytestmark = pytest.mark.django_db
@@ -104,3 +105,42 @@ def test_stop_asks_the_service_once(client: Client, run: Run) -> None:
     again: Any = client.post(url, follow=True)
     assert "nothing was left to stop" in again.content.decode()
     assert Event.objects.filter(run=run, to_state="stopping").count() == 1
+
+
+def lines(client: Client, run: Run, **query: Any) -> list[dict[str, Any]]:
+    answer = client.get(reverse("run-logs", args=[run.pk]), query)
+    assert answer.status_code == 200, answer.content
+    found: list[dict[str, Any]] = answer.json()["lines"]
+    return found
+
+
+def test_log_lines_are_searched_by_the_server(client: Client, run: Run) -> None:
+    found = lines(client, run, q="UPLOAD retried")
+    assert {line["message"] for line in found} == {"upload retried once: store answered slowly"}
+    assert len(found) == 3
+    assert len(lines(client, run, q="upload retried", replica=1)) == 1
+    assert lines(client, run, q="%_\x00nowhere") == []
+
+
+def test_log_lines_of_a_level_and_worse(client: Client, run: Run) -> None:
+    replica = run.replicas.first()
+    for level in ("ERROR", "critical"):
+        LogLine.objects.create(
+            replica=replica, incarnation="x", at=run.created_at, level=level, message=level
+        )
+    assert {line["level"] for line in lines(client, run, level="warning")} == {
+        "warning", "ERROR", "critical",
+    }  # fmt: skip
+    assert {line["level"] for line in lines(client, run, level="error")} == {"ERROR", "critical"}
+    assert len(lines(client, run, level="nonsense")) == len(lines(client, run))
+
+
+def test_a_line_has_those_around_it(
+    client: Client, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dashboard.views.run.MAX_LOG_LINES", 4)
+    every = [line["id"] for line in selectors.log_rows(run, limit=100)]
+    assert [line["id"] for line in lines(client, run, line=every[4])] == every[3:7]
+    assert [line["id"] for line in lines(client, run)] == every[-4:]
+    answer = client.get(reverse("run-logs", args=[run.pk]), {"line": "9" * 30})
+    assert answer.status_code == 400
