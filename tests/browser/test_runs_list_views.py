@@ -1,0 +1,253 @@
+"""The runs list in a browser: columns, what differs, saved views, deleting, banners, keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Site, Window
+
+pytestmark = pytest.mark.browser
+
+PUT_AWAY = """
+from runs.models import Run, SavedView
+from django.utils import timezone
+Run.objects.update(archived_at=timezone.now())
+SavedView.objects.all().delete()
+"""
+BEAT = "from runs.control import health\nfrom runs import live\n"
+THREE = """
+from runs.models import Run
+olga, oscar = seed.user('olga', 'operator'), seed.user('oscar', 'operator')
+runs = [
+    seed.run(olga, name='H40', state='succeeded', committed=20, age_s=900),
+    seed.run(olga, name='H80', state='failed', committed=9, age_s=700, sync_every=80),
+    seed.run(oscar, name='Of a colleague', state='failed', committed=4, age_s=500),
+]
+print(' '.join(str(r.pk) for r in runs))
+"""
+MANY = """
+from datetime import timedelta
+from runs.models import Run
+olga = seed.user('olga', 'operator')
+long = 'llama-1b-c4-H40-outer-lr-0.7-momentum-0.9-eight-replicas-on-three-clouds-again-2'
+first = seed.run(olga, name=long, committed=240, total_rounds=400, sync_every=10, replicas=24)
+Run.objects.filter(pk=first.pk).update(
+    tags=['sweep', 'a-tag-that-is-as-long-as-a-tag-may-ever-get', 'baseline', 'x' * 40])
+for n in range(54):
+    Run.objects.create(
+        name=f'{long[:60]}-{n}' if n % 3 else f'r{n}', owner=olga, state='succeeded',
+        state_since=first.created_at, created_at=first.created_at - timedelta(hours=n + 1),
+        started_at=first.created_at - timedelta(hours=n + 1), ended_at=first.created_at,
+        rendezvous=f's3://b/{n}', submit_key=f'many{n}{timezone.now().timestamp()}',
+        group_settings=seed.group_settings(), workload={}, eval_loss=1.5 + n / 100,
+        tokens=n * 10**9,
+    )
+print(first.pk)
+"""
+
+
+@pytest.fixture
+def empty(site: Site) -> Iterator[None]:
+    site.python(PUT_AWAY)
+    yield
+    site.python(PUT_AWAY)
+
+
+@pytest.fixture
+def runs(site: Site, empty: None) -> list[str]:
+    return site.python(THREE).split()
+
+
+def drop(page: Page, name: str) -> None:
+    page.locator(".find summary", has_text=name).click()
+
+
+def cells(page: Page) -> list[str]:
+    return page.locator("thead th").all_inner_texts()[1:]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 360])
+def test_how_it_looks(window: Window, site: Site, empty: None, width: int, scheme: str) -> None:
+    shots = {"0": None, "1": "H40", "many": None}
+    for count in shots:
+        if count == "1":
+            site.python(
+                THREE + "Run.objects.exclude(name='H40').update(archived_at=runs[0].created_at)"
+            )
+        elif count == "many":
+            site.python("from django.utils import timezone\n" + MANY)
+        page = window.open("/", width=width, height=800, scheme=scheme)
+        window.shoot(page, f"list-{count}-{width}-{scheme}", full=count != "many")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for name in ("Columns", "Views"):
+        drop(page, name)
+        window.shoot(page, f"list-{name.lower()}-{width}-{scheme}", full=False)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page = window.open("/?columns=name,state,loss,age&differ=1", width=width, scheme=scheme)
+    window.shoot(page, f"list-differ-{width}-{scheme}", full=False)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_columns_are_picked_and_stay_in_the_address(window: Window, runs: list[str]) -> None:
+    page = window.open(f"/?sort=-name&sel={runs[0]}")
+    drop(page, "Columns")
+    for name in ("Replicas", "Goodput", "Started", "Tags"):
+        page.locator(".pick").get_by_label(name, exact=True).uncheck()
+    page.locator(".pick").get_by_label("Age", exact=True).check()
+    page.get_by_role("button", name="Show", exact=True).click()
+    assert "sort=-name" in page.url
+    expect(page.get_by_text("1 selected")).to_be_visible()
+    heads = cells(page)
+    assert "Age" in heads
+    assert not {"Replicas", "Goodput", "Started"} & set(heads)
+    page.get_by_role("link", name="Tokens", exact=True).click()
+    assert cells(page) == heads
+    drop(page, "Columns")
+    page.get_by_role("link", name="As usual").click()
+    assert "Goodput" in cells(page)
+    narrow = window.open("/?columns=name,loss", width=360)
+    expect(narrow.locator("[data-run]").first).to_be_visible()
+    labels = narrow.locator("[data-run]").first.locator("[data-label]")
+    assert labels.evaluate_all("all => all.map((cell) => cell.dataset.label)") == ["Eval loss"]
+
+
+def test_only_what_differs(window: Window, runs: list[str]) -> None:
+    page = window.open("/?sort=name")
+    drop(page, "Columns")
+    page.get_by_role("switch", name="Only what differs").check()
+    page.get_by_role("button", name="Show", exact=True).click()
+    expect(page.locator("th.c-differ")).to_have_count(1)
+    assert page.locator("td.c-differ").all_inner_texts() == ["40", "80", "40"]
+    page.goto("/?q=H40&differ=1")
+    expect(page.get_by_text("One run alone differs in nothing")).to_be_visible()
+
+
+def test_a_view_is_saved_shared_changed_and_deleted(window: Window, runs: list[str]) -> None:
+    page = window.open("/?q=state:failed&sort=name&columns=name,loss")
+    drop(page, "Views")
+    page.get_by_label("Save what is shown as").fill("Failures")
+    page.get_by_label("Everybody sees it").check()
+    page.get_by_role("button", name="Save view").click()
+    expect(page.get_by_text("Saved as Failures")).to_be_visible()
+    assert "columns=name" in page.url
+
+    other = window.open("/", user="vera")
+    drop(other, "Views")
+    other.locator(".views").get_by_role("link", name="Failures").click()
+    expect(other.locator("[data-run]")).to_have_count(2)
+    assert cells(other) == ["Run", "Eval loss"]
+    drop(other, "Views")
+    expect(other.locator(".views").get_by_text("Change")).to_have_count(0)
+    expect(other.get_by_label("Everybody sees it")).to_have_count(0)
+
+    page.goto("/?q=is:ended")
+    drop(page, "Views")
+    page.get_by_label("Change Failures").click()
+    window.shoot(page, "list-view-change", full=False)
+    page.get_by_role("button", name="Show what is here now").click()
+    expect(page.get_by_text("The view Failures is changed")).to_be_visible()
+    drop(page, "Views")
+    expect(page.locator(".views a[aria-current]")).to_have_text("Failures")
+    page.get_by_label("Change Failures").click()
+    page.get_by_label("Name", exact=True).fill("All that is over")
+    page.get_by_role("button", name="Keep changes").click()
+    drop(page, "Views")
+    page.get_by_label("Change All that is over").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(page.get_by_text("The view All that is over is deleted")).to_be_visible()
+
+
+def test_deleting_several_asks_for_their_number(window: Window, runs: list[str]) -> None:
+    page = window.open("/?sort=name")
+    page.get_by_label("Select all of this page").check()
+    page.locator("[data-bulk]").get_by_role("button", name="Delete").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Delete 2 runs?")
+    stays = page.locator("li", has_text="Of a colleague")
+    expect(stays).to_contain_text("It is not yours")
+    page.get_by_label("Type the number").fill("3")
+    page.get_by_role("button", name="Delete 2 runs").click()
+    expect(page.get_by_role("alert")).to_contain_text("Expected 2, found 3")
+    for width, scheme in ((1280, "light"), (360, "dark")):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=scheme)
+        window.shoot(page, f"list-delete-{width}-{scheme}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.get_by_label("Type the number").fill("2")
+    page.get_by_role("button", name="Delete 2 runs").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("2 runs being deleted")
+    page.get_by_role("link", name="Back to the list").click()
+    expect(page.get_by_text("being deleted")).to_have_count(2)
+    window.errors[:] = [e for e in window.errors if "422" not in e]
+
+
+def test_a_silent_worker_is_said_and_taken_back(
+    window: Window, site: Site, runs: list[str]
+) -> None:
+    said = "No worker is at work."
+    run = site.seed("name='Alone', committed=3")
+    site.python(BEAT + "live.client().set(health.HEARTBEAT, 1)")
+    page = window.open("/")
+    of_run = window.open(f"/runs/{run}/")
+    for one in (page, of_run):
+        expect(one.get_by_text(said)).to_be_visible()
+    window.shoot(page, "list-silent", full=False)
+    site.python(BEAT + "health.beat()")
+    for one in (page, of_run):  # the stream says so within some seconds
+        expect(one.get_by_text(said)).to_be_hidden(timeout=20_000)
+    site.python(BEAT + "live.client().set(health.HEARTBEAT, 1)")
+    for one in (page, of_run):
+        expect(one.get_by_text(said)).to_be_visible(timeout=20_000)
+    site.python(BEAT + "live.client().set(health.HEARTBEAT, 4e9)")
+
+
+def test_a_run_that_says_nothing_is_marked(window: Window, site: Site, empty: None) -> None:
+    run = site.seed("name='Quiet', committed=3")
+    site.python(
+        "from runs.control import health\nfrom datetime import timedelta\n"
+        "from django.utils import timezone\nfrom runs.models import Run\n"
+        "Run.objects.filter(name='Quiet').update("
+        "last_seen_at=timezone.now() - timedelta(seconds=health.STALE_RUN_S + 60))"
+    )
+    page = window.open("/")
+    expect(page.locator("[data-banner=stale]")).to_be_visible()
+    expect(page.locator("[data-run]").get_by_text("silent")).to_be_visible()
+    window.shoot(page, "list-stale", full=False)
+    of_run = window.open(f"/runs/{run}/")
+    expect(of_run.locator("[data-banner=stale]")).to_be_visible()
+    window.shoot(of_run, "run-stale", full=False)
+
+
+def test_keys_are_explained_and_work(window: Window, runs: list[str]) -> None:
+    page = window.open("/")
+    page.keyboard.press("?")
+    dialog = page.get_by_role("dialog", name="Keys")
+    expect(dialog).to_be_visible()
+    for width, scheme in ((1280, "light"), (360, "dark")):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=scheme)
+        window.shoot(page, f"keys-{width}-{scheme}", full=False)
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.keyboard.press("j")  # off while a dialog is open
+    assert page.evaluate("document.activeElement.closest('[data-run]')") is None
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    page.keyboard.press("/")
+    page.keyboard.type("a?j/")
+    expect(page.get_by_label("Find runs")).to_have_value("a?j/")
+    expect(dialog).to_be_hidden()
+    page.goto(f"/runs/{runs[0]}/")
+    page.keyboard.press("]")
+    expect(page.locator(".tabs a[aria-current]")).to_have_text("Rounds")
+    page.keyboard.press("[")
+    page.keyboard.press("[")
+    expect(page.locator(".tabs a[aria-current]")).to_contain_text("Alerts")
+    page.goto("/planner")
+    page.keyboard.press("/")
+    expect(page.get_by_label("Find runs")).to_be_focused()
+    page.get_by_text("olga").first.click()
+    page.get_by_role("button", name="Keys").click()
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
