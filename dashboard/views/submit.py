@@ -14,6 +14,7 @@ import uuid
 from typing import Any
 
 from django.conf import settings
+from django.contrib import messages
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
@@ -128,6 +129,8 @@ def _changed(request: HttpRequest, form: RunForm) -> HttpResponse | None:
         errors = _errors_of(form, what)
         form.forget_errors()
         form.show_errors(errors)
+    elif "restore" in request.POST:
+        messages.info(request, "Filled in as you sent it before you signed in; not launched.")
     else:
         return None
     if not tested:
@@ -255,7 +258,7 @@ def _page(
         "estimate": _estimate(draft) if draft else None,
         "default_rendezvous": settings.DEFAULT_RENDEZVOUS,
         "error_list": [
-            {"field": form.input_of(name), "errors": messages} for name, messages in errors.items()
+            {"field": form.input_of(name), "errors": said} for name, said in errors.items()
         ],
         "launch_refused": status is None,
         "source": submit_source.offered(request),

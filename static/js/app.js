@@ -20,4 +20,6 @@ const PAGES = {
   runs: runsPage,
   submit: submitPage,
 };
-PAGES[document.body.dataset.page]?.();
+const { page } = document.body.dataset;
+if (page && page !== "submit") sessionStorage.removeItem("submit"); // what was typed has arrived
+PAGES[page]?.();

@@ -6,6 +6,8 @@ import { $, $$, h, icon, setText } from "./lib/dom.js";
 import { asker, sendOnce, showErrors } from "./lib/forms.js";
 import { poolRows } from "./submit/pools.js";
 
+const KEPT = "submit"; // in sessionStorage; app.js forgets it where the form has led to
+
 const SHOW = {
   reduce_plan: String,
   up_bytes_per_round: format.size,
@@ -20,6 +22,17 @@ const SHOW = {
 
 export function submitPage() {
   const form = $("[data-submit]");
+  const token = form.elements.csrfmiddlewaretoken;
+  // What was sent and led to signing in again is sent once more, only to be shown as it was typed.
+  const kept = sessionStorage.getItem(KEPT);
+  sessionStorage.removeItem(KEPT);
+  if (kept && form.hasAttribute("data-fresh")) {
+    const fields = [...JSON.parse(kept), [token.name, token.value], ["restore", "1"]];
+    const again = h("form", { method: "post", hidden: "" }, ...fields.map(([name, value]) => h("input", { type: "hidden", name, value })));
+    document.body.append(again);
+    again.submit();
+    return;
+  }
   const panel = $("[data-estimate]", form);
   const said = $("[data-estimate-state]", form);
   const touched = new Set($$(".errors:not([hidden])", form).map((list) => list.dataset.errorsFor));
@@ -150,7 +163,11 @@ export function submitPage() {
 
   const launch = $("[data-launch] span", form);
   sendOnce(form, launch.parentElement, {
-    sent: ({ submitter }) => setText(launch, submitter?.name ? "Checking…" : "Launching…"),
+    sent({ submitter }) {
+      setText(launch, submitter?.name ? "Checking…" : "Launching…");
+      const typed = [...new FormData(form)].filter(([name, value]) => typeof value === "string" && name !== token.name);
+      sessionStorage.setItem(KEPT, JSON.stringify(typed));
+    },
     back() {
       setText(launch, "Launch");
       const bytes = crypto.getRandomValues(new Uint8Array(18)); // a new key, as it is another run

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Site, Window
+from tests.browser.conftest import PASSWORD, Site, Window
 
 pytestmark = pytest.mark.browser
 
@@ -33,7 +33,7 @@ def llama(site: Site) -> str:
         f"Run.objects.filter(pk={run!r}).update(workload={LLAMA!r})\n"
         f"Checkpoint.objects.create(run_id={run!r}, round=5, key='k', size_bytes=1, digest='d', "
         "created_at=timezone.now())\n"
-        "for name in ('On call, with a name nobody would call short', 'chat'):\n"
+        "for name in ('On call, who is called in many more words than fit', 'chat'):\n"
         "    Webhook.objects.create(name=name, url='https://example.org', kinds=['finished'], "
         "created_at=timezone.now())"
     )
@@ -134,3 +134,24 @@ def test_a_dry_run_that_would_not_do_takes_the_focus(window: Window) -> None:
     expect(page.locator("[data-summary]")).to_be_focused()
     expect(page.locator("[data-summary]")).to_contain_text("expected 1 or more, found 0")
     window.errors[:] = [e for e in window.errors if "422" not in e]
+
+
+def test_what_was_typed_survives_signing_in_again(window: Window, site: Site) -> None:
+    page = window.open("/runs/new")
+    page.get_by_label("Name", exact=True).fill("Typed at length")
+    page.get_by_role("button", name="Add a pool").click()
+    page.get_by_role("spinbutton", name="Replicas").nth(1).fill("2")
+    page.context.clear_cookies(name="sessionid")
+    page.get_by_role("button", name="Launch").click()
+    page.get_by_label("Username").fill("olga")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_text("Filled in as you sent it")).to_be_visible()
+    expect(page.get_by_label("Name", exact=True)).to_have_value("Typed at length")
+    expect(page.get_by_role("spinbutton", name="Replicas").nth(1)).to_have_value("2")
+    assert count(site, "Typed at length") == "0"
+    page.get_by_role("button", name="Launch").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Typed at length")
+    page.goto(f"{site.url}/runs/new")  # what has arrived is not filled in again
+    expect(page.get_by_label("Name", exact=True)).to_have_value("Local demo")
+    window.errors[:] = [e for e in window.errors if "403" not in e]
