@@ -101,7 +101,10 @@ def test_signed_out_elsewhere_is_said(window: Window, demo: str) -> None:
     page.goto(f"/runs/{demo}/")
     expect(page.locator("[data-conn]")).to_have_attribute("data-state", "polling")
     page.context.clear_cookies()
-    expect(page.locator("[data-conn]")).to_contain_text("Signed out: sign in again")
+    expect(page.locator("[data-conn]")).to_contain_text(
+        "Signed out: sign in again",
+        timeout=15_000,  # the next of the polls, every 5 s
+    )
     window.errors.clear()
 
 
@@ -120,7 +123,11 @@ def test_the_list_updates_rows_and_offers_new_ones(window: Window, site: Site, d
     expect(row.locator('[data-f="replicas"]')).to_have_text("2/4")
     before = page.locator("[data-run]").count()
     new = site.seed("name='Brand new', committed=1")
-    site.publish(new, run=header | {"id": new})
+    site.python(
+        "from django.utils import timezone\nfrom runs.models import Run\n"
+        f"Run.objects.filter(pk='{new}').update(created_at=timezone.now())"
+    )
+    site.publish(new, run=header | {"id": new, "created_at": "2100-01-01T00:00:00Z"})
     pill = page.get_by_role("button", name="1 new")
     expect(pill).to_be_visible()
     assert page.locator("[data-run]").count() == before, "rows moved by themselves"
@@ -132,7 +139,7 @@ def test_the_address_keeps_axis_smoothing_tab_and_round(window: Window, demo: st
     page = window.open(f"/runs/{demo}/")
     is_live(page)
     page.get_by_role("button", name="Tokens", exact=True).click()
-    page.get_by_label("Smoothing").fill("0.5")
+    page.get_by_role("slider", name="Smoothing").fill("0.5")
     page.locator('[data-plot="loss"] [data-id="r1"]').click()
     assert "x=tokens" in page.url
     assert "smooth=0.5" in page.url
@@ -144,7 +151,7 @@ def test_the_address_keeps_axis_smoothing_tab_and_round(window: Window, demo: st
     expect(page.locator('[data-plot="loss"] [data-id="r1"]')).to_have_attribute(
         "aria-pressed", "false"
     )
-    expect(page.get_by_label("Smoothing")).to_have_value("0.5")
+    expect(page.get_by_role("slider", name="Smoothing")).to_have_value("0.5")
     page.get_by_role("link", name="Settings").click()
     expect(page.get_by_role("region", name="Settings")).to_be_visible()
     page.go_back()
