@@ -24,6 +24,8 @@ COPY runs runs
 COPY dashboard dashboard
 COPY templates templates
 COPY static static
+# The server sends the compressed files to whoever takes them.
+RUN python -m whitenoise.compress --quiet static
 
 USER archipelago
 VOLUME /var/lib/archipelago
