@@ -57,6 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
     from django.conf import settings
 
     settings.DATABASES  # noqa: B018 -- reads the settings, so that pytest-django sets Django up
+    # A password that is hashed as it should be takes most of a test's time.
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 
 def _on_postgres() -> bool:

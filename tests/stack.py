@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
@@ -16,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dashboard import broker
+from tests.django_process import REPOSITORY, DjangoProcess
 from tests.postgres import stack_database
 from tests.servers import child, free_ports, wait_until
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 PASSWORD = "correct-horse-battery"
 USERS = ("viewer", "operator", "admin")
 
@@ -39,18 +38,11 @@ class LiveStack:
     var: Path
     env: dict[str, str]
     pid: int
+    process: DjangoProcess
 
     def python(self, code: str) -> str:
         """What ``code`` prints in the server's own Django: another process on the same state."""
-        done = subprocess.run(
-            [sys.executable, "manage.py", "shell", "--no-imports", "-c", code],
-            cwd=REPOSITORY,
-            env=self.env,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        return self.process.run(code)
 
     def said(self) -> str:
         """What the supervisor has printed."""
@@ -83,11 +75,10 @@ def running_stack(var: Path, **more_env: str) -> Iterator[LiveStack]:
             process=process,
             log=log,
         )
-        stack = LiveStack(
-            url=f"http://127.0.0.1:{port}/",
-            var=var,
-            env={**env, "REDIS_URL": broker.load(var / "broker").url},
-            pid=process.pid,
-        )
-        stack.python(_MAKE_USERS)
-        yield stack
+        env["REDIS_URL"] = broker.load(var / "broker").url
+        with contextlib.closing(DjangoProcess(env)) as beside:
+            stack = LiveStack(
+                url=f"http://127.0.0.1:{port}/", var=var, env=env, pid=process.pid, process=beside
+            )
+            stack.python(_MAKE_USERS)
+            yield stack

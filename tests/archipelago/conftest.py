@@ -21,8 +21,7 @@ class Said:
 
 
 @pytest.fixture(autouse=True)
-def _own_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+def _own_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ARCHIPELAGO_URL", "ARCHIPELAGO_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ARCHIPELAGO_LOGIN", str(tmp_path / "config" / "login.json"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Generator, Iterator
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
 
+from tests.django_process import DjangoProcess
 from tests.servers import child, free_ports, wait_until
 from tests.stack import REPOSITORY, stack_env
 
@@ -49,16 +49,11 @@ class Site:
     url: str
     env: dict[str, str]
     redis_url: str
+    process: DjangoProcess
 
     def python(self, code: str) -> str:
         """What ``code`` prints in a process on the same database."""
-        prelude = "import django; django.setup()\nfrom tests.browser import seed\n"
-        done = subprocess.run(
-            [sys.executable, "-c", prelude + code],
-            cwd=REPOSITORY, env=self.env, capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        return self.process.run("from tests.browser import seed\n" + code)
 
     def seed(self, arguments: str) -> str:
         """The id of a new run of olga's: ``seed("name='x', committed=3")``."""
@@ -81,18 +76,19 @@ def serving(var: Path, redis_url: str) -> Iterator[Site]:
         **stack_env(var), "REDIS_URL": redis_url,
         "DJANGO_SETTINGS_MODULE": "dashboard.settings", "PYTHONPATH": str(REPOSITORY),
     }  # fmt: skip
-    site = Site(url=f"http://127.0.0.1:{port}", env=env, redis_url=redis_url)
-    site.python(
-        "from django.core.management import call_command\ncall_command('migrate', verbosity=0)"
-    )
     command = [
         sys.executable, "-m", "uvicorn", "dashboard.asgi:application", "--port", str(port),
         "--timeout-graceful-shutdown", "1", "--log-level", "warning",
     ]  # fmt: skip
     log = var / "web.log"
-    with child(command, log=log, env=env, cwd=REPOSITORY) as process:
-        wait_until(lambda: answers(site.url), "no web server", process=process, log=log)
-        yield site
+    with contextlib.closing(DjangoProcess(env)) as beside:
+        site = Site(url=f"http://127.0.0.1:{port}", env=env, redis_url=redis_url, process=beside)
+        site.python(
+            "from django.core.management import call_command\ncall_command('migrate', verbosity=0)"
+        )
+        with child(command, log=log, env=env, cwd=REPOSITORY) as process:
+            wait_until(lambda: answers(site.url), "no web server", process=process, log=log)
+            yield site
 
 
 def answers(url: str) -> bool:

@@ -11,11 +11,6 @@ from django.test import Client
 from tests.browser import seed, seed_fleet
 
 
-@pytest.fixture(autouse=True)
-def _fast_passwords(settings: Any) -> None:
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-
-
 @pytest.fixture
 def run(db: None) -> Any:
     from django.utils import timezone
