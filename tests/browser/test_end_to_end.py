@@ -76,6 +76,28 @@ def test_submit_watch_stop(window: Window, live_stack: LiveStack) -> None:
     expect(ended).to_have_count(2, timeout=MINUTE_MS)
     window.shoot(page, "end-to-end-stopped")
 
+    # What its replicas used of this machine was measured, and its weights can be had.
+    page.get_by_role("link", name="System").click()
+    for name, unit in (("memory", " MB"), ("cpu", "."), ("up", "B/s"), ("bytes_down", "B")):
+        value = page.locator(f'[data-panel="system"] [data-plot="{name}"] [data-id="r0"] output')
+        expect(value).to_contain_text(unit)
+        expect(value).to_contain_text(re.compile(r"[1-9]"))
+    nothing = page.locator('[data-plot="gpu"] [data-chart]')
+    expect(nothing).to_have_attribute("data-empty", "No replica has told of a GPU")
+    window.shoot(page, "end-to-end-system")
+    page.get_by_role("link", name="Checkpoints").click()
+    final = page.locator("table.checkpoints tbody tr", has_text="Final")
+    with page.expect_download() as found:
+        final.get_by_role("link", name="Download").click()
+    assert found.value.path().stat().st_size > 1_000_000
+    window.shoot(page, "end-to-end-checkpoints")
+    page.get_by_role("link", name="Replicas", exact=True).click()
+    page.get_by_role("link", name="Replica 1").last.click()
+    expect(page.locator("svg.strip")).to_be_visible()
+    expect(page.locator('[data-plot="step_s"] [data-id="r1"] output')).to_contain_text("s")
+    window.shoot(page, "end-to-end-replica")
+    page.go_back()
+
     # The group's settings are those of the form, from now on as values.
     page.get_by_role("link", name="Settings").click()
     panel = page.get_by_role("region", name="Settings")

@@ -91,3 +91,41 @@ def test_pictures(window: Window, site: Site, demo: str, scheme: str) -> None:
             expect(page.locator(first).first).to_be_visible()
             window.shoot(page, f"{name}-{width}-{scheme}")
             assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_a_round_says_who_was_waited_for(window: Window, site: Site) -> None:
+    run = site.seed("name='Waited for', committed=12")
+    site.python(
+        "from runs.models import Contribution\n"
+        f"mine = Contribution.objects.filter(round__run={run!r}, round__number=7)\n"
+        "for c in mine: c.phases = {**c.phases, 'wait': 0.1 if c.replica.number == 2 else 0.9}; "
+        "c.save()"
+    )
+    page = window.open(f"/runs/{run}/?tab=rounds&round=7")
+    facts = page.locator("[data-round-detail] dl")
+    expect(facts).to_contain_text("replica 2, 0.80 s")
+    expect(facts).to_contain_text("Outer learning rate")
+    row = page.locator(".rounds-table tr[aria-current]")
+    expect(row).to_contain_text("replica 2, 0.80 s")
+    headings = page.locator(".rounds-table thead th")
+    expect(headings).to_have_text([
+        "Round", "State", "Contributors", "Train loss", "Eval loss", "Tokens", "Norm", "Moved",
+        "Plan", "Straggler", "Opened", "Committed", "Why",
+    ])  # fmt: skip
+    window.shoot(page, "rounds-1440")
+    for width in (1280, 360):
+        page = window.open(f"/runs/{run}/?tab=rounds&round=7", width=width)
+        expect(page.locator("[data-round-detail] dl")).to_contain_text("replica 2")
+        window.shoot(page, f"rounds-{width}")
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_a_replica_that_works_on_an_old_round_is_stale(window: Window, site: Site) -> None:
+    run = site.seed("name='Behind', committed=12")
+    site.python(
+        "from runs.models import Replica\n"
+        f"Replica.objects.filter(run={run!r}, number=3).update(round=9)"
+    )
+    page = window.open(f"/runs/{run}/?tab=replicas")
+    stale = page.locator('[data-replicas="long"] [data-c="behind"]')
+    expect(stale).to_have_text(["0", "0", "0", "4"])

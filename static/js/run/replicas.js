@@ -9,13 +9,13 @@ import { replicaDialog } from "./actions.js";
 import { money } from "./pools.js";
 
 const SHORT = ["state", "backend", "beat", "round", "step", "loss", "speed", "wait", "restarts"];
-const LONG = ["state", "phase", "deadline", "attempt", "restarts", "cost", "beat", "round", "step", "loss", "speed", "wait", "device"];
+const LONG = ["state", "phase", "deadline", "attempt", "restarts", "cost", "beat", "round", "behind", "step", "loss", "speed", "wait", "device"];
 const TITLE = {
   state: "State", backend: "Backend", phase: "Backend says", beat: "Last beat", round: "Round", step: "Step",
   loss: "Loss", speed: "Tokens/s", wait: "Waiting", restarts: "Failures", device: "Device",
-  attempt: "Attempt", deadline: "Deadline", cost: "Cost",
+  attempt: "Attempt", deadline: "Deadline", cost: "Cost", behind: "Stale",
 };
-const NUMERIC = new Set(["beat", "round", "step", "loss", "speed", "wait", "restarts", "attempt", "deadline", "cost"]);
+const NUMERIC = new Set(["beat", "round", "step", "loss", "speed", "wait", "restarts", "attempt", "deadline", "cost", "behind"]);
 const HINT = {
   beat: "How long ago we saw the lease change",
   wait: "Time spent waiting for others, as a share of wall time",
@@ -23,10 +23,12 @@ const HINT = {
   phase: "What the backend says of the job, not what we conclude",
   restarts: "Failures in a row that were answered with a relaunch",
   attempt: "How many jobs it has had",
+  behind: "Rounds committed since the one it works on was opened",
   deadline: "When the backend will end the job; before that the replica goes on in a new one",
 };
 const SHOW = {
   round: (r) => format.count(r.round),
+  behind: (r, run) => (REPLICA_ENDED.has(r.state) || !r.round ? format.UNKNOWN : format.count(Math.max(run.committed_rounds + 1 - r.round, 0))),
   step: (r) => format.count(r.step),
   loss: (r) => format.loss(r.loss),
   speed: (r) => (REPLICA_ENDED.has(r.state) ? format.UNKNOWN : format.count(r.tokens_per_s)),
@@ -102,7 +104,7 @@ function update(row, replica, columns, run) {
       setText(cell.lastElementChild, replica.state_reason ?? "");
       cell.lastElementChild.title = replica.state_reason ?? "";
       cell.lastElementChild.hidden = !replica.state_reason;
-    } else if (c !== "beat") setText(cell, SHOW[c](replica));
+    } else if (c !== "beat") setText(cell, SHOW[c](replica, run));
   }
   const over = RUN_ENDED.has(run.state) || run.state === "stopping";
   for (const button of row.querySelectorAll("[data-what]")) {

@@ -33,7 +33,22 @@ export function roundDetail(context, card) {
   return (changed) => changed.has("rounds") && show();
 }
 
-function detail(round, { store, select }) {
+/** Who was waited for: of those whose part was taken, the one that waited least itself. Each one's own
+ * clock measured that, so no two are compared. `lag`: how much longer the typical one waited. */
+function straggler(round) {
+  const waits = round.contributions.filter((row) => row.state === "included" && row.phases?.compute).map((row) => [row.phases.wait ?? 0, row.replica]).sort((a, b) => a[0] - b[0]);
+  if (waits.length < 2) return null;
+  return { replica: waits[0][1], lag: waits[waits.length >> 1][0] - waits[0][0] };
+}
+
+const late = (round, one = straggler(round)) => (one ? `replica ${one.replica}, ${format.duration(one.lag)}` : format.UNKNOWN);
+
+const opened = (round) => {
+  const begun = round.contributions.map((row) => Date.parse(row.started_at)).filter(Number.isFinite);
+  return begun.length ? format.clock(new Date(Math.min(...begun)).toISOString()) : format.UNKNOWN;
+};
+
+function detail(round, { store, select, page }) {
   const rows = round.contributions;
   const committed = rows.map((row) => Date.parse(row.committed_at)).filter(Number.isFinite);
   const begun = rows.map((row) => Date.parse(row.started_at)).filter(Number.isFinite);
@@ -41,11 +56,14 @@ function detail(round, { store, select }) {
   const facts = [
     ["Contributors", `${round.contributors} of ${store.run.target}`],
     ["Plan", round.mode || format.UNKNOWN],
+    ["Straggler and its lag", late(round)],
+    ["Outer learning rate", page.dataset.outerLr],
     ["Training loss", format.loss(round.loss)],
     ["Evaluation loss", format.loss(round.eval_loss)],
     ["Took", format.duration(took)],
     ["Moved", `${format.size(sum(rows, "bytes_up"))} up, ${format.size(sum(rows, "bytes_down"))} down`],
     ["Tokens so far", format.count(round.tokens_total || null)],
+    ["Opened", opened(round)],
     ["Committed", round.committed_at ? format.clock(round.committed_at) : format.UNKNOWN],
   ];
   const go = (number, name, text) => {
@@ -108,7 +126,7 @@ export function roundsTable(context, place) {
   const body = h("tbody");
   place.append(
     table("table.rounds-table", "Rounds, newest first",
-      ["Round", "State", "#Contributors", "#Train loss", "#Eval loss", "#Tokens", "#Moved", "#Committed", "Why"], body),
+      ["Round", "State", "#Contributors", "#Train loss", "#Eval loss", "#Tokens", "#Norm", "#Moved", "Plan", "Straggler", "#Opened", "#Committed", "Why"], body),
     h("p.empty-s", {}, "No round has begun yet."),
     h("p.table-more", {}, h("button.btn.btn-s", { type: "button", onclick: () => ((all = true), show()) })));
   const [shown, empty, more] = place.children;
@@ -128,15 +146,20 @@ export function roundsTable(context, place) {
     keyed(body, rows, (row) => row.number, (row) =>
       h("tr", {},
         h("th", { scope: "row" }, h("button.link", { type: "button", onclick: () => select(row.number) }, String(row.number))),
-        h("td"), h("td.num"), h("td.num"), h("td.num"), h("td.num"), h("td.num"), h("td.num"), h("td.reason")),
+        h("td"), ..."nnnnnn  nn".split("").map((kind) => h(kind === "n" ? "td.num" : "td")), h("td.reason")),
     (tr, row) => {
-      const [, state, contributors, loss, evaluation, tokens, moved, committed, reason] = tr.children;
+      const [, state, contributors, loss, evaluation, tokens, norm, moved, plan, last, begun, committed, reason] = tr.children;
+      const norms = row.contributions.filter((one) => one.state === "included" && one.norm !== null);
       if (state.firstElementChild?.dataset.state !== row.state) state.replaceChildren(stateBadge(row.state, "state-bare"));
       setText(contributors, `${row.contributors} of ${store.run.target}`);
       setText(loss, format.loss(row.loss));
       setText(evaluation, format.loss(row.eval_loss));
       setText(tokens, format.count(row.tokens_total || null));
       setText(moved, format.size(sum(row.contributions, "bytes_up") + sum(row.contributions, "bytes_down")));
+      setText(norm, norms.length ? format.short(sum(norms, "norm") / norms.length) : format.UNKNOWN);
+      setText(plan, row.mode || format.UNKNOWN);
+      setText(last, late(row));
+      setText(begun, opened(row));
       setText(committed, row.committed_at ? format.clock(row.committed_at) : format.UNKNOWN);
       setText(reason, row.reason);
       if (row.number === context.selected) tr.setAttribute("aria-current", "true");
