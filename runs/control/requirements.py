@@ -30,6 +30,10 @@ CLIENTS = {
 }
 """By URI scheme."""
 
+KINDS = {"huggingface": ("transformers==5.23.0", "tokenizers==0.23.3", "datasets==5.2.0")}
+"""What a workload of that kind imports beside the library. Not in the lock file either, as most
+replicas need none of it; pinned as ``requirements/dev.txt`` has it."""
+
 _PIN = re.compile(r"([A-Za-z0-9._-]+)==[^;]+(;.+)?")
 
 
@@ -41,7 +45,7 @@ def replica_requirements(run: Run, *, remote: bool) -> tuple[str, ...]:
     pins = _pins(Path(settings.BASE_DIR) / "requirements" / "replica.txt")
     clients = CLIENTS.get(urlsplit(run.rendezvous).scheme, ())
     lines = [line for name in (*LIBRARY, *clients) for line in pins[_normal(name)]]
-    return (TORCH, *lines, *own)
+    return (TORCH, *lines, *KINDS.get(run.workload.get("kind", ""), ()), *own)
 
 
 @lru_cache(maxsize=1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from runs.control.requirements import CLIENTS, TORCH, replica_requirements
+from runs.control.requirements import CLIENTS, KINDS, TORCH, replica_requirements
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -34,6 +34,17 @@ def test_every_scheme_has_its_client_pinned_for_every_python(scheme: str, python
     names = [line.name.lower().replace("_", "-") for line in here]
     assert names[:5] == ["torch", "fsspec", "numpy", "safetensors", "xxhash"]
     assert names[5:] == [name.replace("_", "-") for name in CLIENTS.get(scheme, ())]
+
+
+def test_a_model_of_transformers_brings_it_along() -> None:
+    run = Run("s3://bucket/run", {"kind": "huggingface"})
+    found = replica_requirements(run, remote=True)  # type: ignore[arg-type]
+    tested = (ROOT / "requirements" / "dev.txt").read_text()
+    assert {"transformers", "tokenizers", "datasets"} <= {Requirement(r).name for r in found}
+    for line in KINDS["huggingface"]:
+        assert line in found
+        assert re.search(rf"^{re.escape(line)}$", tested, re.MULTILINE), line
+    assert replica_requirements(run, remote=False) == ()  # type: ignore[arg-type]
 
 
 def test_a_job_on_this_machine_needs_only_what_the_workload_asks_for() -> None:
