@@ -164,9 +164,15 @@ def main() -> None:
                 ("polled", "/runs.json"),
                 ("state:running", "/?q=state:running"),
                 ("a word in names", "/?q=run+77"),
+                ("a word nobody has", "/?q=nowhere"),
                 ("by loss", "/?sort=loss"),
+                ("by loss, turned", "/?sort=-loss"),
                 ("by name", "/?sort=name"),
+                ("by rounds, turned", "/?sort=rounds"),
+                ("by start", "/?sort=-started"),
+                ("what differs", "/?differ=1"),
                 ("filters", "/runs/facets"),
+                ("filters of a query", "/runs/facets?q=state:failed+backend:modal"),
             ]
             for page, path in [*pages, *((path, path) for path in options.path)]:
                 took, queries, size = measure(path, options.repeat)

@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from dashboard.views import runs as view
 from runs.models import Event, Run
+from runs.queries import listing
 from tests.browser import seed
 from tests.dashboard.people import client_for
 
@@ -126,6 +127,15 @@ def test_filters_are_asked_for_and_lead_to_queries(client: Client, olga: Any) ->
     whole = client.get("/", {"facets": "1"}).content.decode()
     assert 'href="?q=state%3Afailed"' in whole
     assert client.get("/runs/facets", {"q": "los<3"}).status_code == 200
+
+
+def test_filters_say_how_many_runs_they_counted(
+    client: Client, olga: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some(olga, 2)
+    assert "Counted over" not in client.get("/runs/facets").content.decode()
+    monkeypatch.setattr(listing, "COUNTED", 1)
+    assert "Counted over the newest 1 runs" in client.get("/runs/facets").content.decode()
 
 
 def test_somebody_without_a_role_is_told_nothing(olga: Any) -> None:

@@ -97,14 +97,33 @@ def test_facets_count_what_the_other_terms_leave() -> None:
 
 
 @pytest.mark.usefixtures("runs")
-def test_facets_cost_the_same_for_more_runs() -> None:
+@pytest.mark.parametrize(
+    ("query", "most"), [("", 2), ("state:running", 3), ("state:running tag:x owner:olga", 5)]
+)
+def test_facets_cost_the_same_for_more_runs(query: str, most: int) -> None:
+    terms = parse(query)
     with CaptureQueriesContext(connection) as few:
-        listing.facets(())
+        listing.facets(terms)
     for number in range(20, 30):
         bare(number, tags=["z"])
     with CaptureQueriesContext(connection) as many:
-        listing.facets(())
-    assert len(few) == len(many)
+        listing.facets(terms)
+    assert len(few) == len(many) == most
+
+
+@pytest.mark.usefixtures("runs")
+def test_facets_count_the_newest_runs_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert listing.facets(()).whole
+    total = Run.objects.filter(archived_at=None).count()
+    monkeypatch.setattr(listing, "COUNTED", total)
+    assert listing.facets(()).whole
+    monkeypatch.setattr(listing, "COUNTED", 2)
+    found = listing.facets(())
+    assert not found.whole
+    assert sum(c.count for c in found.choices["state"]) == 2
+    newest = Run.objects.filter(archived_at=None).order_by("-created_at", "-id")[:2]
+    tags = {tag for run in newest for tag in run.tags}
+    assert {c.value for c in found.choices["tag"]} == tags
 
 
 @pytest.mark.parametrize(
