@@ -129,3 +129,25 @@ def test_a_replica_that_works_on_an_old_round_is_stale(window: Window, site: Sit
     page = window.open(f"/runs/{run}/?tab=replicas")
     stale = page.locator('[data-replicas="long"] [data-c="behind"]')
     expect(stale).to_have_text(["0", "0", "0", "4"])
+
+
+def test_on_the_way_to_the_first_round_each_phase_says_how_far_it_is(
+    window: Window, site: Site
+) -> None:
+    run = site.seed("name='Underway', state='provisioning', committed=0, replicas=2")
+    site.python(
+        "from runs.models import Replica\n"
+        f"mine = Replica.objects.filter(run={run!r})\n"
+        "mine.update(state='provisioning', backend_state='pending', step=0)"
+    )
+    page = window.open(f"/runs/{run}/")
+    items = page.locator("[data-checklist-items] li")
+    expect(items).to_have_count(6)
+    expect(items.nth(0)).to_contain_text("done after 1.0 s")
+    expect(items.nth(1)).to_contain_text("done")
+    expect(items.nth(2)).to_contain_text(re.compile(r"Image.*backend says pending · \d"))
+    expect(items.nth(4)).to_contain_text("0 of 2 train")
+    window.shoot(page, "checklist-1440", full=False)
+    page = window.open(f"/runs/{run}/", width=360)
+    expect(items).to_have_count(6)
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

@@ -21,14 +21,18 @@ function draw(store, card, list) {
   if (card.hidden) return;
   const replicas = store.replicaRows();
   const begun = Date.parse(run.created_at);
-  const moved = (to) => [...store.events.values()].filter((e) => e.to_state === to && e.replica === null).map((e) => Date.parse(e.at))[0];
+  const rest = replicas.filter((r) => !r.beat_at);
+  /** When the run, or the first replica, came into one of these states. */
+  const when = (...states) => Math.min(...[...store.events.values()].filter((e) => states.includes(e.to_state)).map((e) => Date.parse(e.at)));
+  const says = [...new Set(rest.map((r) => r.backend_state).filter(Boolean))].join(", ");
   const launched = replicas.filter((r) => r.state !== "pending").length;
   const beating = replicas.filter((r) => r.beat_at).length;
   const stepping = replicas.filter((r) => r.step > 0).length;
   const steps = [
-    { name: "Queued", note: "a worker takes the run", done: run.state !== "queued", at: moved("provisioning") },
+    { name: "Queued", note: "a worker takes the run", done: run.state !== "queued", at: when("provisioning") },
     { name: "Launched", note: `${launched} of ${run.target} processes`, done: launched >= run.target },
-    { name: "First beat", note: `${beating} of ${run.target} replicas`, done: beating > 0 },
+    { name: "Image", note: says ? `backend says ${says}` : "the backend prepares it", done: rest.length < replicas.length || says.includes("running") },
+    { name: "First beat", note: `${beating} of ${run.target} replicas`, done: beating > 0, at: when("syncing", "computing") },
     { name: "First step", note: `${stepping} of ${run.target} train`, done: stepping > 0 },
     { name: "First round", note: "all exchange, one commits", done: false },
   ];
@@ -37,7 +41,7 @@ function draw(store, card, list) {
   const rows = steps.map((step, i) => {
     const state = step.done ? "done" : i === busy ? "busy" : "todo";
     const symbol = { done: "succeeded", busy: "busy", todo: "todo" }[state];
-    const took = step.at ? ` after ${format.duration((step.at - begun) / 1000)}` : "";
+    const took = Number.isFinite(step.at) ? ` after ${format.duration((step.at - begun) / 1000)}` : "";
     const word = { done: `done${took}`, busy: `${step.note} · ${elapsed}`, todo: step.note }[state];
     return { state, symbol, name: step.name, word };
   });

@@ -72,7 +72,7 @@ function detail(round, { store, select, page }) {
   };
   return [
     h("div.card-head", {}, h("h2", { id: "h-round" }, `Round ${round.number}`), stateBadge(round.state),
-      h("span.grow"), go(round.number - 1, "left", "Round before"), go(round.number + 1, "right", "Round after")),
+      h("span.grow"), h("span.nowrap", {}, go(round.number - 1, "left", "Round before"), go(round.number + 1, "right", "Round after"))),
     round.reason || round.digest_mismatch
       ? h("p.round-reason", {}, icon("degraded"), h("span.break", {}, [round.reason, round.digest_mismatch ? "replicas disagree about the weights after this round" : ""].filter(Boolean).join("; ")))
       : null,
@@ -119,14 +119,14 @@ function miniPhases(phases) {
 }
 
 const NEWEST = 100;
+const COLUMNS = ["State", "#Contributors", "#Train loss", "#Eval loss", "#Tokens", "#Norm", "#Moved", "Plan", "Straggler", "#Opened", "#Committed", "Why"];
 
 export function roundsTable(context, place) {
   const { store, select } = context;
   let all = false;
   const body = h("tbody");
   place.append(
-    table("table.rounds-table", "Rounds, newest first",
-      ["Round", "State", "#Contributors", "#Train loss", "#Eval loss", "#Tokens", "#Norm", "#Moved", "Plan", "Straggler", "#Opened", "#Committed", "Why"], body),
+    table("table.rounds-table.cards", "Rounds, newest first", ["Round", ...COLUMNS], body),
     h("p.empty-s", {}, "No round has begun yet."),
     h("p.table-more", {}, h("button.btn.btn-s", { type: "button", onclick: () => ((all = true), show()) })));
   const [shown, empty, more] = place.children;
@@ -146,7 +146,7 @@ export function roundsTable(context, place) {
     keyed(body, rows, (row) => row.number, (row) =>
       h("tr", {},
         h("th", { scope: "row" }, h("button.link", { type: "button", onclick: () => select(row.number) }, String(row.number))),
-        h("td"), ..."nnnnnn  nn".split("").map((kind) => h(kind === "n" ? "td.num" : "td")), h("td.reason")),
+        ...COLUMNS.map((one) => h(one[0] === "#" ? "td.num" : one === "Why" ? "td.reason" : "td", { dataset: { label: one.replace("#", "") } }))),
     (tr, row) => {
       const [, state, contributors, loss, evaluation, tokens, norm, moved, plan, last, begun, committed, reason] = tr.children;
       const norms = row.contributions.filter((one) => one.state === "included" && one.norm !== null);
