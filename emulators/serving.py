@@ -51,6 +51,7 @@ def wait_until(
     what: str,
     *,
     timeout_s: float = 60,
+    every_s: float = 0.02,
     process: subprocess.Popen[bytes] | None = None,
     log: Path | None = None,
 ) -> None:
@@ -61,7 +62,7 @@ def wait_until(
         if ended or time.monotonic() > deadline:
             said = log.read_text(errors="replace")[-3000:] if log and log.exists() else ""
             raise AssertionError(f"{what}: {'ended' if ended else 'timed out'}\n{said}")
-        time.sleep(0.02)
+        time.sleep(every_s)
 
 
 def free_ports(count: int) -> list[int]:

@@ -86,7 +86,7 @@ class Client:
             assert seen["state"] != "failed", seen["state_reason"]
             return ready(seen)
 
-        wait_until(check, f"{what}: last seen {seen}", timeout_s=120)
+        wait_until(check, f"{what}: last seen {seen}", timeout_s=120, every_s=0.2)
         return seen
 
     def rounds(self, run: str, least: int) -> int:
@@ -106,7 +106,7 @@ class Client:
             found[:] = self.ask(f"/runs/{run}/checkpoints")
             return any(one["round"] not in but for one in found)
 
-        wait_until(check, f"a checkpoint beside {but}", timeout_s=60)
+        wait_until(check, f"a checkpoint beside {but}", timeout_s=60, every_s=0.2)
         return next(one for one in found if one["round"] not in but)
 
     def status(self, run: str) -> int:
@@ -132,7 +132,7 @@ class Client:
             found[:] = self.attempts(run)
             return all(attempt["ended_at"] for attempt in found)
 
-        wait_until(check, f"the machines of {run}", timeout_s=60)
+        wait_until(check, f"the machines of {run}", timeout_s=60, every_s=0.2)
         assert not processes(run)
         return found
 
@@ -185,7 +185,9 @@ def test_a_whole_life(live_stack: LiveStack, tmp_path: Path) -> None:
         assert "at round" in over["state_reason"]
         api.gone(one)
     question = _SETTLED.format(runs=[run, fork])
-    wait_until(lambda: live_stack.python(question) == "True", "all is told", timeout_s=60)
+    wait_until(
+        lambda: live_stack.python(question) == "True", "all is told", timeout_s=60, every_s=0.2
+    )
     elsewhere = import_elsewhere(live_stack, tmp_path, over["rendezvous"])
     here, there = rows_of(live_stack.env, run), rows_of(elsewhere, run)
     assert differences(here, there) == []
@@ -195,7 +197,7 @@ def test_a_whole_life(live_stack: LiveStack, tmp_path: Path) -> None:
     folder = live_stack.var / "rendezvous" / run
     assert (folder / "group.json").exists()
     api.act(run, "delete", name="nine lives", objects=True)
-    wait_until(lambda: api.status(run) == 404, "deleted", timeout_s=60)
+    wait_until(lambda: api.status(run) == 404, "deleted", timeout_s=60, every_s=0.2)
     assert not [path for path in folder.rglob("*") if path.is_file()]
     assert api.ask(f"/runs/{fork}")["state"] == "cancelled"  # the fork stands by itself
 
