@@ -43,6 +43,7 @@ RUN_TABS = (
 )  # fmt: skip
 SCREENS = {
     "runs": "/",
+    "runs-differing": "/?columns=state,name,loss,age&differ=1",
     "new": "/runs/new",
     "planner": "/planner",
     "tokens": "/account/tokens",
@@ -192,6 +193,23 @@ def test_screen_with_nothing_on_it(
 
 
 _empty_sign_ins: dict[str, Any] = {}
+
+
+def test_what_opens_on_the_list(window: Window, runs: dict[str, str]) -> None:
+    page = window.open("/", user="admin")
+    wrong = []
+    for name in ("Filters", "Columns", "Views", "Keys"):
+        if name == "Keys":
+            page.keyboard.press("?")
+        else:
+            page.locator(".find summary", has_text=name).click()
+        settle(page)
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+            grave = [one for one in findings(page) if one["impact"] in GRAVE]
+            wrong += [f"{name}, {scheme}:\n{told(grave)}"] if grave else []
+        page.keyboard.press("Escape")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_people_end_to_end(window: Window, site: Site) -> None:
