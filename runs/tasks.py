@@ -16,8 +16,6 @@ from runs.exceptions import LaunchLater
 from runs.queue import enqueue
 
 TICK_EXPIRES_S = 5.0
-LAUNCH_LEASE_S = 110.0
-"""A task's time limit: whoever has died by then holds nothing up."""
 EXPORT_S = 3600
 """The longest upload of a checkpoint."""
 
@@ -42,7 +40,7 @@ def reconcile_run(run_id: str) -> None:
 @shared_task(autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=30, max_retries=20)
 def launch_run(run_id: str) -> None:
     """One at a time per run: a fork copies a checkpoint, which may take a while."""
-    with about(run=run_id), lease(f"launch-run:{run_id}", ttl_s=LAUNCH_LEASE_S) as held:
+    with about(run=run_id), lease(f"launch-run:{run_id}") as held:
         if held:
             launch.launch_run(run_id)
 
@@ -50,14 +48,14 @@ def launch_run(run_id: str) -> None:
 @shared_task(autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=30, max_retries=20)
 def launch_pool(pool_id: int) -> None:
     """One at a time per pool, so that ticks do not pile up workers on a backend that hangs."""
-    with lease(f"launch:{pool_id}", ttl_s=LAUNCH_LEASE_S) as held:
+    with lease(f"launch:{pool_id}") as held:
         if held:
             launch.launch_pool(pool_id)
 
 
 @shared_task(autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=60, max_retries=20)
 def delete_run(run_id: str) -> None:
-    with about(run=run_id), lease(f"delete:{run_id}", ttl_s=LAUNCH_LEASE_S) as held:
+    with about(run=run_id), lease(f"delete:{run_id}") as held:
         if held:
             deletion.delete_run(run_id)
 
@@ -88,7 +86,7 @@ def forget_uploads() -> None:
 
 @shared_task
 def reap() -> None:
-    with lease("reap", ttl_s=LAUNCH_LEASE_S) as held:
+    with lease("reap") as held:
         if held:
             reaper.reap()
             for run_id in selectors.runs_to_delete().values_list("pk", flat=True):

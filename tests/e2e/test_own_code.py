@@ -54,7 +54,15 @@ def zipped(*files: Path) -> bytes:
 def test_uploaded_code_trains_to_the_end(live_stack: LiveStack) -> None:
     data = base64.b64encode(zipped(EXAMPLE)).decode()
     run = live_stack.python(_CREATE.format(data=data, arguments={}))
-    seen = wait_for(live_stack, run, lambda seen: seen["state"] == "succeeded")
+    seen = wait_for(
+        live_stack,
+        run,
+        # The run is over with its result; its jobs may take a moment longer.
+        lambda seen: (
+            seen["state"] == "succeeded"
+            and all(attempt["exit_code"] is not None for attempt in seen["attempts"])
+        ),
+    )
     assert seen["rounds"] == 3
     assert [count for *_, count in seen["contributions"]] == [2, 2, 2]
     assert [a["exit_code"] for a in seen["attempts"]] == [0, 0]

@@ -11,6 +11,7 @@ from kombu.exceptions import OperationalError
 
 from runs import queue, tasks
 from runs.control.lease import lease
+from tests.servers import wait_until
 
 
 @pytest.fixture
@@ -97,3 +98,18 @@ def test_a_lease_that_ran_out_is_not_taken_from_its_next_holder(valkey: str, set
         assert held
         live.client().set("archipelago:lease:slow", "another's")  # ours ran out, theirs is on
     assert live.client().get("archipelago:lease:slow") == b"another's"
+
+
+def test_a_lease_is_renewed_as_long_as_it_is_held(valkey: str, settings: Any) -> None:
+    from runs import live
+
+    settings.REDIS_URL = valkey
+    client, key = live.client(), "archipelago:lease:long"
+    with lease("long", ttl_s=2.0) as held:
+        assert held
+        client.pexpire(key, 3_600_000)  # to be seen to change
+        wait_until(lambda: client.pttl(key) <= 2000, "a renewal")
+        assert client.exists(key)
+        with lease("long") as another:
+            assert not another
+    assert not client.exists(key)
