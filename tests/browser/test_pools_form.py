@@ -26,8 +26,8 @@ def add(page: Page, backend: str) -> Locator:
 def test_a_row_shows_what_its_backend_has(window: Window) -> None:
     page = window.open("/runs/new")
     first = row(page, 1)
-    for label in ("Credential", "Region", "Image", "Price", "Spot"):
-        expect(first.get_by_label(label)).to_be_hidden()
+    for label in ("Credential", "Region", "Image", "Price", "Max price", "Spot"):
+        expect(first.get_by_label(label, exact=label == "Price")).to_be_hidden()
     hardware = first.get_by_label("Hardware")
     expect(hardware).to_have_value("local:cpu")
     first.get_by_label("Backend").select_option("huggingface")
@@ -43,10 +43,10 @@ def test_a_row_shows_what_its_backend_has(window: Window) -> None:
 def test_a_price_is_asked_for_where_the_list_knows_none(window: Window) -> None:
     page = window.open("/runs/new")
     made = add(page, "kubernetes")
-    expect(made.get_by_label("Price")).to_be_visible()
+    expect(made.get_by_label("Price", exact=True)).to_be_visible()
     expect(made.locator("[data-pool-cost]")).to_have_text("cost unknown")
     expect(page.locator('[data-e="usd_h"]')).to_have_text("unknown")
-    made.get_by_label("Price").fill("1.25")
+    made.get_by_label("Price", exact=True).fill("1.25")
     made.get_by_label("Replicas").fill("3")
     expect(made.locator("[data-pool-cost]")).to_have_text("$3.75/h")
     expect(page.locator('[data-e="usd_h"]')).to_have_text("$3.75")
