@@ -84,10 +84,7 @@ def attempts(replica: Any, *, backend: str, price: float | None, earlier: int, n
             handle={
                 "backend": backend,
                 "launch_key": f"{replica.run_id.hex[:12]}-{replica.number}-{number}",
-                "data": {
-                    "job_id": f"{backend}-7f3c{number:04d}{replica.number:04d}",
-                    "id": f"sb-{number}",
-                },
+                "data": {"job_id": f"{backend}-7f3c{number:04d}{replica.number:04d}"},
             },
             cause=cause,
             exit_code=exit_code,

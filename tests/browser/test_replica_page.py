@@ -20,6 +20,7 @@ seed_usage.used(run)
 seed_usage.broke(run, 0)
 for r in run.replicas.all():
     seed_fleet.attempts(r, backend='modal', price=3.95, earlier=2, now=timezone.now())
+    r.attempts.update(handle={{'backend': 'modal', 'launch_key': 'k', 'data': {{'id': 'sb-1'}}}})
 print(run.pk)
 """
 
