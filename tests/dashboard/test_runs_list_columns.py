@@ -101,11 +101,13 @@ def test_every_order_of_a_column_is_one() -> None:
 def test_only_settings_in_which_the_shown_runs_differ(client: Client, olga: Any) -> None:
     for name, sync_every in (("a", 40), ("b", 80), ("c", 80)):
         seed.run(olga, name=name, committed=1, replicas=1, sync_every=sync_every)
+    Run.objects.filter(name="a").update(budget_usd=5)  # a limit is no setting of the group
     Run.objects.filter(name="c").update(workload={"kind": "byte_gpt", "size": "<b>large"})
     page = client.get("/?differ=1&sort=name").content.decode()
     heads_of = re.findall(r'c-differ" title="([^"]+)">([^<]+)', page)
     assert ("settings.sync_every", "Local steps (H)") in heads_of
     assert ("workload.size", "Size") in heads_of
+    assert all(name.startswith(("settings.", "workload.")) for name in dict(heads_of))
     assert "settings.num_replicas" not in dict(heads_of)
     assert re.findall(r'data-label="Local steps \(H\)"[^>]*><span[^>]*>(\d+)', page) == [
         "40",
