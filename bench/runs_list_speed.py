@@ -5,7 +5,7 @@ and template, without the socket. Each run has two pools, four replicas and an o
 hundred; one in a hundred is active. The newest page, one deep in the past, what the page polls,
 the filters, a few queries and orders, and whatever else ``--path`` names.
 
-Usage: python bench/runs_list_speed.py [--runs 10000 100000] [--postgres] [--path '/?q=x' ...]
+Usage: python bench/runs_list_speed.py [--runs 10000 100000] [--database postgresql] [--path '/?q=x' ...]
 """
 
 from __future__ import annotations
@@ -149,13 +149,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--runs", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--repeat", type=int, default=100)
-    parser.add_argument("--postgres", action="store_true")
+    parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--path", nargs="*", default=[])
     options = parser.parse_args()
-    name = "PostgreSQL" if options.postgres else "SQLite"
+    name = "PostgreSQL" if options.database == "postgresql" else "SQLite"
     with (
         tempfile.TemporaryDirectory() as folder,
-        database(Path(folder), postgres=options.postgres),
+        database(Path(folder), postgres=options.database == "postgresql"),
     ):
         print("| database | runs | page | queries | KB | p50, ms | p95 | max |")
         print("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |")
