@@ -5,7 +5,8 @@ and template, without the socket. Each run has two pools, four replicas and an o
 hundred; one in a hundred is active. The newest page, one deep in the past, what the page polls,
 the filters, a few queries and orders, and whatever else ``--path`` names.
 
-Usage: python bench/runs_list_speed.py [--runs 10000 100000] [--database postgresql] [--path '/?q=x' ...]
+Usage: python bench/runs_list_speed.py [--runs 10000 100000] [--database postgresql]
+       [--path '/?q=x' ...]
 """
 
 from __future__ import annotations
