@@ -81,7 +81,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[_LEFT_OUT] = len(left_out)
     # Quick ones first, and the browser's last: Playwright keeps an event loop running in this
     # thread for the rest of the session, in which nothing else can call asyncio.run.
-    items.sort(key=lambda item: [item.get_closest_marker(m) is not None for m in _SLOW])
+    items.sort(
+        key=lambda item: [
+            item.get_closest_marker(m) is not None or m in getattr(item, "fixturenames", ())
+            for m in _SLOW
+        ]
+    )
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> str:

@@ -9,6 +9,8 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Site, Window
 
+pytestmark = pytest.mark.browser
+
 LONG = """
 import math
 from runs.series.blocks import Points

@@ -68,7 +68,7 @@ def test_replicas_stand_by_pool_and_a_pool_can_be_looked_at_alone(window: Window
 def test_deltas_move_the_new_columns(window: Window, run: str, site: Site) -> None:
     page = fleet(window, run)
     rows = site.python(
-        "import json\nfrom runs import fleet\nfrom runs.models import Run\n"
+        "import json\nfrom runs.queries import fleet\nfrom runs.models import Run\n"
         f"run = Run.objects.get(pk='{run}')\n"
         "print(json.dumps([fleet.pool_rows(run), fleet.replica_rows(run)]))"
     )
@@ -173,7 +173,7 @@ def test_the_page_of_a_replica_shows_its_attempts_and_follows_the_run(
     page = fleet(window, run)
     page.get_by_role("link", name="Replica 3").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Replica 3")
-    table = page.locator("table.attempts")
+    table = page.locator('[aria-labelledby="h-attempts"] table')
     expect(table.locator("tbody tr")).to_have_count(4)
     expect(table).to_contain_text("OOMKilled: the container used more than its 24Gi")
     expect(page.locator("[data-log-state]")).to_have_text("unknown")  # nobody listens there

@@ -41,7 +41,9 @@ def test_a_replica_of_two_ranks_and_one_of_one_end_with_the_same_weights() -> No
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    sums = dict(re.findall(r"(replica \d rank \d): completed, sum of weights (\S+)", done.stdout))
+    sums = dict(
+        re.findall(r"(replica \d rank \d): completed, sum of weights (-?\d+\.\d+)", done.stdout)
+    )
     assert sorted(sums) == ["replica 0 rank 0", "replica 0 rank 1", "replica 1 rank 0"]
     assert len(set(sums.values())) == 1
 
