@@ -60,6 +60,9 @@ def _series(run: Run, request: HttpRequest) -> dict[str, Any]:
     wanted = [name for name in request.GET.get("of", "").split(",") if name]
     if not 1 <= len(wanted) <= MAX_SERIES:
         raise BadQuestion(f"of: expected 1 to {MAX_SERIES} series, found {len(wanted)}")
+    for name in wanted:
+        if not name.isprintable():  # which no series is, and PostgreSQL cannot be asked for NUL
+            raise BadQuestion(f"of: expected names of series, found {name!r}")
     asked = request.GET.get("x", "step")
     axis: Axis = next((a for a in AXES if a == asked), "wall")
     if asked not in (*AXES, "relative"):

@@ -115,7 +115,9 @@ def _page(
     given: dict[str, Any] | None = None,
     status: int = 200,
 ) -> HttpResponse:
-    query, after = request.GET.get("q", "").strip(), request.GET.get("after", "")
+    # No name has a NUL character, and PostgreSQL cannot be asked for one.
+    query, after = (request.GET.get(name, "").replace("\0", "") for name in ("q", "after"))
+    query = query.strip()
     found = service.people()
     if query:
         found = found.filter(username__icontains=query)

@@ -125,7 +125,7 @@ def points(request: HttpRequest, run_id: Any) -> HttpResponse:
         max_points = int(request.GET.get("max_points", "2000"))
     except ValueError as error:
         return HttpResponseBadRequest(f"expected whole numbers, found {error}")
-    if not series or not 1 <= max_points <= MAX_POINTS:
+    if not series or not series.isprintable() or not 1 <= max_points <= MAX_POINTS:
         return HttpResponseBadRequest(
             f"expected a series and max_points of 1 to {MAX_POINTS}, "
             f"found {series!r} and {max_points}"

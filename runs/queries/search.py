@@ -29,6 +29,8 @@ from runs.models import ReplicaPool, Run
 from runs.states import RUN_ACTIVE, RUN_ENDED, RunState
 
 LONGEST = 500
+MOST_TERMS = 20
+"""A database that is asked for hundreds at once takes seconds to plan it."""
 TEXTS = ("state", "backend", "hardware", "owner", "name", "tag", "id", "is")
 NUMBERS = {
     "loss": "eval_loss",
@@ -83,7 +85,10 @@ def parse(text: str) -> tuple[Term, ...]:
         raise BadQuery("", "expected text, found a NUL character")
     if text.count('"') % 2:
         raise BadQuery(text[text.rindex('"') :], "expected a closing quote, found none")
-    return tuple(_term(word) for word in _WORD.findall(text))
+    words = _WORD.findall(text)
+    if len(words) > MOST_TERMS:
+        raise BadQuery("", f"expected at most {MOST_TERMS} terms, found {len(words)}")
+    return tuple(_term(word) for word in words)
 
 
 def _term(word: str) -> Term:

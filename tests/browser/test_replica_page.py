@@ -69,7 +69,7 @@ def test_rounds_jobs_and_the_last_traceback(window: Window, site: Site) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pictures(window: Window, site: Site, scheme: str) -> None:
-    many = make(site, replicas=24, name="A run whose name is long " * 4)
+    many = make(site, replicas=24, name="A run whose name is long " * 3)
     for width in (1280, 360):
         page = window.open(f"/runs/{many}/replicas/0/", width=width, scheme=scheme)
         expect(page.locator('[data-plot="up"] [data-legend] button')).not_to_have_count(0)

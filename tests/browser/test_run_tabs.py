@@ -82,7 +82,7 @@ def test_checkpoints_with_what_can_be_done(window: Window, site: Site) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pictures(window: Window, site: Site, demo: str, scheme: str) -> None:
-    kept = site.python(HUB.format(name="A run whose name is long " * 4, final=False))
+    kept = site.python(HUB.format(name="A run whose name is long " * 3, final=False))
     for width in (1280, 360):
         for name, run in (("checkpoints", kept), ("logs", demo)):
             page = window.open(f"/runs/{run}/?tab={name}", width=width, scheme=scheme)

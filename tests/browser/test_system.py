@@ -73,7 +73,7 @@ def test_both_toolbars_are_one(window: Window, site: Site) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pictures(window: Window, site: Site, scheme: str) -> None:
-    many = make(site, replicas=24, name="A run whose name is long " * 4)
+    many = make(site, replicas=24, name="A run whose name is long " * 3)
     for width in (1280, 360):
         page = window.open(f"/runs/{many}/?tab=system", width=width, scheme=scheme)
         expect(page.locator('[data-plot="bytes_down"] [data-legend] button')).not_to_have_count(0)

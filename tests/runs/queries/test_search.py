@@ -64,6 +64,7 @@ def test_nothing_is_no_term() -> None:
         ("is:odd", "is:odd", "expected one of active, ended, archived, mine"),
         ('""', '""', "expected a word"),
         ("x" * 501, "", "at most 500 characters, found 501"),
+        ("a " * 21, "", "at most 20 terms, found 21"),
         ("a\x00b", "", "NUL"),
     ],
 )
