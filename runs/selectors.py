@@ -245,21 +245,26 @@ def _round_row(r: Round) -> dict[str, Any]:
 
 def event_rows(run: Run, after_id: int = 0, limit: int = 100) -> list[dict[str, Any]]:
     """The newest ``limit`` events after ``after_id``, newest first."""
-    events = Event.objects.filter(run=run, id__gt=after_id).select_related("replica", "actor")
-    return [
-        {
-            "id": e.pk,
-            "at": iso(e.at),
-            "level": str(e.level),
-            "kind": e.kind,
-            "replica": e.replica.number if e.replica else None,
-            "actor": e.actor.get_username() if e.actor else None,
-            "from_state": e.from_state,
-            "to_state": e.to_state,
-            "message": e.message,
-        }
-        for e in events.order_by("-id")[:limit]
-    ]
+    return [event_row(e) for e in events_of(run, after_id).order_by("-id")[:limit]]
+
+
+def events_of(run: Run, after_id: int) -> QuerySet[Event]:
+    """With what :func:`event_row` needs."""
+    return Event.objects.filter(run=run, id__gt=after_id).select_related("replica", "actor")
+
+
+def event_row(e: Event) -> dict[str, Any]:
+    return {
+        "id": e.pk,
+        "at": iso(e.at),
+        "level": str(e.level),
+        "kind": e.kind,
+        "replica": e.replica.number if e.replica else None,
+        "actor": e.actor.get_username() if e.actor else None,
+        "from_state": e.from_state,
+        "to_state": e.to_state,
+        "message": e.message,
+    }
 
 
 LOG_LEVELS = {

@@ -13,8 +13,9 @@ from typing import Any
 
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
-from runs.models import Checkpoint, Event, LogLine, ReplicaPool, Run
+from runs.models import Checkpoint, LogLine, ReplicaPool, Run
 from runs.plain import iso
+from runs.selectors import event_row, events_of
 
 Place = tuple[datetime, uuid.UUID]
 """Where a page of runs ends: when the last of it was created, and its id."""
@@ -52,21 +53,7 @@ def runs_page(
 
 def events_after(run: Run, after_id: int, *, limit: int) -> list[dict[str, Any]]:
     """Oldest first, from ``after_id`` on, as :func:`runs.selectors.event_rows` has them."""
-    events = Event.objects.filter(run=run, id__gt=after_id).select_related("replica", "actor")
-    return [
-        {
-            "id": e.pk,
-            "at": iso(e.at),
-            "level": str(e.level),
-            "kind": e.kind,
-            "replica": e.replica.number if e.replica else None,
-            "actor": e.actor.get_username() if e.actor else None,
-            "from_state": e.from_state,
-            "to_state": e.to_state,
-            "message": e.message,
-        }
-        for e in events.order_by("id")[:limit]
-    ]
+    return [event_row(e) for e in events_of(run, after_id).order_by("id")[:limit]]
 
 
 def log_lines(
