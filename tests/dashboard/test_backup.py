@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import uuid
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,11 +109,19 @@ def test_sqlite(tmp_path: Path) -> None:
     is_as_before(before, environment(ARCHIPELAGO_VAR=str(new)))
 
 
-def test_postgresql(tmp_path: Path, own_database: None) -> None:
-    old = postgres.stack_database(f"old-{uuid.uuid4().hex}")
-    new = postgres.stack_database(f"new-{uuid.uuid4().hex}")
-    if old is None or new is None:
-        pytest.skip("make test-postgres runs this one")
+@pytest.fixture
+def server() -> Iterator[postgres.PostgresServer]:
+    binaries = postgres.postgres_binaries()
+    assert binaries is not None
+    # Every user may reach it, as none may pytest's own folder.
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        with postgres.running_postgres(Path(folder) / "postgres", binaries) as started:
+            yield started
+
+
+def test_postgresql(tmp_path: Path, server: postgres.PostgresServer) -> None:
+    old, new = (server.create_database(name) for name in ("old", "new"))
     binaries = postgres.postgres_binaries()
     path = f"{binaries}:{os.environ['PATH']}"
     env = environment(ARCHIPELAGO_VAR=str(tmp_path / "var"), DATABASE_URL=old, PATH=path)
