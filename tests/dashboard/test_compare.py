@@ -15,23 +15,9 @@ from django.test.utils import CaptureQueriesContext
 from runs.models import Run
 from runs.queries.comparison import MOST
 from tests.browser import seed
-from tests.dashboard.people import client_for
+from tests.dashboard.people import client_for, some
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def olga(client: Client) -> Any:
-    user = seed.user("olga", "operator")
-    client.force_login(user)
-    return user
-
-
-def some(owner: Any, count: int, **options: Any) -> list[Run]:
-    return [
-        seed.run(owner, name=f"r{n}", replicas=1, **({"committed": 2} | options))
-        for n in range(count)
-    ]
 
 
 def ids(*runs: Run) -> str:

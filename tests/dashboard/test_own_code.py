@@ -15,18 +15,15 @@ from django.test import Client
 from django.urls import reverse
 
 from runs.models import Archive, Run
-from tests.browser import seed
 from tests.dashboard.test_pool_form import LOCAL, sent
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def olga(client: Client, settings: Any, tmp_path: Path) -> Any:
+def olga(olga: Any, settings: Any, tmp_path: Path) -> Any:
     settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri()
-    user = seed.user("olga", "operator")
-    client.force_login(user)
-    return user
+    return olga
 
 
 def zipped(**files: str) -> bytes:

@@ -18,13 +18,6 @@ from tests.browser import seed
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def olga(client: Client) -> Any:
-    user = seed.user("olga", "operator")
-    client.force_login(user)
-    return user
-
-
 def test_without_an_address_it_shows_the_example(client: Client, olga: Any) -> None:
     answer = client.get("/planner")
     assert answer.status_code == 200

@@ -18,7 +18,6 @@ from runs.credentials.service import save_credential
 from runs.drafts import presets
 from runs.drafts.presets import PoolDraft
 from runs.models import Credential, Run
-from tests.browser import seed
 from tests.dashboard.stub_backend import Stub, stubbed
 
 pytestmark = pytest.mark.django_db
@@ -33,13 +32,6 @@ MODAL = PoolDraft(
 @pytest.fixture(autouse=True)
 def modal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     yield from stubbed(monkeypatch)
-
-
-@pytest.fixture
-def olga(client: Client) -> Any:
-    user = seed.user("olga", "operator")
-    client.force_login(user)
-    return user
 
 
 def credential(kind: str, name: str) -> Credential:

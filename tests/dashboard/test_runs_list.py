@@ -16,13 +16,6 @@ from tests.browser import seed
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def olga(client: Client) -> Any:
-    user = seed.user("olga", "operator")
-    client.force_login(user)
-    return user
-
-
 def bare_run(owner: Any, number: int, at: datetime.datetime) -> Run:
     return Run.objects.create(
         name=f"run {number:03d}", owner=owner, state="queued", state_since=at, created_at=at,

@@ -22,13 +22,6 @@ from tests.browser import seed
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def olga(client: Client) -> Any:
-    user = seed.user("olga", "operator")
-    client.force_login(user)
-    return user
-
-
 def heads(page: str) -> list[str]:
     found = re.findall(r'role="columnheader"[^>]*>(?:<a[^>]*>)?([^<]*)', page)
     return [head for head in found if head]

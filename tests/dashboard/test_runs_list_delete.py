@@ -12,27 +12,9 @@ from django.utils import timezone
 
 from runs.models import ReplicaAttempt, Run
 from tests.browser import seed
-from tests.dashboard.people import client_for
+from tests.dashboard.people import client_for, some, told
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def olga(client: Client) -> Any:
-    user = seed.user("olga", "operator")
-    client.force_login(user)
-    return user
-
-
-def some(owner: Any, count: int, **options: Any) -> list[Run]:
-    return [
-        seed.run(owner, name=f"r{n}", replicas=1, **({"committed": 1} | options))
-        for n in range(count)
-    ]
-
-
-def told(answer: Any) -> str:
-    return " ".join(str(m) for m in answer.context["messages"])
 
 
 def to_delete(*runs: Run, **more: str) -> dict[str, Any]:

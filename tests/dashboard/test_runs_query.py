@@ -15,31 +15,13 @@ from dashboard.views import runs as view
 from runs.models import Event, Run
 from runs.queries import listing
 from tests.browser import seed
-from tests.dashboard.people import client_for
+from tests.dashboard.people import client_for, some, told
 
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def olga(client: Client) -> Any:
-    user = seed.user("olga", "operator")
-    client.force_login(user)
-    return user
-
-
-def some(owner: Any, count: int, **options: Any) -> list[Run]:
-    return [
-        seed.run(owner, name=f"r{n}", replicas=1, **({"committed": 1} | options))
-        for n in range(count)
-    ]
-
-
 def names(answer: Any) -> list[str]:
     return [row["header"]["name"] for row in answer.context["rows"]]
-
-
-def told(answer: Any) -> str:
-    return " ".join(str(m) for m in answer.context["messages"])
 
 
 def test_a_query_narrows_the_list_and_stays_in_the_box(client: Client, olga: Any) -> None:

@@ -30,12 +30,10 @@ def modal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
 
 
 @pytest.fixture
-def olga(client: Client, settings: Any, tmp_path: Path) -> Any:
+def olga(olga: Any, settings: Any, tmp_path: Path) -> Any:
     settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri()
     settings.LOOPBACK_BACKENDS = frozenset({"modal"})
-    user = seed.user("olga", "operator")
-    client.force_login(user)
-    return user
+    return olga
 
 
 def refused(client: Client, values: dict[str, str]) -> dict[str, list[str]]:

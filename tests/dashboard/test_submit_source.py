@@ -27,11 +27,9 @@ LLAMA = HuggingFaceWorkload(
 
 
 @pytest.fixture
-def olga(client: Client, settings: Any, tmp_path: Path) -> Any:
+def olga(olga: Any, settings: Any, tmp_path: Path) -> Any:
     settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri()
-    user = seed.user("olga", "operator")
-    client.force_login(user)
-    return user
+    return olga
 
 
 @pytest.fixture

@@ -1,0 +1,18 @@
+"""Who looks at the pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from tests.browser import seed
+
+
+@pytest.fixture
+def olga(client: Client, db: None) -> Any:
+    """An operator, who has signed in with ``client``."""
+    user = seed.user("olga", "operator")
+    client.force_login(user)
+    return user
