@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,60 +43,6 @@ def test_every_command_is_documented() -> None:
             for option in action.option_strings:
                 if option.startswith("--") and option != "--help":
                     assert f"`{option}" in told or f" {option}" in told, (name, option)
-
-
-def test_login_keeps_the_token_where_nobody_else_reads_it(
-    call: Call, live_server: Any, token_of: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    token = token_of()
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{token}\n"))
-    said = call("login", live_server.url + "/", "--token-stdin")
-    assert said.code == 0, said.err
-    assert "signed in as owner (operator)" in said.out
-    assert token not in said.out + said.err
-    kept = tmp_path / "config" / "login.json"
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    assert json.loads(kept.read_text()) == {"url": live_server.url, "token": token}
-    assert "owner (operator) on http://" in call("whoami").out
-    assert call("logout").code == 0
-    assert not kept.exists()
-    again = call("ls")
-    assert (again.code, again.out) == (4, "")
-    assert "archipelago login URL" in again.err
-
-
-def test_login_with_a_wrong_token_keeps_nothing(
-    call: Call, live_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("arch_nonsense\n"))
-    said = call("login", live_server.url)
-    assert said.code == 4
-    assert "expected a token" in said.err
-    assert not (tmp_path / "config").exists()
-
-
-def test_a_token_is_not_sent_to_another_server(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = tmp_path / "config" / "login.json"
-    kept.parent.mkdir()
-    kept.write_text('{"url": "http://127.0.0.1:1", "token": "arch_x"}')
-    monkeypatch.setenv("ARCHIPELAGO_URL", "http://127.0.0.1:2")
-    said = call("ls")
-    assert said.code == 4
-    assert "no token for http://127.0.0.1:2" in said.err
-
-
-def test_a_server_that_is_away(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("archipelago.transport.time.sleep", lambda _: None)
-    monkeypatch.setattr(
-        Client.__init__, "__kwdefaults__", {"timeout_s": 1.0, "sleep": lambda _: None}
-    )
-    monkeypatch.setenv("ARCHIPELAGO_URL", "http://127.0.0.1:1")
-    monkeypatch.setenv("ARCHIPELAGO_TOKEN", "arch_x")
-    said = call("ls")
-    assert said.code == 3
-    assert said.err.startswith("archipelago: http://127.0.0.1:1 does not answer: ")
 
 
 def test_ls(call: Call, run: Any) -> None:

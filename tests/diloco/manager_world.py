@@ -8,6 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from diloco.manager import Manager
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.store import LocalStore, MeteredStore, Store
@@ -58,3 +60,9 @@ class World:
     def close(self) -> None:
         for manager in self.managers:
             manager.shutdown()
+
+
+def step(manager: Manager, tensor: Tensor, **how: Any) -> bool:
+    manager.start_quorum()
+    manager.allreduce(tensor, **how).wait()
+    return manager.should_commit()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch import nn
 
 from diloco.checkpoint import load_checkpoint, manifest_rounds, read_final
 from diloco.errors import FencedOut, ModelMismatch, ReplicaError
-from diloco.group import join
 from diloco.layout import Layout
 from diloco.outer import OuterOptimizer
 from diloco.reduce import Reducer
@@ -354,31 +352,6 @@ def test_old_payloads_and_checkpoints_are_swept_and_a_joiner_still_gets_in(
     joiner = group.start(5)
     group.wait(joiner)
     group.assert_agreed(group.members[0], joiner)
-
-
-def test_a_rendezvous_without_a_group_is_named(tmp_path: Path) -> None:
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ReplicaError, match=r"expected group\.json under .*found none"):
-        join(str(tmp_path), model=model, inner_optimizer=optimizer, replica=0)
-
-
-def test_a_replica_number_outside_the_data_shards_is_refused(tiny_group: MakeGroup) -> None:
-    group = tiny_group()
-    stray = group.start(16)
-    group.wait(stray)
-    assert "expected a replica number from 0 to 15, found 16" in str(stray.error)
-
-
-def test_a_heartbeat_slower_than_the_groups_timeout_is_refused(tiny_group: MakeGroup) -> None:
-    group = tiny_group(heartbeat_timeout_s=5.0)
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="less than the group's timeout of 5 s, found 5 s"):
-        join(
-            str(group.root), model=model, inner_optimizer=optimizer, replica=0,
-            heartbeat_interval_s=5.0,
-        )  # fmt: skip
 
 
 def test_the_global_state_is_a_function_of_checkpoint_and_log(tiny_group: MakeGroup) -> None:
