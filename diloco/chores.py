@@ -219,6 +219,7 @@ class Chores:
                 bytes_up=used.bytes_up - before.bytes_up,
                 bytes_down=used.bytes_down - before.bytes_down,
                 norm=opened.sent.record.norm if opened.sent else float("nan"),
+                cosine=opened.cosine if outcome == "included" else None,
                 update_norm=self._state.update_norm,
                 contributors=len(commit.contributors),
                 # Who has caught up over several rounds no longer has the weights after this one.

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from diloco.alignment import cosine_to_mean
 from diloco.codecs import get_codec
 from diloco.errors import RoundTimeout
 from diloco.reduce import CannotReduce, Merged, Meter, Own, Reducer, new_fragment
@@ -86,12 +87,14 @@ class Sent:
 @dataclass(frozen=True, kw_only=True)
 class Settled:
     """How a round ended. ``merged`` is None for a void round, and for a process that contributed
-    nothing; ``refusal`` says why this replica's contribution is not in the plan."""
+    nothing; ``refusal`` says why this replica's contribution is not in the plan. ``cosine`` is that
+    of what it contributed to the merged mean (:mod:`diloco.alignment`), if it is in there."""
 
     commit: Commit
     plan: Plan
     merged: Merged | None
     refusal: Refusal | None = None
+    cosine: float | None = None
 
 
 @dataclass
@@ -323,7 +326,19 @@ class Exchange:
             merged = self._committed(plan, commit, course)
         else:
             self._compare(commit, merged)
-        return Settled(commit=commit, plan=plan, merged=merged, refusal=refusal)
+        cosine = self._cosine(plan, merged, course)
+        return Settled(commit=commit, plan=plan, merged=merged, refusal=refusal, cosine=cosine)
+
+    def _cosine(self, plan: Plan, merged: Merged, course: _Course) -> float | None:
+        """Of a round that took this process' contribution. Now, because the outer step uses the
+        merged vector up; its time is told with the reduction's."""
+        own = course.own
+        if own is None or not any(map(own.made, plan.contributions)):
+            return None
+        start_s = self._clock.monotonic()
+        cosine = cosine_to_mean(own.vector, merged.vector, self._codec)
+        course.timings.add("reduce", self._clock.monotonic() - start_s)
+        return cosine
 
     def _committed(self, plan: Plan, commit: Commit, course: _Course) -> Merged:
         meter = self._reducer.meter()

@@ -305,6 +305,7 @@ class RoundLoop:
     def _take(self, opened: OpenRound, settled: Settled) -> str:
         """Apply a round that was settled; what became of this replica's work in it."""
         self._pace.learn(settled.plan)
+        opened.cosine = settled.cosine
         policy = self.settings.late_policy
         if settled.refusal and settled.refusal.kind == "spare":
             policy = "overwrite"  # a spare follows

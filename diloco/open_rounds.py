@@ -34,7 +34,8 @@ class OpenRound:
     ``gradient`` (n,) is ``base - local`` of the fragment when its steps ended, ``contributed`` what
     was sent of it (with error feedback; the same tensor without). ``due_steps`` is the inner step
     after which it is to be applied. ``sent`` is there once the contribution is durable. ``lives``
-    until the local weights, and with them what was contributed, are thrown away.
+    until the local weights, and with them what was contributed, are thrown away. ``cosine`` is
+    that of what was contributed to the mean that took it, once the round is settled.
     """
 
     round: int
@@ -50,6 +51,7 @@ class OpenRound:
     compute_s: float
     sent: Sent | None = None
     lives: bool = True
+    cosine: float | None = None
 
 
 Exchanged = Settled | TooLate

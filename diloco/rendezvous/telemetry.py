@@ -51,6 +51,10 @@ class RoundReport:
     ``phases`` are seconds of the training loop: with overlap its *wait* is how long it was blocked,
     and the exchange's own phases are ``background``. ``step`` and ``tokens`` are the replica's own
     when it reported, as in :class:`StepColumns`; 0 where it had taken no step yet.
+
+    ``norm`` is the length of the decoded contribution, ``cosine`` its cosine to the merged mean
+    that the round applied (:mod:`diloco.alignment`); None where the round did not take it, and of
+    replicas that do not tell.
     """
 
     round: int
@@ -68,6 +72,7 @@ class RoundReport:
     weights_digest: str
     step: int = 0
     tokens: int = 0
+    cosine: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

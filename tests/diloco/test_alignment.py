@@ -1,0 +1,188 @@
+"""The cosine of what each replica gave to what came of it: whole groups against the payloads."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diloco.alignment import PIECE, cosine_to_mean
+from diloco.codecs import get_codec
+from diloco.layout import Layout
+from diloco.reduce import Reducer
+from diloco.rendezvous import geometry, keys
+from diloco.rendezvous.clock import SystemClock
+from diloco.rendezvous.geometry import HEADER_BYTES
+from diloco.rendezvous.telemetry import RoundReport, Segment
+
+MakeGroup = Callable[..., Any]
+CODECS = ("fp32", "bf16", "int8", "e3m0", "topk")
+
+
+def cosine(x: Tensor, y: Tensor) -> float:
+    a, b = x.double().numpy(), y.double().numpy()
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+
+
+# -- the sum itself --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("numel", [1, 300, 3 * PIECE + 17, 2**19 + 5])
+def test_it_is_the_cosine_of_the_decoded_payload(codec: str, numel: int) -> None:
+    generator = torch.Generator().manual_seed(numel)
+    own, noise = torch.randn(2, numel, generator=generator)
+    mean = 0.5 * own + noise
+    before = own.clone(), mean.clone()
+    coder = get_codec(codec, topk=64)
+    found = cosine_to_mean(own, mean, coder)
+    decoded = coder.decode(coder.encode(own), numel)
+    assert found == pytest.approx(cosine(decoded, mean), abs=1e-12)
+    assert torch.equal(own, before[0]) and torch.equal(mean, before[1])
+
+
+@pytest.mark.parametrize("scale", [1e-37, 1e37])
+def test_lengths_at_the_ends_of_float32_do_not_matter(scale: float) -> None:
+    own, mean = torch.tensor([3.0, 4.0]), torch.tensor([4.0, 3.0])
+    found = cosine_to_mean(own * scale, mean * scale, get_codec("fp32"))
+    assert found == pytest.approx(24 / 25)
+
+
+def test_it_is_never_beyond_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        own = torch.randn(7, generator=generator)
+        assert cosine_to_mean(own, 3 * own, get_codec("fp32")) == pytest.approx(1.0)
+        assert abs(cosine_to_mean(own, -own / 3, get_codec("fp32")) or 0) <= 1.0
+
+
+@pytest.mark.parametrize("odd", [0.0, math.nan, math.inf])
+def test_without_a_direction_there_is_none(odd: float) -> None:
+    one, other = torch.ones(5), torch.full((5,), odd)
+    assert cosine_to_mean(one, other, get_codec("fp32")) is None
+    assert cosine_to_mean(other, one, get_codec("fp32")) is None
+
+
+# -- whole groups ----------------------------------------------------------------------------------
+
+
+class Odd(nn.Module):
+    """12,010 parameters in four tensors, an embedding among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.hidden = nn.Linear(4, 1000)
+        self.out = nn.Linear(1000, 2)
+        self.table = nn.Embedding(501, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        looked_up = self.table(torch.arange(x.shape[0])).mean()
+        return self.out(self.hidden(x)) * 0.01 + looked_up
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the model has blocks to share out."""
+    monkeypatch.setattr(geometry, "SMALLEST_BLOCK", 4096)
+
+
+def train(group: Any, *, syncer: bool = False, replicas: int = 3, **start: Any) -> list[Any]:
+    if syncer:
+        group.start_syncer()
+        while not group.store.list(keys.member(group.settings.max_replicas)):
+            pass
+    members = [group.start(n, make_model=Odd, **start) for n in range(replicas)]
+    group.wait()
+    return members
+
+
+def told(group: Any, replica: int) -> dict[int, RoundReport]:
+    found = group.store.list(f"telemetry/{replica:05d}/")
+    segments = [Segment.from_bytes(group.store.get(info.key)) for info in found]
+    return {report.round: report for segment in segments for report in segment.rounds}
+
+
+def expected(group: Any, commit: Any) -> dict[int, float]:
+    """By replica, from the payloads as they lie in the store."""
+    layout = Layout(
+        Odd(), fragments=group.settings.num_fragments, pattern=group.settings.fragment_pattern
+    )
+    slots, plan = layout.table.slots_of(commit.fragment), group.plan(commit.round)
+    reducer = Reducer(group.store, group.settings, SystemClock())
+    mean = reducer.committed(plan, commit, slots, None, reducer.meter()).vector
+    codec = get_codec(group.settings.codec, topk=group.settings.topk)
+    found = {}
+    for c in plan.contributions:
+        key = keys.contribution_payload(commit.round, c.replica, c.incarnation)
+        body = torch.frombuffer(bytearray(group.store.get(key)[HEADER_BYTES:]), dtype=torch.uint8)
+        found[c.replica] = cosine(codec.decode(body, mean.numel()), mean)
+    return found
+
+
+def assert_told(group: Any, replicas: int) -> None:
+    commits = group.commits()
+    reports = [told(group, number) for number in range(replicas)]
+    for commit in commits:
+        by_replica = expected(group, commit)
+        assert sorted(by_replica) == list(range(replicas))
+        for number, value in by_replica.items():
+            assert reports[number][commit.round].cosine == pytest.approx(value, abs=1e-6)
+            assert -1 < value < 1
+
+
+@pytest.mark.parametrize("plan", ["gather", "sharded", "syncer"])
+@pytest.mark.parametrize(
+    ("codec", "merge"), [*((codec, "mean") for codec in CODECS), ("int8", "rda"), ("fp32", "rda")]
+)
+def test_every_replica_tells_its_own_by_every_plan_and_codec(
+    tiny_group: MakeGroup, plan: str, codec: str, merge: str
+) -> None:
+    group = tiny_group(
+        reduce_plan=plan, codec=codec, merge=merge, total_rounds=2, checkpoint_every=100
+    )
+    members = train(group, syncer=plan == "syncer")
+    group.assert_agreed(*members)
+    assert group.plan(1).mode == plan
+    assert_told(group, 3)
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 3])
+def test_fragments_are_told_one_by_one(tiny_group: MakeGroup, overlap: int) -> None:
+    group = tiny_group(
+        num_fragments=2, overlap_steps=overlap, sync_every=4, codec="bf16", checkpoint_every=100
+    )
+    train(group)
+    assert_told(group, 3)
+
+
+def test_nothing_is_told_of_a_void_round(tiny_group: MakeGroup) -> None:
+    group = tiny_group(reduce_plan="sharded")
+    train(group, spoil=("rounds/00000002/contributions/00000.*.bin", "corrupt"))
+    assert group.commits()[1].void
+    for number in range(3):
+        reports = told(group, number)
+        assert reports[2].cosine is None
+        assert reports[1].cosine is not None and reports[3].cosine is not None
+
+
+def test_nothing_is_told_of_a_round_that_was_missed(tiny_group: MakeGroup) -> None:
+    group = tiny_group(num_replicas=2, grace_s=0.0, total_rounds=5)
+    first_commit = threading.Event()
+
+    def watch(member: Any, joined: Any) -> None:
+        if member.replica == 0 and joined.round == 2:
+            first_commit.set()
+        if member.replica == 1 and member.steps == 3:  # all of round 1, but not yet handed in
+            assert first_commit.wait(60)
+
+    train(group, replicas=2, on_step=watch)
+    late = told(group, 1)[1]
+    assert late.outcome == "late" and late.cosine is None
+    assert told(group, 0)[1].cosine == pytest.approx(1.0), "it was alone in the mean"
