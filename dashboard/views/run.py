@@ -12,9 +12,10 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from dashboard.formats import exact
 from dashboard.views.access import run_to_see
 from dashboard.views.checkpoints import checkpoint_context
-from diloco.rendezvous.settings import SECTIONS, setting_fields
+from diloco.rendezvous.settings import SECTIONS, SettingSpec, setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
 from runs import life, selectors
 from runs.alerting import book as alerting
@@ -61,22 +62,29 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
 
 def settings_sections(run: Run) -> list[dict[str, Any]]:
     """The group's settings as ``group.json`` has them, in the form's order. Values, not inputs."""
-    values = run.group_settings
     return [
         {
             "title": title,
             "rows": [
-                {
-                    "spec": spec,
-                    "value": values.get(spec.name),
-                    "is_default": values.get(spec.name) == spec.default,
-                }
+                settings_row(spec, run.group_settings.get(spec.name))
                 for spec in setting_fields()
                 if spec.section == section
             ],
         }
         for section, title in SECTIONS.items()
     ]
+
+
+def settings_row(spec: SettingSpec, value: Any) -> dict[str, Any]:
+    """A setting in the words of a person: 0 is what it means, without a unit."""
+    word = spec.zero if value == 0 else ""
+    return {
+        "spec": spec,
+        "shown": word or exact(value),
+        "unit": "" if word else spec.unit,
+        "default": (spec.zero if spec.default == 0 else "") or exact(spec.default),
+        "is_default": value == spec.default,
+    }
 
 
 def silent_since(run: Run) -> str | None:

@@ -33,6 +33,8 @@ class SettingSpec:
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
+    zero: str = ""
+    """What 0 means in a word ("never"), where it is not just the number before 1."""
 
     def check(self, value: Any) -> Any:
         """The value in its own type, or :class:`SettingsError`."""
@@ -67,7 +69,7 @@ def plain(value: float) -> str:
 
 
 def int_setting(default: int, label: str, help: str, section: str, **bounds: Any) -> Any:
-    """A dataclass field; ``bounds`` are ``minimum``, ``maximum`` and ``unit``."""
+    """A dataclass field; ``bounds`` are ``minimum``, ``maximum``, ``unit`` and ``zero``."""
     return _setting("int", default, label, help, section, **bounds)
 
 

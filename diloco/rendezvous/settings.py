@@ -60,6 +60,7 @@ class GroupSettings:
         "rounds",
         minimum=0,
         unit="tokens",
+        zero="no limit",
     )
     dylu: str = choice_setting(
         "off", "Dynamic local updates",
@@ -82,13 +83,13 @@ class GroupSettings:
     overlap_steps: int = int_setting(
         0, "Overlap (tau)",
         "The exchange runs in the background of this many inner steps. 0: replicas wait for it.",
-        "rounds", minimum=0, maximum=100_000, unit="steps",
+        "rounds", minimum=0, maximum=100_000, unit="steps", zero="none",
     )  # fmt: skip
     mixing_alpha: float = float_setting(
         0.5, "Mixing (alpha)",
         "With overlap: how much of the steps made during the exchange is kept, on top of the new "
         "global weights. 0: none, 1: all.",
-        "rounds", minimum=0.0, maximum=1.0,
+        "rounds", minimum=0.0, maximum=1.0, zero="none kept",
     )  # fmt: skip
     codec: str = choice_setting(
         "fp32", "Payload codec",
@@ -103,7 +104,7 @@ class GroupSettings:
     error_feedback: float = float_setting(
         0.95, "Error feedback",
         "Decay of what top-k left out when it is added to the next contribution. 0: dropped.",
-        "exchange", minimum=0.0, maximum=1.0,
+        "exchange", minimum=0.0, maximum=1.0, zero="dropped",
     )  # fmt: skip
     reduce_plan: str = choice_setting(
         "auto", "Reduce plan",
@@ -143,7 +144,7 @@ class GroupSettings:
         0.0, "Outlier limit",
         "Refuse a contribution whose norm lies this many robust standard deviations above the "
         "round's median (with four or more contributions). 0: never.",
-        "outer", minimum=0.0, maximum=1000.0,
+        "outer", minimum=0.0, maximum=1000.0, zero="never",
     )  # fmt: skip
     inner_lr: float = float_setting(
         4e-4, "Inner learning rate", "Peak learning rate of AdamW.",
@@ -163,7 +164,7 @@ class GroupSettings:
     )  # fmt: skip
     grad_clip: float = float_setting(
         1.0, "Gradient clip", "Global norm the inner gradient is clipped to. 0 means no clipping.",
-        "inner", minimum=0.0,
+        "inner", minimum=0.0, zero="none",
     )  # fmt: skip
     batch_size: int = int_setting(
         8, "Batch size", "Sequences per inner step and replica.",
@@ -211,7 +212,7 @@ class GroupSettings:
         0, "Start together",
         "No replica takes the first step of the run before this many are there and ready, however "
         "long that takes. 0: they start after the wait above, with whoever came.",
-        "membership", minimum=0, maximum=1024, unit="replicas",
+        "membership", minimum=0, maximum=1024, unit="replicas", zero="whoever came",
     )  # fmt: skip
     grace_s: float = float_setting(
         60.0,
@@ -226,7 +227,7 @@ class GroupSettings:
         0.0, "Adaptive grace",
         "Above 0, the window is this share of the time that overlap leaves: gamma x (tau x step - "
         "time to quorum - time to sync), at most the grace window. 0: always the whole window.",
-        "membership", minimum=0.0, maximum=10.0,
+        "membership", minimum=0.0, maximum=10.0, zero="off",
     )  # fmt: skip
     grace_floor_s: float = float_setting(
         1.0, "Shortest grace",
@@ -237,7 +238,7 @@ class GroupSettings:
         0, "Quarantine",
         "A replica's first rounds in a running group do not count while seasoned replicas are "
         "there: its inner optimizer is still cold.",
-        "membership", minimum=0, maximum=10_000, unit="rounds",
+        "membership", minimum=0, maximum=10_000, unit="rounds", zero="none",
     )  # fmt: skip
     heartbeat_timeout_s: float = float_setting(
         15.0,
@@ -259,7 +260,7 @@ class GroupSettings:
     )
     eval_every: int = int_setting(
         1, "Evaluate every", "Rounds between evaluations of the global weights. 0 means never.",
-        "saving", minimum=0, unit="rounds",
+        "saving", minimum=0, unit="rounds", zero="never",
     )  # fmt: skip
     checkpoint_every: int = int_setting(
         5, "Checkpoint every", "Rounds between checkpoints of the global weights.",
@@ -270,7 +271,7 @@ class GroupSettings:
         5, "Save replica state every",
         "Rounds between saves of each replica's inner optimizer, residual and data position, for "
         "a relaunch under the same number. 0 means only when it leaves.",
-        "saving", minimum=0, unit="rounds",
+        "saving", minimum=0, unit="rounds", zero="only when leaving",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

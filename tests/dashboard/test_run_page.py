@@ -38,6 +38,17 @@ def test_settings_are_values_and_never_inputs(client: Client, run: Run) -> None:
     assert "group.json" in panel
 
 
+def test_settings_say_what_zero_means_and_what_was_changed(client: Client, run: Run) -> None:
+    chosen = {"max_tokens": 0, "grad_clip": 0.0, "sync_every": 90, "outer_lr": 0.7}
+    Run.objects.update(group_settings={**run.group_settings, **chosen})
+    text = page(client, run, "?tab=settings")
+    facts = dict(re.findall(r"<dt title[^>]*>([^<]+)</dt><dd>(.*?)</dd>", text))
+    assert facts["Token limit"] == "no limit"
+    assert facts["Gradient clip"] == '<b title="The default is 1.">none</b>'
+    assert facts["Local steps (H)"].startswith('<b title="The default is 50.">90</b> ')
+    assert facts["Outer learning rate"] == "0.7"
+
+
 @pytest.mark.parametrize("tab", ["overview", "rounds", "logs", "nonsense", ""])
 def test_the_tab_is_in_the_address(client: Client, run: Run, tab: str) -> None:
     shown = re.findall(r'data-panel="(\w+)" aria-label="\w+">', page(client, run, f"?tab={tab}"))
