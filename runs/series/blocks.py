@@ -139,8 +139,11 @@ def concatenate(parts: Sequence[Points]) -> Points:
 
 def merge(old: Points, new: Points, key: Key) -> Points:
     """Both, sorted by ``key``; where a key comes more than once, the last of ``new`` stays."""
-    both = concatenate([old, new])
+    both = concatenate([old, new]) if len(old) else new
     keys = getattr(both, key)
+    # What is new is nearly always later than what is old, and in order.
+    if (keys[1:] > keys[:-1]).all():
+        return both
     # A stable sort keeps arrival order within a key, so the last of each run is the newest.
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
@@ -152,25 +155,22 @@ def merge(old: Points, new: Points, key: Key) -> Points:
 def keep(points: Points, key: Key, level: int) -> Points:
     """Of each bucket of 2**level keys: the lowest, the highest, the last point and the first that
     is not finite. ``points`` are in order of ``key``; of equal values the first stays."""
-    count = len(points)
-    if count == 0 or level == 0:
+    if len(points) == 0 or level == 0:
         return points
+    value = points.value
     bucket = getattr(points, key) >> level
-    ends = np.ones(count, dtype=bool)
-    ends[:-1] = bucket[1:] != bucket[:-1]
-    number = np.cumsum(ends) - ends  # of the bucket, counted from 0
-    finite = np.isfinite(points.value)
-    kept = ends.copy()
-    for values, eligible in (
-        (np.where(finite, points.value, np.inf), finite),
-        (np.where(finite, -points.value, np.inf), finite),
-        (np.where(finite, 1.0, 0.0), ~finite),
-    ):
-        order = np.lexsort((values, ~eligible, number))  # stable: of equal ones the first
-        first = np.ones(count, dtype=bool)
-        first[1:] = number[order[1:]] != number[order[:-1]]
-        best = order[first]
-        kept[best[eligible[best]]] = True
+    kept = np.ones(len(points), dtype=bool)
+    kept[:-1] = bucket[1:] != bucket[:-1]  # the last of each
+    starts = np.concatenate([[0], np.flatnonzero(kept[:-1]) + 1])
+    number = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(points)))
+    finite = np.isfinite(value)
+    lowest = np.minimum.reduceat(np.where(finite, value, np.inf), starts)[number]
+    highest = np.maximum.reduceat(np.where(finite, value, -np.inf), starts)[number]
+    for eligible in (finite & (value == lowest), finite & (value == highest), ~finite):
+        found = np.flatnonzero(eligible)
+        first = np.ones(len(found), dtype=bool)
+        first[1:] = number[found[1:]] != number[found[:-1]]
+        kept[found[first]] = True
     return points.take(kept)
 
 
@@ -184,5 +184,8 @@ def put_range(points: Points, new: Points, key: Key, low: int, high: int) -> Poi
 def split(points: Points, key: Key, level: int = 0) -> Iterator[tuple[int, Points]]:
     """(block index, its points), one per block that ``points`` touch."""
     index = getattr(points, key) // width(level)
+    if len(index) and (index == index[0]).all():
+        yield int(index[0]), points
+        return
     for number in np.unique(index):
         yield int(number), points.take(index == number)
