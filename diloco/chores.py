@@ -68,6 +68,7 @@ class Chores:
         self._clock = clock
         self._may_create = may_create
         self._reported = StoreUsage()
+        self._other_s = 0.0  # of :meth:`after`, since the last report
         self._saved_round = 0
 
     # -- after a commit --------------------------------------------------------------------------
@@ -76,6 +77,13 @@ class Chores:
         """What is this member's to do now that ``commit`` has been applied."""
         if commit.void:
             return
+        start_s = self._clock.monotonic()
+        try:
+            self._take_turns(commit, residuals)
+        finally:
+            self._other_s += self._clock.monotonic() - start_s
+
+    def _take_turns(self, commit: Commit, residuals: Residuals) -> None:
         count, settings = commit.committed_total, self._settings
         evaluate = settings.eval_every and (commit.last or count % settings.eval_every == 0)
         if evaluate and self._identity == evaluator(commit):
@@ -191,9 +199,9 @@ class Chores:
         blocked_s: float,
         apply_s: float,
         overlapping: bool,
-    ) -> None:
-        """Tell how a round went. With overlap the exchange is in the background, and only the time
-        that the training loop was blocked counts as waiting."""
+    ) -> RoundReport:
+        """How a round went, for :meth:`send`. With overlap the exchange is in the background, and
+        only the time that the training loop was blocked counts as waiting."""
         phases = {"compute": opened.compute_s, "apply": apply_s}
         background = {}
         if overlapping:
@@ -207,24 +215,22 @@ class Chores:
         used, before = replace(self._metered.usage), self._reported
         self._reported = used
         base = self._state.bases[opened.fragment]
-        self._reporter.round(
-            RoundReport(
-                round=opened.round,
-                outcome=outcome,
-                started_wall_s=opened.started_wall_s,
-                committed_wall_s=self._clock.wall(),
-                phases=phases,
-                background=background,
-                requests=used.requests - before.requests,
-                bytes_up=used.bytes_up - before.bytes_up,
-                bytes_down=used.bytes_down - before.bytes_down,
-                norm=opened.sent.record.norm if opened.sent else float("nan"),
-                cosine=opened.cosine if outcome == "included" else None,
-                update_norm=self._state.update_norm,
-                contributors=len(commit.contributors),
-                # Who has caught up over several rounds no longer has the weights after this one.
-                weights_digest=base.digest if base.round <= opened.round else "",
-            )
+        report = RoundReport(
+            round=opened.round,
+            outcome=outcome,
+            started_wall_s=opened.started_wall_s,
+            committed_wall_s=self._clock.wall(),
+            phases=phases,
+            background=background,
+            requests=used.requests - before.requests,
+            bytes_up=used.bytes_up - before.bytes_up,
+            bytes_down=used.bytes_down - before.bytes_down,
+            norm=opened.sent.record.norm if opened.sent else float("nan"),
+            cosine=opened.cosine if outcome == "included" else None,
+            update_norm=self._state.update_norm,
+            contributors=len(commit.contributors),
+            # Who has caught up over several rounds no longer has the weights after this one.
+            weights_digest=base.digest if base.round <= opened.round else "",
         )
         log.info("round %d: %s, %d contributors", opened.round, outcome, len(commit.contributors))
         if self.on_round is not None:
@@ -240,3 +246,11 @@ class Chores:
                     waited_s=blocked_s,
                 )
             )
+        return report
+
+    def send(self, report: RoundReport) -> None:
+        """Tell it, when :meth:`after` is done: what that took is the round's ``other``."""
+        if self._other_s > 0:
+            report = replace(report, phases={**report.phases, "other": self._other_s})
+        self._other_s = 0.0
+        self._reporter.round(report)

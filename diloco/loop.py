@@ -294,13 +294,16 @@ class RoundLoop:
         apply_s = self._clock.monotonic() - start_s
         commit = self._sight.commit_of(opened.round) or self.state.last_commit
         assert commit is not None, "an exchange ends with a commit"
-        self.chores.report(
+        report = self.chores.report(
             commit, outcome, opened, blocked_s=blocked_s, apply_s=apply_s, overlapping=overlapping
         )
-        if isinstance(exchanged, Settled) and exchanged.refusal:
-            self._refused(exchanged.refusal.kind, exchanged.refusal.reason)
-        assert self.state.last_commit is not None
-        return self.after(self.state.last_commit)
+        try:
+            if isinstance(exchanged, Settled) and exchanged.refusal:
+                self._refused(exchanged.refusal.kind, exchanged.refusal.reason)
+            assert self.state.last_commit is not None
+            return self.after(self.state.last_commit)
+        finally:
+            self.chores.send(report)
 
     def _take(self, opened: OpenRound, settled: Settled) -> str:
         """Apply a round that was settled; what became of this replica's work in it."""

@@ -17,7 +17,7 @@ from diloco.rendezvous.records import Record
 
 PHASES = ("compute", "encode", "upload", "wait", "download", "reduce", "apply")
 """Phases of one round on one replica, in order; seconds each. Evaluation and checkpoint writing
-are ``other`` in :class:`RoundReport`."""
+are ``other`` of the round after which they came, in :class:`RoundReport`."""
 STARTUP_PHASES = ("bootstrap", "start")
 """What a process took before its first step, in the phases of its first round: installing and
 fetching code, then everything until it had joined. What it waited for others is in ``wait``."""

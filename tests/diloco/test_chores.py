@@ -1,0 +1,67 @@
+"""What a member does beside training, and how it tells what that took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from diloco.group import join
+from diloco.init import create_group
+from diloco.rendezvous.settings import GroupSettings
+from diloco.rendezvous.store import LocalStore
+from diloco.rendezvous.telemetry import RoundReport, Segment
+from tests.diloco.conftest import FastClock
+
+EVALUATION_S = 7.0
+
+
+class EvaluatingClock(FastClock):
+    """An evaluation takes its time, and nobody waits for it."""
+
+    passed_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.passed_s
+
+    def evaluate(self) -> tuple[float, int]:
+        self.passed_s += EVALUATION_S
+        return 1.0, 10
+
+
+def reports(root: Path) -> list[RoundReport]:
+    store = LocalStore(root)
+    listed = sorted(info.key for info in store.list("telemetry/"))
+    return [r for key in listed for r in Segment.from_bytes(store.get(key)).rounds]
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_evaluating_is_told_apart_from_training_and_exchanging(
+    tmp_path: Path, overlap: int
+) -> None:
+    settings = GroupSettings(
+        num_replicas=1, sync_every=4, total_rounds=4, eval_every=2, state_every=0,
+        checkpoint_every=100, start_wait_s=0.0, warmup_steps=0, overlap_steps=overlap,
+    )  # fmt: skip
+    create_group(str(tmp_path), settings=settings)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    clock = EvaluatingClock()
+    with join(
+        str(tmp_path), model=model, inner_optimizer=optimizer, replica=0, clock=clock,
+        evaluate=clock.evaluate,
+    ) as group:  # fmt: skip
+        going = True
+        while going:
+            loss = model(torch.ones(1, 4)).sum() ** 2
+            loss.backward()
+            optimizer.step()
+            going = group.step(tokens=1, loss=loss.detach())
+    found = reports(tmp_path)
+    assert [report.round for report in found] == [1, 2, 3, 4]
+    other_s = [report.phases.get("other", 0.0) for report in found]
+    assert [seconds >= EVALUATION_S for seconds in other_s] == [False, True, False, True]
+    rest_s = [s for r in found for phase, s in r.phases.items() if phase not in ("other", "start")]
+    assert max(rest_s) < EVALUATION_S
