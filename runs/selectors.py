@@ -154,7 +154,7 @@ def run_header(run: Run) -> dict[str, Any]:
         "alerts": found.alert_count,
         "quorum": int(run.group_settings["min_quorum"]),
         "target": found.wanted or int(run.group_settings["num_replicas"]),
-        "eta_s": eta_s(run) if active else None,
+        "eta_s": eta_s(run) if active and run.state != RunState.STALLED else None,
         "created_at": iso(run.created_at),
         "started_at": iso(run.started_at),
         "ended_at": iso(run.ended_at),

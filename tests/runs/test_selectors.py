@@ -168,6 +168,8 @@ def test_the_header_counts_who_is_live(olga: Any) -> None:
         ({"max_tokens": 10**9}, 80.0),
         ({"state": "succeeded"}, None),
         ({"state": "stopping"}, None),
+        ({"state": "degraded"}, 80.0),
+        ({"state": "stalled"}, None),  # no round is coming
     ],
 )
 def test_how_long_it_will_take(olga: Any, change: dict[str, Any], eta_s: float | None) -> None:
