@@ -234,3 +234,26 @@ def test_numbers_are_written_alike_by_server_and_browser(window: Window) -> None
     for name in ("count", "size", "loss", "duration", "age", "percent"):
         found = page.evaluate(f"(values) => {{ {source}\n return values.map({name}); }}", values)
         assert found == [getattr(formats, name)(value) for value in values], name
+
+
+AXES = {
+    "short 20100 20120 20140": ["20.10k", "20.12k", "20.14k"],
+    "short 20000 20500 21000": ["20.0k", "20.5k", "21.0k"],
+    "short 2.34512 2.34514 2.34516": ["2.34512", "2.34514", "2.34516"],
+    "short 0.00012345 0.00012346 0.00012347": ["1.2345e-4", "1.2346e-4", "1.2347e-4"],
+    "short 9990 9995 10000 10005": ["9,990", "9,995", "10.000k", "10.005k"],
+    "short -0.00002 0 0.00002": ["-2.00e-5", "0", "2.00e-5"],
+    "size 1950000 1950500 1951000": ["1.9500 MB", "1.9505 MB", "1.9510 MB"],
+    "count 1000000 1002000 null 1004000": ["1.000M", "1.002M", "", "1.004M"],
+    "duration 7200 7210 7220": ["2:00:00", "2:00:10", "2:00:20"],
+    "duration 200 200.5 201": ["0:03:20.0", "0:03:20.5", "0:03:21.0"],
+}
+
+
+def test_no_two_ticks_of_an_axis_read_the_same(window: Window) -> None:
+    page = window.open("/")
+    source = (REPOSITORY / "static/js/lib/format.js").read_text().replace("export ", "")
+    for given, expected in AXES.items():
+        text, *ticks = given.split()
+        asked = f"() => {{ {source}\n return axis([{', '.join(ticks)}], {text}); }}"
+        assert page.evaluate(asked) == expected, given

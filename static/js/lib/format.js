@@ -93,6 +93,29 @@ export function short(value) {
   return String(Number(value.toPrecision(4)));
 }
 
+/** What stands at an axis' ticks: `text` of each; where two would read the same, all of them with as
+ * many digits as the step from one to the next needs. */
+export function axis(ticks, text) {
+  const texts = ticks.map((tick) => (tick === null ? "" : text(Number(tick.toPrecision(12)))));
+  const said = texts.filter(Boolean);
+  if (new Set(said).size === said.length) return texts;
+  const places = ticks.filter((tick) => tick !== null);
+  const step = Math.min(...places.slice(1).map((tick, i) => tick - places[i]));
+  return texts.map((one, i) => (one ? finer(ticks[i], one, step) : one));
+}
+
+/** "20.1k" of 20,120 in steps of 20: "20.12k"; a duration of two units: as a clock. */
+function finer(value, text, step) {
+  const [, number, unit] = /^(-?[\d,.]+)(e.*|\D*)$/.exec(text) ?? [];
+  const shown = Number(number?.replaceAll(",", ""));
+  if (shown === 0) return text;
+  const scale = number ? 10 ** Math.round(Math.log10(value / shown)) : 1;
+  const digits = Math.min(Math.max(Math.ceil(-Math.log10(step / scale) - 1e-9), 0), 12);
+  const fixed = (n) => n.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  if (number) return fixed(value / scale) + unit;
+  return `${Math.floor(value / 3600)}:${two(Math.floor(value / 60) % 60)}:${fixed(value % 60).padStart(digits ? digits + 3 : 2, "0")}`;
+}
+
 export function clock(iso) {
   return new Date(iso).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 }

@@ -204,9 +204,9 @@ export class Chart {
       if (one.ghost) series.push({ ...still, stroke: `${one.color}38`, width: 1 });
     }
     const wall = board.view.x === "wall";
-    const texts = (text) => ({ values: (u, ticks) => ticks.map((t) => (t === null ? "" : text(t))) });
+    const texts = (text) => ({ values: (u, ticks) => format.axis(ticks, text) });
     const x = { ticks: { stroke: cssColor("--grid"), width: 1, size: 4 }, label: AXES[board.view.x], space: 64, ...(wall ? {} : texts((t) => axisText(board.view.x, t))) };
-    const y = texts((t) => (this.spec.plain ? `${Math.round(t * 100)}%` : (this.spec.axis ?? format.short)(Number(t.toPrecision(6)))));
+    const y = texts(this.spec.plain ? (t) => `${Math.round(t * 100)}%` : (this.spec.axis ?? format.short));
     return look(this.at.chart, x, y, {
       focus: { alpha: 1 },
       cursor: {
