@@ -124,7 +124,7 @@ def _bring_back(pool: ReplicaPool, *, actor: User) -> None:
         replica.run = pool.run
         transition_replica(
             replica, ReplicaState.RESTARTING, reason=f"resumed by {actor}", actor=actor,
-            restarts=0, relaunch_at=None, cancel_at=None, drain_sent_at=None,
+            restarts=0, relaunch_at=None, cancel_at=None, drain_sent_at=None, fell_at=None,
         )  # fmt: skip
     room = int(pool.run.group_settings["max_replicas"]) - pool.run.replicas.count()
     add_replicas(pool, min(max(missing - len(gone), 0), room), now=timezone.now())

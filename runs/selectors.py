@@ -105,7 +105,7 @@ def with_header(runs: QuerySet[Run]) -> QuerySet[Run]:
 
 def runs_to_look_after() -> QuerySet[Run]:
     """Active runs, and ended or paused ones with a job that may still run, a replica to be let go,
-    telemetry still to read, or news for the journal."""
+    telemetry still to read, news for the journal, or an end that nobody was told of."""
     jobs = ReplicaAttempt.objects.filter(replica__run=OuterRef("pk"), ended_at=None)
     unread = Cursor.objects.filter(replica__run=OuterRef("pk"), ended=False)
     waiting = Replica.objects.filter(run=OuterRef("pk")).exclude(state__in=REPLICA_ENDED)
@@ -119,6 +119,7 @@ def runs_to_look_after() -> QuerySet[Run]:
         | Q(Exists(jobs))
         | Q(~paused & Exists(waiting))
         | Q(Exists(unsaid))
+        | Q(end_due=True)
     ).order_by("created_at")
 
 

@@ -14,7 +14,7 @@ from django.db import transaction
 from django.db.models import Sum
 from django.utils import timezone
 
-from runs.control import breaker, policy
+from runs.control import breaker, policy, prices
 from runs.drafts.create import (
     POOL_LIMIT,
     add_replicas,
@@ -40,6 +40,7 @@ from runs.transitions import record_event, transition, transition_replica
 __all__ = [
     "add_pool",
     "create_run",
+    "limit_price",
     "request_stop",
     "restart_replica",
     "scale_pool",
@@ -100,6 +101,7 @@ def restart_replica(replica: Replica, *, actor: User, force: bool = False) -> bo
             actor=actor,
             restarts=0,
             relaunch_at=timezone.now(),
+            fell_at=None,
             cancel_at=_cancel_at(replica, run, force=force),
         )
         if moved:
@@ -155,6 +157,34 @@ def scale_pool(pool: ReplicaPool, count: int, *, actor: User) -> int:
     return count - before
 
 
+def limit_price(pool: ReplicaPool, limit_usd_h: float | None, *, actor: User) -> bool:
+    """What a replica of the pool may cost at most in an hour from its next launch on, None for
+    anything; False where it was so. Nothing that runs is ended. Raises :class:`InvalidRun`."""
+    if limit_usd_h is not None and not 0 <= limit_usd_h < float("inf"):
+        raise InvalidRun(
+            "pools.0.max_price_usd_h", f"expected 0 or more USD per hour, found {limit_usd_h}"
+        )
+    with transaction.atomic():
+        run = Run.objects.select_for_update().get(pk=pool.run_id)
+        if run.state in RUN_ENDED | {RunState.STOPPING}:
+            raise InvalidRun("pools", f"expected a run that is not over, found one {run.state}")
+        old = ReplicaPool.objects.get(pk=pool.pk).max_price_usd_h
+        if old == limit_usd_h:
+            return False
+        ReplicaPool.objects.filter(pk=pool.pk).update(max_price_usd_h=limit_usd_h)
+        pool.max_price_usd_h = limit_usd_h
+        record_event(
+            run, prices.KIND, f"{pool}: max price {_money(old)}, now {_money(limit_usd_h)}",
+            actor=actor,
+        )  # fmt: skip
+        enqueue("reconcile_run", str(run.pk))
+    return True
+
+
+def _money(limit_usd_h: float | None) -> str:
+    return "none" if limit_usd_h is None else f"${limit_usd_h:g} an hour"
+
+
 def add_pool(run: Run, draft: PoolDraft, *, actor: User) -> ReplicaPool:
     """One more pool for a run that is working. Raises :class:`InvalidRun`."""
     check_pool(draft)
@@ -202,6 +232,7 @@ def _grow(pool: ReplicaPool, more: int, *, actor: User) -> None:
             actor=actor,
             restarts=0,
             relaunch_at=timezone.now(),
+            fell_at=None,
         )
     new = more - len(gone)
     _check_room(pool.run, new)

@@ -117,6 +117,7 @@ def transition(
         "state": to,
         "state_reason": reason,
         "state_since": now,
+        "end_due": to in RUN_ENDED,  # the alert of it: runs.alerting.book
         **more,
     }
     if to in RUN_LIVE and run.started_at is None:

@@ -39,9 +39,13 @@ class Leave(BaseModel):
 
 
 class Scale(BaseModel):
+    """``max_price_usd_h`` is what a replica may cost at most in an hour from its next launch on:
+    null for anything, left out for what it was."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     count: Annotated[int, Field(ge=0, le=create.POOL_LIMIT)]
+    max_price_usd_h: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
 
 @router.post("/runs/{uuid:run_id}/stop", response=responses(rows.Done))
@@ -84,7 +88,10 @@ def restart_replica(
 def scale_pool(request: HttpRequest, run_id: RunId, pool_id: PoolId, body: Scale) -> Any:
     """Make the pool ``count`` replicas large."""
     run, user = run_to_operate(request, run_id)
-    change = services.scale_pool(pool_of(run, pool_id), body.count, actor=user)
+    pool = pool_of(run, pool_id)
+    if "max_price_usd_h" in body.model_fields_set:
+        services.limit_price(pool, body.max_price_usd_h, actor=user)
+    change = services.scale_pool(pool, body.count, actor=user)
     return {"change": change, "wanted": body.count}
 
 

@@ -87,6 +87,7 @@ class Pool(Row):
     live: int
     ended: int
     price_usd_h: float | None
+    max_price_usd_h: float | None
     cost_usd: float | None
     cost_known: bool
 

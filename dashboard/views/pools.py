@@ -24,7 +24,8 @@ from runs.queries import fleet
 
 @require_POST
 def scale(request: HttpRequest, run_id: Any, pool_id: int) -> HttpResponse:
-    """``count`` is how many replicas the pool shall have."""
+    """``count`` is how many replicas the pool shall have, ``max_price_usd_h`` what one may cost at
+    most from its next launch on: empty for anything, left out for what it was."""
     run = run_to_operate(request, run_id)
     pool = get_object_or_404(run.pools, pk=pool_id)
     assert isinstance(request.user, User)
@@ -32,6 +33,12 @@ def scale(request: HttpRequest, run_id: Any, pool_id: int) -> HttpResponse:
     try:
         if not wanted.isdecimal() or len(wanted) > 6:
             raise InvalidRun("pools", f"expected a number of replicas, found {wanted[:20]!r}")
+        if "max_price_usd_h" in request.POST:
+            limit = _limit(request.POST["max_price_usd_h"])
+            if services.limit_price(pool, limit, actor=request.user):
+                messages.success(request, f"{fleet.pool_name(pool)}: the max price is changed.")
+                if int(wanted) == pool.count:
+                    return _back(run)
         change = services.scale_pool(pool, int(wanted), actor=request.user)
     except InvalidRun as error:
         messages.error(request, f"{fleet.pool_name(pool)} was not changed: {error.message}.")
@@ -39,6 +46,13 @@ def scale(request: HttpRequest, run_id: Any, pool_id: int) -> HttpResponse:
         words = f"{abs(change)} {'more' if change > 0 else 'fewer'}" if change else "no change"
         messages.success(request, f"{fleet.pool_name(pool)}: {wanted} wanted, {words}.")
     return _back(run)
+
+
+def _limit(text: str) -> float | None:
+    try:
+        return float(text) if text.strip() else None
+    except ValueError:
+        raise InvalidRun("pools", f"expected a max price, found {text[:20]!r}") from None
 
 
 @never_cache

@@ -51,12 +51,36 @@ def watch(tick: Tick) -> None:
     """Judge the run as this tick leaves it."""
     run, now = tick.run, tick.now
     known = {(a.kind, a.subject): a for a in Alert.objects.filter(run=run, closed_at=None)}
-    verdict = judge(_view(tick, known))
-    opened = keep(run, verdict, known, replicas=tick.replicas, now=now)
+    view = _view(tick, known)
+    verdict = judge(view)
+    if _stands(verdict, known) and not _untold(run, view):
+        return
+    with transaction.atomic():  # who is killed in between has opened nothing, and it is done again
+        opened = keep(run, verdict, known, replicas=tick.replicas, now=now)
+        for alert in opened:
+            if alert.told_at == now:
+                tell(alert)
+        if untold := _untold(run, view):
+            Run.objects.filter(pk=run.pk, state=run.state).update(**untold)
+            for name, value in untold.items():
+                setattr(run, name, value)
     tick.changes.run |= bool(opened) or any(a.closed_at is not None for a in known.values())
-    for alert in opened:
-        if alert.told_at == now:
-            tell(alert)
+
+
+def _stands(verdict: Verdict, known: dict[tuple[str, str], Alert]) -> bool:
+    """Whether nothing is to be opened or closed."""
+    found = {(f.kind, f.subject) for f in verdict.findings}
+    return found <= known.keys() and all(key in found or verdict.stays(*key) for key in known)
+
+
+def _untold(run: Run, view: AlertView) -> dict[str, Any]:
+    """Fields that say what need not be judged once more: an end, and rounds."""
+    fields: dict[str, Any] = {}
+    if run.end_due and view.state in RUN_ENDED:
+        fields["end_due"] = False
+    if view.rounds is not None and run.watched_round != run.committed_rounds:
+        fields["watched_round"] = run.committed_rounds
+    return fields
 
 
 def tell(alert: Alert) -> None:
@@ -190,7 +214,7 @@ def _view(tick: Tick, known: dict[tuple[str, str], Alert]) -> AlertView:
         training=run.first_step_at is not None,
         replicas=_replicas(tick, _nonfinite(run) if read else frozenset()),
         losses_read=read,
-        rounds=_rounds(run, len(tick.replicas)) if tick.changes.rounds else None,
+        rounds=_rounds(run, len(tick.replicas)) if _has_new_rounds(tick) else None,
         low_goodput=("goodput", "") in known,
         cost_usd=run.cost_usd,
         budget_usd=run.budget_usd,
@@ -224,11 +248,18 @@ def _replicas(tick: Tick, nonfinite: frozenset[tuple[int, str]]) -> tuple[Replic
     return tuple(views)
 
 
+def _has_new_rounds(tick: Tick) -> bool:
+    """Also those that a tick has read and was killed before it could judge."""
+    return bool(tick.changes.rounds) or tick.run.watched_round < tick.run.committed_rounds
+
+
+_ON_THE_WAY_BACK = (ReplicaState.RESTARTING, ReplicaState.PROVISIONING)
+
+
 def _fell(replica: Replica) -> bool:
-    """Whether it restarts after a fall, for which it is made to wait, and not because it was asked
-    to; see :func:`runs.control.care.relaunch`."""
-    at = replica.relaunch_at
-    return replica.state == ReplicaState.RESTARTING and at is not None and at > replica.state_since
+    """Whether it restarts after a fall, and not because it was asked to; see
+    :func:`runs.control.care.relaunch`."""
+    return replica.fell_at is not None and replica.state in _ON_THE_WAY_BACK
 
 
 def _nonfinite(run: Run) -> frozenset[tuple[int, str]]:

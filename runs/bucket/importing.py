@@ -281,6 +281,8 @@ class _Import:
         Run.objects.filter(pk=run.pk).update(**fields)
         events = list(run.events.order_by("pk").values_list("pk", flat=True))
         Journal.objects.create(
+        run.refresh_from_db(fields=["committed_rounds"])
+        fields["watched_round"] = run.committed_rounds  # alerts about them are the journal's
             run=run,
             next_n=told.next_n,
             event_id=max(events, default=0),

@@ -52,11 +52,12 @@ WHEN_NOT_LIVE = ("cost_usd", "train_loss", "tokens_per_s")
 """Of the run: sums over replicas that no longer say how they are."""
 POOL = (
     "backend", "hardware", "count", "region", "spot", "image", "timeout_s", "options",
-    "price_usd_h", "max_price_usd_h", "failures", "closed_until", "needs_person", "trouble",
+    "price_usd_h", "price_given", "max_price_usd_h", "held", "failures", "closed_until",
+    "needs_person", "trouble",
 )  # fmt: skip
 REPLICA = (
     "number", "backend_state", "restarts", "relaunch_at", "drain_sent_at", "cancel_at",
-    "worked_since",
+    "worked_since", "fell_at",
 )  # fmt: skip
 WHEN_NOT_WORKING = ("state", "state_reason", "state_since", "round")
 """Of a replica; one at work says in its beat how it is."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Mapping
 from functools import lru_cache
@@ -28,6 +29,8 @@ from executors.hardware import TABLES
 from executors.registry import BACKENDS, executor_class, get_executor
 from runs.credentials import open_credential
 from runs.models import Credential, ReplicaPool
+
+logger = logging.getLogger(__name__)
 
 __all__ = [
     "BACKENDS",
@@ -87,8 +90,33 @@ def capabilities_of(backend: str, credential: Credential | None = None) -> Capab
 
 
 def catalogue() -> Catalogue:
-    """Hardware of all backends, with the prices of ``ARCHIPELAGO_HARDWARE`` over the list's."""
-    return _catalogue(settings.HARDWARE_FILE)
+    """Hardware of all backends, with the prices of ``ARCHIPELAGO_HARDWARE`` over the list's.
+
+    The file is read again when it has changed: prices are asked for before every launch. One that
+    has become nonsense while the server runs is said in the log, and what it said before holds.
+    """
+    path = settings.HARDWARE_FILE
+    if path is None:
+        return _catalogue(None, 0)
+    try:
+        changed_ns = path.stat().st_mtime_ns
+    except OSError:
+        changed_ns = 0  # it is missing: reading it says so
+    try:
+        found = _last_good[path] = _catalogue(path, changed_ns)
+    except ValueError as error:
+        if path not in _last_good:
+            raise
+        if _refused.get(path) != changed_ns:
+            _refused[path] = changed_ns
+            logger.error("%s; the prices read before hold", error)
+        return _last_good[path]
+    return found
+
+
+_last_good: dict[Path, Catalogue] = {}
+_refused: dict[Path, int] = {}
+"""When the file that was refused last was written, so that it is said once."""
 
 
 def _key(values: Mapping[str, Any]) -> str:
@@ -109,5 +137,5 @@ def _executor(
 
 
 @lru_cache(maxsize=4)
-def _catalogue(overrides: Path | None) -> Catalogue:
+def _catalogue(overrides: Path | None, changed_ns: int) -> Catalogue:
     return Catalogue(TABLES, overrides)

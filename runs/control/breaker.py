@@ -29,9 +29,15 @@ def closed_for_s(failures: int) -> float:
     return float(min(CLOSED_S * 2 ** (failures - FAILURES), CLOSED_CAP_S))
 
 
+def is_closed(pool: ReplicaPool, now: datetime) -> bool:
+    """Whether its backend is left alone, also with a launch that was begun: it asked for that, or
+    has failed too often."""
+    return pool.needs_person or (pool.closed_until is not None and pool.closed_until > now)
+
+
 def may_launch(pool: ReplicaPool, now: datetime) -> bool:
     """Whether the pool may launch one more: after too many failures one at a time."""
-    if pool.needs_person or (pool.closed_until is not None and pool.closed_until > now):
+    if is_closed(pool, now):
         return False
     if pool.failures < FAILURES:
         return True

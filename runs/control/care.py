@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from runs.control import breaker, decide, jobs, policy
+from runs.control import breaker, decide, jobs, policy, prices
 from runs.control.decide import ReplicaView
 from runs.control.leaving import leaving_ids
 from runs.control.tick import LOST_TASK_AFTER, Tick
@@ -35,11 +35,16 @@ def judge_replicas(tick: Tick) -> None:
         if verdict is None or verdict.to not in REPLICA_TRANSITIONS[view.state]:
             continue
         begins = verdict.to in REPLICA_WORKING and replica.worked_since is None
-        since = tick.now if begins else replica.worked_since
-        if not transition_replica(replica, verdict.to, reason=verdict.reason, worked_since=since):
+        since, fell_at = replica.worked_since, replica.fell_at
+        if begins:
+            since, fell_at = tick.now, None
+        if not transition_replica(
+            replica, verdict.to, reason=verdict.reason, worked_since=since, fell_at=fell_at
+        ):
             continue
         tick.changes.replicas = True
         if begins:
+            jobs.has_worked(tick.open_by_replica.get(replica.pk))
             breaker.count_success(replica.pool)
         elif view.state == ReplicaState.PROVISIONING and verdict.to in _FELL:
             breaker.count_failure(replica.pool, f"{replica}: {verdict.reason}")
@@ -53,6 +58,8 @@ def relaunch(tick: Tick) -> None:
     if tick.over or tick.run.state not in RUN_LIVE | {RunState.PROVISIONING}:
         return
     open_by_replica = tick.open_by_replica
+    for pool in {r.pool_id: r.pool for r in tick.replicas if r.pool.held}.values():
+        prices.may_launch(pool)  # also where nothing waits any more
     due: set[int] = set()
     for replica in tick.replicas:
         delay_s = relaunch_delay_s(replica)
@@ -78,6 +85,7 @@ def _schedule(tick: Tick, replica: Replica, delay_s: float) -> None:
         reason=f"{count} in {delay_s:g} s, after: {replica.state_reason}",
         restarts=restarts,
         relaunch_at=tick.now + timedelta(seconds=delay_s),
+        fell_at=tick.now,
     )
 
 
@@ -107,12 +115,27 @@ def _launch_is_due(tick: Tick, replica: Replica, attempt: ReplicaAttempt | None)
     now = tick.now
     waited = now - replica.state_since > LOST_TASK_AFTER
     if replica.state == ReplicaState.PROVISIONING:
-        return waited and attempt is not None and attempt.handle is None
+        begun = attempt is not None and attempt.handle is None
+        return waited and begun and not breaker.is_closed(replica.pool, now)
     if not breaker.may_launch(replica.pool, now):
         return False
     if replica.state == ReplicaState.RESTARTING:
-        return attempt is None and (replica.relaunch_at is None or replica.relaunch_at <= now)
-    return waited and replica.state == ReplicaState.PENDING
+        due = attempt is None and (replica.relaunch_at is None or replica.relaunch_at <= now)
+    else:
+        due = waited and replica.state == ReplicaState.PENDING
+    return due and _is_not_too_dear(tick, replica)
+
+
+def _is_not_too_dear(tick: Tick, replica: Replica) -> bool:
+    """One that is held says why; the reason goes with the launch."""
+    if prices.may_launch(replica.pool):
+        return True
+    words = f"not launched: {replica.pool.held}"
+    if replica.state_reason != words:
+        waits = Replica.objects.filter(pk=replica.pk, state=replica.state)
+        tick.changes.replicas |= bool(waits.update(state_reason=words))
+        replica.state_reason = words
+    return False
 
 
 def call_off_launches(tick: Tick) -> None:

@@ -1,9 +1,10 @@
 """Money: what each attempt has cost so far, and the run.
 
 From when the backend says that the job began to run (or, where it does not say, from the launch)
-to its end, or the seconds that the backend says it bills, at the price the pool had when the run
-was submitted. An estimate: the bill is the backend's. An attempt of a pool without a known price
-costs nobody knows what, and the run's sum leaves it out.
+to its end, or the seconds that the backend says it bills, at the price the pool had when the
+attempt was launched. What was ended while it waited for a machine costs nothing. An estimate: the
+bill is the backend's. An attempt of a pool without a known price costs nobody knows what, and the
+run's sum leaves it out.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ def cost_usd(
     now: datetime,
     billed_s: float | None = None,
 ) -> float | None:
-    """None where the price is not known; 0 for what never ran."""
+    """None where the price is not known; 0 for what never ran: it has ended, and neither its
+    backend nor a beat ever said that it had begun (see :func:`runs.control.jobs.has_worked`)."""
     if price_usd_h is None:
         return None
     if billed_s is not None:
         return billed_s * price_usd_h / 3600.0
-    began = started_at or launched_at
+    began = started_at or (launched_at if ended_at is None else None)
     if began is None:
         return 0.0
     seconds = ((ended_at or now) - began).total_seconds()

@@ -18,11 +18,12 @@ from executors.base import (
     ReplicaStatus,
     ServerlessExecutor,
 )
+from runs.control import breaker
 from runs.control.backends import executor_for
 from runs.control.decide import Job
 from runs.control.launch import save_handle
 from runs.models import Replica, ReplicaAttempt, ReplicaPool, Run
-from runs.states import REPLICA_ENDED, ReplicaState
+from runs.states import REPLICA_ENDED, RUN_LIVE, ReplicaState, RunState
 from runs.transitions import clean_text
 
 logger = logging.getLogger(__name__)
@@ -75,16 +76,27 @@ def poll_jobs(attempts: Sequence[ReplicaAttempt], *, now: datetime) -> dict[int,
     for pool, group in _by_account(attempts):
         try:
             executor = executor_for(pool)
-            known = [(a, h) for a in group if (h := _handle(executor, a)) is not None]
+            asked = [a for a in group if not _is_left_alone(a, now)]
+            known = [(a, h) for a in asked if (h := _handle(executor, a)) is not None]
             statuses = executor.poll([handle for _, handle in known]) if known else []
         except ExecutorError as error:
             logger.warning("%s could not be asked: %s", pool.backend, error)
             unknown = Job(state=JobState.UNKNOWN, message=str(error))
             jobs |= {attempt.replica_id: unknown for attempt in group}
             continue
+        alone = Job(state=JobState.UNKNOWN, message="its backend is left alone for a while")
+        jobs |= {attempt.replica_id: alone for attempt in group if attempt not in asked}
         for (attempt, _), status in zip(known, statuses, strict=True):
             jobs[attempt.replica_id] = _record(attempt, status, now)
     return jobs
+
+
+def _is_left_alone(attempt: ReplicaAttempt, now: datetime) -> bool:
+    """A launch that its backend put off (``Retry-After``) is not looked for before that time; in a
+    run that ends it is, so that the end does not wait."""
+    replica = attempt.replica
+    wanted = replica.run.state in RUN_LIVE | {RunState.PROVISIONING}
+    return attempt.handle is None and wanted and breaker.is_closed(replica.pool, now)
 
 
 def _handle(executor: ServerlessExecutor, attempt: ReplicaAttempt) -> ReplicaHandle | None:
@@ -104,6 +116,8 @@ def _record(attempt: ReplicaAttempt, status: ReplicaStatus, now: datetime) -> Jo
         Replica.objects.filter(pk=attempt.replica_id).update(backend_state=said)
         attempt.replica.backend_state = said
     _save_times(attempt, status)
+    if status.state == JobState.RUNNING:
+        has_worked(attempt)
     if status.state == JobState.ENDED:
         ended_at = now
         if status.ended_wall_s is not None:
@@ -141,6 +155,17 @@ def _save_times(attempt: ReplicaAttempt, status: ReplicaStatus) -> None:
         ReplicaAttempt.objects.filter(pk=attempt.pk).update(**changed)
         for name, at in changed.items():
             setattr(attempt, name, at)
+
+
+def has_worked(attempt: ReplicaAttempt | None) -> None:
+    """A beat came of it, so it runs, and is paid for, whatever its backend could say of when it
+    began: as long as it says nothing, from the launch on."""
+    if attempt is None or attempt.started_at is not None or attempt.launched_at is None:
+        return
+    ReplicaAttempt.objects.filter(pk=attempt.pk, started_at=None).update(
+        started_at=attempt.launched_at
+    )
+    attempt.started_at = attempt.launched_at
 
 
 def close_unlaunched(attempts: Iterable[ReplicaAttempt], *, now: datetime) -> dict[int, Job]:

@@ -36,7 +36,7 @@ from executors.base import (
 )
 from runs.bucket.commands import send_resume
 from runs.bucket.stores import store_for
-from runs.control import breaker
+from runs.control import breaker, prices
 from runs.control.backends import executor_for
 from runs.control.bundle import make_bundle
 from runs.control.policy import REFUSED
@@ -255,6 +255,8 @@ def _begin_attempt(replica_id: int) -> ReplicaAttempt | None:
         if replica.state == ReplicaState.PROVISIONING:
             if last is None or last.handle is not None or last.ended_at is not None:
                 return None
+            if breaker.is_closed(replica.pool, timezone.now()):
+                return None
             last.replica = replica
             return last
         if replica.state == ReplicaState.RESTARTING:
@@ -265,6 +267,8 @@ def _begin_attempt(replica_id: int) -> ReplicaAttempt | None:
         elif replica.state != ReplicaState.PENDING:
             return None
         if not breaker.may_launch(replica.pool, timezone.now()):
+            return None
+        if not prices.may_launch(replica.pool):
             return None
         number = last.number + 1 if last else 1
         attempt = ReplicaAttempt.objects.create(

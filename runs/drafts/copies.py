@@ -141,7 +141,7 @@ def _pool(pool: ReplicaPool) -> PoolDraft:
         timeout_s=pool.timeout_s,
         options=pool.options,
         credential=pool.credential_id,
-        price_usd_h=pool.price_usd_h,
+        price_usd_h=pool.price_usd_h if pool.price_given else None,
         max_price_usd_h=pool.max_price_usd_h,
     )
 

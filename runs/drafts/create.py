@@ -261,6 +261,7 @@ def store_pool(run: Run, draft: PoolDraft) -> ReplicaPool:
         options=dict(draft.options),
         credential_id=draft.credential,
         price_usd_h=pool_price(draft),
+        price_given=draft.price_usd_h is not None,
         max_price_usd_h=draft.max_price_usd_h,
     )
     add_replicas(pool, draft.count, now=now)

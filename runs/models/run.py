@@ -105,6 +105,12 @@ class Run(models.Model):
     stop_sent_at = models.DateTimeField(null=True, blank=True)
     save_sent_at = models.DateTimeField(null=True, blank=True)
     published_event_id = models.PositiveBigIntegerField(default=0)
+    end_due = models.BooleanField(
+        default=False, help_text="It has ended, and the alert of that is not made yet"
+    )
+    watched_round = models.PositiveIntegerField(
+        default=0, help_text="The newest committed round that alerts were judged by"
+    )
 
     class Meta:
         ordering = ("-created_at", "-id")
@@ -173,10 +179,16 @@ class ReplicaPool(models.Model):
         help_text="None means the server's own environment",
     )  # fmt: skip
     price_usd_h = models.FloatField(
-        null=True, blank=True, help_text="Of one replica, as known at submit; null: not known"
+        null=True, blank=True, help_text="Of one replica, as known last; null: not known"
+    )
+    price_given = models.BooleanField(
+        default=False, help_text="Somebody typed the price: the catalogue's does not matter"
     )
     max_price_usd_h = models.FloatField(
         null=True, blank=True, help_text="What it may cost at most, or it is not taken; null: any"
+    )
+    held = models.TextField(
+        blank=True, help_text="Why its price keeps it from being launched; '': it does not"
     )
     failures = models.PositiveIntegerField(default=0, help_text="In a row")
     closed_until = models.DateTimeField(null=True, blank=True)
@@ -232,6 +244,10 @@ class Replica(models.Model):
         ordering = ("number",)
         constraints = (
             models.UniqueConstraint(fields=["run", "number"], name="replica_number_is_unique"),
+    fell_at = models.DateTimeField(
+        null=True, blank=True,
+        help_text="When a job of it was lost or failed; null once it works again",
+    )  # fmt: skip
             models.CheckConstraint(
                 condition=Q(state__in=ReplicaState.values), name="replica_state_is_known"
             ),

@@ -102,6 +102,7 @@ def _pool_row(pool: ReplicaPool, count: dict[str, Any], job: dict[str, Any]) -> 
         "breaker": breaker_row(pool),
     }
 
+        "max_price_usd_h": pool.max_price_usd_h,
 
 def pool_name(pool: ReplicaPool) -> str:
     """As people call it: ``Modal H100``, ``CPU of this machine``."""
@@ -113,8 +114,8 @@ def pool_name(pool: ReplicaPool) -> str:
 
 def breaker_row(pool: ReplicaPool) -> dict[str, Any]:
     """``state``: ``ok``, ``failing`` (tried on), ``closed`` (left alone until ``closed_until``),
-    ``trying`` (one at a time) or ``person``. ``trouble`` is in the backend's own words, ``advice``
-    says what somebody can do."""
+    ``trying`` (one at a time), ``person`` or ``price`` (it is above the limit). ``trouble`` is in
+    the backend's own words, ``advice`` says what somebody can do."""
     label = BACKENDS.get(pool.backend, pool.backend)
     state, advice = "ok", ""
     if pool.needs_person:
@@ -137,7 +138,14 @@ def breaker_row(pool: ReplicaPool) -> dict[str, Any]:
         "state": state,
         "failures": pool.failures,
         "closed_until": iso(pool.closed_until) if state == "closed" else None,
-        "trouble": pool.trouble if state != "ok" else "",
+        "trouble": trouble,
+    trouble = pool.trouble if state != "ok" else ""
+    if pool.held and state in ("ok", "failing"):
+        state, trouble = "price", pool.held
+        advice = (
+            "It is launched as soon as the price is within the limit: when the price falls, or "
+            "when somebody raises the limit (Scale)."
+        )
         "advice": advice,
     }
 

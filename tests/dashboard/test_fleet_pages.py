@@ -216,6 +216,26 @@ def test_a_count_that_is_none_is_said(client: Client, run: Run, count: str) -> N
     assert ReplicaPool.objects.get(pk=pool.pk).count == 2
 
 
+def test_the_max_price_of_a_pool_is_changed(client: Client, run: Run) -> None:
+    pool = run.pools.get(backend="modal")
+    address = url("pool-scale", run, pool.pk)
+
+    def limit() -> float | None:
+        return ReplicaPool.objects.get(pk=pool.pk).max_price_usd_h
+
+    answer = client.post(address, {"count": "3", "max_price_usd_h": "4.5"})
+    assert "Modal H100: the max price is changed." in said(answer)
+    assert limit() == 4.5
+    client.post(address, {"count": "3"})  # not said: as it was
+    assert limit() == 4.5
+    for wrong in ("x", "-1", "nan", "inf"):
+        answer = client.post(address, {"count": "3", "max_price_usd_h": wrong})
+        assert "was not changed: expected" in said(answer)
+        assert limit() == 4.5
+    client.post(address, {"count": "3", "max_price_usd_h": ""})
+    assert limit() is None
+
+
 def test_a_pool_of_another_run_is_not_scaled(client: Client, run: Run) -> None:
     other = seed.run(seed.user("oscar", "operator"), committed=0, replicas=1)
     pool = other.pools.get()

@@ -11,7 +11,9 @@ const BREAKER = {
   closed: ["paused", "warning", "left alone"],
   trying: ["syncing", "warning", "trying one"],
   person: ["user", "failed", "needs somebody"],
+  price: ["paused", "warning", "price held"],
 };
+const WHAT = { person: "launches nothing until somebody acts", price: "is held" };
 const COLUMNS = ["Pool", "Where", "#Live", "#Price", "#Cost", "#Deadline", "Launches"];
 
 export function poolTable(context) {
@@ -100,7 +102,7 @@ function banners(place, pools) {
     () => h("div.banner", { role: "status" }, icon("degraded"), h("span.break", {}), h("a.more", { href: "?tab=replicas" }, "What to do")),
     (banner, pool) => {
       banner.dataset.tone = pool.breaker.state === "person" ? "failed" : "warning";
-      const what = pool.breaker.state === "person" ? "launches nothing until somebody acts" : "fails to launch";
+      const what = WHAT[pool.breaker.state] ?? "fails to launch";
       setText(banner.children[1], `${pool.name} ${what}: ${pool.breaker.trouble}`);
     });
 }
@@ -133,6 +135,7 @@ function scaling({ store, page }) {
     form.action = page.dataset.scale.replace("/0/scale", `/${pool.id}/scale`);
     setText($("[data-scale-title]", dialog), `Scale ${pool.name}`);
     count.value = pool.wanted;
+    form.elements.max_price_usd_h.value = pool.max_price_usd_h ?? "";
     follows();
     dialog.showModal();
     count.select();

@@ -314,6 +314,20 @@ def test_rounds_are_as_many_as_their_contributions_allow(
     assert seen == [1, 2, 3, 4]
 
 
+def test_scale_takes_a_max_price_for_the_launches_to_come(owner: Any, run: Any) -> None:
+    pool = run.pools.first()
+    address = f"/runs/{run.pk}/pools/{pool.pk}/scale"
+    for body, limit in (
+        ({"count": pool.count, "max_price_usd_h": 2.5}, 2.5),
+        ({"count": pool.count}, 2.5),
+        ({"count": pool.count, "max_price_usd_h": None}, None),
+    ):
+        assert owner.post(address, body).status_code == 200
+        pool.refresh_from_db()
+        assert pool.max_price_usd_h == limit
+    assert owner.post(address, {"count": 1, "max_price_usd_h": -1}).status_code == 422
+
+
 def test_too_late_is_a_conflict(owner: Any, run: Any) -> None:
     Run.objects.filter(pk=run.pk).update(state="succeeded")
     answer = owner.post(f"/runs/{run.pk}/replicas/1/restart")

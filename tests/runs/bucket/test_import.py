@@ -135,6 +135,7 @@ def test_every_column_is_compared_or_said_to_be_left_out() -> None:
             "model_hash", "committed_rounds", "tokens", "eval_loss", "eval_round", "round_s",
             "bytes_up", "bytes_down", "phase_s", "refused_records", "next_round", "next_command",
             "owner", "store_credential", "archive", "notify",
+            "end_due", "watched_round",  # what was is not told once more
             "delete_requested_at", "delete_objects",  # whoever deletes it does so anew
         },
         "ReplicaPool": {"id", "run", "credential"},

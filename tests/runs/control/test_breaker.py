@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
-from executors.base import Cause, NeedsPerson
+from executors.base import Cause, NeedsPerson, RetryLater
 from runs import services
 from runs.control import breaker
+from runs.control.launch import launch_replica
+from runs.control.reconcile import reconcile_run
+from runs.drafts.presets import PoolDraft
+from runs.exceptions import LaunchLater
+from tests.runs.launching import MakeRun, launched
 
 pytestmark = pytest.mark.django_db
 
@@ -117,3 +122,69 @@ def test_a_restart_by_hand_is_tried_whatever_was(world: Any) -> None:
     services.restart_replica(world.replica(1), actor=world.run.owner)
     settle(world, 1)
     assert world.executor.launches > launches
+
+
+class Counted:
+    """How often the backend was asked anything at all."""
+
+    def __init__(self, executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = 0
+        for name in ("find", "launch_replicas"):
+            monkeypatch.setattr(executor, name, self._counting(getattr(executor, name)))
+
+    def _counting(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.asked += 1
+            return real(*args, **kwargs)
+
+        return call
+
+
+@pytest.fixture
+def put_off(
+    make_run: MakeRun, clock: Any, executor: Any, outbox: Any, monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    """A launch that was begun and that its backend asked to try again in two minutes."""
+    run = launched(make_run(replicas=1, pools=(PoolDraft(count=1),)))
+    executor.refuses = RetryLater("429: slow down", after_s=120.0)
+    with pytest.raises(LaunchLater):
+        launch_replica(run.replicas.get().pk)
+    executor.refuses = ""
+    outbox.clear()
+    run.backend = Counted(executor, monkeypatch)
+    return run
+
+
+def test_a_launch_that_was_begun_waits_as_its_backend_asked(
+    put_off: Any, executor: Any, clock: Any, outbox: Any
+) -> None:
+    run, pool = put_off, put_off.pools.get()
+    assert (pool.closed_until - clock()).total_seconds() == 120
+    for _ in range(11):
+        clock.pass_s(10)
+        reconcile_run(str(run.pk))
+        launch_replica(run.replicas.get().pk)  # a task that was delivered late
+    assert (run.backend.asked, executor.launches) == (0, 0)
+    assert ("launch_pool", pool.pk) not in outbox
+    [attempt] = run.replicas.get().attempts.all()
+    assert (run.replicas.get().state, attempt.ended_at) == ("provisioning", None)
+    clock.pass_s(11)
+    reconcile_run(str(run.pk))
+    assert ("launch_pool", pool.pk) in outbox
+    launch_replica(run.replicas.get().pk)
+    assert executor.launches == 1
+    [again] = run.replicas.get().attempts.all()
+    assert (again.pk, again.handle is not None) == (attempt.pk, True)
+
+
+def test_the_end_of_a_run_does_not_wait_for_a_backend_that_is_left_alone(
+    put_off: Any, clock: Any
+) -> None:
+    run = put_off
+    services.request_stop(run, actor=run.owner)
+    clock.pass_s(31)
+    for _ in range(3):
+        reconcile_run(str(run.pk))
+    run.refresh_from_db()
+    assert run.state == "cancelled"
+    assert run.backend.asked > 0  # there might have been a job

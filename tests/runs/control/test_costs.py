@@ -27,6 +27,7 @@ HOUR = datetime.timedelta(hours=1)
         ({}, 2.0, 0.0),
         ({"launched_at": T}, None, None),
         ({"launched_at": T + 9 * HOUR}, 2.0, 0.0),
+        ({"launched_at": T, "ended_at": T + HOUR}, 2.0, 0.0),
         ({"launched_at": T, "ended_at": T + HOUR, "billed_s": 1800.0}, 2.0, 1.0),
     ],
 )
@@ -67,6 +68,42 @@ def test_what_waits_for_a_machine_costs_nothing(world: Any) -> None:
     tick(world, 19)
     assert world.replica(1).attempts.get().cost_usd == 0.0
     assert world.replica(0).attempts.get().cost_usd == pytest.approx(0.20)
+
+
+def test_what_was_cancelled_before_it_began_costs_nothing(world: Any) -> None:
+    world.run.replicas.get(number=1).attempts.update(started_at=None)  # it has not begun
+    world.executor.jobs[world.key(1)] = ReplicaStatus(state=JobState.PENDING)
+    world.beat_all(but=(1,))
+    world.tick(600)
+    world.executor.end(world.key(1), Cause.CANCELLED)
+    world.beat_all(but=(1,))
+    world.tick(1)
+    attempt = world.replica(1).attempts.get(number=1)
+    assert attempt.ended_at is not None
+    assert (attempt.started_at, attempt.cost_usd) == (None, 0.0)
+
+
+@pytest.mark.parametrize("evidence", ["it was seen to run", "a beat came", "its backend says when"])
+def test_what_ran_costs_from_its_start_also_where_the_start_was_not_seen(
+    make_world: Callable[..., Any], evidence: str
+) -> None:
+    world = make_world(replicas=2, pools=(PoolDraft(count=2, price_usd_h=36.0),))
+    key, began = world.key(1), world.clock()
+    world.executor.jobs[key] = ReplicaStatus(state=JobState.PENDING)
+    world.tick(10)
+    if evidence == "it was seen to run":
+        world.executor.jobs[key] = ReplicaStatus(state=JobState.RUNNING)
+    elif evidence == "a beat came":
+        world.beat_all()
+    world.tick(10)
+    world.clock.pass_s(80)
+    world.executor.jobs[key] = ReplicaStatus(
+        state=JobState.ENDED, cause=Cause.CANCELLED, ended_wall_s=world.clock().timestamp(),
+        started_wall_s=began.timestamp() + 60 if evidence == "its backend says when" else None,
+    )  # fmt: skip
+    world.tick(1)
+    cost = world.replica(1).attempts.get().cost_usd
+    assert cost == pytest.approx(0.40 if evidence == "its backend says when" else 1.00)
 
 
 def test_a_budget_that_is_reached_drains_the_run_first(world: Any) -> None:
