@@ -278,11 +278,11 @@ class _Import:
         spent = ReplicaAttempt.objects.filter(replica__run=run).aggregate(sum=Sum("cost_usd"))
         fields.setdefault("cost_usd", spent["sum"] or 0.0)
         fields["next_command"] = next_command(store)
+        run.refresh_from_db(fields=["committed_rounds"])
+        fields["watched_round"] = run.committed_rounds  # alerts about them are the journal's
         Run.objects.filter(pk=run.pk).update(**fields)
         events = list(run.events.order_by("pk").values_list("pk", flat=True))
         Journal.objects.create(
-        run.refresh_from_db(fields=["committed_rounds"])
-        fields["watched_round"] = run.committed_rounds  # alerts about them are the journal's
             run=run,
             next_n=told.next_n,
             event_id=max(events, default=0),

@@ -239,15 +239,15 @@ class Replica(models.Model):
     worked_since = models.DateTimeField(
         null=True, blank=True, help_text="When the current attempt was first seen at work"
     )
+    fell_at = models.DateTimeField(
+        null=True, blank=True,
+        help_text="When a job of it was lost or failed; null once it works again",
+    )  # fmt: skip
 
     class Meta:
         ordering = ("number",)
         constraints = (
             models.UniqueConstraint(fields=["run", "number"], name="replica_number_is_unique"),
-    fell_at = models.DateTimeField(
-        null=True, blank=True,
-        help_text="When a job of it was lost or failed; null once it works again",
-    )  # fmt: skip
             models.CheckConstraint(
                 condition=Q(state__in=ReplicaState.values), name="replica_state_is_known"
             ),

@@ -97,12 +97,12 @@ def _pool_row(pool: ReplicaPool, count: dict[str, Any], job: dict[str, Any]) -> 
         "ended": count.get("over", 0),
         "replicas": count.get("all", 0),
         "price_usd_h": pool.price_usd_h,
+        "max_price_usd_h": pool.max_price_usd_h,
         "cost_usd": _cost(job),
         "cost_known": not job.get("unpriced", 0),
         "breaker": breaker_row(pool),
     }
 
-        "max_price_usd_h": pool.max_price_usd_h,
 
 def pool_name(pool: ReplicaPool) -> str:
     """As people call it: ``Modal H100``, ``CPU of this machine``."""
@@ -134,11 +134,6 @@ def breaker_row(pool: ReplicaPool) -> dict[str, Any]:
             advice = "One replica at a time is tried; the first that works opens the pool again."
     elif pool.failures:
         state, advice = "failing", "It is tried again by itself."
-    return {
-        "state": state,
-        "failures": pool.failures,
-        "closed_until": iso(pool.closed_until) if state == "closed" else None,
-        "trouble": trouble,
     trouble = pool.trouble if state != "ok" else ""
     if pool.held and state in ("ok", "failing"):
         state, trouble = "price", pool.held
@@ -146,6 +141,11 @@ def breaker_row(pool: ReplicaPool) -> dict[str, Any]:
             "It is launched as soon as the price is within the limit: when the price falls, or "
             "when somebody raises the limit (Scale)."
         )
+    return {
+        "state": state,
+        "failures": pool.failures,
+        "closed_until": iso(pool.closed_until) if state == "closed" else None,
+        "trouble": trouble,
         "advice": advice,
     }
 
