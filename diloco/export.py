@@ -28,10 +28,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from diloco import parameters
 from diloco.checkpoint import get_object, load_tensors, newest_manifest, read_final
 from diloco.errors import ReplicaError
-from diloco.group import read_document
 from diloco.rendezvous.document import GroupDocument, ProtocolMismatch
 from diloco.rendezvous.store import MissingKey, Store, StoreError, open_store
 from diloco.rendezvous.workload import HuggingFaceWorkload
+from diloco.sync import read_document
 from diloco.workloads.huggingface import model_config
 from diloco.workloads.tokens import Tokenizer, load_tokenizer
 

@@ -16,6 +16,7 @@ from diloco.rendezvous.records import Commit, Identity
 from diloco.rendezvous.store import Store
 from diloco.rendezvous.telemetry import Evaluation
 from diloco.rendezvous.view import Totals
+from diloco.sample import Sampler, publish_sample
 from diloco.sight import Base
 
 log = logging.getLogger(__name__)
@@ -29,11 +30,13 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The run as this replica knows it at the end. ``tensors`` gives the global weights."""
+    """The run as this replica knows it at the end. ``tensors`` gives the global weights, which the
+    model has whose ``sample`` is drawn."""
 
     document: GroupDocument
     tensors: Callable[[], dict[str, Tensor]]
     config: Mapping[str, Any]
+    sample: Sampler | None
     reason: str
     base: Base
     totals: Totals
@@ -67,8 +70,8 @@ def finish(
     may_create: Callable[[], bool] = lambda: True,
     gave_up: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Return when the final manifest is there, having written it if nobody else did in time; or
-    when this replica has been told to leave (``gave_up``)."""
+    """Return when the final manifest is there, having written it, and a sample after it, if nobody
+    else did in time; or when this replica has been told to leave (``gave_up``)."""
     pause_s = STOPPED_TURN_S if result.reason == "stopped" else TURN_S
     my_turn_s = clock.monotonic() + pause_s * _turn(identity, result)
     while read_final(store) is None and not gave_up():
@@ -88,6 +91,11 @@ def finish(
         )
         if won:
             log.info("final weights of round %d are published", result.base.round)
+            if result.sample is not None:
+                publish_sample(
+                    store, identity, result.sample,
+                    round=result.base.round, clock=clock, gave_up=gave_up,
+                )  # fmt: skip
 
 
 def evaluator(commit: Commit) -> Identity:

@@ -25,7 +25,9 @@ from diloco.errors import ReplicaError
 from diloco.rendezvous import keys
 from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.store import MissingKey, Store, StoreError, open_store
-from diloco.rendezvous.workload import ByteGPTWorkload
+from diloco.rendezvous.workload import STDLIB, ByteGPTWorkload
+from diloco.sample import SAMPLE_BYTES, SEED, TEMPERATURE
+from diloco.workloads.base import first_words
 from diloco.workloads.byte_gpt import ByteGPT, model_config, model_from_config, sample_bytes
 
 
@@ -89,10 +91,14 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m diloco.generate", description="Sample text from the result of a run."
     )
     parser.add_argument("uri", help="rendezvous URI of the run")
-    parser.add_argument("--prompt", default="def ", help="text to go on from (default: 'def ')")
-    parser.add_argument("--bytes", type=int, default=400, help="how many bytes to sample")
-    parser.add_argument("--temperature", type=float, default=0.7, help="0: the most likely byte")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--prompt", default=first_words(STDLIB), help="text to go on from (default: 'def ')"
+    )
+    parser.add_argument("--bytes", type=int, default=SAMPLE_BYTES, help="how many bytes to sample")
+    parser.add_argument(
+        "--temperature", type=float, default=TEMPERATURE, help="0: the most likely byte"
+    )
+    parser.add_argument("--seed", type=int, default=SEED)
     arguments = parser.parse_args(argv)
     try:
         if arguments.bytes < 0:

@@ -39,30 +39,16 @@ from diloco.loop import RoundLoop
 from diloco.membership import Lease, claim_incarnation
 from diloco.parting import part
 from diloco.progress import OnRound, on_round_of
-from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock, SystemClock
-from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import (
-    MeteredStore,
-    MissingKey,
-    Store,
-    StoreError,
-    open_store,
-)
+from diloco.rendezvous.store import MeteredStore, Store, StoreError, open_store
 from diloco.reporter import Number, Reporter
 from diloco.retry import RetryingStore
+from diloco.sample import Sampler
 from diloco.startup import Startup
+from diloco.sync import read_document
 
 log = logging.getLogger(__name__)
-
-
-def read_document(store: Store) -> GroupDocument:
-    """``group.json`` of a rendezvous. Raises :class:`ReplicaError` where there is none."""
-    try:
-        return GroupDocument.from_bytes(store.get(keys.GROUP))
-    except MissingKey:
-        raise ReplicaError(f"expected {keys.GROUP} under {store.uri}, found none") from None
 
 
 def join(
@@ -73,6 +59,7 @@ def join(
     replica: int | None = None,
     evaluate: Evaluate | None = None,
     config: Mapping[str, Any] | None = None,
+    sample: Sampler | None = None,
     heartbeat_interval_s: float | None = None,
     telemetry_interval_s: float = 2.0,
     stateful: Mapping[str, Stateful] | None = None,
@@ -89,7 +76,8 @@ def join(
 
     ``replica`` is the identity in the run, by default the environment's ``REPLICA_RANK``.
     ``evaluate`` is called with the global weights in the model, on the replica whose turn it is.
-    ``config`` goes beside the final weights. ``stateful`` (data loader, scheduler, ...) is saved
+    ``config`` goes beside the final weights, and so does what ``sample`` says of them, on the
+    replica that publishes them. ``stateful`` (data loader, scheduler, ...) is saved
     with the inner optimizer and restored when the same replica number is launched again.
     ``progress`` True prints a line after each round; a function is called with a
     :class:`~diloco.progress.RoundProgress`. ``departure`` is for whoever may ask it to leave while
@@ -109,6 +97,7 @@ def join(
         "inner_optimizer": inner_optimizer,
         "evaluate": evaluate,
         "config": config or {},
+        "sample": sample,
         "heartbeat_interval_s": heartbeat_interval_s,
         "telemetry_interval_s": telemetry_interval_s,
         "stateful": stateful,
@@ -138,6 +127,7 @@ class Group:
         inner_optimizer: torch.optim.Optimizer,
         evaluate: Evaluate | None,
         config: Mapping[str, Any],
+        sample: Sampler | None,
         heartbeat_interval_s: float | None,
         telemetry_interval_s: float,
         stateful: Mapping[str, Stateful] | None,
@@ -162,6 +152,7 @@ class Group:
         self._model = model
         self.inner_optimizer = inner_optimizer
         self._config = config
+        self._sample = sample
         self.identity = claim_incarnation(self._store, replica, nonce=secrets.token_hex(4))
         device = next(model.parameters()).device
         # Background threads have a store of their own, so that a round's bytes are the round's.
@@ -315,6 +306,7 @@ class Group:
             document=self.document,
             tensors=self._final_tensors,
             config=self._config,
+            sample=self._sample,
             reason=reason,
             base=state.whole,
             totals=state.totals,

@@ -38,7 +38,7 @@ from diloco.channel import Channel, Word
 from diloco.chores import Evaluate
 from diloco.departure import Departure
 from diloco.errors import ReplicaError
-from diloco.group import Group, read_document
+from diloco.group import Group
 from diloco.inner import Inner, Stateful
 from diloco.layout import Layout
 from diloco.rendezvous.clock import SystemClock
@@ -47,7 +47,7 @@ from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import Store
 from diloco.reporter import Number
 from diloco.shared import Operation, Ranks, SharedInner, SharedLayout, whole
-from diloco.sync import WAIT_S
+from diloco.sync import WAIT_S, read_document
 
 JOIN_TIMEOUT_S = 600.0
 """How long the ranks of a replica wait for one another until the group's settings are known."""

@@ -26,10 +26,12 @@ import torch.distributed as dist
 
 from diloco.departure import Departure
 from diloco.exits import EX_CONFIG, EX_TERMINATED, exit_code_of
-from diloco.group import Group, join, read_document
+from diloco.group import Group, join
 from diloco.rendezvous.clock import SystemClock
 from diloco.rendezvous.store import open_store
+from diloco.sample import sampler_of
 from diloco.startup import startup_of_process
+from diloco.sync import read_document
 from diloco.workloads import load_workload
 from diloco.workloads.base import Workload
 
@@ -114,6 +116,7 @@ def run(uri: str, replica: int) -> int:
         replica=replica,
         evaluate=lambda: workload.evaluate(bare),
         config=workload.config(),
+        sample=sampler_of(workload, bare),
         departure=departure,
         startup=startup,
         store=store,

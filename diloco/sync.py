@@ -1,4 +1,4 @@
-"""Taking the global state from the store: checkpoint 0, and the newest checkpoint."""
+"""Taking from the store what the group has: its document, checkpoint 0, the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from diloco.layout import Layout
 from diloco.outer import OuterOptimizer
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock
+from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.records import Identity
 from diloco.rendezvous.store import MissingKey, Store
 from diloco.rendezvous.view import Totals
@@ -22,6 +23,14 @@ TURN_S = 1.0
 POLL_S = 0.2
 WAIT_S = 900.0
 """How long a replica that cannot replay the log waits for somebody's next checkpoint."""
+
+
+def read_document(store: Store) -> GroupDocument:
+    """``group.json`` of a rendezvous. Raises :class:`ReplicaError` where there is none."""
+    try:
+        return GroupDocument.from_bytes(store.get(keys.GROUP))
+    except MissingKey:
+        raise ReplicaError(f"expected {keys.GROUP} under {store.uri}, found none") from None
 
 
 def first_state(

@@ -24,7 +24,6 @@ from diloco.errors import Leaving, RoundTimeout, RunOver
 from diloco.exchange import Exchange, Timings
 from diloco.exits import EX_TERMINATED, exit_code_of
 from diloco.fragments import Slot, Table
-from diloco.group import read_document
 from diloco.membership import SYNCER, Lease, Observer, claim_incarnation
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock, SystemClock
@@ -32,6 +31,7 @@ from diloco.rendezvous.records import CheckpointManifest, Commit
 from diloco.rendezvous.store import MissingKey, Store, open_store
 from diloco.retry import RetryingStore
 from diloco.sight import Base, Sight
+from diloco.sync import read_document
 
 log = logging.getLogger(__name__)
 

@@ -143,6 +143,10 @@ def final_dir(replica: int, incarnation: str) -> str:
     return f"final/{replica:05d}.{incarnation}/"
 
 
+def final_sample(replica: int, incarnation: str) -> str:
+    return f"{final_dir(replica, incarnation)}sample.json"
+
+
 # -- the plain average (diloco.allreduce), which is of no run -------------------------------------
 
 

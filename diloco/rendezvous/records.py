@@ -342,6 +342,25 @@ class FinalManifest(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FinalSample(Record):
+    """Text that the final weights of a language model go on with, beside the result it is of; not
+    every result has one. By the manifest's writer, after the manifest.
+
+    ``prompt`` '' is the start of a line; ``text`` does not repeat it. Bytes that are no character
+    are U+FFFD. ``seed`` makes it repeatable; ``whole`` False says that time was over before the
+    text was as long as it should be.
+    """
+
+    round: int
+    prompt: str
+    text: str
+    temperature: float
+    seed: int
+    whole: bool
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Command(Record):
     """Create-once, numbered from 1: what the control plane asks of replicas.
 

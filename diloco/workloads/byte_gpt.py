@@ -23,7 +23,13 @@ from torch import Tensor, nn
 
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.workload import VOCABULARY, ByteGPTWorkload, GPTSize
-from diloco.workloads.base import HeldOutLoss, adamw, random_starts, warmup_cosine
+from diloco.workloads.base import (
+    HeldOutLoss,
+    adamw,
+    first_words,
+    random_starts,
+    warmup_cosine,
+)
 from diloco.workloads.text import Corpus
 
 _ROTARY_BASE = 10_000.0
@@ -194,6 +200,19 @@ class ByteGPTTraining:
     ) -> bytes:
         stream = sample_bytes(model, prompt, n, temperature=temperature, seed=seed)
         return bytes(stream)
+
+    @property
+    def sample_prompt(self) -> str:
+        return first_words(self._workload.data)
+
+    def go_on(
+        self, model: nn.Module, prompt: bytes, n: int, *, temperature: float, seed: int
+    ) -> Iterator[bytes]:
+        """As :meth:`sample`, longer by a byte each time (:class:`~diloco.sample.GoOn`)."""
+        text = b""
+        for byte in sample_bytes(model, prompt, n, temperature=temperature, seed=seed):
+            text += bytes([byte])
+            yield text
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self._device.type == "cuda":

@@ -22,7 +22,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from diloco.rendezvous.settings import GroupSettings, SettingsError
 from diloco.rendezvous.workload import HuggingFaceWorkload
-from diloco.workloads.base import HeldOutLoss, adamw, random_starts, warmup_cosine
+from diloco.workloads.base import (
+    HeldOutLoss,
+    adamw,
+    first_words,
+    random_starts,
+    warmup_cosine,
+)
 from diloco.workloads.documents import TokenCorpus, load_tokens
 from diloco.workloads.tokens import Tokenizer, load_tokenizer, pretrained
 
@@ -182,14 +188,27 @@ class HuggingFaceTraining:
         name = AutoModelForCausalLM._model_mapping[type(self._config)].__name__
         return {**self._config.to_dict(), "architectures": [name]}
 
-    @torch.no_grad()
     def sample(
         self, model: nn.Module, prompt: bytes, n: int, *, temperature: float, seed: int
     ) -> bytes:
         """``n`` bytes or, where the model says that the text ends, fewer."""
+        texts = self.go_on(model, prompt, n, temperature=temperature, seed=seed)
+        return ([b"", *texts][-1])[:n]
+
+    @property
+    def sample_prompt(self) -> str:
+        return first_words(self._workload.data)
+
+    @torch.no_grad()
+    def go_on(
+        self, model: nn.Module, prompt: bytes, n: int, *, temperature: float, seed: int
+    ) -> Iterator[bytes]:
+        """As :meth:`sample`, longer by a token each time (:class:`~diloco.sample.GoOn`)."""
         generator = torch.Generator().manual_seed(seed)
         (start,) = self._tokenizer.encode([prompt.decode(errors="replace") or "\n"])
         seen = [int(token) for token in start]
+        if not seen and self._tokenizer.end is not None:
+            seen = [self._tokenizer.end]  # its tokenizer drops what a line starts with
         first = len(seen)
         text = b""
         with _evaluating(model):
@@ -205,7 +224,7 @@ class HuggingFaceTraining:
                     break
                 seen.append(token)
                 text = self._tokenizer.decode(seen[first:])
-        return text[:n]
+                yield text
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self._device.type == "cuda":

@@ -26,6 +26,7 @@ from diloco.rendezvous.faulty import Faults, FaultyStore
 from diloco.rendezvous.records import CheckpointManifest, Commit, ContributionRecord, Plan
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import Data, LocalStore, MakeParts, MissingKey, ObjectInfo, Store
+from diloco.sample import Sampler
 from diloco.syncer import Syncer
 
 
@@ -195,6 +196,7 @@ class TinyGroup:
         loss: Callable[[nn.Module, int, int], torch.Tensor] = batch_loss,
         lr: float = 0.05,
         momentum: float = 0.0,
+        sample: Sampler | None = None,
         on_step: Callable[[Member, Group], None] = lambda member, group: None,
     ) -> Member:
         torch.manual_seed(100 + replica)  # every member starts from other weights
@@ -209,12 +211,19 @@ class TinyGroup:
         if spoil:
             member.store.spoil(*spoil)
         member.store.garble(garble)
-        member.thread = threading.Thread(target=self._train, args=(member, on_step), daemon=True)
+        member.thread = threading.Thread(
+            target=self._train, args=(member, on_step, sample), daemon=True
+        )
         self.members.append(member)
         member.thread.start()
         return member
 
-    def _train(self, member: Member, on_step: Callable[[Member, Group], None]) -> None:
+    def _train(
+        self,
+        member: Member,
+        on_step: Callable[[Member, Group], None],
+        sample: Sampler | None,
+    ) -> None:
         optimizer = member.optimizer
         try:
             with join(
@@ -223,6 +232,7 @@ class TinyGroup:
                 inner_optimizer=optimizer,
                 replica=member.replica,
                 store=member.store,
+                sample=sample,
                 heartbeat_interval_s=0.02,
                 telemetry_interval_s=0.05,
                 clock=FastClock(),

@@ -225,6 +225,9 @@ def test_sampling_is_repeatable_and_goes_beyond_the_context(song: Path) -> None:
     assert one == workload.sample(model, b"x" * 100, 40, temperature=1.0, seed=5)
     assert one != workload.sample(model, b"x" * 100, 40, temperature=1.0, seed=6)
     assert len(workload.sample(model, b"", 3, temperature=0.0, seed=0)) == 3
+    grown = list(workload.go_on(model, b"x" * 100, 40, temperature=1.0, seed=5))
+    assert [len(text) for text in grown] == list(range(1, 41)) and grown[-1] == one
+    assert workload.sample_prompt == "", "a song does not begin with a function"
     with pytest.raises(ValueError, match=r"temperature: expected 0 or more, found -1"):
         list(sample_bytes(model, b"", 1, temperature=-1, seed=0))
 

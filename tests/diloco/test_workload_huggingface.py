@@ -20,8 +20,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from diloco import export, replica
 from diloco.init import create_group
 from diloco.rendezvous.document import GroupDocument
+from diloco.rendezvous.records import FinalSample
 from diloco.rendezvous.settings import GroupSettings, SettingsError
 from diloco.rendezvous.workload import HuggingFaceWorkload
+from diloco.sample import SAMPLE_BYTES, SEED, TEMPERATURE
 from diloco.workloads import load_workload
 from diloco.workloads.tokens import byte_tokenizer
 from tests.model_hub import running_model_hub
@@ -226,6 +228,10 @@ def test_a_run_ends_as_a_directory_for_from_pretrained(
     assert model.generate(**ids, max_new_tokens=4, do_sample=False).shape == (1, 10)
     text = training.sample(model, b"Island ", 12, temperature=0.0, seed=0)
     assert len(text) == 12
+    told = FinalSample.from_bytes(next(uri.glob("final/*/sample.json")).read_bytes())
+    drawn = training.sample(model, b"", SAMPLE_BYTES, temperature=TEMPERATURE, seed=SEED)
+    assert (told.round, told.prompt, told.whole) == (3, "", True)
+    assert told.text == drawn.decode(errors="replace")
 
     onward = loaded(described(text_file, config={}, model=str(folder)))
     assert torch.equal(weights(onward.build_model()), weights(model))
