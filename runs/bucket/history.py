@@ -58,8 +58,9 @@ def ingest_rounds(
     now: datetime,
     changes: Changes,
     resumed: Sequence[datetime] | None = None,
-) -> None:
+) -> bool:
     """All new commits (at most :data:`COMMITS_PER_TICK`), then what there is of the open round.
+    False when there may be more of them.
 
     ``resumed`` is when the run was sent on after a pause or an end; left out, the last time, which
     is enough for rounds that are read as they come.
@@ -70,7 +71,8 @@ def ingest_rounds(
     for _ in range(COMMITS_PER_TICK):
         with about(round=run.next_round):
             if not _ingest_next(run, store, replicas, now, changes, resumed):
-                return
+                return True
+    return False
 
 
 def _ingest_next(

@@ -107,7 +107,7 @@ def _read_bucket(tick: Tick, store: Store) -> None:
     tick.beats = store_leases(run, tick.replicas, leases, now=tick.now)
     tick.changes.replicas |= any(beat.changed for beat in tick.beats.values())
     # First: an evaluation is dated by the tokens of its round.
-    ingest_rounds(run, store, now=tick.now, changes=tick.changes)
+    tick.every_round_was_read = ingest_rounds(run, store, now=tick.now, changes=tick.changes)
     open_ids = {attempt.replica_id for attempt in tick.attempts if attempt.ended_at is None}
     ingest_telemetry(
         run,
@@ -180,6 +180,8 @@ def _judge_run(tick: Tick) -> None:
         _say_if_slow(run, tick.now)
     if not tick.bucket_was_read and not _waited_for_the_bucket(run, tick.now):
         return  # it may hold the result
+    if not tick.every_round_was_read:
+        return  # an ended run is not looked after; and what it does now is not known yet
     verdict = decide.judge_run(_run_view(tick))
     if verdict is None:
         return

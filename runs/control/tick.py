@@ -27,6 +27,7 @@ class Tick:
     beats: dict[int, BeatView] = field(default_factory=dict)
     final: FinalManifest | None = None
     bucket_was_read: bool = True
+    every_round_was_read: bool = True
     changes: Changes = field(default_factory=Changes)
 
     @property

@@ -12,6 +12,7 @@ from diloco.rendezvous import keys
 from diloco.rendezvous.records import Command
 from executors.base import Cause
 from runs import services
+from runs.bucket import history
 from runs.bucket.stores import store_for
 from runs.control.jobs import GIVE_UP_AFTER
 from runs.control.launch import launch_run
@@ -62,6 +63,24 @@ def test_the_final_manifest_is_success(world: Any) -> None:
     world.tick()
     assert not world.run.replicas.filter(attempts__ended_at=None).exists()
     assert world.executor.cancelled == []
+
+
+def test_a_run_ends_when_the_last_of_its_rounds_was_read(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server was away: the whole run is in the bucket, and a tick reads but a part of it."""
+    monkeypatch.setattr(history, "COMMITS_PER_TICK", 2)
+    for number in range(1, 6):
+        world.bucket.commit(number, [0, 1])
+    world.bucket.final(5)
+    world.beat_all("done")
+    end_all(world, Cause.DONE)
+    seen = []
+    while not seen or (runs_to_look_after().exists() and len(seen) < 9):
+        run = world.tick()
+        seen.append((str(run.state), run.committed_rounds))
+    assert seen[:3] == [("running", 2), ("running", 4), ("succeeded", 5)]
+    assert list(run.rounds.values_list("state", flat=True)) == ["committed"] * 5
 
 
 def test_replicas_that_end_before_their_done_beat_was_seen_are_done(world: Any) -> None:
