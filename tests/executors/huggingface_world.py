@@ -7,7 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from emulators.huggingface import TOKEN, HuggingFaceHub
+from huggingface_hub import HfApi, JobInfo
+
+from emulators.huggingface import TOKEN, USER, HuggingFaceHub
 from executors.base import ReplicaHandle
 from executors.hf_jobs import HFJobsExecutor
 from tests.executors.worlds import config
@@ -70,3 +72,13 @@ class HuggingFaceWorld:
 
     def requests(self) -> int:
         return self.hub.requests
+
+
+def jobs_of(hub: HuggingFaceHub, namespace: str = USER) -> list[JobInfo]:
+    api = HfApi(token=TOKEN, endpoint=hub.url)
+    return list(api.list_jobs(namespace=namespace))
+
+
+def job_id(handle: ReplicaHandle | None) -> str:
+    assert handle is not None
+    return str(handle.data["job_id"])
