@@ -50,7 +50,7 @@ SNAPSHOT_CONTRIBUTIONS = 6000
 """In a snapshot: with many replicas it has fewer rounds."""
 
 DRAIN_FOR = timedelta(hours=1)
-"""How long after a run's end its last telemetry is still waited for."""
+"""How long after a run's end, or after the last that came, more of its telemetry is waited for."""
 
 
 # Who may do what.
@@ -112,7 +112,7 @@ def runs_to_look_after() -> QuerySet[Run]:
     paused = Q(state=RunState.PAUSED)
     unsaid = Journal.objects.filter(run=OuterRef("pk"), due=True)
     then = timezone.now() - DRAIN_FOR
-    recent = Q(ended_at__gte=then) | Q(paused, state_since__gte=then)
+    recent = Q(ended_at__gte=then) | Q(paused, state_since__gte=then) | Q(last_seen_at__gte=then)
     return Run.objects.filter(
         Q(state__in=RUN_ACTIVE)
         | Q(recent & Exists(unread))
