@@ -54,6 +54,7 @@ LOOKS: dict[str, tuple[str, str]] = {
     "late": ("late", "warning"),
     "refused": ("refused", "failed"),
     "missing": ("missing", "queued"),
+    "healing": ("syncing", "provisioning"),
 }
 
 

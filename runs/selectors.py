@@ -33,7 +33,7 @@ from runs.models import (
 from runs.models import TelemetryCursor as Cursor
 from runs.plain import finite, iso
 from runs.queries.fleet import pool_rows, replica_rows
-from runs.series import charts
+from runs.series import charts, strips
 from runs.series.blocks import Points
 from runs.series.columns import columns
 from runs.states import REPLICA_ENDED, REPLICA_LIVE, RUN_ACTIVE, RUN_LIVE, RunState
@@ -213,6 +213,7 @@ def round_rows(
 def _round_row(r: Round) -> dict[str, Any]:
     return {
         "number": r.number,
+        "fragment": r.fragment,
         "state": str(r.state),
         "reason": r.reason,
         "contributors": r.contributors,
@@ -223,11 +224,13 @@ def _round_row(r: Round) -> dict[str, Any]:
         "tokens_total": r.tokens_total,
         "weights_digest": r.weights_digest,
         "digest_mismatch": r.digest_mismatch,
+        "healing": strips.healing(bytes(r.outcomes)),
         "contributions": [
             {
                 "replica": c.replica.number,
                 "state": str(c.state),
                 "reason": c.reason,
+                "late_s": strips.late_s(r, c),
                 "base_round": c.base_round,
                 "norm": finite(c.norm),
                 "update_norm": finite(c.update_norm),

@@ -128,6 +128,10 @@ class Replica(Row):
     loss: float | None
     tokens_per_s: float | None
     wait_fraction: float | None
+    gpu_busy: float | None
+    gpu_memory_bytes: float | None
+    up_bytes_per_s: float | None
+    down_bytes_per_s: float | None
     restarts: int
     device: str
     host: str
@@ -154,9 +158,12 @@ class ReplicaDetail(Replica):
 
 
 class Contribution(Row):
+    """``late_s``: seconds from the round's plan to a late one, by the two machines' clocks."""
+
     replica: int
     state: str
     reason: str
+    late_s: float | None
     base_round: int
     norm: float | None
     update_norm: float | None
@@ -170,7 +177,10 @@ class Contribution(Row):
 
 
 class Round(Row):
+    """``healing`` are the replicas that were catching up and so gave nothing."""
+
     number: int
+    fragment: int
     state: str
     reason: str
     contributors: int
@@ -181,6 +191,7 @@ class Round(Row):
     tokens_total: int
     weights_digest: str
     digest_mismatch: bool
+    healing: list[int]
     contributions: list[Contribution]
 
 

@@ -145,7 +145,9 @@ def short(values: NDArray[Any]) -> list[float | None]:
 @never_cache
 @gzip_page
 def heatmap(request: HttpRequest, run_id: Any) -> HttpResponse:
-    """``?below=4000``: outcomes of all rounds before that number, one digit per replica."""
+    """``?below=4000``: outcomes of all rounds before that number, one digit per replica; and of
+    late ones whose lateness is known the places of those digits, as differences, and tenths of
+    seconds."""
     run = run_to_see(request, run_id)
     try:
         below = _whole(request, "below", default=SMALL_LIMIT, most=SMALL_LIMIT)
@@ -153,11 +155,14 @@ def heatmap(request: HttpRequest, run_id: Any) -> HttpResponse:
         return HttpResponseBadRequest(str(error))
     found = timeline.outcomes(run, below=below)
     kinds = sorted(set(found.states))
+    size = found.outcomes.shape[1]
     answer = {
+        "late": differences(np.array([i * size + r for i, r, _ in found.late], dtype=np.int64)),
+        "late_ds": [round(late_s * 10) for *_, late_s in found.late],
         "numbers": differences(np.array(found.numbers, dtype=np.int64)),
         "kinds": kinds,
         "states": "".join(str(kinds.index(state)) for state in found.states),
-        "replicas": found.outcomes.shape[1],
+        "replicas": size,
         "names": strips.OUTCOMES,
         "outcomes": (found.outcomes + ord("0")).tobytes().decode("ascii"),
     }

@@ -14,6 +14,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
 from dashboard.views.access import run_to_operate, run_to_see
+from dashboard.views.run import banners
 from executors.registry import BACKENDS
 from runs import selectors, services
 from runs.control.attempt_log import read_log
@@ -35,6 +36,7 @@ def detail(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
     history = replica_history.round_history(replica)
     context = {
         "run": run,
+        **banners(run),
         "replica": row,
         "pool": replica.pool,
         "pool_name": fleet.pool_name(replica.pool),

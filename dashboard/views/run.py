@@ -39,6 +39,7 @@ MAX_LOG_LINES = 2000
 def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
     run = run_to_see(request, run_id)
     tab = request.GET.get("tab", "")
+    fragments = int(run.group_settings["num_fragments"])
     size = GPT_SIZES.get(str(run.workload.get("size", "")))
     context = {
         "run": run,
@@ -51,9 +52,8 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
         "alerts": alerting.alert_rows(run),
         "pools": run.pools.all(),
         "size": size,
-        "silent_since": silent_since(run),
-        "stale": is_stale(run, now=timezone.now()),
-        "stale_after_s": health.STALE_RUN_S,
+        **banners(run),
+        "fragments": range(fragments) if fragments > 1 else None,
         "arguments": json.dumps(run.workload.get("arguments", {})),
         **checkpoint_context(request, run),
     }
@@ -84,6 +84,15 @@ def settings_row(spec: SettingSpec, value: Any) -> dict[str, Any]:
         "unit": "" if word else spec.unit,
         "default": (spec.zero if spec.default == 0 else "") or exact(spec.default),
         "is_default": value == spec.default,
+    }
+
+
+def banners(run: Run) -> dict[str, Any]:
+    """What ``partials/banners.html`` is rendered from."""
+    return {
+        "silent_since": silent_since(run),
+        "stale": is_stale(run, now=timezone.now()),
+        "stale_after_s": health.STALE_RUN_S,
     }
 
 

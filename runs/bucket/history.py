@@ -29,7 +29,7 @@ from runs.bucket.reading import Changes, check_record, finite, refuse, wall
 from runs.bucket.segments import date_evaluation
 from runs.context import about
 from runs.models import Contribution, Event, Replica, Round, Run
-from runs.series import strips
+from runs.series import healing, strips
 from runs.series.rollups import add_points
 from runs.states import ContributionState, RoundState
 from runs.transitions import clean_text, record_event
@@ -264,7 +264,9 @@ def _store_closed_round(
         _store_outcomes(row, commit, plan, replicas)
         _refuse_all(run, row, found.bad, replicas)
         _tell(run, row, commit, plan, replicas)
-        _store_curves(run, strips.rebuild(row), before, changes)
+        row = strips.rebuild(row)
+        healing.mark(run, [row])
+        _store_curves(run, row, before, changes)
         if commit is not None:
             date_evaluation(run, found.number, commit.tokens_total)
     run.refresh_from_db()

@@ -54,6 +54,7 @@ from runs.models import (
     Run,
     Webhook,
 )
+from runs.series import healing
 from runs.states import ReplicaState, RunState
 
 M = TypeVar("M", bound=models.Model)
@@ -116,6 +117,8 @@ class _Import:
             self._attempts(run, told)
             self._alerts(run, told)
             self._events(run, told)
+            # Only now: events say who was catching up.
+            healing.mark(run, run.rounds.order_by("number").defer("timings"))
             self._states(run, told, store, reason=result.reason if result else "")
         run.refresh_from_db()
         return Imported(run=run, remarks=tuple(self.remarks))

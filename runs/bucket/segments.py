@@ -19,7 +19,7 @@ from django.db.models import F
 
 from diloco.rendezvous.telemetry import Evaluation, RoundReport, Segment
 from runs.bucket.reading import Changes, finite, seconds, wall
-from runs.bucket.usage import usage_points
+from runs.bucket.usage import NEWEST, usage_points
 from runs.models import Contribution, Event, LogLine, MetricBlock, Replica, Round, Run
 from runs.models import TelemetryCursor as Cursor
 from runs.series import strips
@@ -104,12 +104,22 @@ def _store_newest(
 ) -> None:
     newest = add_points(run, replica, points, key="step")
     changes.points += [(series, replica.number, p) for series, p in points.items()]
-    if "loss" not in newest:
-        return
-    _watch_losses(run, replica, cursor, points["loss"])
+    if "loss" in newest:
+        _watch_losses(run, replica, cursor, points["loss"])
     if cursor.incarnation < replica.incarnation:
         return  # an older process' last words do not describe the newer one
-    tail = newest["loss"]
+    fields = {name: finite(float(points[name].value[-1])) for name in NEWEST if name in points}
+    if "loss" in newest:
+        fields |= _newest_step(newest["loss"])
+    if not fields:
+        return
+    Replica.objects.filter(pk=replica.pk).update(**fields)
+    for name, value in fields.items():
+        setattr(replica, name, value)
+    changes.replicas = True
+
+
+def _newest_step(tail: Points) -> dict[str, Any]:
     recent = [v for v in tail.value[-RECENT_STEPS:].tolist() if math.isfinite(v)]
     fields: dict[str, Any] = {
         "step": int(tail.step[-1]),
@@ -120,10 +130,7 @@ def _store_newest(
     rate = tokens_per_s(tail)
     if rate is not None:
         fields["tokens_per_s"] = rate
-    Replica.objects.filter(pk=replica.pk).update(**fields)
-    for name, value in fields.items():
-        setattr(replica, name, value)
-    changes.replicas = True
+    return fields
 
 
 def tokens_per_s(points: Points) -> float | None:
@@ -220,7 +227,7 @@ def _store_report(
     contribution.weights_digest = clean_text(report.weights_digest, 64)
     contribution.save()
     strips.put(row, [(replica.number, contribution)])
-    row.save(update_fields=["outcomes", "timings"])
+    row.save(update_fields=["outcomes", "timings", "lateness"])
 
 
 def _alert_of_misses(run: Run, replica: Replica, round: int) -> None:

@@ -30,6 +30,7 @@ class Round(models.Model):
     # Packed by runs.series.strips, indexed by the replica's number.
     outcomes = models.BinaryField(default=b"", help_text="One byte per replica")
     timings = models.BinaryField(default=b"", help_text="When and how long, per replica")
+    lateness = models.BinaryField(default=b"", help_text="Seconds, of each that is late")
 
     class Meta:
         ordering = ("number",)

@@ -223,6 +223,11 @@ class Replica(models.Model):
     loss = models.FloatField(null=True, blank=True)
     tokens_per_s = models.FloatField(null=True, blank=True)
     wait_fraction = models.FloatField(null=True, blank=True)
+    # The newest points of the series of these names; null: not told.
+    gpu_busy = models.FloatField(null=True, blank=True, help_text="0 to 1")
+    gpu_memory_bytes = models.FloatField(null=True, blank=True)
+    up_bytes_per_s = models.FloatField(null=True, blank=True)
+    down_bytes_per_s = models.FloatField(null=True, blank=True)
     device = models.CharField(max_length=80, blank=True)
     host = models.CharField(max_length=120, blank=True)
     pid = models.PositiveIntegerField(default=0)

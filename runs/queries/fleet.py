@@ -13,12 +13,16 @@ from django.db.models import Count, Max, Q, QuerySet, Sum
 from django.utils import timezone
 
 from executors.registry import BACKENDS
+from runs.bucket.usage import NEWEST
 from runs.control.backends import catalogue
 from runs.control.breaker import FAILURES
 from runs.models import Replica, ReplicaAttempt, ReplicaPool, Run
 from runs.plain import finite, iso
 from runs.queries.replica_history import console_url
-from runs.states import REPLICA_ENDED, REPLICA_LIVE
+from runs.states import REPLICA_ENDED, REPLICA_LIVE, ReplicaState
+
+AT_WORK = REPLICA_LIVE | {ReplicaState.SUSPECT}
+"""States in which there is a process that uses something."""
 
 
 def replica_rows(run: Run) -> list[dict[str, Any]]:
@@ -54,6 +58,7 @@ def _replica_row(r: Replica, job: dict[str, Any]) -> dict[str, Any]:
         "loss": finite(r.loss),
         "tokens_per_s": finite(r.tokens_per_s),
         "wait_fraction": finite(r.wait_fraction),
+        **{name: finite(getattr(r, name)) if r.state in AT_WORK else None for name in NEWEST},
         "restarts": r.restarts,
         "device": r.device,
         "host": r.host,

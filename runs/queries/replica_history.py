@@ -11,6 +11,7 @@ from django.db.models import Count
 
 from runs.models import Contribution, LogLine, Replica, ReplicaAttempt, Round
 from runs.plain import finite, iso
+from runs.series import strips
 from runs.series.strips import GROUPS
 from runs.states import ContributionState, RoundState
 
@@ -43,21 +44,28 @@ def round_history(replica: Replica) -> list[dict[str, Any]]:
         c.round_id: c
         for c in Contribution.objects.filter(replica=replica, round_id__in=[r.pk for r in rounds])
     }
-    return [_row(row, given.get(row.pk)) for row in rounds]
+    return [_row(row, given.get(row.pk), replica.number) for row in rounds]
 
 
-def _row(row: Round, c: Contribution | None) -> dict[str, Any]:
+def _outcome(row: Round, c: Contribution | None, number: int) -> str:
+    if c is not None:
+        return str(c.state)
+    if row.state == RoundState.COLLECTING:
+        return "collecting"
+    return "healing" if number in strips.healing(bytes(row.outcomes)) else "missing"
+
+
+def _row(row: Round, c: Contribution | None, number: int) -> dict[str, Any]:
     phases = {} if c is None else c.phases or {}
     groups = {name: sum(float(phases.get(p, 0)) for p in ps) for name, ps in GROUPS.items()}
-    outcome = (
-        str(c.state) if c else "collecting" if row.state == RoundState.COLLECTING else "missing"
-    )
+    outcome = _outcome(row, c, number)
     return {
         "number": row.number,
         "round_state": str(row.state),
         "outcome": outcome,
-        "icon": "uploading" if outcome == ContributionState.UPLOADED else outcome,
-        "why": _why(row, c),
+        "icon": {"uploaded": "uploading", "healing": "syncing"}.get(outcome, outcome),
+        "why": _why(row, c, outcome),
+        "late_s": strips.late_s(row, c) if c else None,
         "started_at": c.started_at if c else None,
         "steps": c.steps or None if c else None,
         "norm": finite(c.norm) if c else None,
@@ -70,10 +78,12 @@ def _row(row: Round, c: Contribution | None) -> dict[str, Any]:
     }
 
 
-def _why(row: Round, c: Contribution | None) -> str:
+def _why(row: Round, c: Contribution | None, outcome: str) -> str:
     if c is not None and c.reason:
         return c.reason
     if c is None:
+        if outcome == "healing":
+            return "it was catching up with the group"
         open_round = row.state in (RoundState.COLLECTING, RoundState.PLANNED)
         return "not there yet" if open_round else "nothing of it reached the bucket in time"
     if c.state == ContributionState.LATE:

@@ -1,20 +1,23 @@
 """A round's contributions, packed in its row: what the heatmap and the timeline draw.
 
 A run of 256 replicas and 5,000 rounds has 1.3 million contributions. A page that shows them all
-cannot read a row for each, so a round keeps two strips, indexed by the replica's number:
+cannot read a row for each, so a round keeps two strips, indexed by the replica's number, and a
+list:
 
 - ``outcomes``: one byte, a place in :data:`OUTCOMES`; 0 is no contribution;
 - ``timings``: :data:`TIMING`, when it began (wall time, for people), the seconds of each of
-  :data:`GROUPS`, and the norms of what was given and what came of it. Unknown is 0.
+  :data:`GROUPS`, and the norms of what was given and what came of it. Unknown is 0;
+- ``lateness``: :data:`LATE`, by how much the late ones missed the plan, of those where it is known.
 
-They repeat :class:`runs.models.Contribution` and are written in the same transactions. From them
-come the run's own curves by round (:func:`curves`), filed like any other series.
+They repeat :class:`runs.models.Contribution` and are written in the same transactions, but for
+"healing", which is no contribution and comes from :mod:`runs.series.healing`. From them come the
+run's own curves by round (:func:`curves`), filed like any other series.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -22,8 +25,11 @@ from numpy.typing import NDArray
 
 from runs.models import Contribution, Round, Run
 from runs.series.blocks import Points
+from runs.states import ContributionState
 
-OUTCOMES = ("", "uploaded", "included", "late", "refused")
+OUTCOMES = ("", "uploaded", "included", "late", "refused", "healing")
+"""Stored by place: only ever added to. The last stands where there is no contribution."""
+HEALING = OUTCOMES.index("healing")
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "compute": ("compute",),
@@ -43,6 +49,8 @@ TIMING = np.dtype(
     ]
 )
 
+LATE = np.dtype([("replica", "<u4"), ("late_s", "<f4")])
+
 _LONGEST_S = 1e9
 """A phase's seconds come from other machines; more than this does not fit the strip."""
 
@@ -59,11 +67,42 @@ def entry(contribution: Any) -> tuple[int, tuple[Any, ...]]:
     )
 
 
+def late_s(row: Any, contribution: Any) -> float | None:
+    """Seconds from the round's plan (its commit, where no plan was read) to a late contribution.
+
+    None where that is not known, or the round took it in its plan and was void. The times are of
+    two machines' clocks: for a person to read, nothing is decided by it.
+    """
+    closed = row.planned_at or row.committed_at
+    if contribution.state != ContributionState.LATE or closed is None:
+        return None
+    phases = contribution.phases or {}
+    came: datetime | None = contribution.uploaded_at
+    if came is None and contribution.started_at is not None and "upload" in phases:
+        took_s = sum(float(phases.get(p, 0)) for p in ("compute", *GROUPS["upload"]))
+        if took_s < _LONGEST_S:
+            came = contribution.started_at + timedelta(seconds=took_s)
+    seconds = (came - closed).total_seconds() if came is not None else 0.0
+    return round(seconds, 3) if 0 < seconds < _LONGEST_S else None
+
+
+def latenesses(data: bytes) -> dict[int, float]:
+    """Replica number -> seconds, of a round's ``lateness``."""
+    return {int(number): float(late) for number, late in np.frombuffer(data, dtype=LATE)}
+
+
 def put(row: Any, entries: Iterable[tuple[int, Any]]) -> None:
     """Set (replica number, contribution) in the strips of ``row``; the caller saves it."""
+    entries = list(entries)
     found = [(number, *entry(contribution)) for number, contribution in entries]
     if not found:
         return
+    late = latenesses(bytes(getattr(row, "lateness", b"")))  # an older migration's row has none
+    for number, contribution in entries:
+        late.pop(number, None)
+        if (seconds := late_s(row, contribution)) is not None:
+            late[number] = seconds
+    row.lateness = np.array(sorted(late.items()), dtype=LATE).tobytes()
     size = max(len(row.outcomes), max(number for number, *_ in found) + 1)
     outcomes, timings = unpack(bytes(row.outcomes), bytes(row.timings), size)
     for number, outcome, timing in found:
@@ -81,13 +120,31 @@ def unpack(outcomes: bytes, timings: bytes, size: int) -> tuple[NDArray[Any], ND
 
 
 def rebuild(row: Round) -> Round:
-    """Both strips from the table, after many of the round's contributions have changed."""
+    """All of it from the table, after many of the round's contributions have changed. Who was
+    healing, and has given nothing since, stays so."""
     locked = Round.objects.select_for_update().get(pk=row.pk)
     rows = Contribution.objects.filter(round=row).select_related("replica")
-    locked.outcomes, locked.timings = b"", b""
+    heals = healing(bytes(locked.outcomes))
+    locked.outcomes, locked.timings, locked.lateness = b"", b"", b""
     put(locked, [(c.replica.number, c) for c in rows])
-    locked.save(update_fields=["outcomes", "timings"])
+    heal(locked, heals)
+    locked.save(update_fields=["outcomes", "timings", "lateness"])
     return locked
+
+
+def healing(outcomes: bytes) -> list[int]:
+    """Numbers of the replicas that were catching up."""
+    found: list[int] = np.flatnonzero(np.frombuffer(outcomes, dtype=np.uint8) == HEALING).tolist()
+    return found
+
+
+def heal(row: Any, numbers: Iterable[int]) -> None:
+    """Mark those of ``numbers`` that gave nothing; the caller saves it."""
+    size = max([len(row.outcomes), *(number + 1 for number in numbers)])
+    outcomes, timings = unpack(bytes(row.outcomes), bytes(row.timings), size)
+    for number in numbers:
+        outcomes[number] = outcomes[number] or HEALING
+    row.outcomes, row.timings = outcomes.tobytes(), timings.tobytes()
 
 
 def curves(run: Run, rows: Sequence[Round]) -> dict[str, Points]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runs.models import Round, Run
-from runs.series.strips import GROUPS, OUTCOMES, TIMING
+from runs.series.strips import GROUPS, OUTCOMES, TIMING, latenesses
 
 MAX_BARS = 5000
 """More than this many rounds of replicas in a window are a raster."""
@@ -34,11 +34,13 @@ LEVELS = 15
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcomes:
-    """``outcomes[i, r]`` is that of replica r in round ``numbers[i]``, a place in OUTCOMES."""
+    """``outcomes[i, r]`` is that of replica r in round ``numbers[i]``, a place in OUTCOMES;
+    ``late`` are (i, r, seconds) of contributions of which it is known how late they were."""
 
     numbers: list[int]
     states: list[str]
     outcomes: NDArray[np.uint8]
+    late: list[tuple[int, int, float]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,13 +98,18 @@ def outcomes(run: Run, *, below: int | None = None) -> Outcomes:
     rounds = Round.objects.filter(run=run).order_by("number")
     if below is not None:
         rounds = rounds.filter(number__lt=below)
-    rows = list(rounds.values_list("number", "state", "outcomes"))
-    size = max((len(strip) for *_, strip in rows), default=0)
+    rows = list(rounds.values_list("number", "state", "outcomes", "lateness"))
+    size = max((len(row[2]) for row in rows), default=0)
     found = np.zeros((len(rows), size), dtype=np.uint8)
-    for i, (_, _, strip) in enumerate(rows):
+    for i, (_, _, strip, _) in enumerate(rows):
         found[i, : len(strip)] = np.frombuffer(bytes(strip), dtype=np.uint8)
     return Outcomes(
-        numbers=[n for n, *_ in rows], states=[str(s) for _, s, _ in rows], outcomes=found
+        numbers=[row[0] for row in rows],
+        states=[str(row[1]) for row in rows],
+        outcomes=found,
+        late=[
+            (i, r, s) for i, row in enumerate(rows) for r, s in latenesses(bytes(row[3])).items()
+        ],
     )
 
 

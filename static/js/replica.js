@@ -1,6 +1,7 @@
 // The page of one replica. What moves is rendered by the server and fetched again when the run's
 // stream says that something of this replica has changed; the log is asked for while it is looked at.
 
+import { isStale, showSilent, showStale } from "./lib/banners.js";
 import { $, oncePerFrame } from "./lib/dom.js";
 import { getHTML, Live } from "./lib/live.js";
 import { tickTimes } from "./lib/times.js";
@@ -34,14 +35,24 @@ export function replicaPage() {
     }
   }
 
+  /** What the server says of itself and of the run, beside what moves. */
+  function banners(place) {
+    const { silent, state, seen } = $("[data-silent]", place).dataset;
+    showSilent(silent === "no" ? null : silent);
+    known.run = { ...known.run, state, last_seen_at: seen };
+  }
+  banners(page);
+  setInterval(() => showStale(Number(isStale(known.run))), 1000);
+
   function replace(html) {
+    const made = document.createElement("template");
+    made.innerHTML = html;
+    banners(made.content);
     const place = $("[data-part]", page);
     // Not under somebody's hands: what is being selected or is focused stays; buttons come again.
     const focused = place.contains(document.activeElement) ? document.activeElement : null;
     const act = focused?.closest("[data-act]")?.dataset.act;
     if ((focused && !act) || (!getSelection().isCollapsed && place.contains(getSelection().anchorNode))) return;
-    const made = document.createElement("template");
-    made.innerHTML = html;
     place.replaceChildren(made.content);
     if (act) $(`[data-act="${act}"] button`, place)?.focus();
     tickTimes(place);
@@ -57,6 +68,7 @@ export function replicaPage() {
     dot: $("[data-conn]"),
     stream: () => page.dataset.stream,
     onDelta: (delta) => {
+      showSilent(null); // a worker has told it
       if (delta.run) known.run = delta.run;
       points.fresh = (delta.points ?? []).filter((columns) => columns.replica === number && columns.value.length);
       points.tell(new Set(["points"]));

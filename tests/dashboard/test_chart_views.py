@@ -16,7 +16,7 @@ from django.urls import reverse
 from runs.models import Round, Run
 from runs.series import rollups, strips, timeline
 from runs.series.blocks import Points
-from tests.browser import seed
+from tests.browser import seed, seed_rounds
 
 pytestmark = pytest.mark.django_db
 
@@ -162,6 +162,24 @@ def test_the_heatmap_has_a_digit_per_round_and_replica(client: Client, run: Run)
     assert named[12] == ["uploaded", "", "uploaded", ""]
     assert body["kinds"][int(body["states"][4])] == "void"
     assert list(itertools.accumulate(ask(client, run, "run-heatmap", below=3)["numbers"])) == [1, 2]
+
+
+def test_the_heatmap_says_who_was_late_by_how_much_and_who_was_healing(
+    client: Client, run: Run
+) -> None:
+    assert ask(client, run, "run-heatmap")["late"] == []
+    seed_rounds.late_and_healing(run)
+    body = ask(client, run, "run-heatmap")
+    places = list(itertools.accumulate(body["late"]))
+    assert [(divmod(place, 4), s) for place, s in zip(places, body["late_ds"], strict=True)] == [
+        ((8, 2), 24)
+    ]
+    rows = [body["outcomes"][i : i + 4] for i in range(0, 52, 4)]
+    assert [body["names"][int(rows[i][3])] for i in (5, 6)] == ["healing", "healing"]
+    answer = client.get(reverse("run-round", args=[run.pk, 6])).json()["round"]
+    assert (answer["healing"], len(answer["contributions"])) == ([3], 3)
+    answer = client.get(reverse("run-round", args=[run.pk, 9])).json()["round"]
+    assert [c["late_s"] for c in answer["contributions"]] == [None, None, 2.4, None]
 
 
 def test_a_round_by_its_number(client: Client, run: Run) -> None:

@@ -73,7 +73,7 @@ def test_a_replica_that_was_never_launched_has_a_page(client: Client, run: Run) 
 
 def test_what_moves_can_be_had_alone(client: Client, run: Run) -> None:
     part = client.get(url("replica", run, 3) + "?part=1").content.decode()
-    assert part.lstrip().startswith('<div class="run-title">')
+    assert part.lstrip().startswith('<div class="run-title" ')
     assert "<html" not in part
 
 

@@ -187,13 +187,17 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("ago", "said"), [(1.0, False), (health.STALE_S + 5, True), ("", True), (None, False)]
 )
-def test_no_worker_is_said_on_list_and_run(
+def test_no_worker_is_said_on_list_run_and_replica(
     client: Client, olga: Any, heard: Any, ago: Any, said: bool
 ) -> None:
     heard(ago)
     run = seed.run(olga, committed=1, replicas=1)
     assert silent(client.get("/").content.decode()) == said
     assert silent(client.get(f"/runs/{run.pk}/").content.decode()) == said
+    replica = f"/runs/{run.pk}/replicas/0/"
+    assert silent(client.get(replica).content.decode()) == said
+    moves = client.get(f"{replica}?part=1").content.decode()
+    assert ('data-silent="no"' not in moves) == said
     for path in ("/runs.json", f"/runs/{run.pk}/snapshot.json"):
         assert (client.get(path).json()["silent_since"] is not None) == said
 
@@ -225,5 +229,7 @@ def test_runs_that_say_nothing_are_marked(client: Client, olga: Any, heard: Any)
     page = answer.content.decode()
     assert re.search(r'data-banner="stale"[^>]*status">', page)
     assert "<span data-n>1</span> silent" in page
-    of_run = client.get(f"/runs/{Run.objects.get(name='b').pk}/").content.decode()
-    assert re.search(r'data-banner="stale"[^>]* hidden>', of_run)
+    for name, hidden in (("a", False), ("b", True)):
+        for place in ("", "replicas/0/"):
+            page = client.get(f"/runs/{Run.objects.get(name=name).pk}/{place}").content.decode()
+            assert bool(re.search(r'data-banner="stale"[^>]* hidden>', page)) == hidden

@@ -35,6 +35,7 @@ export const LOOKS = {
   late: ["late", "warning"],
   refused: ["refused", "failed"],
   missing: ["missing", "queued"],
+  healing: ["syncing", "provisioning"],
 };
 
 export const RUN_ENDED = new Set(["succeeded", "failed", "cancelled"]);

@@ -3,13 +3,15 @@
 import { getJSON } from "../lib/live.js";
 
 /** From nothing special to worst: where several share a pixel, the highest is shown. */
-export const OUTCOMES = ["open", "included", "uploaded", "missing", "late", "void", "refused"];
+export const OUTCOMES = ["open", "included", "uploaded", "healing", "missing", "late", "void", "refused"];
+/** Of those that gave nothing to a round. */
+export const WHY = { healing: "it was catching up", missing: "no contribution" };
 const CODE = Object.fromEntries(OUTCOMES.map((outcome, code) => [outcome, code]));
 const OPEN = new Set(["collecting", "planned"]);
 
 export class RoundGrid {
   replicas = [];
-  #older = { numbers: [], states: [], codes: new Uint8Array(0), size: 0, given: [] };
+  #older = { numbers: [], states: [], codes: new Uint8Array(0), size: 0, given: [], late: new Map() };
   #recent = [];
   #codes = new WeakMap(); // a round of the store -> its codes
   #asked = false;
@@ -34,9 +36,10 @@ export class RoundGrid {
   async #ask(below) {
     this.#asked = true;
     try {
-      const { numbers, states, kinds, replicas, names, outcomes } = await getJSON(`${this.address}?below=${below}`);
+      const { numbers, states, kinds, replicas, names, outcomes, late, late_ds } = await getJSON(`${this.address}?below=${below}`);
       let number = 0;
-      const found = { numbers: numbers.map((step) => (number += step)), states: [...states].map((i) => kinds[i]), size: replicas, codes: new Uint8Array(outcomes.length), given: [] };
+      let place = 0;
+      const found = { late: new Map(late.map((step, i) => [(place += step), late_ds[i] / 10])), numbers: numbers.map((step) => (number += step)), states: [...states].map((i) => kinds[i]), size: replicas, codes: new Uint8Array(outcomes.length), given: [] };
       for (let i = 0; i < found.numbers.length; i++) {
         let given = 0;
         for (let k = 0; k < replicas; k++) {
@@ -75,6 +78,13 @@ export class RoundGrid {
     return round ? this.#of(round)[k] ?? CODE.missing : CODE.open;
   }
 
+  /** By how many seconds it was late; nothing if it was not, or nobody knows. */
+  late(i, k) {
+    const older = this.#older.numbers.length;
+    if (i < older) return this.#older.late.get(i * this.#older.size + this.replicas[k]);
+    return this.#recent[i - older]?.contributions.find((c) => c.replica === this.replicas[k])?.late_s;
+  }
+
   /** How many contributions the i-th round has taken in. */
   given(i) {
     const older = this.#older.numbers.length;
@@ -89,7 +99,7 @@ export class RoundGrid {
   #of(round) {
     let codes = this.#codes.get(round);
     if (codes?.length === this.replicas.length) return codes;
-    const by = new Map(round.contributions.map((c) => [c.replica, c.state]));
+    const by = new Map([...(round.healing ?? []).map((r) => [r, "healing"]), ...round.contributions.map((c) => [c.replica, c.state])]);
     codes = Uint8Array.from(this.replicas, (replica) => code(by.get(replica), round.state));
     this.#codes.set(round, codes);
     return codes;

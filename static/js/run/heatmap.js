@@ -1,22 +1,27 @@
 // Replica x round: who took part in what. Own canvas; arrow keys read it, Enter or a click opens
 // the round. Every outcome has a shape as well as a colour.
 //
+// Where rounds exchange fragments in turn, a column may be one turn of all fragments, each in a lane of
+// its own under the replica, or the rounds of one fragment alone.
+//
 // Only the columns in sight are drawn, so 5,000 rounds scroll like ten. Cells smaller than a few
 // pixels are a raster; a pixel that stands for several rounds shows the worst of them.
 
-import { calm, clamp, cssColor, darkScheme, h, oncePerFrame, setText, timed, url } from "../lib/dom.js";
+import * as format from "../lib/format.js";
+import { $, calm, clamp, cssColor, darkScheme, h, oncePerFrame, setText, timed, url } from "../lib/dom.js";
 import { hatch, pixel, raster, rgb, sizeCanvas } from "../lib/palette.js";
-import { OUTCOMES, RoundGrid } from "./grid.js";
+import { OUTCOMES, RoundGrid, WHY } from "./grid.js";
 
 const WORDS = {
   included: "included", uploaded: "uploaded, round open", late: "late", refused: "refused",
-  void: "round void", missing: "missing", open: "not yet",
+  void: "round void", healing: "healing", missing: "missing", open: "not yet",
 };
 const SIZES = { small: { cell: 17, least: 7, tallest: 300 }, large: { cell: 30, least: 9, tallest: 560 } };
 const GAP = 2;
 const HEAD = 18; // the line of round numbers
 const STRIP = 26; // how many contributed, against the quorum
 const RASTER = 6; // cells below so many pixels are a raster
+const LANE = 5; // lanes are shown by themselves where each can be so high
 const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
 
 export function heatmap(context, card) {
@@ -37,6 +42,9 @@ export function heatmap(context, card) {
   let follow = true;
   let zoom = large ? Number(url.get("pitch")) || null : null; // pixels per round; null: as fits
   if (large) zoomButtons(card, (factor) => setZoom(factor));
+  const split = $("[data-split]", card); // in turn, in lanes, or the number of a fragment
+  const fragments = Number(split?.dataset.split) || 1;
+  if (split) split.value = url.get("fragment") ?? "";
 
   const draw = oncePerFrame(() => {
     if (!store.run || !card.offsetParent) return;
@@ -44,23 +52,36 @@ export function heatmap(context, card) {
     grid.update();
     const replicas = grid.replicas;
     const width = Math.max(body.clientWidth - 32 - 30, 60);
-    const columns = Math.max(grid.count, Math.min(store.run.total_rounds, Math.floor(width / (size.cell + GAP))));
+    if (split && !split.value) split.value = replicas.length * fragments * LANE < size.tallest ? "lanes" : "all";
+    const lanes = split?.value === "lanes" ? fragments : 1;
+    const step = split && split.value !== "all" ? fragments : 1;
+    const begin = step > 1 ? (Number(split.value) || 0) - ((grid.number(0) || 1) - 1) % step : 0;
+    const rows = replicas.length * lanes;
+    const known = Math.ceil((grid.count - begin) / step);
+    const columns = Math.max(known, Math.min(Math.ceil(store.run.total_rounds / step), Math.floor(width / (size.cell + GAP))));
     const fits = clamp(Math.floor(width / columns), size.least + GAP, size.cell + GAP);
     const x = clamp(zoom ?? fits, width / columns, size.cell + GAP);
-    const y = Math.max(1, Math.min(zoom ? size.cell + GAP : x, Math.floor((size.tallest - top) / Math.max(replicas.length, 1))));
-    look = { replicas, columns, x, y, width: Math.min(width, Math.ceil(columns * x)), raster: Math.min(x, y) < RASTER, height: top + replicas.length * y + 1 };
+    const y = Math.max(1, Math.min(zoom ? size.cell + GAP : x, Math.floor((size.tallest - top) / Math.max(rows, 1))));
+    look = { replicas, columns, known, lanes, step, begin, rows, x, y, width: Math.min(width, Math.ceil(columns * x)), raster: Math.min(x, y) < RASTER, height: top + rows * y + 1 };
     spacer.style.width = `${columns * x}px`;
     spacer.style.height = `${look.height}px`;
     if (follow) scroller.scrollLeft = scroller.scrollWidth;
     look.left = scroller.scrollLeft;
     paint();
-    label(names, look, top);
+    label(names, replicas, y * lanes, top);
     speak();
     timed(`heatmap drawn ${card.dataset.heatmap}`, begun);
   });
 
+  /** The place of a column's round among all: that of its first lane, or of another. */
+  const round = (column, lane = 0) => column * look.step + look.begin + lane;
+  const code = (column, row) => {
+    const i = round(column, row % look.lanes);
+    return i < 0 ? 0 : grid.code(i, Math.floor(row / look.lanes));
+  };
+
   function paint() {
-    const { x, y, left, width, height, replicas } = look;
+    const { x, y, left, width, height, rows, lanes } = look;
     const pen = sizeCanvas(canvas, width, height);
     const first = Math.floor(left / x);
     const last = Math.min(Math.ceil((left + width) / x), look.columns);
@@ -69,43 +90,46 @@ export function heatmap(context, card) {
     else {
       const looks = styles(pen);
       for (let i = first; i < last; i++) {
-        for (let k = 0; k < replicas.length; k++) cell(pen, at(i), top + k * y, x - GAP, y - GAP, OUTCOMES[grid.code(i, k)], looks);
+        for (let k = 0; k < rows; k++) cell(pen, at(i), top + k * y, x - GAP, y - GAP, OUTCOMES[code(i, k)], looks);
       }
     }
+    pen.fillStyle = cssColor("--text-3");
+    if (lanes > 1) for (let k = lanes; k < rows; k += lanes) pen.fillRect(0, top + k * y - (look.raster ? 0.5 : 1.5), width, 1);
     if (large) strip(pen, first, last, at);
     pen.font = `10.5px ${cssColor("--font")}`;
     pen.textAlign = "center";
     pen.textBaseline = "middle";
     const every = STEPS.find((n) => n * x >= 30) ?? 10_000;
     for (let i = first; i < last; i++) {
-      const number = grid.number(i);
-      if (number === context.selected) frame(pen, at(i) - 1, top - 1, Math.max(x, 3), replicas.length * y, cssColor("--accent"));
-      if (number % every && !(number === 1 && every < 5)) continue;
-      pen.fillStyle = number === context.selected ? cssColor("--accent") : cssColor("--text-3");
+      const number = grid.number(Math.max(round(i), 0));
+      const chosen = context.selected >= number && context.selected < number + lanes;
+      if (chosen) frame(pen, at(i) - 1, top - 1, Math.max(x, 3), rows * y, cssColor("--accent"));
+      if (look.step > 1 ? i % every : number % every && !(number === 1 && every < 5)) continue;
+      pen.fillStyle = cssColor(chosen ? "--accent" : "--text-3");
       pen.fillText(String(number), at(i) + (x - GAP) / 2, 7);
     }
-    if (cursor && cursor.column < grid.count) frame(pen, at(cursor.column) - 1, top + cursor.replica * y - 1, Math.max(x, 3), Math.max(y, 3), cssColor("--text"));
+    if (cursor && cursor.column < look.known) frame(pen, at(cursor.column) - 1, top + cursor.row * y - 1, Math.max(x, 3), Math.max(y, 3), cssColor("--text"));
   }
 
   /** One pixel per cell, or per several rounds; then stretched. */
   function pixels(pen, first, last) {
-    const { x, y, left, replicas } = look;
-    const per = Math.max(1, 1 / x); // rounds per pixel
+    const { x, y, left, rows } = look;
+    const per = Math.max(1, 1 / x); // columns per pixel
     const wide = Math.max(1, Math.ceil((last - first) / per));
-    const tall = Math.max(replicas.length, 1);
+    const tall = Math.max(rows, 1);
     const words = new Uint32Array(wide * tall);
     const colors = OUTCOMES.map((outcome) => pixel(rgb(plain(outcome))));
     for (let p = 0; p < wide; p++) {
       const from = first + Math.floor(p * per);
       const to = Math.max(from + 1, Math.min(first + Math.floor((p + 1) * per), last));
-      for (let k = 0; k < replicas.length; k++) {
+      for (let k = 0; k < rows; k++) {
         let worst = 0;
-        for (let i = from; i < to; i++) worst = Math.max(worst, grid.code(i, k));
+        for (let i = from; i < to; i++) worst = Math.max(worst, code(i, k));
         words[p + k * wide] = colors[worst];
       }
     }
     pen.imageSmoothingEnabled = false;
-    pen.drawImage(raster(wide, tall, words), first * x - left, top, x < 1 ? wide * per * x : (last - first) * x, replicas.length * y);
+    pen.drawImage(raster(wide, tall, words), first * x - left, top, x < 1 ? wide * per * x : (last - first) * x, rows * y);
   }
 
   function strip(pen, first, last, at) {
@@ -114,9 +138,14 @@ export function heatmap(context, card) {
     const tall = STRIP - 6;
     pen.fillStyle = cssColor("--p-compute");
     const per = Math.max(1, Math.floor(1 / x));
-    for (let i = first; i < Math.min(last, grid.count); i += per) {
-      let least = Infinity;
-      for (let k = i; k < Math.min(i + per, grid.count); k++) least = Math.min(least, grid.given(k));
+    for (let i = first; i < Math.min(last, look.known); i += per) {
+      let least = count;
+      for (let k = i; k < i + per; k++) {
+        for (let lane = 0; lane < look.lanes; lane++) {
+          const place = round(k, lane);
+          if (place >= 0 && place < grid.count) least = Math.min(least, grid.given(place));
+        }
+      }
       const high = Math.min(least / count, 1) * tall;
       pen.fillRect(at(i), HEAD + tall - high, Math.max(x - (x > 3 ? GAP : 0), 1), high);
     }
@@ -130,22 +159,27 @@ export function heatmap(context, card) {
       setText(say, grid.count ? `${grid.committed()} of ${store.run.total_rounds} rounds committed${large ? `; the strip shows who gave, of ${look.replicas.length}, the dashed line the quorum of ${store.run.quorum}` : ""}` : "No round yet");
       return;
     }
-    if (cursor.column >= grid.count) return setText(say, `round ${grid.number(cursor.column)}: not yet`);
-    const number = grid.number(cursor.column);
-    const replica = look.replicas[cursor.replica];
-    const row = store.rounds.get(number)?.contributions.find((c) => c.replica === replica);
-    setText(say, `Round ${number}, replica ${replica}: ${WORDS[OUTCOMES[grid.code(cursor.column, cursor.replica)]]}${row?.reason ? ` (${row.reason})` : ""}`);
+    const i = Math.max(round(cursor.column, cursor.row % look.lanes), 0);
+    const number = grid.number(i);
+    const of = `Round ${number}${fragments > 1 ? `, fragment ${(number - 1) % fragments}` : ""}`;
+    if (i >= grid.count) return setText(say, `${of}: not yet`);
+    const place = Math.floor(cursor.row / look.lanes);
+    const replica = look.replicas[place];
+    const outcome = OUTCOMES[code(cursor.column, cursor.row)];
+    const late = grid.late(i, place);
+    const why = store.rounds.get(number)?.contributions.find((c) => c.replica === replica)?.reason || WHY[outcome];
+    setText(say, `${of}, replica ${replica}: ${WORDS[outcome]}${late ? ` by ${format.duration(late)}` : ""}${why ? ` (${why})` : ""}`);
   }
 
   function place(event) {
     if (!look) return null;
     const column = Math.floor((event.offsetX + look.left) / look.x);
-    const replica = Math.floor((event.offsetY - top) / look.y);
-    return column >= 0 && column < grid.count && replica >= 0 && replica < look.replicas.length ? { column, replica } : null;
+    const row = Math.floor((event.offsetY - top) / look.y);
+    return column >= 0 && column < look.known && row >= 0 && row < look.rows ? { column, row } : null;
   }
 
   function move(to) {
-    if (to?.column === cursor?.column && to?.replica === cursor?.replica) return;
+    if (to?.column === cursor?.column && to?.row === cursor?.row) return;
     cursor = to;
     draw();
   }
@@ -160,7 +194,15 @@ export function heatmap(context, card) {
     requestAnimationFrame(() => requestAnimationFrame(() => (scroller.scrollLeft = middle * look.x - look.width / 2)));
   }
 
-  const open = () => cursor && cursor.column < grid.count && context.select(grid.number(cursor.column));
+  function open() {
+    const i = cursor ? round(cursor.column, cursor.row % look.lanes) : -1;
+    if (i >= 0 && i < grid.count) context.select(grid.number(i));
+  }
+  split?.addEventListener("change", () => {
+    url.set({ fragment: split.value });
+    cursor = null;
+    draw();
+  });
   canvas.addEventListener("pointermove", (event) => move(place(event)));
   canvas.addEventListener("pointerleave", () => document.activeElement !== canvas && move(null));
   canvas.addEventListener("click", (event) => {
@@ -172,8 +214,8 @@ export function heatmap(context, card) {
     const by = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     if (by && look && grid.count) {
       event.preventDefault();
-      const from = cursor ?? { column: by[0] > 0 ? -1 : grid.count - (by[0] ? 0 : 1), replica: 0 };
-      move({ column: clamp(from.column + by[0] * (event.shiftKey ? 10 : 1), 0, grid.count - 1), replica: clamp(from.replica + (cursor ? by[1] : 0), 0, look.replicas.length - 1) });
+      const from = cursor ?? { column: by[0] > 0 ? -1 : look.known - (by[0] ? 0 : 1), row: 0 };
+      move({ column: clamp(from.column + by[0] * (event.shiftKey ? 10 : 1), 0, look.known - 1), row: clamp(from.row + (cursor ? by[1] : 0), 0, look.rows - 1) });
       scroller.scrollTo({ left: cursor.column * look.x - scroller.clientWidth / 2, behavior: calm.matches ? "auto" : "smooth" });
     } else if (event.key === "Enter") open();
     else if (event.key === "Escape") move(null);
@@ -197,7 +239,7 @@ function zoomButtons(card, act) {
   card.querySelector(".card-head").append(group);
 }
 
-function label(names, { replicas, y }, top) {
+function label(names, replicas, y, top) {
   const every = Math.max(1, Math.ceil(13 / y));
   names.style.width = `${Math.max(1, String(replicas.at(-1) ?? 0).length) * 8 + 8}px`;
   names.style.height = `${top + replicas.length * y}px`;
@@ -219,7 +261,7 @@ function frame(pen, x, y, w, h, color) {
 
 /** One colour of an outcome, where there is no room for its shape. */
 function plain(outcome) {
-  return cssColor({ included: "--p-compute", uploaded: "--p-upload", late: "--s-warning", refused: "--s-failed", void: "--line-strong", missing: "--surface", open: "--grid" }[outcome]);
+  return cssColor({ included: "--p-compute", uploaded: "--p-upload", late: "--s-warning", refused: "--s-failed", void: "--line-strong", healing: "--s-provisioning", missing: "--surface", open: "--grid" }[outcome]);
 }
 
 function styles(pen) {
@@ -231,6 +273,7 @@ function styles(pen) {
     late: { fill: hatch(pen, cssColor("--s-warning"), surface), stroke: cssColor("--s-warning") },
     refused: { stroke: cssColor("--s-failed"), glyph: "x" },
     void: { fill: cssColor("--line-strong"), glyph: "-", ink: surface },
+    healing: { stroke: cssColor("--s-provisioning"), glyph: "+" },
     missing: { stroke: cssColor("--line-strong") },
     open: { fill: cssColor("--grid") },
   };
@@ -269,12 +312,16 @@ function cell(pen, x, y, w, h, outcome, looks) {
     pen.moveTo(x + inset, y + side / 2);
     pen.lineTo(x + side - inset, y + side / 2);
   }
+  if (look.glyph === "+") {
+    pen.moveTo(x + side / 2, y + inset);
+    pen.lineTo(x + side / 2, y + side - inset);
+  }
   pen.stroke();
 }
 
 function legend() {
   const list = h("p.heat-legend");
-  const show = () => list.replaceChildren(...["included", "uploaded", "late", "refused", "void", "missing"].map((outcome) => {
+  const show = () => list.replaceChildren(...["included", "uploaded", "late", "refused", "void", "healing", "missing"].map((outcome) => {
     const key = h("canvas.key");
     const pen = sizeCanvas(key, 12, 12);
     cell(pen, 0, 0, 12, 12, outcome, styles(pen));

@@ -9,16 +9,18 @@ import { replicaDialog } from "./actions.js";
 import { money } from "./pools.js";
 
 const SHORT = ["state", "backend", "beat", "round", "step", "loss", "speed", "wait", "restarts"];
-const LONG = ["state", "phase", "deadline", "attempt", "restarts", "cost", "beat", "round", "behind", "step", "loss", "speed", "wait", "device"];
+const LONG = ["state", "phase", "deadline", "attempt", "restarts", "cost", "beat", "round", "behind", "step", "loss", "speed", "wait", "gpu", "gpu_memory", "net", "device"];
 const TITLE = {
   state: "State", backend: "Backend", phase: "Backend says", beat: "Last beat", round: "Round", step: "Step",
-  loss: "Loss", speed: "Tokens/s", wait: "Waiting", restarts: "Failures", device: "Device",
+  loss: "Loss", speed: "Tokens/s", wait: "Waiting", gpu: "GPU", gpu_memory: "GPU memory", net: "Network", restarts: "Failures", device: "Device",
   attempt: "Attempt", deadline: "Deadline", cost: "Cost", behind: "Stale",
 };
-const NUMERIC = new Set(["beat", "round", "step", "loss", "speed", "wait", "restarts", "attempt", "deadline", "cost", "behind"]);
+const NUMERIC = new Set(["beat", "round", "step", "loss", "speed", "wait", "restarts", "attempt", "deadline", "cost", "behind", "gpu", "gpu_memory", "net"]);
 const HINT = {
   beat: "How long ago we saw the lease change",
   wait: "Time spent waiting for others, as a share of wall time",
+  gpu: "How busy the driver says it is",
+  net: "Bytes of the newest round to and from the bucket, over the seconds in which they were moved",
   backend: "What the backend says of the job, not what we conclude",
   phase: "What the backend says of the job, not what we conclude",
   restarts: "Failures in a row that were answered with a relaunch",
@@ -33,6 +35,9 @@ const SHOW = {
   loss: (r) => format.loss(r.loss),
   speed: (r) => (REPLICA_ENDED.has(r.state) ? format.UNKNOWN : format.count(r.tokens_per_s)),
   wait: (r) => format.percent(r.wait_fraction),
+  gpu: (r) => format.percent(r.gpu_busy),
+  gpu_memory: (r) => format.size(r.gpu_memory_bytes),
+  net: (r) => [[r.up_bytes_per_s, "↑"], [r.down_bytes_per_s, "↓"]].filter(([rate]) => rate).map(([rate, way]) => `${format.size(rate)}/s ${way}`).join("  ") || format.UNKNOWN,
   restarts: (r) => format.count(r.restarts),
   attempt: (r) => (r.attempt ? format.count(r.attempt) : format.UNKNOWN),
   deadline: (r) => (r.deadline_at ? left(r.deadline_at) : format.UNKNOWN),

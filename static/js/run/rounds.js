@@ -3,6 +3,7 @@
 import * as format from "../lib/format.js";
 import { h, icon, keyed, setText, stateBadge, table } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
+import { WHY } from "./grid.js";
 import { PHASES, phaseFill, replicaSwatch, sizeCanvas } from "../lib/palette.js";
 
 const sum = (rows, name) => rows.reduce((total, row) => total + (row[name] ?? 0), 0);
@@ -54,6 +55,7 @@ function detail(round, { store, select, page }) {
   const begun = rows.map((row) => Date.parse(row.started_at)).filter(Number.isFinite);
   const took = committed.length && begun.length ? (Math.max(...committed) - Math.min(...begun)) / 1000 : null;
   const facts = [
+    ...("fragments" in page.dataset ? [["Fragment", `${round.fragment} (0 to ${page.dataset.fragments - 1})`]] : []),
     ["Contributors", `${round.contributors} of ${store.run.target}`],
     ["Plan", round.mode || format.UNKNOWN],
     ["Straggler and its lag", late(round)],
@@ -80,25 +82,49 @@ function detail(round, { store, select, page }) {
       ...facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
       h("div", {}, h("dt", {}, "Weights digest"), h("dd.mono.break", { title: round.weights_digest }, round.weights_digest ? round.weights_digest.slice(0, 16) + "…" : format.UNKNOWN))),
     h("div.scroll", {},
-      table("table", `Contributions to round ${round.number}`,
-        ["Replica", "Outcome", "#Base", "#‖pseudo-gradient‖", "#‖outer update‖", "#Payload", "#Up", "#Down", "#Requests", "Phases", "Why"],
+      table("table.cards", `Contributions to round ${round.number}`,
+        ["Replica", "Outcome", ...GIVEN.map(([name]) => `#${name}`), "Phases", "Why"],
         h("tbody", {}, contributions(round, store)))),
   ].filter(Boolean);
 }
+
+const GIVEN = [
+  ["Base", "base_round", format.count], ["‖pseudo-gradient‖", "norm", format.short], ["‖outer update‖", "update_norm", format.short], ["Payload", "size_bytes", format.size],
+  ["Up", "bytes_up", format.size], ["Down", "bytes_down", format.size], ["Requests", "requests", format.count],
+];
 
 function contributions(round, store) {
   const by = new Map(round.contributions.map((row) => [row.replica, row]));
   return store.replicaRows().map((replica) => {
     const row = by.get(replica.number);
     const name = h("th.nowrap", { scope: "row" }, h("span.replica-name", {}, replicaSwatch(replica.number), `Replica ${replica.number}`));
-    if (!row) return h("tr", {}, name, h("td", {}, stateBadge("missing", "state-bare")), h("td.muted", { colspan: 9 }, "no contribution"));
-    const num = (text) => h("td.num", {}, text);
+    if (!row) {
+      const outcome = healing(round).includes(replica.number) ? "healing" : "missing";
+      return h("tr", {}, name, h("td", {}, stateBadge(outcome, "state-bare")), h("td.muted.reason", { colspan: 9 }, WHY[outcome]));
+    }
     return h("tr", {}, name,
-      h("td", {}, stateBadge(row.state, "state-bare")),
-      num(format.count(row.base_round)), num(format.short(row.norm)), num(format.short(row.update_norm)),
-      num(format.size(row.size_bytes)), num(format.size(row.bytes_up)), num(format.size(row.bytes_down)), num(format.count(row.requests)),
-      h("td", {}, miniPhases(row.phases)), h("td.break", {}, row.reason));
+      h("td.nowrap", {}, stateBadge(row.state, "state-bare"), row.late_s ? ` by ${format.duration(row.late_s)}` : ""),
+      GIVEN.map(([label, of, text]) => h("td.num", { dataset: { label } }, text(row[of]))),
+      h("td", { dataset: { label: "Phases" } }, miniPhases(row.phases)), h("td.break.reason", {}, row.reason));
   });
+}
+
+const healing = (round) => round.healing ?? [];
+
+/** Who gave nothing that was taken, by outcome, in the words of the heatmap. */
+function without(round, { replicas }) {
+  const told = [];
+  for (const state of ["late", "refused"]) {
+    const rows = round.contributions.filter((row) => row.state === state);
+    const most = Math.max(...rows.map((row) => row.late_s ?? 0));
+    if (rows.length) told.push(`${rows.length} ${state}${most > 0 ? ` by ${format.duration(most)}` : ""}`);
+  }
+  const numbers = new Set(round.contributions.map((row) => row.replica));
+  const heal = healing(round).filter((number) => !numbers.has(number)).length;
+  const missing = replicas.size - numbers.size - heal;
+  if (heal) told.push(`${heal} healing`);
+  if (missing > 0 && round.committed_at) told.push(`${missing} missing`);
+  return told.join(", ") || format.UNKNOWN;
 }
 
 function miniPhases(phases) {
@@ -119,7 +145,7 @@ function miniPhases(phases) {
 }
 
 const NEWEST = 100;
-const COLUMNS = ["State", "#Contributors", "#Train loss", "#Eval loss", "#Tokens", "#Norm", "#Moved", "Plan", "Straggler", "#Opened", "#Committed", "Why"];
+const COLUMNS = ["State", "#Contributors", "Without", "#Train loss", "#Eval loss", "#Tokens", "#Norm", "#Moved", "Plan", "Straggler", "#Opened", "#Committed", "Why"];
 
 export function roundsTable(context, place) {
   const { store, select } = context;
@@ -148,10 +174,11 @@ export function roundsTable(context, place) {
         h("th", { scope: "row" }, h("button.link", { type: "button", onclick: () => select(row.number) }, String(row.number))),
         ...COLUMNS.map((one) => h(one[0] === "#" ? "td.num" : one === "Why" ? "td.reason" : "td", { dataset: { label: one.replace("#", "") } }))),
     (tr, row) => {
-      const [, state, contributors, loss, evaluation, tokens, norm, moved, plan, last, begun, committed, reason] = tr.children;
+      const [, state, contributors, missed, loss, evaluation, tokens, norm, moved, plan, last, begun, committed, reason] = tr.children;
       const norms = row.contributions.filter((one) => one.state === "included" && one.norm !== null);
       if (state.firstElementChild?.dataset.state !== row.state) state.replaceChildren(stateBadge(row.state, "state-bare"));
       setText(contributors, `${row.contributors} of ${store.run.target}`);
+      setText(missed, without(row, store));
       setText(loss, format.loss(row.loss));
       setText(evaluation, format.loss(row.eval_loss));
       setText(tokens, format.count(row.tokens_total || null));

@@ -30,6 +30,7 @@ from runs.models import (
     Webhook,
     WebhookDelivery,
 )
+from runs.series import strips
 from tests.runs.rows import IDS, ROWS, rows
 from tests.runs.world import incarnation, person
 
@@ -75,14 +76,24 @@ def lead_a_life(world: Any) -> None:
     world.clock.pass_s(policy.BACKOFF_CAP_S)
     world.tick()
     world.work()
-    bucket.beat(1, 1, "computing", seq=2)
+    bucket.beat(1, 1, "syncing", seq=2)
     bucket.segment(1, 1, seq=2, losses=(1.5, 1.25), first=8)  # these steps once more
+    used = {"gpu_busy": 0.5, "gpu_memory_bytes": 7e9}
+    bucket.segment(0, 5, losses=(1.5,), first=13, system=used)
     bucket.store.put(keys.telemetry(1, incarnation(1, 2), 2), b"no segment")
     bucket.contribution(3, 0)
     bucket.plan(3, (0,), refused={1: "norm: expected finite, found inf"})
     bucket.commit(3, (0,), void="payload of replica 0 is gone", void_replica=0)
     bucket.checkpoint(2)
     bucket.contribution(4, 0)
+    world.tick()
+    world.clock.pass_s(5.0)
+    bucket.plan(4, (0,))
+    bucket.commit(4, (0,), wall_s=world.clock().timestamp())  # while replica 1 catches up
+    world.tick()
+    assert strips.healing(bytes(run.rounds.get(number=4).outcomes)) == [1]
+    bucket.beat(1, 2, "computing", seq=2)
+    bucket.contribution(5, 0)
     world.tick()
     world.tick()
     life.describe(run, notes="why we did it", tags=["baseline"], actor=run.owner)
@@ -141,7 +152,8 @@ def test_every_column_is_compared_or_said_to_be_left_out() -> None:
         "ReplicaPool": {"id", "run", "credential"},
         "Replica": {
             "id", "run", "pool", "incarnation", "beat_count", "beat_interval_s", "step", "tokens",
-            "loss", "tokens_per_s", "wait_fraction", "device", "host", "pid",
+            "loss", "tokens_per_s", "wait_fraction", "device", "host", "pid", "gpu_busy",
+            "gpu_memory_bytes", "up_bytes_per_s", "down_bytes_per_s",
         },
         "ReplicaAttempt": {"id", "replica"},
         "Alert": {"id", "run", "replica", "acknowledged_by"},

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
-from runs.bucket.usage import usage_points
+from runs.bucket.usage import NEWEST, usage_points
 from runs.models import MetricBlock
+from runs.queries import fleet
 from runs.selectors import points
 from tests.runs.desk import Desk
 
@@ -70,3 +72,29 @@ def test_a_step_that_is_none_is_refused(desk: Desk, step: int) -> None:
     desk.ingest()
     assert desk.cursor().refused == 1
     assert usage_points([]) == {}
+
+
+def test_the_newest_figures_stand_in_the_row_of_a_replica_at_work(desk: Desk) -> None:
+    def row() -> dict[str, Any]:
+        return {name: fleet.replica_rows(desk.run)[0][name] for name in NEWEST}
+
+    unknown = dict.fromkeys(NEWEST)
+    assert row() == unknown
+    report = desk.bucket.report(
+        1, step=1, bytes_up=100, bytes_down=600, phases={"upload": 0.5, "download": 2.0}
+    )
+    used = {"gpu_busy": 0.5, "gpu_memory_bytes": 7e9, "rss_bytes": 1.0}
+    desk.bucket.segment(0, 1, losses=[5.0], system=used, rounds=(report,))
+    desk.bucket.segment(0, 2, losses=[4.0], first=2, system={"gpu_busy": 0.25})
+    assert desk.ingest().replicas
+    found = {
+        "gpu_busy": 0.25, "gpu_memory_bytes": 7e9, "up_bytes_per_s": 200.0,
+        "down_bytes_per_s": 300.0,
+    }  # fmt: skip
+    replicas = desk.run.replicas.filter(number=0)
+    for state in ("computing", "draining", "suspect"):
+        replicas.update(state=state)
+        assert row() == found
+    for state in ("restarting", "provisioning", "done", "lost"):
+        replicas.update(state=state)
+        assert row() == unknown  # nothing is there that uses anything

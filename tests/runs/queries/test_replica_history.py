@@ -15,7 +15,7 @@ from runs.queries.replica_history import (
     round_history,
     tally,
 )
-from tests.browser import seed, seed_fleet, seed_usage
+from tests.browser import seed, seed_fleet, seed_rounds, seed_usage
 
 pytestmark = pytest.mark.django_db
 
@@ -47,6 +47,17 @@ def test_each_round_says_what_came_of_it_and_why(replica: Any) -> None:
     found = tally(replica)
     assert (found["late"] >= 1, found["refused"] >= 1) == (True, True)
     assert found["without"] >= 1
+
+
+def test_a_round_it_healed_in_and_one_it_was_late_for(replica: Any) -> None:
+    seed_rounds.late_and_healing(replica.run, late=(9, 1), healing=((6, 1),))
+    Contribution.objects.filter(replica=replica, round__number=9).update(state="late", reason="")
+    rows = by_round(replica)
+    assert (rows[6]["outcome"], rows[6]["icon"], rows[6]["why"]) == (
+        "healing", "syncing", "it was catching up with the group",
+    )  # fmt: skip
+    assert (rows[9]["outcome"], rows[9]["late_s"]) == ("late", 2.4)
+    assert rows[2]["late_s"] is None
 
 
 def test_bandwidth_is_bytes_over_the_seconds_in_which_they_were_moved(replica: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import math
 from typing import Any
@@ -100,3 +101,43 @@ def test_what_other_machines_say_fits_the_strip() -> None:
     assert outcomes.tolist() == [0, 0, 0, 2, 0]
     assert np.isfinite(timings["phases"]).all()
     assert timings["norm"][3] == 1e300
+
+
+PLANNED = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"uploaded_at": 2.4}, 2.4),
+        ({"uploaded_at": -0.5}, None),  # it was in the plan of a round that became void
+        ({"uploaded_at": 2.4, "state": "included"}, None),
+        ({"started_at": -9.0, "phases": {"compute": 9.5, "upload": 1.0, "wait": 7.0}}, 1.5),
+        ({"started_at": -9.0, "phases": {"compute": 9.5}}, None),  # nobody says when it was there
+        ({"started_at": -9.0, "phases": {"compute": 1e300, "upload": 1.0}}, None),
+        ({}, None),
+    ],
+)
+def test_how_late_is_from_the_plan_to_the_upload(
+    given: dict[str, Any], expected: float | None
+) -> None:
+    row = Round(number=1, planned_at=PLANNED, committed_at=PLANNED + datetime.timedelta(seconds=1))
+    times = {
+        name: PLANNED + datetime.timedelta(seconds=given.pop(name))
+        for name in ("uploaded_at", "started_at")
+        if name in given
+    }
+    one = Contribution(**({"state": "late"} | given | times))
+    assert strips.late_s(row, one) == expected
+    strips.put(row, [(7, one)])
+    found = strips.latenesses(row.lateness)
+    assert found == ({} if expected is None else {7: pytest.approx(expected)})
+    strips.put(row, [(7, Contribution(state="included"))])
+    assert strips.latenesses(row.lateness) == {}
+
+
+def test_without_a_plan_it_is_from_the_commit() -> None:
+    row = Round(number=1, committed_at=PLANNED)
+    one = Contribution(state="late", uploaded_at=PLANNED + datetime.timedelta(seconds=3))
+    assert strips.late_s(row, one) == 3.0
+    assert strips.late_s(Round(number=1), one) is None

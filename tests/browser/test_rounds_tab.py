@@ -1,0 +1,112 @@
+"""The rounds tab: who was late, healing or missing, in the same words wherever it is read, and the
+rounds of fragments in lanes."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Site, Window
+
+pytestmark = pytest.mark.browser
+
+SEED = """
+from tests.browser import seed_rounds
+run = seed.run(seed.user('olga', 'operator'), name='Rounds', replicas={replicas}, committed=12)
+seed_rounds.late_and_healing(run)
+if {parts} > 1:
+    seed_rounds.fragments(run, {parts})
+print(run.pk)
+"""
+
+
+def make(site: Site, *, parts: int = 1, replicas: int = 4) -> str:
+    return site.python(SEED.format(parts=parts, replicas=replicas))
+
+
+def reads(page: Page, right: int, down: int, text: str) -> None:
+    """That the keys say ``text``, so many columns and rows on."""
+    canvas = page.locator('[data-heatmap="large"] canvas').first
+    canvas.focus()
+    page.keyboard.press("Escape")
+    for _ in range(right):
+        page.keyboard.press("ArrowRight")
+    for _ in range(down):
+        page.keyboard.press("ArrowDown")
+    expect(page.locator('[data-heatmap="large"] .heat-say')).to_have_text(text)
+
+
+def test_late_healing_and_missing_are_told_apart(window: Window, site: Site) -> None:
+    page = window.open(f"/runs/{make(site)}/?tab=rounds")
+    expect(page.locator('[data-heatmap="large"] .heat-say')).to_contain_text("12 of 20 rounds")
+    reads(page, 9, 2, "Round 9, replica 2: late by 2.4 s (committed without this replica)")
+    reads(page, 8, 2, "Round 8, replica 2: missing (no contribution)")
+    reads(page, 7, 3, "Round 7, replica 3: healing (it was catching up)")
+    legend = page.locator('[data-heatmap="large"] .heat-legend')
+    for word in ("included", "late", "refused", "round void", "healing", "missing"):
+        expect(legend).to_contain_text(word)
+    table = page.locator("[data-rounds-table] tbody tr")
+    expect(table.filter(has_text="1 late by 2.4 s")).to_have_count(1)
+    expect(table.filter(has_text="1 healing")).to_have_count(2)
+    page.keyboard.press("Enter")
+    detail = page.locator("[data-round-detail]")
+    expect(detail.get_by_role("row").filter(has_text="Replica 3")).to_contain_text(
+        "healingit was catching up"
+    )
+    for _ in range(2):
+        detail.get_by_role("button", name="Round after").click()
+    expect(detail.get_by_role("row").filter(has_text="Replica 2")).to_contain_text("late by 2.4 s")
+
+
+def test_older_rounds_say_the_same(window: Window, site: Site) -> None:
+    run = make(site)
+    page = window.open("/")
+    page.route(
+        lambda url: "snapshot.json" in url,
+        lambda route: route.fulfill(
+            json=(body := route.fetch().json()) | {"rounds": body["rounds"][10:]}
+        ),
+    )
+    with page.expect_response(lambda r: "heatmap.json?below=11" in r.url):
+        page.goto(f"/runs/{run}/?tab=rounds")
+    page.wait_for_timeout(100)
+    reads(page, 9, 2, "Round 9, replica 2: late by 2.4 s")
+    reads(page, 7, 3, "Round 7, replica 3: healing (it was catching up)")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_fragments_have_lanes(window: Window, site: Site, scheme: str) -> None:
+    page = window.open(f"/runs/{make(site, parts=4)}/?tab=rounds", scheme=scheme)
+    choice = page.get_by_label("Fragments")
+    expect(choice).to_have_value("lanes")
+    # Of replica 2 the third column's first lane is round 9; a lane lower is round 10.
+    why = "committed without this replica"
+    reads(page, 3, 8, f"Round 9, fragment 0, replica 2: late by 2.4 s ({why})")
+    reads(page, 3, 9, "Round 10, fragment 1, replica 2: included")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-round-detail]")).to_contain_text("1 (0 to 3)")
+    window.shoot(page, f"rounds-lanes-{scheme}")
+    choice.select_option("2")
+    assert "fragment=2" in page.url
+    reads(page, 2, 3, "Round 7, fragment 2, replica 3: healing (it was catching up)")
+    choice.select_option("all")
+    reads(page, 7, 3, "Round 7, fragment 2, replica 3: healing (it was catching up)")
+    page.reload()
+    expect(choice).to_have_value("all")
+
+
+def test_many_replicas_have_one_row_for_all_fragments(window: Window, site: Site) -> None:
+    page = window.open(f"/runs/{make(site, parts=4, replicas=40)}/?tab=rounds")
+    expect(page.get_by_label("Fragments")).to_have_value("all")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contributions_are_cards_on_a_telephone(window: Window, site: Site, scheme: str) -> None:
+    page = window.open(f"/runs/{make(site)}/?tab=rounds&round=9", width=360, scheme=scheme)
+    table = page.locator("[data-round-detail] table")
+    expect(table).to_be_visible()
+    window.shoot(page, f"rounds-narrow-{scheme}")
+    assert table.evaluate("t => t.scrollWidth <= t.parentElement.clientWidth")
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    expect(table.locator('td[data-label="Payload"]').first).to_be_visible()
+    assert table.locator("tbody tr").first.evaluate("r => getComputedStyle(r).display") == "grid"
