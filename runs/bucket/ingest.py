@@ -5,7 +5,8 @@ batch of segments says and the cursor's move are one transaction under ``WHERE n
 worker that dies before the commit leaves nothing, one that lost a race stores nothing. A segment
 that cannot be read is refused, named and counted, and the cursor passes it.
 
-Reading (in threads, no database) is apart from storing (one transaction per cursor).
+Reading (in threads, no database) is apart from storing: one transaction for all cursors of a tick,
+because a transaction of each costs as much, and is most of a tick that finds a segment or two.
 """
 
 from __future__ import annotations
@@ -46,6 +47,14 @@ class Batch:
     segments: tuple[tuple[int, Segment | BadRecord], ...]
     drained: bool
 
+    @property
+    def good(self) -> list[Segment]:
+        return [segment for _, segment in self.segments if isinstance(segment, Segment)]
+
+    @property
+    def bad(self) -> list[tuple[int, BadRecord]]:
+        return [(n, error) for n, error in self.segments if isinstance(error, BadRecord)]
+
 
 def ingest_telemetry(
     run: Run,
@@ -69,9 +78,10 @@ def ingest_telemetry(
     for cursor in TelemetryCursor.objects.filter(replica__run=run).select_related("replica"):
         number = cursor.replica.number
         newest[number] = max(newest.get(number, ""), cursor.incarnation)
+    stored = store_batches(run, [b for b in batches if b.segments], now=now, changes=changes)
     for batch in batches:
         replica = batch.cursor.replica
-        if batch.segments and store_batch(run, batch, now=now, changes=changes):
+        if batch.cursor.pk in stored:
             continue
         superseded = batch.cursor.incarnation < newest[replica.number]
         stale = superseded and now - batch.cursor.moved_at > STALE_AFTER
@@ -165,23 +175,51 @@ def parse_segment(data: bytes, replica: int, incarnation: str, n: int) -> Segmen
     return segment
 
 
-def store_batch(run: Run, batch: Batch, *, now: datetime, changes: Changes) -> bool:
-    """One transaction: move the cursor, store what it passed. False if another was faster."""
-    good = [s for _, s in batch.segments if isinstance(s, Segment)]
-    bad = [(n, s) for n, s in batch.segments if isinstance(s, BadRecord)]
-    cursor = batch.cursor
+def store_batches(
+    run: Run, batches: Sequence[Batch], *, now: datetime, changes: Changes
+) -> set[int]:
+    """Ids of the cursors that were moved; another was faster with the others.
+
+    What cannot be stored must not keep the others' from the tables: after an error that nobody
+    thought of it is batch by batch, up to the one that raises it again."""
+    if not batches:
+        return set()
+    found = Changes()
+    try:
+        stored = _store(run, batches, now=now, changes=found)
+    except Exception:
+        if len(batches) == 1:
+            raise
+        stored = set()
+        for batch in batches:
+            stored |= store_batches(run, [batch], now=now, changes=changes)
+        return stored
+    changes.add(found)
+    return stored
+
+
+def _store(run: Run, batches: Sequence[Batch], *, now: datetime, changes: Changes) -> set[int]:
+    """One transaction: move the cursors, store what they passed."""
     with transaction.atomic():
-        moved = TelemetryCursor.objects.filter(pk=cursor.pk, next_n=cursor.next_n).update(
-            next_n=cursor.next_n + len(batch.segments),
-            moved_at=now,
-            refused=F("refused") + len(bad),
-            ended=any(s.last for s in good),
-        )
-        if not moved:
-            return False
-        for n, error in bad:
-            key = keys.telemetry(cursor.replica.number, cursor.incarnation, n)
-            refuse(run, key, error, replica=cursor.replica, passed=True)
+        # Before the cursors, so that two workers cannot each wait for what the other has moved.
+        locked = Run.objects.select_for_update().get(pk=run.pk)
+        moved = [batch for batch in batches if _move(batch, now)]
+        for batch in moved:
+            for n, error in batch.bad:
+                key = keys.telemetry(batch.cursor.replica.number, batch.cursor.incarnation, n)
+                refuse(run, key, error, replica=batch.cursor.replica, passed=True)
+        good = [(batch.cursor, batch.good) for batch in moved if batch.good]
         if good:
-            store_segments(run, cursor, good, now=now, changes=changes)
-    return True
+            store_segments(locked, good, now=now, changes=changes)
+    return {batch.cursor.pk for batch in moved}
+
+
+def _move(batch: Batch, now: datetime) -> bool:
+    cursor = batch.cursor
+    moved = TelemetryCursor.objects.filter(pk=cursor.pk, next_n=cursor.next_n).update(
+        next_n=cursor.next_n + len(batch.segments),
+        moved_at=now,
+        refused=F("refused") + len(batch.bad),
+        ended=any(s.last for s in batch.good),
+    )
+    return bool(moved)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runs.bucket import ingest
-from runs.bucket.ingest import STALE_AFTER, read_batch, store_batch
+from runs.bucket.ingest import STALE_AFTER, read_batch, store_batches
 from runs.bucket.reading import Changes
 from runs.models import Event, LogLine, MetricBlock, TelemetryCursor
 from runs.selectors import points
@@ -42,15 +42,15 @@ def test_a_batch_that_is_stored_twice_is_stored_once(desk: Desk) -> None:
     report = desk.bucket.report(1)
     desk.bucket.segment(0, 1, losses=[5.0], rounds=(report,), logs=(desk.bucket.log("x"),))
     twins = [read_batch(desk.bucket.store, desk.cursor()) for _ in range(2)]
-    stored = [store_batch(desk.run, b, now=desk.clock(), changes=Changes()) for b in twins]
-    assert stored == [True, False]
+    stored = [store_batches(desk.run, [b], now=desk.clock(), changes=Changes()) for b in twins]
+    assert stored == [{desk.cursor().pk}, set()]
     desk.ingest()
     assert (desk.loss(), LogLine.objects.count()) == ([5.0], 1)
     assert (desk.run.bytes_up, desk.run.bytes_down) == (100, 300)
     assert desk.run.phase_s == {"compute": 6.0, "wait": 2.0}
 
 
-@pytest.mark.parametrize("step", ["add_points", "record_event", "clean_text"])
+@pytest.mark.parametrize("step", ["add_of_many", "store_reports", "record_event", "clean_text"])
 def test_a_worker_that_dies_in_the_middle_leaves_nothing(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
