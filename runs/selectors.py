@@ -234,6 +234,7 @@ def _round_row(r: Round) -> dict[str, Any]:
                 "base_round": c.base_round,
                 "norm": finite(c.norm),
                 "update_norm": finite(c.update_norm),
+                "cosine": finite(c.cosine),
                 "size_bytes": c.size_bytes,
                 "bytes_up": c.bytes_up,
                 "bytes_down": c.bytes_down,

@@ -167,6 +167,7 @@ class Contribution(Row):
     base_round: int
     norm: float | None
     update_norm: float | None
+    cosine: float | None
     size_bytes: int
     bytes_up: int
     bytes_down: int
@@ -245,6 +246,17 @@ class Points(Row):
     total: int
 
 
+class Sample(BaseModel):
+    """Text that the final weights go on with from ``prompt``; ``whole`` false: time was over."""
+
+    round: int
+    prompt: str
+    text: str
+    temperature: float | None
+    seed: int
+    whole: bool
+
+
 class Checkpoint(BaseModel):
     round: int
     final: bool
@@ -252,6 +264,7 @@ class Checkpoint(BaseModel):
     size_bytes: int
     digest: str
     created_at: str | None
+    sample: Sample | None
 
 
 class Alert(Row):

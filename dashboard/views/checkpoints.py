@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -18,15 +18,17 @@ from django.views.decorators.http import require_POST, require_safe
 
 from dashboard.views.access import run_to_operate, run_to_see
 from diloco.rendezvous.store import MissingKey, StoreError
+from diloco.rendezvous.workload import ByteGPTWorkload, HuggingFaceWorkload
 from runs import life, selectors
 from runs.bucket.objects import pieces
 from runs.bucket.stores import store_for
 from runs.control import hub_export
 from runs.drafts import copies
 from runs.exceptions import CannotDo
-from runs.models import Checkpoint, Event, Run
+from runs.models import Checkpoint, Event, ReplicaAttempt, Run
 
 SHOWN = 100
+LANGUAGE_MODELS = (ByteGPTWorkload.kind, HuggingFaceWorkload.kind)
 
 
 @require_safe
@@ -40,7 +42,7 @@ def checkpoints(request: HttpRequest, run_id: Any) -> HttpResponse:
 
 
 def checkpoint_context(request: HttpRequest, run: Run) -> dict[str, Any]:
-    """Five queries at most."""
+    """Six queries at most."""
     may_operate = selectors.may_operate(request.user, run)
     found = list(Checkpoint.objects.filter(run=run).order_by("-round", "-final")[: SHOWN + 1])
     whole = set(copies.forkable(run))
@@ -52,10 +54,25 @@ def checkpoint_context(request: HttpRequest, run: Run) -> dict[str, Any]:
             for row in found[:SHOWN]
         ],
         "more_checkpoints": len(found) > SHOWN,
+        **_sample(run, found),
         "resumable": may_operate and run.ended and not life.why_not_resumed(run),
         "hub_credentials": hub_export.credentials() if may_operate else (),
         "exports": Event.objects.filter(run=run, kind=hub_export.KIND).order_by("-id")[:5],
     }
+
+
+def _sample(run: Run, found: Sequence[Checkpoint]) -> dict[str, Any]:
+    """The text that came with the final weights; ``sample_state`` why there is none, '' where the
+    workload has none to give."""
+    if run.workload.get("kind") not in LANGUAGE_MODELS:
+        return {"sample": None, "sample_state": ""}
+    final = next((row for row in found if row.final), None)
+    if final is not None and final.sample:
+        return {"sample": final.sample, "sample_state": "drawn"}
+    if final is None:
+        return {"sample": None, "sample_state": "no result" if run.ended else "not finished"}
+    attempts = ReplicaAttempt.objects.filter(replica__run=run, ended_at=None)
+    return {"sample": None, "sample_state": "on its way" if attempts.exists() else "none"}
 
 
 @require_safe

@@ -111,7 +111,7 @@ class _Import:
         ingest_checkpoints(run, store, now=now)
         result = final(store, self.remarks)
         if result is not None:
-            store_final(run, result, now=now)
+            store_final(run, store, result, now=now)
         store_leases(run, list(run.replicas.all()), leases, now=now)
         with transaction.atomic():
             self._attempts(run, told)

@@ -128,7 +128,7 @@ def _read_bucket(tick: Tick, store: Store) -> None:
     except BadRecord as error:
         refuse(run, keys.FINAL_MANIFEST, error)
     if tick.final is not None:
-        store_final(run, tick.final, now=tick.now)
+        store_final(run, store, tick.final, now=tick.now)
     _sum_up(tick)
 
 

@@ -31,6 +31,7 @@ class Round(models.Model):
     outcomes = models.BinaryField(default=b"", help_text="One byte per replica")
     timings = models.BinaryField(default=b"", help_text="When and how long, per replica")
     lateness = models.BinaryField(default=b"", help_text="Seconds, of each that is late")
+    cosines = models.BinaryField(default=b"", help_text="Of each replica, to the mean")
 
     class Meta:
         ordering = ("number",)
@@ -59,6 +60,7 @@ class Contribution(models.Model):
     loss = models.FloatField(null=True, blank=True)
     norm = models.FloatField(null=True, blank=True)
     update_norm = models.FloatField(null=True, blank=True)
+    cosine = models.FloatField(null=True, blank=True, help_text="To the mean that took it in")
     size_bytes = models.PositiveBigIntegerField(default=0)
     bytes_up = models.PositiveBigIntegerField(default=0)
     bytes_down = models.PositiveBigIntegerField(default=0)
@@ -88,6 +90,9 @@ class Checkpoint(models.Model):
     size_bytes = models.PositiveBigIntegerField()
     digest = models.CharField(max_length=64)
     created_at = models.DateTimeField()
+    sample = models.JSONField(
+        null=True, blank=True, help_text="Text from the final weights of a language model"
+    )
 
     class Meta:
         ordering = ("round", "final")

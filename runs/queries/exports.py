@@ -142,6 +142,7 @@ _CONTRIBUTION: dict[str, tuple[str, Kind]] = {
     "loss": ("loss", "float"),
     "norm": ("norm", "float"),
     "update_norm": ("update_norm", "float"),
+    "cosine": ("cosine", "float"),
     "size_bytes": ("size_bytes", "int"),
     "bytes_up": ("bytes_up", "int"),
     "bytes_down": ("bytes_down", "int"),

@@ -99,6 +99,7 @@ def checkpoint_rows(run: Run) -> list[dict[str, Any]]:
             "size_bytes": c.size_bytes,
             "digest": c.digest,
             "created_at": iso(c.created_at),
+            "sample": c.sample,
         }
         for c in Checkpoint.objects.filter(run=run).order_by("round", "final")
     ]

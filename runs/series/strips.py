@@ -1,12 +1,13 @@
 """A round's contributions, packed in its row: what the heatmap and the timeline draw.
 
 A run of 256 replicas and 5,000 rounds has 1.3 million contributions. A page that shows them all
-cannot read a row for each, so a round keeps two strips, indexed by the replica's number, and a
+cannot read a row for each, so a round keeps strips, indexed by the replica's number, and a
 list:
 
 - ``outcomes``: one byte, a place in :data:`OUTCOMES`; 0 is no contribution;
 - ``timings``: :data:`TIMING`, when it began (wall time, for people), the seconds of each of
   :data:`GROUPS`, and the norms of what was given and what came of it. Unknown is 0;
+- ``cosines``: :data:`COSINE`, of what was given to the mean of the round. Unknown is 0;
 - ``lateness``: :data:`LATE`, by how much the late ones missed the plan, of those where it is known.
 
 They repeat :class:`runs.models.Contribution` and are written in the same transactions, but for
@@ -49,7 +50,12 @@ TIMING = np.dtype(
     ]
 )
 
+COSINE = np.dtype("<f4")
+
 LATE = np.dtype([("replica", "<u4"), ("late_s", "<f4")])
+
+STRIPS = ("outcomes", "timings", "lateness", "cosines")
+"""Columns of a round that :func:`put` sets."""
 
 _LONGEST_S = 1e9
 """A phase's seconds come from other machines; more than this does not fit the strip."""
@@ -108,6 +114,22 @@ def put(row: Any, entries: Iterable[tuple[int, Any]]) -> None:
     for number, outcome, timing in found:
         outcomes[number], timings[number] = outcome, timing
     row.outcomes, row.timings = outcomes.tobytes(), timings.tobytes()
+    towards = cosines(_told(row), size)
+    for number, contribution in entries:
+        towards[number] = getattr(contribution, "cosine", None) or 0.0
+    row.cosines = towards.tobytes() if towards.any() else b""
+
+
+def _told(row: Any) -> bytes:
+    return bytes(getattr(row, "cosines", b""))  # an older migration's row has none
+
+
+def cosines(data: bytes, size: int) -> NDArray[Any]:
+    """Of ``size`` replicas, to the mean of a round; 0 where none was told."""
+    found = np.zeros(size, dtype=COSINE)
+    known = np.frombuffer(data, dtype=COSINE)[:size]
+    found[: len(known)] = known
+    return found
 
 
 def unpack(outcomes: bytes, timings: bytes, size: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -125,10 +147,10 @@ def rebuild(row: Round) -> Round:
     locked = Round.objects.select_for_update().get(pk=row.pk)
     rows = Contribution.objects.filter(round=row).select_related("replica")
     heals = healing(bytes(locked.outcomes))
-    locked.outcomes, locked.timings, locked.lateness = b"", b"", b""
+    locked.outcomes, locked.timings, locked.lateness, locked.cosines = b"", b"", b"", b""
     put(locked, [(c.replica.number, c) for c in rows])
     heal(locked, heals)
-    locked.save(update_fields=["outcomes", "timings", "lateness"])
+    locked.save(update_fields=STRIPS)
     return locked
 
 
@@ -149,12 +171,13 @@ def heal(row: Any, numbers: Iterable[int]) -> None:
 
 def curves(run: Run, rows: Sequence[Round]) -> dict[str, Points]:
     """The run's own series by round, as far as these rounds tell: mean, lowest and highest norm of
-    the contributions, norm of the outer update, and mean seconds in each of :data:`GROUPS`."""
+    the contributions and cosine to their mean, norm of the outer update, and mean seconds in each
+    of :data:`GROUPS`."""
     sync_every = int(run.group_settings["sync_every"])
     found: dict[str, list[tuple[Any, ...]]] = {}
     for row in sorted(rows, key=lambda r: r.number):
         outcomes, timings = unpack(bytes(row.outcomes), bytes(row.timings), len(row.outcomes))
-        values = _values(outcomes, timings)
+        values = _values(outcomes, timings, cosines(_told(row), len(outcomes)))
         if not values:
             continue
         ends = timings["started"] + timings["phases"].sum(axis=1)
@@ -165,8 +188,11 @@ def curves(run: Run, rows: Sequence[Round]) -> dict[str, Points]:
     return {name: points_of(entries) for name, entries in found.items()}
 
 
-def _values(outcomes: NDArray[Any], timings: NDArray[Any]) -> dict[str, float]:
-    given = timings[outcomes == OUTCOMES.index("included")]
+def _values(
+    outcomes: NDArray[Any], timings: NDArray[Any], towards: NDArray[Any]
+) -> dict[str, float]:
+    included = outcomes == OUTCOMES.index("included")
+    given = timings[included]
     values: dict[str, float] = {}
     norms = given["norm"][given["norm"] > 0]
     if len(norms):
@@ -174,6 +200,14 @@ def _values(outcomes: NDArray[Any], timings: NDArray[Any]) -> dict[str, float]:
             "norm": float(norms.mean()),
             "norm_low": float(norms.min()),
             "norm_high": float(norms.max()),
+        }
+    told = towards[included]
+    told = told[told != 0].astype(float)
+    if len(told):
+        values |= {
+            "cosine": float(told.mean()),
+            "cosine_low": float(told.min()),
+            "cosine_high": float(told.max()),
         }
     updates = given["update_norm"][given["update_norm"] > 0]
     if len(updates):

@@ -239,6 +239,7 @@ def _rounds(
                 loss=curve(number * sync_every),
                 norm=1.4 / math.sqrt(number) + chance.random() * 0.05,
                 update_norm=0.0 if open_round else 0.9 / math.sqrt(number),
+                cosine=None if open_round else 0.9 - 0.01 * number - 0.02 * replica.number,
                 size_bytes=1_950_208,
                 bytes_up=1_950_900,
                 bytes_down=0 if open_round else 5_850_624,
@@ -249,7 +250,7 @@ def _rounds(
             )
             given.append((replica.number, contribution))
         strips.put(round_, given)
-        round_.save(update_fields=["outcomes", "timings"])
+        round_.save(update_fields=strips.STRIPS)
         stored.append(round_)
     paced = [r for r in stored if r.state == "committed"]
     pace = [

@@ -21,6 +21,7 @@ EVERY = 8  # steps of a segment
 
 def used(run: Any, *, gpu: bool = True) -> Any:
     """Curves of memory, processor, GPU and the bucket, of each replica at steps of its own."""
+    from runs.bucket.usage import NEWEST
     from runs.series.blocks import Points
     from runs.series.rollups import add_points
 
@@ -54,10 +55,25 @@ def used(run: Any, *, gpu: bool = True) -> Any:
                 value=[of(s, replica.number) for s in steps],
             )
         add_points(run, replica, points, key="step")
+        newest = {name: p.value[-1] for name, p in points.items() if name in NEWEST and len(p)}
+        type(replica).objects.filter(pk=replica.pk).update(**newest)
     return run
 
 
-def checkpoints(run: Any, *rounds: int, final: bool = False) -> Any:
+SAMPLE = {
+    "round": 20, "prompt": "def ", "temperature": 0.7, "seed": 0, "whole": True,
+    "text": """test_count(self):
+        self.assertEqual(self.count('<b>a & b</b>'), 2)
+
+    def test_a_name_that_is_long(self):
+        with self.assertRaises(TypeError) as cm:
+            """ + "self." * 40 + "\n",
+}  # fmt: skip
+
+
+def checkpoints(
+    run: Any, *rounds: int, final: bool = False, sample: dict[str, Any] | None = None
+) -> Any:
     """Rows of the table; their objects are not there."""
     from runs.models import Checkpoint
 
@@ -78,6 +94,7 @@ def checkpoints(run: Any, *rounds: int, final: bool = False) -> Any:
             key="final/weights.safetensors",
             size_bytes=2_701_000,
             digest=seed.digest("final"),
+            sample=sample,
             created_at=run.ended_at or run.state_since,
         )
     return run

@@ -54,14 +54,17 @@ function loss(data, view) {
   return found;
 }
 
-function norm(data, view) {
-  const [low, high, mean] = ["norm_low", "norm_high", "norm"].map((name) => find(data, name));
+/** Mean, lowest and highest of what the replicas gave to a round. */
+const given = (name) => ({ of: [name, `${name}_low`, `${name}_high`], lines: spread(name), text: format.short, empty: ROUND });
+
+const spread = (name) => (data, view) => {
+  const [low, high, mean] = [`${name}_low`, `${name}_high`, name].map((series) => find(data, series));
   if (!mean) return [];
   const found = [];
   if (low && high) found.push(band(rising(low), rising(high), "Replicas"));
-  found.push(line("norm", "Mean", mean, view, { raw: true, points: mean.x.length <= DENSE, color: cssColor("--p-compute"), width: 1.5, swatch: () => key(() => cssColor("--p-compute")) }));
+  found.push(line(name, "Mean", mean, view, { raw: true, points: mean.x.length <= DENSE, color: cssColor("--p-compute"), width: 1.5, swatch: () => key(() => cssColor("--p-compute")) }));
   return found;
-}
+};
 
 /** Shares of the replicas' time, on top of each other. */
 function goodput(data) {
@@ -98,7 +101,8 @@ export const SPECS = {
   grad: own("grad_norm", STEP),
   step_s: own("step_s", STEP, { text: format.duration, axis: format.duration }),
   loss: { of: ["loss", "eval_loss"], lines: loss, text: format.loss, empty: "The curve begins with the first step" },
-  norm: { of: ["norm", "norm_low", "norm_high"], lines: norm, text: format.short, empty: ROUND },
+  norm: given("norm"),
+  cosine: given("cosine"),
   update: { of: ["update_norm"], lines: one("update", "Outer update", "update_norm", "--p-apply"), text: format.short, empty: ROUND },
   speed: { of: ["tokens_per_s"], lines: one("speed", "Tokens/s", "tokens_per_s", "--p-reduce"), text: format.count, empty: ROUND },
   goodput: { of: GROUPS.map((name) => `phase_${name}`), lines: goodput, text: format.percent, last: true, plain: true, empty: ROUND },
