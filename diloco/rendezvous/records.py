@@ -23,6 +23,10 @@ class BadRecord(ValueError):
     """A record is not JSON, of another version, or lacks or misstates a field."""
 
 
+class Growing:
+    """What may have fields that a reader of earlier code does not know, and leaves out."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """Base of all records: strict JSON in, compact JSON out."""
@@ -58,14 +62,16 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, dict):
             raise BadRecord(f"{where}: expected an object, found {type(value).__name__}")
         names = _hints(hint)
-        for name in set(value) - set(names):
-            raise BadRecord(f"{where}: unknown field {name!r}")
         fields = {f.name: f for f in dataclasses.fields(hint)}
+        strange = set(value) - set(fields)
+        if strange and not issubclass(hint, Growing):
+            raise BadRecord(f"{where}: unknown field {min(strange)!r}")
         for name, f in fields.items():
             required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
             if name not in value and required:
                 raise BadRecord(f"{where}: expected a field {name!r}, found none")
-        return hint(**{n: _read(names[n], v, f"{where}.{n}") for n, v in value.items()})
+        known = {n: v for n, v in value.items() if n in fields}
+        return hint(**{n: _read(names[n], v, f"{where}.{n}") for n, v in known.items()})
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:

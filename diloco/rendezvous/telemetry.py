@@ -4,6 +4,10 @@ A replica writes segment 1, 2, 3, ... under its own incarnation; a reader GETs t
 until it is not there. Nothing is listed and no segment is ever rewritten, so a cursor per
 incarnation makes reading exactly-once.
 
+Nothing is decided by what they say, so a reader leaves out fields it does not know
+(:class:`Growing`): while servers are upgraded one by one, replicas may run newer code than who
+reads them. What the group agrees by stays strict (:mod:`diloco.rendezvous.records`).
+
 Per-step values travel as columns (one list per series, aligned by index), because a segment of
 hundreds of steps is then a third of the size and is parsed in one go.
 """
@@ -13,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from diloco.rendezvous.records import Record
+from diloco.rendezvous.records import Growing, Record
 
 PHASES = ("compute", "encode", "upload", "wait", "download", "reduce", "apply")
 """Phases of one round on one replica, in order; seconds each. Evaluation and checkpoint writing
@@ -24,7 +28,7 @@ fetching code, then everything until it had joined. What it waited for others is
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepColumns:
+class StepColumns(Growing):
     """Per-step series of one segment; all lists have one length.
 
     ``step`` is the replica's inner step counted over the run, ``tokens`` the tokens this replica
@@ -42,7 +46,7 @@ class StepColumns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundReport:
+class RoundReport(Growing):
     """One replica's view of one finished round.
 
     ``outcome``: included, late (committed without this replica), void. ``weights_digest`` is the
@@ -76,7 +80,7 @@ class RoundReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(Growing):
     """Loss of the **global** weights after ``round`` on held-out data, nats per token."""
 
     round: int
@@ -86,14 +90,14 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogLine:
+class LogLine(Growing):
     wall_s: float
     level: str
     message: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment(Record):
+class Segment(Growing, Record):
     """One object under ``telemetry/``. ``system`` is what the process used of its machine when it
     was written (:mod:`diloco.usage` names the figures); one that is not known is not there."""
 

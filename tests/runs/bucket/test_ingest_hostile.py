@@ -54,15 +54,13 @@ def broken(desk: Desk, name: str) -> bytes:
             return b'{"v":' + b"[" * 100_000
         case "endless":
             return json.dumps(good).encode().ljust(SEGMENT_LIMIT + 1)
-        case "unknown field":
-            good["colour"] = "red"
     return json.dumps(good).encode()
 
 
 BROKEN = (
     "not json", "empty", "another version", "another replica's", "another number",
     "uneven columns", "uneven series", "step below zero", "tokens beyond any training",
-    "round beyond the column", "text for a number", "evaluation of round -1", "unknown field",
+    "round beyond the column", "text for a number", "evaluation of round -1",
     "time that is none", "evaluation at no time", "endless nesting", "endless",
 )  # fmt: skip
 
@@ -87,6 +85,17 @@ def test_many_wrong_segments_are_counted_but_not_all_told(desk: Desk) -> None:
     desk.ingest()
     assert desk.run.refused_records == REFUSAL_EVENTS + 10
     assert Event.objects.filter(kind="refused").count() == REFUSAL_EVENTS
+
+
+def test_what_newer_replicas_tell_besides_is_left_out(desk: Desk) -> None:
+    """While servers are upgraded one by one, an old one reads what new code has written."""
+    told = json.loads(desk.bucket.segment(0, 1, losses=[5.0], rounds=[desk.bucket.report(1)]))
+    told["colour"] = told["steps"]["shade"] = told["rounds"][0]["tint"] = ["red"]
+    desk.bucket.store.put(keys.telemetry(0, incarnation(0), 1), json.dumps(told).encode())
+    desk.ingest()
+    assert desk.loss() == [5.0]
+    assert desk.run.rounds.count() == 1
+    assert not Event.objects.filter(kind="refused")
 
 
 def test_series_may_be_left_out(desk: Desk) -> None:
