@@ -1,5 +1,5 @@
 """The admin site of the tables."""
 
-from runs.admin import credentials, tables, webhooks
+from runs.admin import credentials, replicas, tables, webhooks
 
-__all__ = ["credentials", "tables", "webhooks"]
+__all__ = ["credentials", "replicas", "tables", "webhooks"]

@@ -14,15 +14,14 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from runs import selectors
+from runs.admin.base import ForAdministrators
 from runs.alerting import webhooks
 from runs.alerting.rules import KINDS
 from runs.models import Webhook, WebhookDelivery
 
 if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin[Any]
     _Form = forms.ModelForm[Webhook]
 else:
-    _ModelAdmin = admin.ModelAdmin
     _Form = forms.ModelForm
 
 USUAL = ("finished", "stalled", "below_quorum", "nan", "budget")
@@ -63,26 +62,6 @@ class WebhookForm(_Form):
             except webhooks.BadSecret as error:
                 raise forms.ValidationError(str(error)) from None
         return secret
-
-
-class ForAdministrators(_ModelAdmin):
-    show_full_result_count = False
-    list_per_page = 50
-
-    def has_module_permission(self, request: HttpRequest) -> bool:
-        return selectors.has_role(request.user, "admin")
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return selectors.has_role(request.user, "admin")
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return selectors.has_role(request.user, "admin")
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return selectors.has_role(request.user, "admin")
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return selectors.has_role(request.user, "admin")
 
 
 @admin.register(Webhook)

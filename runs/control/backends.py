@@ -114,6 +114,11 @@ def catalogue() -> Catalogue:
     return found
 
 
+def listed() -> Catalogue:
+    """Hardware and prices without the deployment's own file."""
+    return _catalogue(None, 0)
+
+
 _last_good: dict[Path, Catalogue] = {}
 _refused: dict[Path, int] = {}
 """When the file that was refused last was written, so that it is said once."""

@@ -19,14 +19,17 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 from django.conf import settings
 from django.utils import timezone
 
 from executors.base import ExecutorError, ReplicaHandle
 from runs import live
+from runs.control.asking import NoAnswer, ask_all
 from runs.control.backends import BACKENDS, executor_of
 from runs.models import Credential, ReplicaAttempt, ReplicaPool, Run
+from runs.redaction import redact
 from runs.transitions import record_event
 
 logger = logging.getLogger(__name__)
@@ -65,6 +68,57 @@ def reap() -> int:
         for found in due:
             _tell(backend, found)
     return ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """An unwanted job, and the account that has it."""
+
+    backend: str
+    credential: Credential | None
+    found: Found
+
+
+def look(now: datetime) -> tuple[list[Sight], list[str]]:
+    """What :func:`reap` would look at once more, for a person who looks: nothing is remembered and
+    nothing is ended. Beside it what kept an account from answering within
+    :data:`runs.control.asking.PATIENCE_S`, in words."""
+    asked = {
+        f"{BACKENDS[backend]} with {credential or 'the server environment'}": (backend, credential)
+        for backend, credential in accounts(now)
+        if backend in BACKENDS  # an imported run's may be none of ours
+    }
+
+    def live_jobs(account: tuple[str, Credential | None]) -> tuple[list[ReplicaHandle], bool]:
+        executor = executor_of(*account)
+        return executor.live(), not executor.capabilities.unique_names
+
+    answers = ask_all({name: partial(live_jobs, account) for name, account in asked.items()})
+    sights, silent, seen = [], [], set()
+    for name, answer in answers.items():
+        if isinstance(answer, Exception):
+            known = isinstance(answer, ExecutorError | NoAnswer)
+            words = redact(str(answer)) if known else type(answer).__name__
+            silent.append(f"{name} could not be asked: {words}")
+            continue
+        handles = [handle for handle in answer[0] if handle.to_json() not in seen]
+        seen |= {handle.to_json() for handle in handles}
+        backend, credential = asked[name]
+        sights += [
+            Sight(backend=backend, credential=credential, found=found)
+            for found in unwanted(handles, twins=answer[1])
+        ]
+    return sights, silent
+
+
+def end(sight: Sight) -> str:
+    """Ask for the job's end, and tell the run it was of; what kept it from that, or ''."""
+    try:
+        executor_of(sight.backend, sight.credential).cancel([sight.found.handle])
+    except ExecutorError as error:
+        return redact(str(error))
+    _tell(sight.backend, sight.found, done="ended by an administrator")
+    return ""
 
 
 def accounts(now: datetime) -> list[tuple[str, Credential | None]]:
@@ -107,8 +161,9 @@ def _seen_before(backend: str, handle: ReplicaHandle) -> bool:
     return not live.client().set(key, "1", nx=True, ex=SEEN_FOR_S)
 
 
-def _tell(backend: str, found: Found) -> None:
-    done = "cancelled" if settings.REAPER_POLICY == "cancel" else "left alone by policy"
+def _tell(backend: str, found: Found, *, done: str = "") -> None:
+    by_policy = "cancelled" if settings.REAPER_POLICY == "cancel" else "left alone by policy"
+    done = done or by_policy
     message = f"{backend} runs {found.handle.launch_key}, but {found.why}: {done}"
     logger.warning("%s", message)
     run = found.attempt.replica.run if found.attempt else _run_of(found.handle.launch_key)

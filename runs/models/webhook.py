@@ -56,6 +56,7 @@ class WebhookDelivery(models.Model):
 
     class Meta:
         ordering = ("-created_at", "-id")
+        verbose_name_plural = "webhook deliveries"
         indexes = (
             models.Index(fields=["next_at"], condition=Q(state="waiting"), name="delivery_waiting"),
             models.Index(fields=["-created_at", "-id"], name="delivery_newest"),

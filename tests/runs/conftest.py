@@ -34,7 +34,7 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     sent: list[tuple[Any, ...]] = []
     for module in (
         "services", "life", "drafts.create", "control.launch", "control.care", "control.reconcile",
-        "tasks",
+        "tasks", "hands_on", "admin.replicas",
     ):  # fmt: skip
         monkeypatch.setattr(
             f"runs.{module}.enqueue", lambda task, *args, expires=None: sent.append((task, *args))

@@ -12,12 +12,15 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from runs.models import Event, Replica, ReplicaAttempt, Run
+from runs.models import Alert, Event, Replica, ReplicaAttempt, Run
 from tests.browser import seed
 from tests.runs import world as w
 
 pytestmark = pytest.mark.django_db
-TABLES = ("run", "replica", "replicaattempt", "round", "contribution", "checkpoint", "event")
+TABLES = (
+    "run", "replica", "replicapool", "replicaattempt", "round", "contribution", "checkpoint",
+    "event", "alert",
+)  # fmt: skip
 SignIn = Callable[[str], Client]
 
 
@@ -29,6 +32,9 @@ def run(outbox: list[Any]) -> Any:
         ReplicaAttempt.objects.create(
             replica=replica, number=1, launch_key=f"key-{replica.pk}", created_at=now
         )
+    Alert.objects.create(
+        run=made, kind="stalled", level="error", message="no round", first_at=now, opened_at=now
+    )
     made.checkpoints.create(round=5, key="k", size_bytes=1, digest="d", created_at=now)
     return made
 
@@ -53,8 +59,10 @@ def sign_in() -> SignIn:
 
 
 def act(client: Client, table: str, action: str, rows: list[Any]) -> list[str]:
-    """Messages shown after an action on ``rows``."""
-    data = {"action": action, "_selected_action": [str(row.pk) for row in rows]}
+    """Messages shown after an action on ``rows``, once it was confirmed."""
+    data = {
+        "action": action, "_selected_action": [str(row.pk) for row in rows], "confirmed": "yes",
+    }  # fmt: skip
     answer = client.post(f"/admin/runs/{table}/", data, follow=True)
     assert answer.status_code == 200
     return [str(message) for message in answer.context["messages"]]
@@ -131,6 +139,7 @@ def test_a_list_can_be_filtered_by_state_and_run(sign_in: SignIn, run: Any) -> N
 def test_a_staff_member_who_only_looks_is_offered_no_action(sign_in: SignIn, run: Any) -> None:
     client = sign_in("staff viewer")
     assert b'value="stop"' not in client.get("/admin/runs/run/").content
+    assert b'value="drain"' not in client.get("/admin/runs/replica/").content
     act(client, "run", "stop", [run])
     act(client, "replica", "restart", list(run.replicas.all()))
     assert Run.objects.get(pk=run.pk).state == "running"
@@ -161,7 +170,7 @@ def test_an_admin_stops_a_run(
         (3, "Local demo: live 3, quorum 3: the run goes on"),
     ],
 )
-@pytest.mark.parametrize(("action", "state"), [("stop", "draining"), ("restart", "restarting")])
+@pytest.mark.parametrize(("action", "state"), [("drain", "draining"), ("restart", "restarting")])
 def test_what_follows_is_said(
     sign_in: SignIn, run: Any, quorum: int, said: str, action: str, state: str
 ) -> None:
@@ -184,7 +193,7 @@ def test_what_cannot_be_done_is_said_and_the_rest_is_done(sign_in: SignIn, run: 
         "replica 1 of Local demo: will be launched again",
         "Local demo: live 2, quorum 1: the run goes on",
     ]
-    messages = act(sign_in("admin"), "replica", "stop", [run.replicas.get(number=0)])
+    messages = act(sign_in("admin"), "replica", "drain", [run.replicas.get(number=0)])
     assert messages == ["replica 0 of Local demo is done, nothing to do"]
 
 

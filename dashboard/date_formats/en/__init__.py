@@ -1,0 +1,1 @@
+"""English is the one language there is."""
