@@ -222,4 +222,4 @@ def test_points_after_a_step_and_thinned(olga: Any) -> None:
     assert few["total"] == 1211
     assert selectors.points(run, "loss")["total"] == 0  # not a series of the run
     assert selectors.points(run, "eval_loss")["round"] == list(range(13))
-    assert selectors.series_of(run)[0] == ("eval_loss", None)
+    assert selectors.series_of(run)[:2] == [("cosine", None), ("cosine_high", None)]
