@@ -129,6 +129,8 @@ def _changed(request: HttpRequest, form: RunForm) -> HttpResponse | None:
         errors = _errors_of(form, what)
         form.forget_errors()
         form.show_errors(errors)
+    elif submit_source.searched(request.POST.dict()):
+        pass  # what is offered is the page's
     elif "restore" in request.POST:
         messages.info(request, "Filled in as you sent it before you signed in; not launched.")
     else:
