@@ -34,6 +34,7 @@ _REPORTED = (
     "state",
     "norm",
     "update_norm",
+    "cosine",
     "bytes_up",
     "bytes_down",
     "requests",
@@ -43,7 +44,7 @@ _REPORTED = (
     "weights_digest",
 )
 """Columns of a contribution that a report tells of."""
-_ROUND = ("outcomes", "timings", "lateness", "weights_digest", "digest_mismatch")
+_ROUND = (*strips.STRIPS, "weights_digest", "digest_mismatch")
 
 Reports = Sequence[tuple[Cursor, Sequence[RoundReport]]]
 
@@ -138,6 +139,7 @@ def _report(contribution: Contribution, report: RoundReport, now: datetime) -> N
     if contribution.state == ContributionState.UPLOADED:
         contribution.state = _OUTCOMES.get(report.outcome, ContributionState.LATE)
     contribution.update_norm = finite(report.update_norm)
+    contribution.cosine = _cosine(report)
     if contribution.norm is None:
         contribution.norm = finite(report.norm)
     contribution.bytes_up = report.bytes_up
@@ -147,6 +149,11 @@ def _report(contribution: Contribution, report: RoundReport, now: datetime) -> N
     contribution.started_at = wall(report.started_wall_s, now)
     contribution.committed_at = wall(report.committed_wall_s, now)
     contribution.weights_digest = clean_text(report.weights_digest, 64)
+
+
+def _cosine(report: RoundReport) -> float | None:
+    value = finite(report.cosine)
+    return value if value is not None and abs(value) <= 1 else None
 
 
 def _compare_digest(run: Run, row: Round, replica: Replica, digest: str) -> None:
