@@ -2,7 +2,7 @@
 
 Replicas' segments lie in a folder beforehand; what is measured is the ingest of the reconciler, as
 it is: segments read, parsed and checked, points and roll-ups merged, contributions, log lines and
-the cursor stored, a transaction per replica and tick. A value is one number of a series (loss,
+the cursors stored, a transaction per tick. A value is one number of a series (loss,
 learning rate, gradient norm, seconds of a step). *Live* ticks find one or two segments per replica,
 as when a run is watched; a *backlog* is worked off forty at a time. *Steps before* were stored
 earlier, so that series have roll-ups to keep up.
@@ -98,8 +98,11 @@ def name(replica: int) -> str:
     return f"00001-{replica:08x}"
 
 
-def measure(replicas: int, segments: int, steps: int, after: int, per_tick: int) -> float:
-    """Values per second until every segment is in the tables."""
+def measure(
+    replicas: int, segments: int, steps: int, after: int, per_tick: int
+) -> tuple[float, float]:
+    """Values per second until every segment is in the tables: by the clock, and by the processor
+    time of this process, which other work on the machine changes less."""
     from django.utils import timezone
 
     from runs.bucket import ingest
@@ -112,20 +115,21 @@ def measure(replicas: int, segments: int, steps: int, after: int, per_tick: int)
     write_segments(store, replicas, segments, steps, after)
     ingest.SEGMENTS_PER_TICK = per_tick
     seen = [(n, name(n)) for n in range(replicas)]
-    begun = time.perf_counter()
+    begun, spent = time.perf_counter(), time.process_time()
     for _ in range(-(-segments // per_tick)):
         run.refresh_from_db()
         ingest.ingest_telemetry(
             run, store, list(run.replicas.all()), seen,
             ended=frozenset(), now=timezone.now(), changes=Changes(),
         )  # fmt: skip
-    took = time.perf_counter() - begun
+    took, spent = time.perf_counter() - begun, time.process_time() - spent
     rows = MetricBlock.objects.filter(run=run, level=0, replica__isnull=False)
     stored = sum(rows.values_list("count", flat=True))
     expected = replicas * (segments * steps + after) * len(SERIES)
     if stored != expected:
         raise SystemExit(f"expected {expected} values in the tables, found {stored}")
-    return replicas * segments * steps * len(SERIES) / took
+    values = replicas * segments * steps * len(SERIES)
+    return values / took, values / spent
 
 
 def main() -> None:
@@ -147,20 +151,26 @@ def main() -> None:
 
         call_command("migrate", verbosity=0)
         print(f"{options.database}: {options.replicas} replicas, segments of {options.steps} steps")
-        print("\n| ticks | steps before | values/s (range) |\n| --- | ---: | ---: |")
+        print(f"load of the machine before: {os.getloadavg()[0]:.1f}")
+        print("\n| ticks | steps before | values/s (range) | per s of its processor time |")
+        print("| --- | ---: | ---: | ---: |")
         for label, per_tick in (
             ("backlog, 40 segments", 40),
             ("live, 2 segments", 2),
             ("live, 1 segment", 1),
         ):
             for after in (0, 100_000):
-                rates = sorted(
+                found = [
                     measure(options.replicas, options.segments, options.steps, after, per_tick)
                     for _ in range(options.repeat)
-                )
-                middle = rates[len(rates) // 2]
+                ]
+                rates, own = (sorted(column) for column in zip(*found, strict=True))
+                middle, of_own = rates[len(rates) // 2], own[len(own) // 2]
                 spread = f"{rates[0]:,.0f} to {rates[-1]:,.0f}"
-                print(f"| {label} | {after:,} | {middle:,.0f} ({spread}) |", flush=True)
+                print(
+                    f"| {label} | {after:,} | {middle:,.0f} ({spread}) | {of_own:,.0f} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -80,6 +80,9 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     if origin is tuple:
         if not isinstance(value, list):
             raise BadRecord(f"{where}: expected a list, found {type(value).__name__}")
+        # Columns of a segment are hundreds of numbers: looked at one by one only if any is odd.
+        if arguments[0] in (int, float) and set(map(type, value)) <= {arguments[0]}:
+            return tuple(value)
         return tuple(_read(arguments[0], item, where) for item in value)
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, dict):
