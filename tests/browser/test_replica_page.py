@@ -86,3 +86,46 @@ def test_one_that_was_never_launched(window: Window, site: Site) -> None:
     expect(chart).to_have_attribute("data-empty", "The curve begins with the first step")
     expect(page.get_by_role("heading", name="Last traceback")).to_have_count(0)
     window.shoot(page, "replica-none")
+
+
+OLD = """
+from django.utils import timezone
+from datetime import timedelta
+from runs.control import health
+from runs.models import Run
+ago = timedelta(seconds=health.STALE_RUN_S + 5 if {old} else 0)
+Run.objects.filter(pk={run!r}).update(last_seen_at=timezone.now() - ago)
+print((timezone.now()).isoformat())
+"""
+WORKER = """
+from runs import live
+from runs.control import health
+live.client().set(health.HEARTBEAT, {at})
+"""
+
+
+def test_what_is_shown_is_said_to_be_old(window: Window, site: Site) -> None:
+    run = make(site)
+    site.python(OLD.format(run=run, old=True))
+    page = window.open(f"/runs/{run}/replicas/2/")
+    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
+    stale = page.locator("[data-banner=stale]")
+    expect(stale).to_contain_text("have sent nothing")
+    window.shoot(page, "replica-stale", full=False)
+    now = site.python(OLD.format(run=run, old=False))
+    site.publish(run, run={"state": "running", "last_seen_at": now})
+    expect(stale).to_be_hidden()
+
+
+def test_no_worker_is_said_until_one_tells_something(window: Window, site: Site) -> None:
+    run = make(site)
+    try:
+        site.python(WORKER.format(at=1))
+        page = window.open(f"/runs/{run}/replicas/2/")
+        silent = page.locator("[data-banner=silent]")
+        expect(silent).to_contain_text("No worker is at work")
+        expect(page.locator(".conn")).to_have_attribute("data-state", "live")
+    finally:
+        site.python(WORKER.format(at=4e9))
+    site.publish(run, run={"state": "running"})
+    expect(silent).to_be_hidden()

@@ -80,3 +80,43 @@ def test_pictures(window: Window, site: Site, scheme: str) -> None:
         window.shoot(page, f"system-many-{width}-{scheme}")
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wide <= 0
+
+
+def test_the_table_of_replicas_has_the_newest_figures(window: Window, site: Site) -> None:
+    run = make(site, replicas=2)
+    page = window.open(f"/runs/{run}/?tab=replicas")
+    row = page.locator('[data-replicas="long"] tr[data-key="1"]')
+    shown = {name: row.locator(f'[data-c="{name}"]') for name in ("gpu", "gpu_memory", "net")}
+    expect(shown["gpu"]).to_have_text("83%")
+    expect(shown["gpu_memory"]).to_have_text("55.0 GB")
+    expect(shown["net"]).to_have_text("11.6 MB/s ↑  43.0 MB/s ↓")
+    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
+    rows = site.python(
+        "import json\nfrom runs.queries import fleet\nfrom runs.models import Run\n"
+        f"print(json.dumps(fleet.replica_rows(Run.objects.get(pk='{run}'))))"
+    )
+    import json
+
+    replicas = json.loads(rows)
+    replicas[1] |= {"gpu_busy": 0.31, "gpu_memory_bytes": None, "up_bytes_per_s": None}
+    site.publish(run, replicas=replicas)
+    expect(shown["gpu"]).to_have_text("31%")
+    expect(shown["gpu_memory"]).to_have_text("–")
+    expect(shown["net"]).to_have_text("43.0 MB/s ↓")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_figures_are_in_the_cards_of_a_telephone(
+    window: Window, site: Site, scheme: str
+) -> None:
+    name = "A run whose name is long " * 3
+    page = window.open(
+        f"/runs/{make(site, replicas=5, name=name)}/?tab=replicas", width=360, scheme=scheme
+    )
+    row = page.locator('[data-replicas="long"] tr[data-key="1"]')
+    for column in ("gpu", "gpu_memory", "net"):
+        expect(row.locator(f'[data-c="{column}"]')).to_be_visible()
+    window.shoot(page, f"replicas-narrow-{scheme}")
+    table = row.locator("xpath=ancestor::table")
+    assert table.evaluate("t => t.scrollWidth <= t.parentElement.clientWidth")
+    assert page.evaluate("document.documentElement.scrollWidth") == 360

@@ -92,10 +92,6 @@ export class RoundGrid {
     return this.#recent[i - older]?.contributions.filter((c) => c.state === "included").length ?? 0;
   }
 
-  committed() {
-    return this.store.run.committed_rounds;
-  }
-
   #of(round) {
     let codes = this.#codes.get(round);
     if (codes?.length === this.replicas.length) return codes;

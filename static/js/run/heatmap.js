@@ -104,7 +104,7 @@ export function heatmap(context, card) {
       const number = grid.number(Math.max(round(i), 0));
       const chosen = context.selected >= number && context.selected < number + lanes;
       if (chosen) frame(pen, at(i) - 1, top - 1, Math.max(x, 3), rows * y, cssColor("--accent"));
-      if (look.step > 1 ? i % every : number % every && !(number === 1 && every < 5)) continue;
+      if ((look.step > 1 ? i : number) % every) continue;
       pen.fillStyle = cssColor(chosen ? "--accent" : "--text-3");
       pen.fillText(String(number), at(i) + (x - GAP) / 2, 7);
     }
@@ -156,7 +156,7 @@ export function heatmap(context, card) {
 
   function speak() {
     if (!cursor) {
-      setText(say, grid.count ? `${grid.committed()} of ${store.run.total_rounds} rounds committed${large ? `; the strip shows who gave, of ${look.replicas.length}, the dashed line the quorum of ${store.run.quorum}` : ""}` : "No round yet");
+      setText(say, grid.count ? `${format.count(store.run.committed_rounds)} of ${format.count(store.run.total_rounds)} rounds committed${large ? `; the strip shows who gave, of ${look.replicas.length}, the dashed line the quorum of ${store.run.quorum}` : ""}` : "No round yet");
       return;
     }
     const i = Math.max(round(cursor.column, cursor.row % look.lanes), 0);

@@ -9,7 +9,7 @@ import { replicaDialog } from "./actions.js";
 import { money } from "./pools.js";
 
 const SHORT = ["state", "backend", "beat", "round", "step", "loss", "speed", "wait", "restarts"];
-const LONG = ["state", "phase", "deadline", "attempt", "restarts", "cost", "beat", "round", "behind", "step", "loss", "speed", "wait", "gpu", "gpu_memory", "net", "device"];
+const LONG = ["state", "phase", "beat", "round", "behind", "step", "loss", "speed", "wait", "gpu", "gpu_memory", "net", "restarts", "attempt", "deadline", "cost", "device"];
 const TITLE = {
   state: "State", backend: "Backend", phase: "Backend says", beat: "Last beat", round: "Round", step: "Step",
   loss: "Loss", speed: "Tokens/s", wait: "Waiting", gpu: "GPU", gpu_memory: "GPU memory", net: "Network", restarts: "Failures", device: "Device",

@@ -153,8 +153,8 @@ export function roundsTable(context, place) {
   const body = h("tbody");
   place.append(
     table("table.rounds-table.cards", "Rounds, newest first", ["Round", ...COLUMNS], body),
-    h("p.empty-s", {}, "No round has begun yet."),
-    h("p.table-more", {}, h("button.btn.btn-s", { type: "button", onclick: () => ((all = true), show()) })));
+    h("p.empty-s", { hidden: true }, "No round has begun yet."),
+    h("p.table-more", { hidden: true }, h("button.btn.btn-s", { type: "button", onclick: () => ((all = true), show()) })));
   const [shown, empty, more] = place.children;
   return (changed) => {
     if (!(changed.has("rounds") || (changed.has("tab") && context.page.dataset.tab === "rounds"))) return;

@@ -116,8 +116,8 @@ export function timeline(context, card) {
       pen.fillStyle = `${cssColor("--accent")}22`;
       pen.fillRect(Math.min(drag.from, drag.to), TOP, Math.abs(drag.to - drag.from), data.replicas * row);
     }
-    at.chart.toggleAttribute("data-empty", !data.replicas);
-    at.chart.dataset.empty = "The first bars appear when a round is committed";
+    if (data.replicas) delete at.chart.dataset.empty;
+    else at.chart.dataset.empty = "The first bars appear when a round is committed";
     timed("timeline drawn", begun);
   });
 
