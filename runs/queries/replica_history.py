@@ -17,6 +17,8 @@ from runs.states import ContributionState, RoundState
 
 ROUNDS = 50
 STRIP_WIDTH = 1000.0
+LINES = 2000
+"""That a traceback is looked for in; a replica may write millions."""
 TRACEBACK = "Traceback (most recent call last)"
 
 # What a console of the backend shows of a job; the names in a handle are the executors'.
@@ -149,9 +151,11 @@ def phase_strip(history: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def last_traceback(replica: Replica) -> dict[str, Any] | None:
-    """The newest of what it wrote through its telemetry, or of what its backend said of an end."""
+    """The newest of what it wrote through its telemetry (in its last :data:`LINES` lines), or of
+    what its backend said of an end."""
+    newest = LogLine.objects.filter(replica=replica).order_by("-id").values("pk")[:LINES]
     line = (
-        LogLine.objects.filter(replica=replica, message__contains=TRACEBACK).order_by("-id").first()
+        LogLine.objects.filter(pk__in=newest, message__contains=TRACEBACK).order_by("-id").first()
     )
     if line is not None:
         return {"text": line.message, "at": iso(line.at), "whence": "its telemetry"}

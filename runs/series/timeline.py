@@ -3,6 +3,7 @@
 Both read the strips of :mod:`runs.series.strips`, never the table of contributions, so 256 replicas
 and 5,000 rounds are a few thousand rows. Bars thinner than a pixel are not sent: they become a
 raster, in which a cell says how much of its time went to the largest part that is not computing.
+It is summed up some rounds at a time, so its memory does not grow with them.
 
 Times are wall-clock labels of several machines, good enough for a picture. Nothing is decided by
 them.
@@ -10,8 +11,9 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,8 @@ from runs.series.strips import GROUPS, OUTCOMES, TIMING, latenesses
 
 MAX_BARS = 5000
 """More than this many rounds of replicas in a window are a raster."""
+AT_ONCE = 250_000
+"""Contributions that are taken apart at a time: each takes some 200 bytes meanwhile."""
 MARGIN = 2
 """Rounds before and after a window whose bars may reach into it."""
 
@@ -52,6 +56,22 @@ class Bars:
     outcome: NDArray[np.uint8]
     started: NDArray[np.float64]
     phases: NDArray[np.float64]
+
+
+def _together(parts: Sequence[Bars]) -> Bars:
+    """One order for all: by replica, then by round."""
+    columns = {
+        name: np.concatenate([empty, *(getattr(part, name) for part in parts)])
+        for name, empty in (
+            ("number", np.zeros(0, dtype=np.int64)),
+            ("replica", np.zeros(0, dtype=np.int64)),
+            ("outcome", np.zeros(0, dtype=np.uint8)),
+            ("started", np.zeros(0)),
+            ("phases", np.zeros((0, DOWN))),
+        )
+    }
+    order = np.argsort(columns["replica"], kind="stable")
+    return Bars(**{name: column[order] for name, column in columns.items()})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,24 +146,37 @@ def timeline(run: Run, *, low: float | None, high: float | None, columns: int) -
     high = max(high, low + 1e-3)
     picked = _picked(commits, low, high)
     numbers = [row[0] for row in rows[picked]]
-    sheet = _sheet(run, numbers)
-    ends = sheet.started + sheet.phases.sum(axis=0)
-    inside = (sheet.started > 0) & (sheet.started < high) & (ends > low)
-    slowest, counted = _slowest(sheet, inside)
-    few = int(inside.sum()) <= MAX_BARS
+    raster, slow = Raster(low, high, columns), _Slowest()
+    bars: list[Bars] = []
+    waiting: list[Sheet] = []
+    total = replicas = 0
+    for sheet in _sheets(run, numbers):
+        ends = sheet.started + sheet.phases.sum(axis=0)
+        inside = (sheet.started > 0) & (sheet.started < high) & (ends > low)
+        slow.add(sheet, inside)
+        waiting.append(sheet)
+        replicas = max(replicas, len(sheet.started))
+        total += int(inside.sum())
+        bars = [*bars, sheet.bars(inside)] if total <= MAX_BARS else []
+        if total > MAX_BARS or len(waiting) > 1:  # a raster that may not be wanted takes its time
+            for one in waiting:
+                raster.add(one)
+            waiting = []
+    slowest, counted = slow.most()
+    few = total <= MAX_BARS
     return Timeline(
         low=low,
         high=high,
         first=first,
         last=last,
-        replicas=sheet.started.shape[0],
+        replicas=replicas,
         commits=[
             (row[0], float(at), str(row[1]))
             for row, at in zip(rows, commits, strict=True)
             if low <= at < high
         ],
-        bars=sheet.bars(inside) if few else None,
-        cells=None if few else raster(sheet, low, high, columns),
+        bars=_together(bars) if few else None,
+        cells=None if few else raster.cells(),
         slowest=slowest,
         counted=counted,
     )
@@ -164,15 +197,28 @@ def _picked(commits: NDArray[np.float64], low: float, high: float) -> slice:
     return slice(max(begin, 0), end)
 
 
-def _sheet(run: Run, numbers: Sequence[int]) -> Sheet:
-    rows = []
-    if numbers:
-        rows = list(
-            Round.objects.filter(run=run, number__gte=numbers[0], number__lte=numbers[-1])
-            .order_by("number")
-            .values_list("number", "outcomes", "timings")
-        )
-    size = max((len(strip) for _, strip, _ in rows), default=0)
+def _sheets(run: Run, numbers: Sequence[int]) -> Iterator[Sheet]:
+    """Of these rounds, :data:`AT_ONCE` contributions at a time. One query."""
+    if not numbers:
+        return
+    rows = (
+        Round.objects.filter(run=run, number__gte=numbers[0], number__lte=numbers[-1])
+        .order_by("number")
+        .values_list("number", "outcomes", "timings")
+        .iterator(chunk_size=200)
+    )
+    part: list[tuple[int, bytes, bytes]] = []
+    for row in rows:
+        part.append((row[0], bytes(row[1]), bytes(row[2])))
+        if len(part) * len(row[1]) >= AT_ONCE:
+            yield _sheet(part)
+            part = []
+    if part:
+        yield _sheet(part)
+
+
+def _sheet(rows: Sequence[tuple[int, bytes, bytes]]) -> Sheet:
+    size = max(len(strip) for _, strip, _ in rows)
     outcome = np.zeros((len(rows), size), dtype=np.uint8)
     timing = np.zeros((len(rows), size), dtype=TIMING)
     for i, (_, one, two) in enumerate(rows):
@@ -189,47 +235,106 @@ def _sheet(run: Run, numbers: Sequence[int]) -> Sheet:
     )
 
 
-def _slowest(sheet: Sheet, inside: NDArray[np.bool_]) -> tuple[tuple[int, int] | None, int]:
+@dataclass
+class _Slowest:
     """Who gave last, per round: computing and uploading done, the others wait for it."""
-    given = inside & (sheet.outcome == OUTCOMES.index("included"))
-    counted = given.any(axis=0)
-    if not counted.any():
-        return None, 0
-    done = np.where(given, sheet.started + sheet.phases[0] + sheet.phases[1], -np.inf)
-    counts = np.bincount(done[:, counted].argmax(axis=0))
-    return (int(counts.argmax()), int(counts.max())), int(counted.sum())
+
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def add(self, sheet: Sheet, inside: NDArray[np.bool_]) -> None:
+        given = inside & (sheet.outcome == OUTCOMES.index("included"))
+        counted = given.any(axis=0)
+        if not counted.any():
+            return
+        done = np.where(given, sheet.started + sheet.phases[0] + sheet.phases[1], -np.inf)
+        last = done[:, counted].argmax(axis=0)
+        size = max(len(self.counts), len(given))
+        self.counts = _grown(self.counts, size) + np.bincount(last, minlength=size)
+
+    def most(self) -> tuple[tuple[int, int] | None, int]:
+        if not self.counts.any():
+            return None, 0
+        return (int(self.counts.argmax()), int(self.counts.max())), int(self.counts.sum())
 
 
-def raster(sheet: Sheet, low: float, high: float, columns: int) -> NDArray[np.uint8]:
+def raster(sheets: Iterable[Sheet], low: float, high: float, columns: int) -> NDArray[np.uint8]:
     """A row of cells per replica: :data:`BLANK`, or the largest part that is not computing and its
-    share of the cell's time."""
-    edges = np.linspace(low, high, columns + 1)
-    width = (high - low) / columns
-    cells = np.full((len(sheet.started), columns), BLANK, dtype=np.uint8)
-    groups = [group for group in range(DOWN) if sheet.phases[group].any()]
-    for replica, started in enumerate(sheet.started):
-        known = started > 0
-        if not known.any():
-            continue
-        begins = started[known]
-        first = begins[0]
-        shares = np.zeros((DOWN + 1, columns))
-        for group in groups:
-            took = sheet.phases[group, replica][known]
-            ends = begins + took
-            knots = np.empty(2 * len(took))
-            knots[0::2], knots[1::2] = begins, ends
-            np.maximum.accumulate(knots, out=knots)  # rounds may overlap
-            spent = np.empty(2 * len(took))
-            spent[1::2] = np.cumsum(took)
-            spent[0::2] = spent[1::2] - took
-            shares[group] = np.diff(np.interp(edges, knots, spent)) / width
-            begins = ends
-        alive = (edges[1:] > first) & (edges[:-1] < begins.max())
-        shares[DOWN] = np.clip(1 - shares[:DOWN].sum(axis=0), 0, 1)
-        rest = shares[1:]
-        kind = rest.argmax(axis=0)
-        share = np.clip(np.take_along_axis(rest, kind[None], axis=0)[0], 0, 1)
-        cell = (kind + 1) * 16 + np.rint(share * LEVELS).astype(int)
-        cells[replica, alive] = cell[alive]
-    return cells
+    share of the cell's time. ``sheets`` are consecutive rounds."""
+    made = Raster(low, high, columns)
+    for sheet in sheets:
+        made.add(sheet)
+    return made.cells()
+
+
+class Raster:
+    """What of each cell's time went where, summed up sheet by sheet."""
+
+    def __init__(self, low: float, high: float, columns: int) -> None:
+        self.edges = np.linspace(low, high, columns + 1)
+        self.width = (high - low) / columns
+        self.shares = np.zeros((0, DOWN, columns))
+        self.first = np.zeros(0)
+        self.last = np.zeros(0)
+        self.over = np.zeros((0, DOWN))
+        """Until when a group's time is counted: rounds may overlap."""
+
+    def add(self, sheet: Sheet) -> None:
+        size = max(len(self.first), len(sheet.started))
+        self.shares, self.over = _grown(self.shares, size), _grown(self.over, size)
+        self.first, self.last = _grown(self.first, size, np.inf), _grown(self.last, size, -np.inf)
+        groups = [group for group in range(DOWN) if sheet.phases[group].any()]
+        for replica, started in enumerate(sheet.started):
+            known = started > 0
+            if not known.any():
+                continue
+            begins = started[known]
+            self.first[replica] = min(self.first[replica], begins[0])
+            for group in groups:
+                took = sheet.phases[group, replica][known]
+                ends = begins + took
+                self._spend(replica, group, begins, ends, took)
+                begins = ends
+            self.last[replica] = max(self.last[replica], begins.max())
+
+    def _spend(
+        self,
+        replica: int,
+        group: int,
+        begins: NDArray[np.float64],
+        ends: NDArray[np.float64],
+        took: NDArray[np.float64],
+    ) -> None:
+        knots = np.empty(2 * len(took))
+        knots[0::2], knots[1::2] = begins, ends
+        knots[0] = max(knots[0], self.over[replica, group])
+        np.maximum.accumulate(knots, out=knots)
+        self.over[replica, group] = knots[-1]
+        spent = np.empty(2 * len(took))
+        spent[1::2] = np.cumsum(took)
+        spent[0::2] = spent[1::2] - took
+        # Only the columns that these rounds reach into.
+        begin = max(int(np.searchsorted(self.edges, knots[0], side="right")) - 1, 0)
+        end = int(np.searchsorted(self.edges, knots[-1])) + 1
+        within = np.interp(self.edges[begin:end], knots, spent)
+        self.shares[replica, group, begin : begin + len(within) - 1] += (
+            np.diff(within) / self.width if len(within) > 1 else 0
+        )
+
+    def cells(self) -> NDArray[np.uint8]:
+        cells = np.full((len(self.first), len(self.edges) - 1), BLANK, dtype=np.uint8)
+        for replica, shares in enumerate(self.shares):
+            begun, over = self.edges[1:] > self.first[replica], self.edges[:-1] < self.last[replica]
+            alive = begun & over
+            down = np.clip(1 - shares.sum(axis=0), 0, 1)
+            rest = np.concatenate([shares[1:], down[None]])
+            kind = rest.argmax(axis=0)
+            share = np.clip(np.take_along_axis(rest, kind[None], axis=0)[0], 0, 1)
+            cell = (kind + 1) * 16 + np.rint(share * LEVELS).astype(int)
+            cells[replica, alive] = cell[alive]
+        return cells
+
+
+def _grown(array: NDArray[Any], size: int, fill: float = 0) -> NDArray[Any]:
+    """With rows for so many replicas: a later strip may know of more."""
+    more = np.full((size - len(array), *array.shape[1:]), fill, dtype=array.dtype)
+    return np.concatenate([array, more]) if len(more) else array

@@ -225,7 +225,7 @@ def test_a_raster_is_true_to_the_bars() -> None:
         numbers=np.array([1, 2]), outcome=np.full((3, 2), 2, dtype=np.uint8), phases=phases,
         started=np.array([[100.0, 112.0], [103.0, 0.0], [0.0, 0.0]]),
     )  # fmt: skip
-    cells = timeline.raster(sheet, 100.0, 120.0, 10)
+    cells = timeline.raster([sheet], 100.0, 120.0, 10)
     wait, apply_, down = 2, 3, timeline.DOWN
     expected = [
         {}, {}, {1: 0.5, wait: 0.5}, {wait: 0.5, apply_: 0.5}, {down: 1}, {down: 1},
@@ -241,6 +241,20 @@ def test_a_raster_is_true_to_the_bars() -> None:
             assert (cell & 15) / 15 == pytest.approx(parts[cell >> 4], abs=0.05)
     assert (cells[1, 2:6] & 15 == 0).all()
     assert (cells[2] == timeline.BLANK).all()
+
+
+@pytest.mark.parametrize("bars", [20, 5000])
+def test_a_timeline_is_the_same_however_few_rounds_are_read_at_once(
+    client: Client, run: Run, monkeypatch: pytest.MonkeyPatch, bars: int
+) -> None:
+    monkeypatch.setattr(timeline, "MAX_BARS", bars)
+    for row in Round.objects.filter(run=run, number__lt=4):  # as if the fourth had come later
+        row.outcomes, row.timings = bytes(row.outcomes)[:3], bytes(row.timings)[: 3 * 44]
+        row.save()
+    whole = ask(client, run, "run-timeline", columns=90)
+    monkeypatch.setattr(timeline, "AT_ONCE", 1)
+    assert ask(client, run, "run-timeline", columns=90) == whole
+    assert (whole["bars"] is None) == (bars == 20)
 
 
 @pytest.mark.parametrize("name", ["run-series", "run-heatmap", "run-timeline"])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from runs.models import Contribution, LogLine, ReplicaAttempt, Round
+from runs.queries import replica_history
 from runs.queries.replica_history import (
     bandwidth,
     console_url,
@@ -95,6 +96,18 @@ def test_the_newest_traceback_of_its_own_or_of_the_backend(replica: Any) -> None
     found = last_traceback(replica)
     assert found is not None and found["text"] == seed_usage.TRACEBACK
     assert other.message not in found["text"]
+
+
+def test_a_traceback_is_looked_for_in_the_newest_lines_alone(
+    replica: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed_usage.broke(replica.run, 1)
+    lines = LogLine.objects.filter(replica=replica).order_by("id")
+    after = lines.filter(pk__gte=lines.get(message=seed_usage.TRACEBACK).pk).count()
+    monkeypatch.setattr(replica_history, "LINES", after)
+    assert last_traceback(replica) is not None
+    monkeypatch.setattr(replica_history, "LINES", after - 1)
+    assert last_traceback(replica) is None
 
 
 @pytest.mark.parametrize(
