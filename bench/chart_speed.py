@@ -66,6 +66,8 @@ def bare(name, replicas, rounds):
 one = bare("One", 1, 0); losses(one, MILLION)
 four = bare("Four", 4, 0); losses(four, MILLION // 4)
 wide = bare("Wide", WIDE, ROUNDS); losses(wide, 2000)
+wide.group_settings["num_fragments"] = 4
+wide.save()
 numbers = np.arange(WIDE)
 random_ = np.random.default_rng(2)
 begun = wide.first_step_at.timestamp()
@@ -74,6 +76,9 @@ for number in range(1, ROUNDS + 1):
     outcome = np.full(WIDE, 2, dtype="u1")
     outcome[random_.random(WIDE) < 0.01] = 3
     outcome[random_.random(WIDE) < 0.002] = 0
+    outcome[random_.random(WIDE) < 0.002] = strips.HEALING
+    late = np.flatnonzero(outcome == 3)
+    lateness = np.array([(n, 2.5) for n in late], dtype=strips.LATE)
     timing = np.zeros(WIDE, dtype=strips.TIMING)
     timing["started"] = begun + (number - 1) * 40 + random_.random(WIDE)
     compute = 30 + random_.random(WIDE) * 4
@@ -81,11 +86,12 @@ for number in range(1, ROUNDS + 1):
         [compute, compute * 0 + 1, 36 - compute, compute * 0 + 2, compute * 0], axis=1)
     timing["norm"] = 1 / number**0.5 + random_.random(WIDE) * 0.1
     timing["update_norm"] = 0.5 / number**0.5
-    timing[outcome == 0] = 0
+    timing[(outcome == 0) | (outcome == strips.HEALING)] = 0
     at = datetime.datetime.fromtimestamp(begun + number * 40, datetime.UTC)
     rows.append(models.Round(
         run=wide, number=number, state="committed", contributors=int((outcome == 2).sum()),
         committed_at=at, tokens_total=number * 200 * 4096 * WIDE,
+        fragment=(number - 1) % 4, lateness=lateness.tobytes(),
         outcomes=outcome.tobytes(), timings=timing.tobytes()))
 models.Round.objects.bulk_create(rows, batch_size=200)
 rollups.add_points(wide, None, strips.curves(wide, rows), key="round")
@@ -235,10 +241,14 @@ def drawn(url: str, session: str, one: str, four: str, wide: str, repeat: int) -
         page.goto(f"/runs/{wide}/?tab=rounds")
         fresh(page, "heatmap drawn large", None)
         page.wait_for_timeout(1500)
-        for name, act in (
-            ("heatmap of 256 x 5,000, a frame of scrolling", SCROLL),
-            ("heatmap, all rounds at once, a frame", None),
+        for name, act, split in (
+            ("heatmap of 256 x 5,000, a frame of scrolling", SCROLL, "all"),
+            ("heatmap, all rounds at once, a frame", None, "all"),
+            ("heatmap, one fragment of 4, all its rounds, a frame", None, "2"),
+            ("heatmap, a lane per fragment, all rounds, a frame", None, "lanes"),
         ):
+            page.locator("[data-split]").select_option(split)
+            page.wait_for_timeout(300)
             if act is None:
                 page.get_by_role("button", name="All rounds").click()
                 page.wait_for_timeout(300)
