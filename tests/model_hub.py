@@ -1,14 +1,16 @@
 """The part of the Hugging Face hub's HTTP API that models use, for tests.
 
 No such server is to be had as a package. It keeps the files of one model in memory;
-``islands/gated`` is gated, any other name is absent. Commits carry all files in themselves. Left
-out: data sets (see :mod:`tests.hub_server`), large-file transfers, branches.
+``islands/gated`` is gated, ``others`` can be read, any other name is absent. Commits carry all
+files in themselves. Left out: data sets (see :mod:`tests.hub_server`), large-file transfers,
+branches.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ class ModelHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.files: dict[str, bytes] = {}
+        self.others: dict[str, dict[str, bytes]] = {}
         self.created: list[dict[str, object]] = []
 
     @property
@@ -73,12 +76,41 @@ class Handler(BaseHTTPRequestHandler):
                     self.server.files[line["value"]["path"]] = content
             url = f"{self.server.url}/{REPO}/commit/{1:040x}"
             self._answer(200, {"success": True, "commitUrl": url, "commitOid": f"{1:040x}"})
+        elif (found := self._other(path)) is not None:
+            self._file(found)
+        elif (listed := self._listed(path)) is not None:
+            self._answer(200, listed)
         elif path in (api, f"{api}/revision/main"):
             self._answer(200, {"id": REPO, "sha": f"{0:040x}", "siblings": []})
         elif path == "/api/validate-yaml":
             self._answer(200, {"errors": [], "warnings": []})
         else:
             self._answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+
+    def _other(self, path: str) -> bytes | None:
+        """A file of another repository: ``/<repository>/resolve/main/<file>``."""
+        repository, _, rest = path[1:].partition("/resolve/")
+        return self.server.others.get(repository, {}).get(rest.partition("/")[2])
+
+    def _listed(self, path: str) -> dict[str, object] | list[object] | None:
+        repository = path.removeprefix("/api/models/").partition("/revision/")[0]
+        tree, _, _ = repository.partition("/tree/")
+        if tree not in self.server.others:
+            return None
+        names = sorted(self.server.others[tree])
+        if "/tree/" in path:
+            return [{"type": "file", "path": name, "oid": "0" * 40, "size": 1} for name in names]
+        siblings = [{"rfilename": name} for name in names]
+        return {"id": tree, "sha": f"{2:040x}", "siblings": siblings}
+
+    def _file(self, content: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("X-Repo-Commit", f"{2:040x}")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def _answer(self, status: int, content: object, headers: dict[str, str] | None = None) -> None:
         body = json.dumps(content).encode()

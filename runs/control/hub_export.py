@@ -1,9 +1,9 @@
 """A checkpoint of a run as a model on the Hugging Face Hub.
 
-What lies in the bucket is uploaded as it is: the weights (``model.safetensors``), of final weights
-their ``config.json`` as well, and a model card that says where they come from. No torch is needed,
-and nothing is turned into a model on the way, so a directory that ``from_pretrained`` loads, with
-its tokenizer, is still ``python -m diloco.export``'s business; the card says so.
+Of a model of Transformers (the ``huggingface`` workload) it is what ``from_pretrained`` loads:
+weights, config and tokenizer (:mod:`runs.control.hub_model`), and the card says what of that could
+not be had. Of anything else it is what lies in the bucket: the weights (``model.safetensors``) and,
+of final weights, their ``config.json``. A model card says where they come from. No torch is needed.
 
 Weights go through a temporary file, because the Hub wants their digest before their bytes; the disk
 must have room for them. API: https://huggingface.co/docs/huggingface_hub/guides/upload
@@ -15,7 +15,7 @@ import json
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.contrib.auth.models import User
 
@@ -25,12 +25,17 @@ from executors.base import ExecutorError
 from runs.bucket.objects import NotWhatItWas, fetch
 from runs.bucket.results import read_final
 from runs.bucket.stores import store_for
+from runs.control import hub_model
+from runs.control.hub_model import Extra, Source
 from runs.credentials import CannotOpen
 from runs.credentials.vault import open_credential
 from runs.exceptions import CannotDo
 from runs.models import Checkpoint, Credential, Event, Run
 from runs.queue import enqueue
 from runs.transitions import clean_text, record_event
+
+if TYPE_CHECKING:
+    from executors.hf_hub import Hub
 
 TOKEN = "HF_TOKEN"  # noqa: S105 -- the name of a variable
 KIND = "hub_export"
@@ -98,18 +103,25 @@ def _upload(
     hub = Hub(
         token=secrets[TOKEN], endpoint=secrets.get("HF_ENDPOINT") or None, patience_s=PATIENCE_S
     )
-    manifest = read_final(store) if checkpoint.final else None
+    # A checkpoint's run may have final weights, whose config is of the same model.
+    manifest = read_final(store)
+    workload = hub_model.workload_of(checkpoint)
+    if workload is None and not checkpoint.final:
+        manifest = None
     with tempfile.TemporaryDirectory(prefix="archipelago-hub-") as folder:
         path = Path(folder) / "model.safetensors"
-        with path.open("wb") as file:
-            fetch(
-                store, checkpoint.key, file,
-                size_bytes=checkpoint.size_bytes, sha256=checkpoint.digest,
-            )  # fmt: skip
+        hub_model.fetch_weights(store, checkpoint, path, as_model=workload is not None)
         files: dict[str, Any] = {"model.safetensors": path}
-        if manifest is not None:
-            files["config.json"] = _config(store, manifest)
-        files["README.md"] = card(checkpoint, repository, config=manifest is not None).encode()
+        config = None if manifest is None else _config(store, manifest)
+        extra = Extra(files={} if config is None else {"config.json": config})
+        if workload is not None:
+            source = _source(hub, Path(folder) / "from", list(secrets.values()))
+            extra = hub_model.extra_files(workload, config, source, tuple(secrets.values()))
+        files |= extra.files
+        model = None if workload is None else extra
+        files["README.md"] = card(
+            checkpoint, repository, config="config.json" in files, model=model
+        ).encode()
         with hub.calling(list(secrets.values())) as api:
             api.create_repo(repository, private=private or None, exist_ok=True)
             done = api.create_commit(
@@ -117,7 +129,28 @@ def _upload(
                 [CommitOperationAdd(name, content) for name, content in files.items()],
                 commit_message=f"Weights of {_line(checkpoint.run.name)}: {checkpoint}",
             )
-    return str(done.repo_url)
+    address = str(done.repo_url)
+    missing = f"; without {', '.join(extra.missing)}" if extra.missing else ""
+    return address + missing
+
+
+def _source(hub: Hub, folder: Path, hidden: list[str]) -> Source:
+    """The Hub as the place of base models and tokenizers, with the same token."""
+
+    def names(repository: str, revision: str) -> list[str]:
+        with hub.calling(hidden) as api:
+            return list(api.list_repo_files(repository, revision=revision or None))
+
+    def get(repository: str, revision: str, file: str) -> Path:
+        with hub.calling(hidden) as api:
+            return Path(
+                api.hf_hub_download(
+                    repository, file, revision=revision or None,
+                    local_dir=folder / repository.replace("/", "--"),
+                )
+            )  # fmt: skip
+
+    return Source(names=names, get=get)
 
 
 def _config(store: Store, manifest: FinalManifest) -> bytes:
@@ -135,8 +168,11 @@ def _config(store: Store, manifest: FinalManifest) -> bytes:
         return file.read()
 
 
-def card(checkpoint: Checkpoint, repository: str, *, config: bool) -> str:
-    """The model card: https://huggingface.co/docs/hub/model-cards"""
+def card(
+    checkpoint: Checkpoint, repository: str, *, config: bool, model: Extra | None = None
+) -> str:
+    """The model card: https://huggingface.co/docs/hub/model-cards. ``model``: one of Transformers,
+    with what else was uploaded."""
     run: Run = checkpoint.run
     settings = run.group_settings
     loss = run.eval_loss if checkpoint.final else None
@@ -147,19 +183,32 @@ def card(checkpoint: Checkpoint, repository: str, *, config: bool) -> str:
         "Inner steps per round": settings["sync_every"],
         "Codec": settings["codec"],
         "Evaluation loss": f"{loss:.4f} (newest, round {run.eval_round})" if loss else "not given",
-        "SHA-256 of model.safetensors": f"`{checkpoint.digest}`",
+        "SHA-256 in the run's bucket": f"`{checkpoint.digest}`",
     }
-    model = json.dumps(run.workload, indent=2, sort_keys=True)
+    if model is not None:
+        said = [
+            "`AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load this."
+            if not model.missing
+            else f"Not uploaded: {_line('; '.join(model.missing))}. Add it, or let"
+            " `python -m diloco.export` make a whole directory.",
+            "The tensors are the bucket's; beside them the file's header says `format: pt`.",
+        ]
+    else:
+        said = [
+            "The files are those of the run's bucket, byte for byte"
+            + (" (`config.json` as well)." if config else "; a checkpoint has no `config.json`."),
+            "It is no model of the `huggingface` workload, so `from_pretrained` does not load it.",
+        ]
+    told = json.dumps(run.workload, indent=2, sort_keys=True)
     lines = [
-        "---", "library_name: safetensors", "tags:", "- diloco", "---",
+        "---", f"library_name: {'safetensors' if model is None else 'transformers'}",
+        *([] if model is None else ["pipeline_tag: text-generation"]),
+        "tags:", "- diloco", "---",
         f"# {_line(repository)}", "",
         "Trained with DiLoCo: replicas that share a bucket exchange pseudo-gradients.", "",
         "| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items()), "",
-        "The files are those of the run's bucket, byte for byte"
-        + (" (`config.json` as well)." if config else "; a checkpoint has no `config.json`."),
-        "A directory with a tokenizer that Transformers' `from_pretrained` loads is made by",
-        "`python -m diloco.export` where the run's model is one of Transformers.", "",
-        "The workload:", "", "```json", model.replace("`", "'"), "```", "",
+        *said, "",
+        "The workload:", "", "```json", told.replace("`", "'"), "```", "",
     ]  # fmt: skip
     return "\n".join(lines)
 

@@ -94,7 +94,9 @@ def test_a_checkpoint_has_no_config_and_the_card_says_so(world: Any, hub: ModelH
     hub.files.clear()
     assert upload(checkpoint(world), credential(world, hub.url)).startswith("info: checkpoint @ 7")
     assert set(hub.files) == {"model.safetensors", "README.md"}
-    assert "has no `config.json`" in hub.files["README.md"].decode()
+    card = hub.files["README.md"].decode()
+    assert "has no `config.json`" in card
+    assert "`from_pretrained` does not load it" in card
 
 
 def test_what_goes_wrong_is_an_event_without_the_token(world: Any, hub: ModelHub) -> None:
