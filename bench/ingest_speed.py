@@ -2,8 +2,8 @@
 
 Replicas' segments lie in a folder beforehand; what is measured is the ingest of the reconciler, as
 it is: segments read, parsed and checked, points and roll-ups merged, contributions, log lines and
-the cursors stored, a transaction per tick. A value is one number of a series (loss,
-learning rate, gradient norm, seconds of a step). *Live* ticks find one or two segments per replica,
+the cursors stored, a transaction per tick. A value is one number of a series (loss, learning rate,
+gradient norm, seconds of a step). *Live* ticks find one or two segments per replica,
 as when a run is watched; a *backlog* is worked off forty at a time. *Steps before* were stored
 earlier, so that series have roll-ups to keep up.
 
@@ -102,9 +102,10 @@ def measure(
     replicas: int, segments: int, steps: int, after: int, per_tick: int
 ) -> tuple[float, float]:
     """Values per second until every segment is in the tables: by the clock, and by the processor
-    time of this process, which other work on the machine changes less."""
+    time of this process and its database."""
     from django.utils import timezone
 
+    from bench.processor import spent_s
     from runs.bucket import ingest
     from runs.bucket.reading import Changes
     from runs.bucket.stores import store_for
@@ -115,14 +116,14 @@ def measure(
     write_segments(store, replicas, segments, steps, after)
     ingest.SEGMENTS_PER_TICK = per_tick
     seen = [(n, name(n)) for n in range(replicas)]
-    begun, spent = time.perf_counter(), time.process_time()
+    begun, spent = time.perf_counter(), spent_s()
     for _ in range(-(-segments // per_tick)):
         run.refresh_from_db()
         ingest.ingest_telemetry(
             run, store, list(run.replicas.all()), seen,
             ended=frozenset(), now=timezone.now(), changes=Changes(),
         )  # fmt: skip
-    took, spent = time.perf_counter() - begun, time.process_time() - spent
+    took, spent = time.perf_counter() - begun, spent_s() - spent
     rows = MetricBlock.objects.filter(run=run, level=0, replica__isnull=False)
     stored = sum(rows.values_list("count", flat=True))
     expected = replicas * (segments * steps + after) * len(SERIES)
@@ -152,7 +153,7 @@ def main() -> None:
         call_command("migrate", verbosity=0)
         print(f"{options.database}: {options.replicas} replicas, segments of {options.steps} steps")
         print(f"load of the machine before: {os.getloadavg()[0]:.1f}")
-        print("\n| ticks | steps before | values/s (range) | per s of its processor time |")
+        print("\n| ticks | steps before | values/s (range) | per s of processor time |")
         print("| --- | ---: | ---: | ---: |")
         for label, per_tick in (
             ("backlog, 40 segments", 40),
