@@ -11,11 +11,11 @@ one per tensor.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from diloco.codecs import Codec
 from diloco.rendezvous.geometry import Span
 from diloco.wire import slices
 
@@ -24,22 +24,18 @@ PIECE = 2**16
 
 
 @torch.no_grad()
-def cosine_to_mean(own: Tensor, mean: Tensor, codec: Codec) -> float | None:
+def cosine_to_mean(own: Callable[[Span], Tensor], mean: Tensor) -> float | None:
     """``own·mean / (|own| |mean|)`` over all elements of a fragment; None where either has no
     direction (zero) or a length that is not a number.
 
-    ``own`` (n,) fp32 is what this replica contributed, before it was encoded; what counts is the
-    *decoded* payload, as everybody else has summed it, so it is encoded and decoded again slice by
-    slice. ``mean`` (n,) fp32 is the merged pseudo-gradient as the outer step takes it: past the
-    reduced codec and, under RDA, with its lengths. Sums are fp64; neither vector is changed, and
-    the memory taken is a few slices.
+    ``own`` gives the elements of a slice of what this replica contributed, as its payload *decodes*
+    and everybody else has summed it; not of the vector before it was encoded. ``mean`` (n,) fp32 is
+    the merged pseudo-gradient as the outer step takes it: past the reduced codec and, under RDA,
+    with its lengths. Sums are fp64; nothing is changed, and the memory taken is a few slices.
     """
     dot = squares = mean_squares = 0.0
-    as_it_is = codec.name == "fp32"
-    for where in slices(Span(0, own.numel()), own.numel()):
-        sent = own[where.start : where.stop]
-        if not as_it_is:
-            sent = codec.decode(codec.encode(sent), where.numel)
+    for where in slices(Span(0, mean.numel()), mean.numel()):
+        sent = own(where)
         merged = mean[where.start : where.stop]
         for one, other in zip(torch.split(sent, PIECE), torch.split(merged, PIECE), strict=True):
             x, y = one.double(), other.double()

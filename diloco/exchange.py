@@ -204,9 +204,8 @@ class Exchange:
         )
         data = record.to_bytes()
         timings.time("upload", lambda: self._store.put(keys.contribution_record(*where), data))
-        return Sent(
-            record=record, own=Own(identity=self._identity, digest=packing.digest, vector=vector)
-        )
+        own = Own(identity=self._identity, digest=packing.digest, vector=vector, body=packing.body)
+        return Sent(record=record, own=own)
 
     def replay(self, commit: Commit) -> Merged | None:
         """The merged mean of a round that was committed without this replica; None if void.
@@ -336,7 +335,7 @@ class Exchange:
         if own is None or not any(map(own.made, plan.contributions)):
             return None
         start_s = self._clock.monotonic()
-        cosine = cosine_to_mean(own.vector, merged.vector, self._codec)
+        cosine = cosine_to_mean(lambda where: own.decoded(where, self._codec), merged.vector)
         course.timings.add("reduce", self._clock.monotonic() - start_s)
         return cosine
 

@@ -9,7 +9,7 @@ name; the round is then void.
 
 Memory: the merged fragment, and parts on their way. Shards are reduced in their place in it, parts
 are decoded slice by slice, and what this replica itself contributed is encoded anew from its
-gradient instead of being kept twice.
+gradient instead of being kept twice, unless it is much smaller.
 """
 
 from __future__ import annotations
@@ -68,15 +68,26 @@ class Merged:
 @dataclass(frozen=True, kw_only=True)
 class Own:
     """What this replica contributed: who it is, the digest of its payload and the vector it
-    encoded. A plan's line is this one only if both agree: whoever writes a digest may copy it."""
+    encoded, with the payload's ``body`` if it is small. A plan's line is this one only if identity
+    and digest agree: whoever writes a digest may copy it."""
 
     identity: Identity
     digest: str
     vector: Tensor
+    body: Tensor | None = None
 
     def made(self, planned: PlannedContribution) -> bool:
         who = Identity(replica=planned.replica, incarnation=planned.incarnation)
         return (who, planned.digest) == (self.identity, self.digest)
+
+    def decoded(self, where: Span, codec: Codec) -> Tensor:
+        """Its elements ``where`` (whole blocks), as everybody else decodes them."""
+        if self.body is None:
+            body = codec.encode(self.vector[where.start : where.stop])
+        else:
+            start = codec.encoded_bytes(where.start)
+            body = self.body[start : start + codec.encoded_bytes(where.numel)]
+        return codec.decode(body, where.numel)
 
 
 class Meter:
@@ -307,8 +318,7 @@ class Reducer:
 
     def _own_part(self, own: Own, part: Span, numel: int) -> Iterator[tuple[Span, Tensor]]:
         for where in slices(part, numel):
-            piece = own.vector[where.start : where.stop]
-            yield where, self._codec.decode(self._codec.encode(piece), where.numel)
+            yield where, own.decoded(where, self._codec)
 
     def _add(
         self,

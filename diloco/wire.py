@@ -40,6 +40,10 @@ SLICE = 2**18
 """Elements encoded, or decoded and summed, at a time: they stay in a core's cache."""
 
 
+KEPT_SHARE = 32
+"""A payload that is smaller than its vector by this factor is kept by who made it."""
+
+
 class BadPayload(ValueError):
     """A payload is truncated, damaged, or not the one the plan names."""
 
@@ -82,7 +86,8 @@ class Packing:
 
     ``vector`` (numel,) fp32 on the CPU is left unchanged; ``slots`` are the fragment's tensors.
     When :meth:`parts` has been exhausted, ``checksums``, ``norms`` (of the decoded tensors),
-    ``norm`` (of all of them) and ``encode_s`` are known. It may be called again for another try.
+    ``norm`` (of all of them) and ``encode_s`` are known, and ``body`` if it is small: encoding
+    costs more than keeping it then. It may be called again for another try.
     """
 
     def __init__(
@@ -99,6 +104,7 @@ class Packing:
         self.size_bytes = HEADER_BYTES + codec.encoded_bytes(info.numel)
         self.checksums = ""
         self.norms: tuple[float, ...] = ()
+        self.body: Tensor | None = None
         self._vector = vector
         self._codec = codec
         self._slots = slots
@@ -131,6 +137,8 @@ class Packing:
     def _pieces(self) -> Iterator[bytes | memoryview]:
         squares = [0.0] * len(self._slots)
         checksums: list[str] = []
+        is_small = self._codec.encoded_bytes(self.info.numel) * KEPT_SHARE < 4 * self.info.numel
+        kept: list[Tensor] = []
         block = block_elements(self.info.numel)
         first = self._slots[0].offset
         yield header(self.info)
@@ -139,6 +147,8 @@ class Packing:
             started_s = self._clock.monotonic()
             body = self._codec.encode(self._vector[where.start : where.stop])
             piece = raw(body)
+            if is_small:
+                kept.append(body)
             checksums += [
                 checksum(piece[offset : offset + block_bytes])
                 for offset in range(0, len(piece), block_bytes)
@@ -151,6 +161,7 @@ class Packing:
             yield piece
         self.checksums = "".join(checksums)
         self.norms = tuple(square**0.5 for square in squares)
+        self.body = torch.cat(kept) if kept else None
 
 
 def slices(span: Span, numel: int) -> Iterator[Span]:

@@ -15,19 +15,25 @@ from torch import Tensor, nn
 from diloco.alignment import PIECE, cosine_to_mean
 from diloco.codecs import get_codec
 from diloco.layout import Layout
-from diloco.reduce import Reducer
+from diloco.reduce import Own, Reducer
 from diloco.rendezvous import geometry, keys
 from diloco.rendezvous.clock import SystemClock
-from diloco.rendezvous.geometry import HEADER_BYTES
+from diloco.rendezvous.geometry import HEADER_BYTES, Span
+from diloco.rendezvous.records import Identity
 from diloco.rendezvous.telemetry import RoundReport, Segment
 
 MakeGroup = Callable[..., Any]
+ME = Identity(replica=0, incarnation="00001-00000000")
 CODECS = ("fp32", "bf16", "int8", "e3m0", "topk")
 
 
 def cosine(x: Tensor, y: Tensor) -> float:
     a, b = x.double().numpy(), y.double().numpy()
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+
+
+def whole(vector: Tensor) -> Callable[[Span], Tensor]:
+    return lambda where: vector[where.start : where.stop]
 
 
 # -- the sum itself --------------------------------------------------------------------------------
@@ -41,7 +47,8 @@ def test_it_is_the_cosine_of_the_decoded_payload(codec: str, numel: int) -> None
     mean = 0.5 * own + noise
     before = own.clone(), mean.clone()
     coder = get_codec(codec, topk=64)
-    found = cosine_to_mean(own, mean, coder)
+    given = Own(identity=ME, digest="", vector=own)
+    found = cosine_to_mean(lambda where: given.decoded(where, coder), mean)
     decoded = coder.decode(coder.encode(own), numel)
     assert found == pytest.approx(cosine(decoded, mean), abs=1e-12)
     assert torch.equal(own, before[0]) and torch.equal(mean, before[1])
@@ -50,7 +57,7 @@ def test_it_is_the_cosine_of_the_decoded_payload(codec: str, numel: int) -> None
 @pytest.mark.parametrize("scale", [1e-37, 1e37])
 def test_lengths_at_the_ends_of_float32_do_not_matter(scale: float) -> None:
     own, mean = torch.tensor([3.0, 4.0]), torch.tensor([4.0, 3.0])
-    found = cosine_to_mean(own * scale, mean * scale, get_codec("fp32"))
+    found = cosine_to_mean(whole(own * scale), mean * scale)
     assert found == pytest.approx(24 / 25)
 
 
@@ -58,15 +65,15 @@ def test_it_is_never_beyond_one() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         own = torch.randn(7, generator=generator)
-        assert cosine_to_mean(own, 3 * own, get_codec("fp32")) == pytest.approx(1.0)
-        assert abs(cosine_to_mean(own, -own / 3, get_codec("fp32")) or 0) <= 1.0
+        assert cosine_to_mean(whole(own), 3 * own) == pytest.approx(1.0)
+        assert abs(cosine_to_mean(whole(own), -own / 3) or 0) <= 1.0
 
 
 @pytest.mark.parametrize("odd", [0.0, math.nan, math.inf])
 def test_without_a_direction_there_is_none(odd: float) -> None:
     one, other = torch.ones(5), torch.full((5,), odd)
-    assert cosine_to_mean(one, other, get_codec("fp32")) is None
-    assert cosine_to_mean(other, one, get_codec("fp32")) is None
+    assert cosine_to_mean(whole(one), other) is None
+    assert cosine_to_mean(whole(other), one) is None
 
 
 # -- whole groups ----------------------------------------------------------------------------------

@@ -7,9 +7,11 @@ import torch
 
 from diloco.codecs import get_codec
 from diloco.fragments import Slot, Table
+from diloco.reduce import Own
 from diloco.rendezvous import geometry
 from diloco.rendezvous.clock import SystemClock
 from diloco.rendezvous.geometry import HEADER_BYTES, Span
+from diloco.rendezvous.records import Identity
 from diloco.wire import BadPayload, Packing, PayloadInfo, decode_part, digest_of, header
 
 BLOCK = geometry.SMALLEST_BLOCK
@@ -78,6 +80,23 @@ def test_an_upload_is_cut_into_parts_of_memory_of_their_own(
     first = packing.digest
     assert b"".join(packing.parts()) == b"".join(parts), "it can be made again for another try"
     assert packing.digest == first
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "e3m0", "topk"])
+def test_only_a_small_payload_is_kept_and_says_the_same(codec: str) -> None:
+    engine, numel = get_codec(codec, topk=64), 3 * BLOCK + 777
+    vector = torch.randn(numel, generator=torch.Generator().manual_seed(1))
+    packing = Packing(info(numel, codec), vector, engine, slots(numel), clock=SystemClock())
+    for _ in range(2):  # a second try is the same again
+        data = b"".join(packing.parts())
+    assert (packing.body is not None) == (codec == "topk")
+    who = Identity(replica=0, incarnation="00001-00000000")
+    encoded = Own(identity=who, digest="", vector=vector)
+    kept = Own(identity=who, digest="", vector=vector, body=packing.body)
+    if packing.body is not None:
+        assert bytes(packing.body.tolist()) == data[HEADER_BYTES:]
+    for span in (Span(0, numel), Span(BLOCK, 3 * BLOCK), Span(2 * BLOCK, numel)):
+        assert torch.equal(kept.decoded(span, engine), encoded.decoded(span, engine))
 
 
 def test_every_flipped_byte_is_found() -> None:
