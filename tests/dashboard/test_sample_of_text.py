@@ -61,6 +61,7 @@ def test_a_sample_that_was_broken_off_and_begins_a_line_says_so(client: Client) 
     text = tab(client, run)
     assert "the start of a line, as far as they came before time was over" in text
     assert "<b></b>" not in text
+    assert ">\n" + seed_usage.SAMPLE["text"][:9] in text, "a browser drops the first end of a line"
 
 
 @pytest.mark.parametrize(
