@@ -157,8 +157,8 @@ def heatmap(request: HttpRequest, run_id: Any) -> HttpResponse:
     kinds = sorted(set(found.states))
     size = found.outcomes.shape[1]
     answer = {
-        "late": differences(np.array([i * size + r for i, r, _ in found.late], dtype=np.int64)),
-        "late_ds": [round(late_s * 10) for *_, late_s in found.late],
+        "late": differences(found.late_in * size + found.late["replica"].astype(np.int64)),
+        "late_ds": np.rint(found.late["late_s"] * 10).astype(np.int64).tolist(),
         "numbers": differences(np.array(found.numbers, dtype=np.int64)),
         "kinds": kinds,
         "states": "".join(str(kinds.index(state)) for state in found.states),

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runs.models import Round, Run
-from runs.series.strips import GROUPS, OUTCOMES, TIMING, latenesses
+from runs.series.strips import GROUPS, LATE, OUTCOMES, TIMING
 
 MAX_BARS = 5000
 """More than this many rounds of replicas in a window are a raster."""
@@ -39,12 +39,13 @@ LEVELS = 15
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcomes:
     """``outcomes[i, r]`` is that of replica r in round ``numbers[i]``, a place in OUTCOMES;
-    ``late`` are (i, r, seconds) of contributions of which it is known how late they were."""
+    ``late`` are those of whom it is known how late they were, in the rounds ``late_in``."""
 
     numbers: list[int]
     states: list[str]
     outcomes: NDArray[np.uint8]
-    late: list[tuple[int, int, float]]
+    late: NDArray[Any]
+    late_in: NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,13 +124,13 @@ def outcomes(run: Run, *, below: int | None = None) -> Outcomes:
     found = np.zeros((len(rows), size), dtype=np.uint8)
     for i, (_, _, strip, _) in enumerate(rows):
         found[i, : len(strip)] = np.frombuffer(bytes(strip), dtype=np.uint8)
+    late = [bytes(row[3]) for row in rows]
     return Outcomes(
         numbers=[row[0] for row in rows],
         states=[str(row[1]) for row in rows],
         outcomes=found,
-        late=[
-            (i, r, s) for i, row in enumerate(rows) for r, s in latenesses(bytes(row[3])).items()
-        ],
+        late=np.frombuffer(b"".join(late), dtype=LATE),
+        late_in=np.repeat(np.arange(len(rows)), [len(one) // LATE.itemsize for one in late]),
     )
 
 

@@ -69,6 +69,7 @@ export class RoundGrid {
 
   /** Place in OUTCOMES of the k-th replica in the i-th round. */
   code(i, k) {
+    if (i < 0) return CODE.open; // before the first that is known
     const older = this.#older.numbers.length;
     if (i < older) {
       const replica = this.replicas[k];

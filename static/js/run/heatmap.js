@@ -75,10 +75,7 @@ export function heatmap(context, card) {
 
   /** The place of a column's round among all: that of its first lane, or of another. */
   const round = (column, lane = 0) => column * look.step + look.begin + lane;
-  const code = (column, row) => {
-    const i = round(column, row % look.lanes);
-    return i < 0 ? 0 : grid.code(i, Math.floor(row / look.lanes));
-  };
+  const code = (column, row) => grid.code(round(column, row % look.lanes), Math.floor(row / look.lanes));
 
   function paint() {
     const { x, y, left, width, height, rows, lanes } = look;
@@ -113,18 +110,20 @@ export function heatmap(context, card) {
 
   /** One pixel per cell, or per several rounds; then stretched. */
   function pixels(pen, first, last) {
-    const { x, y, left, rows } = look;
+    const { x, y, left, rows, lanes } = look;
     const per = Math.max(1, 1 / x); // columns per pixel
     const wide = Math.max(1, Math.ceil((last - first) / per));
     const tall = Math.max(rows, 1);
     const words = new Uint32Array(wide * tall);
     const colors = OUTCOMES.map((outcome) => pixel(rgb(plain(outcome))));
-    for (let p = 0; p < wide; p++) {
-      const from = first + Math.floor(p * per);
-      const to = Math.max(from + 1, Math.min(first + Math.floor((p + 1) * per), last));
-      for (let k = 0; k < rows; k++) {
+    for (let k = 0; k < rows; k++) {
+      const lane = k % lanes;
+      const replica = Math.floor(k / lanes);
+      for (let p = 0; p < wide; p++) {
+        const from = first + Math.floor(p * per);
+        const to = Math.max(from + 1, Math.min(first + Math.floor((p + 1) * per), last));
         let worst = 0;
-        for (let i = from; i < to; i++) worst = Math.max(worst, code(i, k));
+        for (let i = from; i < to; i++) worst = Math.max(worst, grid.code(round(i, lane), replica));
         words[p + k * wide] = colors[worst];
       }
     }
