@@ -50,7 +50,12 @@ BUCKET_WELL = "Works: wrote, read, listed, created once and deleted"
 @require_http_methods(["GET", "HEAD", "POST"])
 def new(request: HttpRequest) -> HttpResponse:
     if not selectors.may_submit(request.user):
-        raise PermissionDenied("Viewers watch runs; an administrator can make you an operator.")
+        looks = selectors.may_look(request.user)
+        raise PermissionDenied(
+            "Viewers watch runs; an administrator can make you an operator."
+            if looks
+            else "Your account has no role yet; an administrator can give you one."
+        )
     if request.method != "POST":
         asked = submit_source.address(request.GET.dict())
         if asked is not None:

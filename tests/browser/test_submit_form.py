@@ -32,10 +32,10 @@ def test_errors_come_at_the_field_and_go_again(window: Window) -> None:
 
 def test_the_estimate_follows_the_form(window: Window) -> None:
     page = window.open("/runs/new")
-    tokens = page.locator('[data-e="tokens"]')
+    tokens = page.locator('[data-estimate] [data-e="tokens"]')
     before = tokens.inner_text()
     page.get_by_role("radio", name="mini").check()
-    expect(page.locator('[data-e="parameters"]')).to_have_text("4.79M")
+    expect(page.locator('[data-estimate] [data-e="parameters"]')).to_have_text("4.79M")
     expect(tokens).not_to_have_text(before)
     page.get_by_role("spinbutton", name="Replicas").fill("1")
     expect(page.locator("[data-e-reduction]")).to_be_hidden()
@@ -85,7 +85,7 @@ def test_my_own_code_is_a_zip_and_a_function(window: Window, site: Site) -> None
     function.blur()
     expect(page.locator("#id_function_error")).to_contain_text("expected 'package.module:function'")
     function.fill("train:build")
-    expect(page.locator('[data-e="parameters"]')).to_be_hidden()
+    expect(page.locator('[data-estimate] [data-e="parameters"]')).to_be_hidden()
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         archive.writestr("train.py", "def build(**given): ...")

@@ -52,7 +52,7 @@ def test_a_clone_is_chosen_in_the_form(window: Window, llama: str, width: int, s
     expect(page.get_by_label("Begin with")).to_be_visible()
     expect(page.get_by_label("Like", exact=True)).to_be_hidden()
     page.get_by_role("radio", name="Clone of a run").check()
-    page.get_by_label("Like", exact=True).select_option(label="A llama · 12 rounds")
+    choose(page, "Like", "A llama · 12 rounds")
     page.get_by_role("button", name="Fill in").click()
     expect(page.get_by_label("Name", exact=True)).to_have_value("A llama (copy)")
     assert page.url.endswith(f"/runs/new?clone={llama}")
@@ -64,10 +64,34 @@ def test_a_clone_is_chosen_in_the_form(window: Window, llama: str, width: int, s
     assert wide_as_the_window(page)
 
 
+def choose(page: Page, label: str, run: str) -> None:
+    """The run whose option begins like that; who owns it and since when comes behind."""
+    field = page.get_by_label(label, exact=True)
+    option = field.locator("option", has_text=run).first
+    field.select_option(value=option.get_attribute("value"))
+
+
+def test_enter_in_find_looks_for_a_run_and_keeps_what_is_typed(window: Window, site: Site) -> None:
+    site.seed("name='A needle', state='succeeded', committed=2")
+    page = window.open("/runs/new", width=360)
+    page.get_by_label("Name", exact=True).fill("Half typed")
+    page.get_by_text("Clone of a run").click()
+    page.get_by_label("Find a run").locator("visible=true").fill("needle")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("1 found.")).to_be_visible()
+    expect(page.get_by_label("Name", exact=True)).to_have_value("Half typed")
+    choose(page, "Like", "A needle · 2 rounds")
+    bar = page.get_by_title("To the whole estimate, and Launch")
+    expect(bar).to_be_in_viewport()  # what it amounts to is in sight on a telephone too
+    expect(bar).to_contain_text("parameters")
+    bar.click()
+    expect(page.get_by_role("button", name="Launch")).to_be_in_viewport()
+
+
 def test_a_fork_names_run_and_round(window: Window, llama: str) -> None:
     page = window.open("/runs/new", width=1280)
     page.get_by_role("radio", name="Fork of a run").check()
-    page.get_by_label("Weights of").select_option(label="A llama · 12 rounds")
+    choose(page, "Weights of", "A llama · 12 rounds")
     page.get_by_label("After round").fill("5")
     window.shoot(page, "submit-source-fork", full=False)
     page.get_by_role("button", name="Fill in").click()
