@@ -107,7 +107,7 @@ def test_every_axis_draws_and_charts_have_their_tables(window: Window, site: Sit
     for name in ("Round", "Tokens", "Time", "Relative", "Step"):
         with page.expect_response(lambda r: "series.json?of=loss" in r.url):
             page.get_by_role("button", name=name, exact=True).click()
-    for chart in ("loss", "norm", "update", "speed", "goodput"):
+    for chart in ("loss", "norm", "cosine", "update", "speed", "goodput"):
         card = page.locator(f'[data-plot="{chart}"]')
         expect(card.locator("canvas").first).to_be_visible()
         card.locator("[data-table]").click()
