@@ -109,8 +109,8 @@ def test_a_round_says_who_was_waited_for(window: Window, site: Site) -> None:
     expect(row).to_contain_text("replica 2, 0.80 s")
     headings = page.locator(".rounds-table thead th")
     expect(headings).to_have_text([
-        "Round", "State", "Contributors", "Train loss", "Eval loss", "Tokens", "Norm", "Moved",
-        "Plan", "Straggler", "Opened", "Committed", "Why",
+        "Round", "State", "Contributors", "Without", "Train loss", "Eval loss", "Tokens", "Norm",
+        "Moved", "Plan", "Straggler", "Opened", "Committed", "Why",
     ])  # fmt: skip
     window.shoot(page, "rounds-1440")
     for width in (1280, 360):
