@@ -89,7 +89,7 @@ function detail(round, { store, select, page }) {
 }
 
 const GIVEN = [
-  ["Base", "base_round", format.count], ["‖pseudo-gradient‖", "norm", format.short], ["‖outer update‖", "update_norm", format.short], ["Payload", "size_bytes", format.size],
+  ["Base", "base_round", format.count], ["‖pseudo-gradient‖", "norm", format.short], ["Cosine", "cosine", format.short], ["‖outer update‖", "update_norm", format.short], ["Payload", "size_bytes", format.size],
   ["Up", "bytes_up", format.size], ["Down", "bytes_down", format.size], ["Requests", "requests", format.count],
 ];
 
@@ -100,7 +100,7 @@ function contributions(round, store) {
     const name = h("th.nowrap", { scope: "row" }, h("span.replica-name", {}, replicaSwatch(replica.number), `Replica ${replica.number}`));
     if (!row) {
       const outcome = healing(round).includes(replica.number) ? "healing" : "missing";
-      return h("tr", {}, name, h("td", {}, stateBadge(outcome, "state-bare")), h("td.muted.reason", { colspan: 9 }, WHY[outcome]));
+      return h("tr", {}, name, h("td", {}, stateBadge(outcome, "state-bare")), h("td.muted.reason", { colspan: GIVEN.length + 2 }, WHY[outcome]));
     }
     return h("tr", {}, name,
       h("td.nowrap", {}, stateBadge(row.state, "state-bare"), row.late_s ? ` by ${format.duration(row.late_s)}` : ""),
