@@ -44,10 +44,13 @@ def update_rows(
     table, key = quote(model._meta.db_table), quote(_field(model, "pk").column)
     for part in parts(rows):
         sql, parameters = values([(pk, *_prepared(fields, row)) for pk, row in part])
+        where = f"{table}.{key} = v.column1"
+        if connection.vendor == "postgresql":  # its planner would rather hash the whole table
+            where += f" AND {table}.{key} = ANY(%s)"
+            parameters.append([pk for pk, _ in part])
         with connection.cursor() as cursor:
             cursor.execute(
-                f"UPDATE {table} SET {settings} FROM ({sql}) AS v"  # noqa: S608
-                f" WHERE {table}.{key} = v.column1",
+                f"UPDATE {table} SET {settings} FROM ({sql}) AS v WHERE {where}",  # noqa: S608
                 parameters,
             )
 
