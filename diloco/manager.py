@@ -58,6 +58,8 @@ T = TypeVar("T")
 
 RETRY_S = 60.0
 """How long a store that does not answer is tried again."""
+SWEEP_S = 10.0
+"""How long a shutdown waits for what was exchanged last to be deleted."""
 
 
 class WorldSizeMode(Enum):
@@ -169,6 +171,7 @@ class Manager:
         if load_state_dict and state_dict:
             self.register_state_dict_fn("default", load_state_dict, state_dict)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="quorum")
+        self._sweeping: Future[None] | None = None
         self._quorum_future: Future[None] | None = None
         self._step = 0
         self._batches_committed = 0
@@ -398,7 +401,7 @@ class Manager:
         committed = counts(quorum, verdict, needed=self._needed, member=me)
         log.info("step %d %s", self._step, "is committed" if committed else "is not committed")
         if quorum.seats[0].member == me and self._commits_asked == 1:
-            self._executor.submit(self._session.sweep, quorum.n - 1)
+            self._sweeping = self._executor.submit(self._session.sweep, quorum.n - 1)
         if committed:
             self._step += 1
             self._batches_committed += self.num_participants()
@@ -447,6 +450,8 @@ class Manager:
         if self._calls is not None:
             self._calls.abandon()
         self._session.end()
+        if wait and self._sweeping is not None:
+            concurrent.futures.wait([self._sweeping], timeout=SWEEP_S)
         self._executor.shutdown(wait=wait, cancel_futures=True)
 
 
