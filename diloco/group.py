@@ -17,6 +17,7 @@ outer optimizer and everything that goes through the store.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -314,6 +315,9 @@ class Group:
             last_commit=state.last_commit,
             last_evaluation=self._loop.chores.last_evaluation,
         )
+        # The manifest ends the run: what led to it is told first, and nobody waits for a sample.
+        with contextlib.suppress(StoreError):
+            self._reporter.flush()
         finish(
             self._store,
             self.identity,

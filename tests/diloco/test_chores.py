@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from diloco.checkpoint import read_final
 from diloco.group import join
 from diloco.init import create_group
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import LocalStore
 from diloco.rendezvous.telemetry import RoundReport, Segment
-from tests.diloco.conftest import FastClock
+from tests.diloco.conftest import FastClock, Trap
 
 EVALUATION_S = 7.0
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"  # the lease of a killed member
+)
 
 
 class EvaluatingClock(FastClock):
@@ -31,10 +38,22 @@ class EvaluatingClock(FastClock):
         return 1.0, 10
 
 
-def reports(root: Path) -> list[RoundReport]:
+def segments(root: Path) -> list[Segment]:
     store = LocalStore(root)
     listed = sorted(info.key for info in store.list("telemetry/"))
-    return [r for key in listed for r in Segment.from_bytes(store.get(key)).rounds]
+    return [Segment.from_bytes(store.get(key)) for key in listed]
+
+
+def test_everything_is_told_before_the_manifest_ends_the_run(
+    tiny_group: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Who reads the manifest need not wait for a sample to be drawn to have the last step."""
+    group = tiny_group(num_replicas=1, total_rounds=2)
+    group.start(0, trap=Trap("create", "final/manifest.json", "after"))
+    group.wait()
+    assert read_final(group.store) is not None
+    told = [step for segment in segments(group.root) for step in segment.steps.step]
+    assert told == list(range(6))
 
 
 @pytest.mark.parametrize("overlap", [0, 2])
@@ -59,7 +78,7 @@ def test_evaluating_is_told_apart_from_training_and_exchanging(
             loss.backward()
             optimizer.step()
             going = group.step(tokens=1, loss=loss.detach())
-    found = reports(tmp_path)
+    found: list[RoundReport] = [r for segment in segments(tmp_path) for r in segment.rounds]
     assert [report.round for report in found] == [1, 2, 3, 4]
     other_s = [report.phases.get("other", 0.0) for report in found]
     assert [seconds >= EVALUATION_S for seconds in other_s] == [False, True, False, True]
