@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from diloco.checkpoint import read_final
 from diloco.group import join
 from diloco.init import create_group
 from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import LocalStore
+from diloco.rendezvous.store import LocalStore, Store
 from diloco.rendezvous.telemetry import RoundReport, Segment
-from tests.diloco.conftest import FastClock, Trap
+from tests.diloco.conftest import FastClock, Killed, MortalStore, Trap
 
 EVALUATION_S = 7.0
 
@@ -44,33 +43,18 @@ def segments(root: Path) -> list[Segment]:
     return [Segment.from_bytes(store.get(key)) for key in listed]
 
 
-def test_everything_is_told_before_the_manifest_ends_the_run(
-    tiny_group: Callable[..., Any], tmp_path: Path
-) -> None:
-    """Who reads the manifest need not wait for a sample to be drawn to have the last step."""
-    group = tiny_group(num_replicas=1, total_rounds=2)
-    group.start(0, trap=Trap("create", "final/manifest.json", "after"))
-    group.wait()
-    assert read_final(group.store) is not None
-    told = [step for segment in segments(group.root) for step in segment.steps.step]
-    assert told == list(range(6))
-
-
-@pytest.mark.parametrize("overlap", [0, 2])
-def test_evaluating_is_told_apart_from_training_and_exchanging(
-    tmp_path: Path, overlap: int
-) -> None:
+def train(root: Path, clock: EvaluatingClock, *, store: Store | None = None, **chosen: Any) -> None:
+    """One replica, to the end; nothing is told in between."""
     settings = GroupSettings(
-        num_replicas=1, sync_every=4, total_rounds=4, eval_every=2, state_every=0,
-        checkpoint_every=100, start_wait_s=0.0, warmup_steps=0, overlap_steps=overlap,
+        num_replicas=1, sync_every=4, state_every=0, checkpoint_every=100, start_wait_s=0.0,
+        warmup_steps=0, **chosen,
     )  # fmt: skip
-    create_group(str(tmp_path), settings=settings)
+    create_group(str(root), settings=settings)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    clock = EvaluatingClock()
     with join(
-        str(tmp_path), model=model, inner_optimizer=optimizer, replica=0, clock=clock,
-        evaluate=clock.evaluate,
+        str(root), model=model, inner_optimizer=optimizer, replica=0, clock=clock, store=store,
+        evaluate=clock.evaluate, telemetry_interval_s=1e9,
     ) as group:  # fmt: skip
         going = True
         while going:
@@ -78,6 +62,23 @@ def test_evaluating_is_told_apart_from_training_and_exchanging(
             loss.backward()
             optimizer.step()
             going = group.step(tokens=1, loss=loss.detach())
+
+
+def test_everything_is_told_before_the_manifest_ends_the_run(tmp_path: Path) -> None:
+    """Who reads the manifest need not wait for a sample to be drawn to have the last step."""
+    killer = MortalStore(LocalStore(tmp_path), Trap("create", "final/manifest.json", "after"))
+    with pytest.raises(Killed):
+        train(tmp_path, EvaluatingClock(), store=killer, total_rounds=2)
+    assert read_final(LocalStore(tmp_path)) is not None
+    told = [step for segment in segments(tmp_path) for step in segment.steps.step]
+    assert told == list(range(8))
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_evaluating_is_told_apart_from_training_and_exchanging(
+    tmp_path: Path, overlap: int
+) -> None:
+    train(tmp_path, EvaluatingClock(), total_rounds=4, eval_every=2, overlap_steps=overlap)
     found: list[RoundReport] = [r for segment in segments(tmp_path) for r in segment.rounds]
     assert [report.round for report in found] == [1, 2, 3, 4]
     other_s = [report.phases.get("other", 0.0) for report in found]
