@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.browser.conftest import Site, Window
 
@@ -60,6 +60,22 @@ def test_all_lines_are_downloaded(window: Window, demo: str) -> None:
         page.get_by_role("link", name="Download all").click()
     with found.value.path().open() as file:
         assert len(file.readlines()) == 12
+
+
+def test_news_on_its_way_does_not_close_what_was_opened(window: Window, site: Site) -> None:
+    run = site.python(HUB.format(name="Kept", final=True))
+    page = window.open(f"/runs/{run}/")
+    held: list[Route] = []
+    page.route("**/checkpoints", lambda route: held.append(route))
+    with page.expect_request("**/checkpoints"):
+        page.get_by_role("link", name="Checkpoints").click()
+    details = page.locator("table.checkpoints details").first
+    details.locator("summary").click()
+    page.evaluate("document.activeElement.blur()")
+    with page.expect_response("**/checkpoints"):
+        held[0].continue_()
+    page.evaluate("() => new Promise(requestAnimationFrame)")
+    expect(details.get_by_role("button", name="Upload")).to_be_visible()
 
 
 def test_checkpoints_with_what_can_be_done(window: Window, site: Site) -> None:

@@ -10,13 +10,17 @@ function written({ store, page }, place, address, key) {
   let shown = null;
   let asking = false;
 
+  // Nothing moves under somebody's fingers: what is new comes when they have left the list.
+  const inUse = () => place.contains(document.activeElement) || $("details[open]", place);
+
   async function refresh() {
-    // Nothing moves under somebody's fingers: what is new comes when they have left the list.
-    if (asking || place.contains(document.activeElement) || $("details[open]", place)) return;
+    if (asking || inUse()) return;
     asking = true;
     const wanted = key();
     try {
-      place.innerHTML = await getHTML(address);
+      const html = await getHTML(address);
+      if (inUse()) return; // while it was on its way
+      place.innerHTML = html;
       shown = wanted;
     } catch {
       // The next change, or the next look at the tab, asks again.
