@@ -78,7 +78,8 @@ def _untold(run: Run, view: AlertView) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if run.end_due and view.state in RUN_ENDED:
         fields["end_due"] = False
-    if view.rounds is not None and run.watched_round != run.committed_rounds:
+    judged = view.rounds is not None or view.state in RUN_ENDED  # of an end, nothing but the end
+    if judged and run.watched_round != run.committed_rounds:
         fields["watched_round"] = run.committed_rounds
     return fields
 

@@ -56,6 +56,7 @@ def test_the_final_manifest_is_success(world: Any) -> None:
     world.beat_all("done")
     run = world.tick()
     assert (run.state, run.state_reason) == ("succeeded", "completed at round 1")
+    assert run.watched_round == 1  # nothing of it is to be judged any more
     assert states(world) == ["done", "done"]
     [checkpoint] = run.checkpoints.all()
     assert (checkpoint.final, checkpoint.round, checkpoint.size_bytes) == (True, 1, 4096)
