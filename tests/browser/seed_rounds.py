@@ -11,6 +11,8 @@ def late_and_healing(
     run: Any, *, late: tuple[int, int] = (9, 2), healing: Any = ((6, 3), (7, 3))
 ) -> Any:
     """(round, replica): one that was late by 2.4 s, some who were catching up."""
+    from django.db import transaction
+
     from runs.models import Contribution, Round
     from runs.series import strips
 
@@ -29,9 +31,10 @@ def late_and_healing(
         row.contributions.filter(replica__number__in=healed).delete()
         row.contributors = row.contributions.filter(state="included").count()
         row.save(update_fields=["contributors"])
-        row = strips.rebuild(row)
-        strips.heal(row, healed)
-        row.save(update_fields=["outcomes", "timings"])
+        with transaction.atomic():  # the row is locked
+            row = strips.rebuild(row)
+            strips.heal(row, healed)
+            row.save(update_fields=["outcomes", "timings"])
     return run
 
 

@@ -208,7 +208,9 @@ def test_stop_says_what_will_follow_and_stops(window: Window, site: Site, demo: 
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
     page.get_by_role("button", name="Stop", exact=True).click()
-    page.get_by_role("button", name="Stop run").click()
+    with page.expect_navigation():
+        page.get_by_role("button", name="Stop run").click()
+    is_live(page)
     expect(page.locator('[data-s="state"]')).to_have_text("stopping")
     page.get_by_role("button", name="Stop", exact=True).click()  # it takes too long
     expect(page.get_by_role("radio", name="End the machines now")).to_be_checked()

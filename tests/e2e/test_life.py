@@ -203,13 +203,19 @@ def test_a_whole_life(live_stack: LiveStack, tmp_path: Path) -> None:
 
 
 def differences(here: dict[str, list[Any]], there: dict[str, list[Any]]) -> list[str]:
-    """Each row that is not in both, cut short."""
+    """What is not the same in both: columns of rows that stand in one place, or rows too many."""
     found = []
     for table in here | there:
-        mine, theirs = ([json.dumps(row) for row in rows[table]] for rows in (here, there))
-        found += [f"only here, {table}: {row[:400]}" for row in mine if row not in theirs]
-        found += [f"only there, {table}: {row[:400]}" for row in theirs if row not in mine]
-        found += [f"order of {table}"] if mine != theirs and sorted(mine) == sorted(theirs) else []
+        mine, theirs = here[table], there[table]
+        if len(mine) != len(theirs):
+            found.append(f"{table}: {len(mine)} rows here, {len(theirs)} there")
+        for n, (one, other) in enumerate(zip(mine, theirs, strict=False)):
+            found += [
+                f"{table} {n}: {name} is {str(one.get(name))[:200]} here, "
+                f"{str(other.get(name))[:200]} there"
+                for name in one | other
+                if one.get(name) != other.get(name)
+            ]
     return found
 
 
