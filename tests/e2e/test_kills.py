@@ -34,7 +34,10 @@ def test_a_worker_killed_during_the_launch_launches_nothing_twice(live_stack: Li
     wait_until(lambda: bool(jobs(live_stack, run)), "a first launch")
     for process in workers(live_stack):
         process.send_signal(signal.SIGKILL)
-    seen = wait_for(live_stack, run, lambda seen: seen["state"] == "succeeded")
+    # A replica's last words may come after the manifest that another wrote.
+    seen = wait_for(
+        live_stack, run, lambda seen: seen["state"] == "succeeded" and seen["points"] >= 40
+    )
     keys = {attempt["launch_key"] for attempt in seen["attempts"]}
     assert sorted(attempt["replica__number"] for attempt in seen["attempts"]) == [0, 1]
     assert jobs(live_stack, run) == keys
