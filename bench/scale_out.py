@@ -39,6 +39,7 @@ from tests.stack import stack_env  # noqa: E402
 
 REPLICAS, SYNC_EVERY = 2, 10
 LIMIT_S = 480.0
+SETTLE_S = 30.0
 
 MIGRATE = """
 from django.core.management import call_command
@@ -203,6 +204,20 @@ def problems(run: dict[str, Any], jobs: set[str], rounds: int) -> list[str]:
     return found
 
 
+def settled(
+    services: Services, django: DjangoProcess, rounds: int
+) -> tuple[list[dict[str, Any]], set[str]]:
+    """The runs, and names of their jobs, once nothing is wrong with them: last words may come after
+    an end, and are waited for a little."""
+    deadline_s = time.monotonic() + SETTLE_S
+    while True:
+        runs = json.loads(django.run(AUDIT))
+        jobs = {path.name for path in (services.var / "jobs").glob("*-*")}
+        if time.monotonic() > deadline_s or not any(problems(r, jobs, rounds) for r in runs):
+            return runs, jobs
+        time.sleep(1.0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--webs", type=int, default=2)
@@ -223,8 +238,7 @@ def main() -> None:
         took_s, answered, refused = disturbed(
             services, token, options.every_s, random.Random(options.seed)
         )
-        runs = json.loads(django.run(AUDIT))
-        jobs = {path.name for path in (services.var / "jobs").glob("*-*")}
+        runs, jobs = settled(services, django, options.rounds)
         kills = ", ".join(f"{count} {name}" for name, count in sorted(services.kills.items()))
     print("| run | rounds | launches | points of loss | transitions | wrong |")
     print("| --- | ---: | ---: | ---: | ---: | --- |")
