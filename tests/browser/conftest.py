@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    expect,
+    sync_playwright,
+)
 
 from tests.django_process import DjangoProcess
 from tests.servers import child, free_ports, wait_until
@@ -25,6 +32,8 @@ from tests.stack import REPOSITORY, stack_env
 
 ARTIFACTS = REPOSITORY / "test-artifacts"
 PASSWORD = "correct horse battery"
+PATIENCE_MS = 15_000
+"""What is expected of a page comes at once, with the next poll (5 s), or later on a busy machine."""
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update",
@@ -35,6 +44,7 @@ FLAGS = [
 def browser(chromium_path: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium_path, args=FLAGS)
+        expect.set_options(timeout=PATIENCE_MS)
         # The driver runs an event loop in this thread, which Django takes for an async caller.
         os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
         yield browser
