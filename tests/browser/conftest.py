@@ -33,7 +33,7 @@ from tests.stack import REPOSITORY, stack_env
 ARTIFACTS = REPOSITORY / "test-artifacts"
 PASSWORD = "correct horse battery"
 PATIENCE_MS = 15_000
-"""What is expected of a page comes at once, with the next poll (5 s), or later on a busy machine."""
+"""What is expected of a page comes at once, with a poll (5 s), or later on a busy machine."""
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update",
@@ -164,7 +164,7 @@ class Window:
             base_url=self.url, storage_state=state, color_scheme=scheme,
             viewport={"width": width, "height": height}, reduced_motion="reduce",
         )  # fmt: skip
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(PATIENCE_MS)
         self.contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: self.errors.append(f"exception: {error}"))

@@ -30,7 +30,7 @@ def test_the_page_polls_until_the_broker_is_back(browser: Browser, tmp_path: Pat
         site.python(
             f"from runs.models import Run; Run.objects.filter(pk='{run}').update(eval_loss=0.5)"
         )
-        expect(loss).to_have_text("0.500", timeout=15_000)  # it polls every 5 s
+        expect(loss).to_have_text("0.500")  # it polls every 5 s
         with running_valkey(broker):
             expect(dot).to_have_attribute("data-state", "live")
             # As the worker does: first the table, then the stream. Being live again the page

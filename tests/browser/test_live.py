@@ -101,10 +101,8 @@ def test_signed_out_elsewhere_is_said(window: Window, demo: str) -> None:
     page.goto(f"/runs/{demo}/")
     expect(page.locator("[data-conn]")).to_have_attribute("data-state", "polling")
     page.context.clear_cookies()
-    expect(page.locator("[data-conn]")).to_contain_text(
-        "Signed out: sign in again",
-        timeout=15_000,  # the next of the polls, every 5 s
-    )
+    # With the next of the polls, every 5 s.
+    expect(page.locator("[data-conn]")).to_contain_text("Signed out: sign in again")
     window.errors.clear()
 
 
