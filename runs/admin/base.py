@@ -21,14 +21,8 @@ else:
     ModelAdmin = admin.ModelAdmin
 
 
-class ReadOnlyAdmin(ModelAdmin):
-    """To look at. ``operate`` is what an action asks for in ``permissions``."""
-
-    show_full_result_count = False
-    list_per_page = 50
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_view_permission(request, obj) or selectors.may_look(request.user)
+class Unchangeable(ModelAdmin):
+    """Rows that the program alone makes, changes and deletes; before what says who may look."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -38,6 +32,16 @@ class ReadOnlyAdmin(ModelAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+
+class ReadOnlyAdmin(Unchangeable):
+    """To look at. ``operate`` is what an action asks for in ``permissions``."""
+
+    show_full_result_count = False
+    list_per_page = 50
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_view_permission(request, obj) or selectors.may_look(request.user)
 
     def has_operate_permission(self, request: HttpRequest) -> bool:
         return selectors.has_role(request.user, "admin")

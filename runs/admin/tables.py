@@ -8,8 +8,6 @@ model permissions, so that a staff member who only looks cannot stop a run.
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import admin, messages
 from django.contrib.auth.models import Group, User
 from django.db.models import QuerySet
@@ -19,7 +17,14 @@ from django.utils import timezone
 
 from runs import services
 from runs import tokens as token_service
-from runs.admin.base import ForAdministrators, Question, ReadOnlyAdmin, back, confirmed
+from runs.admin.base import (
+    ForAdministrators,
+    Question,
+    ReadOnlyAdmin,
+    Unchangeable,
+    back,
+    confirmed,
+)
 from runs.admin.jobs import orphans
 from runs.admin.prices import prices
 from runs.alerting import book
@@ -201,7 +206,7 @@ class AlertAdmin(ReadOnlyAdmin):
 
 
 @admin.register(ApiToken)
-class ApiTokenAdmin(ForAdministrators):
+class ApiTokenAdmin(Unchangeable, ForAdministrators):
     """Whose tokens there are, and their end. A token is made by its owner, whom alone it is shown
     to, and stays in this list when it is revoked."""
 
@@ -214,15 +219,6 @@ class ApiTokenAdmin(ForAdministrators):
     fields = ("name", "hint", "owner", "scopes_told", "created_at", "last_used_at", "expires_at",
               "revoked_at")  # fmt: skip
     actions = ("revoke",)
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
     def has_revoke_permission(self, request: HttpRequest) -> bool:
         return self.has_module_permission(request)

@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from runs import selectors
-from runs.admin.base import ForAdministrators
+from runs.admin.base import ForAdministrators, Unchangeable
 from runs.alerting import webhooks
 from runs.alerting.rules import KINDS
 from runs.models import Webhook, WebhookDelivery
@@ -95,20 +95,11 @@ class WebhookAdmin(ForAdministrators):
 
 
 @admin.register(WebhookDelivery)
-class DeliveryAdmin(ForAdministrators):
+class DeliveryAdmin(Unchangeable, ForAdministrators):
     list_display = ("created_at", "webhook", "kind", "state", "attempts", "status", "said")
     list_filter = ("state", "kind", "webhook")
     list_select_related = ("webhook",)
     actions = ("send_again",)
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
     def has_send_permission(self, request: HttpRequest) -> bool:
         return selectors.has_role(request.user, "admin")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from huggingface_hub import HfApi, close_session
 
@@ -21,22 +18,6 @@ from tests.executors.huggingface_world import HuggingFaceWorld, job_id, jobs_of
 from tests.executors.worlds import end_of, launch
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[HuggingFaceWorld]:
-    with HuggingFaceWorld(tmp_path / "hub") as opened:
-        yield opened
-
-
-@pytest.fixture
-def hub(world: HuggingFaceWorld) -> HuggingFaceHub:
-    return world.hub
-
-
-@pytest.fixture
-def executor(world: HuggingFaceWorld) -> HFJobsExecutor:
-    return world.executor()
 
 
 # Credentials, credit and limits.

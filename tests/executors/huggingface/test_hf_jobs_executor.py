@@ -3,7 +3,6 @@ key, words of the Hub, and its client in a process that uses it for other things
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +25,6 @@ from tests.executors.huggingface_world import HuggingFaceWorld, job_id, jobs_of
 from tests.executors.worlds import end_of, launch, number_in, wait_for
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[HuggingFaceWorld]:
-    with HuggingFaceWorld(tmp_path / "hub") as opened:
-        yield opened
-
-
-@pytest.fixture
-def hub(world: HuggingFaceWorld) -> HuggingFaceHub:
-    return world.hub
-
-
-@pytest.fixture
-def executor(world: HuggingFaceWorld) -> HFJobsExecutor:
-    return world.executor()
 
 
 def doubled(hub: HuggingFaceHub, key: str = "run-0-1") -> list[str]:
