@@ -17,13 +17,15 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-annotate --python-version
 help: ## say what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 10
 
+DEMO_OPTIONS = $(if $(EXIT),--exit) $(if $(ROUNDS),--rounds $(ROUNDS))
+
 demo: setup-run ## start everything, train the demo run and show it; EXIT=1 ends with its result
-	@exec $(MANAGE) demo $(if $(EXIT),--exit)
+	@exec $(MANAGE) demo $(DEMO_OPTIONS)
 
 # One thread each: six replicas share this machine.
 demo-mixed: setup-dev ## a run on five backends at once, four of them emulated here; EXIT=1 as above
 	@OMP_NUM_THREADS=1 exec $(BIN)/python -m emulators.together --state var/emulators \
-		--preempt kubernetes --after 45 -- $(MANAGE) demo --mixed $(if $(EXIT),--exit)
+		--preempt kubernetes --after 45 -- $(MANAGE) demo --mixed $(DEMO_OPTIONS)
 
 run: setup-run ## start everything without a demo run
 	@exec $(MANAGE) serve

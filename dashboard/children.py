@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from executors.tether import tethered
 
 LOG_LIMIT_BYTES = 20_000_000
@@ -86,6 +88,20 @@ class Child:
                 return False
             time.sleep(0.02)
         return True
+
+    def activity(self) -> tuple[float, int]:
+        """Figures that change while the child makes progress: processor seconds of it and of the
+        processes that it started, and bytes of its log."""
+        seconds = 0.0
+        if self._process is not None:
+            with contextlib.suppress(psutil.Error):
+                own = psutil.Process(self._process.pid)
+                for process in (own, *own.children(recursive=True)):
+                    with contextlib.suppress(psutil.Error):
+                        times = process.cpu_times()
+                        seconds += times.user + times.system
+        size = self.log.stat().st_size if self.log.exists() else 0
+        return round(seconds, 1), size
 
     def last_words(self, lines: int = 5) -> str:
         """The end of its log."""

@@ -8,10 +8,14 @@
                     `-- uvicorn
 
 For one machine; ``docker-compose.yml`` runs the same commands as services. State and logs are in
-the state folder, one supervisor each (a lock sees to it). A child that dies is started again, and
-one that keeps dying ends the whole with its last words. SIGINT, SIGTERM or SIGHUP stop every child
-and every local replica; a second one kills them. When the supervisor itself is killed, Linux ends
-its children (:mod:`executors.tether`); local replicas go on and are found again at the next start.
+the state folder, and a lock allows one supervisor for each folder. A child that ends is started
+again. A child that keeps ending stops the server with the end of its log, unless the disk is full:
+then it is started again every few seconds until there is space.
+
+SIGINT, SIGTERM or SIGHUP stop every child and every local replica that this server started; a
+second signal kills them. Local replicas of an earlier server go on, and so do all local replicas
+when the server stops because of an error of its own or is killed (Linux then ends its children, see
+:mod:`executors.tether`): the next start finds them again.
 """
 
 from __future__ import annotations
@@ -36,14 +40,23 @@ from dashboard import broker, commands
 from dashboard.celery import app as celery_app
 from dashboard.children import Child
 from executors import LocalProcessExecutor
-from executors.base import ExecutorConfig
+from executors.base import ExecutorConfig, ReplicaHandle
+from runs.schema import compare_schema
 
 FREE_BYTES = 200_000_000
-START_S = 60.0
+FULL_BYTES = 20_000_000
+"""With less free space than this, the broker and the database refuse writes."""
+IDLE_S = 60.0
+"""A child that is starting and has used no processor time for so long is stuck."""
+START_S = 900.0
+"""The longest wait for a child that makes progress."""
+REPORT_S = 5.0
+RETRY_S = 5.0
+"""Between two starts of a child while the disk is full."""
 STOP_S = 10.0
 TICK_S = 0.2
 RESTARTS, WITHIN_S = 5, 60.0
-"""A child that dies more often than this is not started again."""
+"""A child that ends more often than this is not started again."""
 
 
 class SupervisorError(Exception):
@@ -51,7 +64,7 @@ class SupervisorError(Exception):
 
 
 class Stopped(Exception):
-    """Somebody asked for the end while something was being started."""
+    """A signal arrived while the server was starting."""
 
 
 class Supervisor:
@@ -66,6 +79,9 @@ class Supervisor:
         self.stopping = False
         self._lock: TextIO | None = None
         self._impatient = False
+        self._found: frozenset[str] = frozenset()
+        """Launch keys of local replicas that were live before this server started."""
+        self._full_since: float | None = None
 
     @property
     def address(self) -> str:
@@ -81,13 +97,17 @@ class Supervisor:
             signal.signal(signum, self._on_signal)
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        failed = kind is not None and issubclass(kind, SupervisorError)
+        self.stop(end_replicas=not failed)
 
     def start(self) -> None:
         """Start everything in order; returns when pages are answered."""
         check_state_folder(self.var)
         self._take_lock()
+        self._found = frozenset(handle.launch_key for handle in self._local().live())
+        if self._found:
+            self.say(f"found {len(self._found)} local replicas of an earlier server")
         if not broker.port_is_free(self.port, self.host):
             raise SupervisorError(
                 f"port {self.port} on {self.host} is in use; set ARCHIPELAGO_PORT to another"
@@ -99,14 +119,26 @@ class Supervisor:
                 self._start_broker()
         except broker.BrokerError as error:
             raise SupervisorError(str(error)) from error
-        try:
-            call_command("migrate", verbosity=0, interactive=False)
-        except DatabaseError as error:
-            raise SupervisorError(f"the database cannot be used: {error}") from error
+        self._migrate()
         self._start("worker", commands.worker())
         self._start("beat", commands.beat())
         self._start("web", commands.web(host=self.host, port=self.port))
         self._wait_until(self._answers, "the web server to answer")
+
+    def _migrate(self) -> None:
+        try:
+            schema = compare_schema()
+            if schema.newer:
+                raise SupervisorError(
+                    "the database was used by a newer version: expected only migrations that this "
+                    f"version has, found {schema.newer[-1]}. Start that version again, or restore "
+                    "a backup that this version has made."
+                )
+            if schema.missing:
+                self.say("preparing the database")
+            call_command("migrate", verbosity=0, interactive=False)
+        except DatabaseError as error:
+            raise SupervisorError(f"the database cannot be used: {error}") from error
 
     def check(self) -> None:
         """Start again what died; raises :class:`SupervisorError` when that does not help."""
@@ -122,29 +154,43 @@ class Supervisor:
             self.check()
             time.sleep(min(TICK_S, seconds))
 
-    def stop(self) -> None:
-        """Stop every child and local replica; in the end none is left."""
+    def stop(self, *, end_replicas: bool = True) -> None:
+        """Stop every child and, with ``end_replicas``, every local replica that this server
+        started."""
         self.stopping = True
         if self._lock is None:
             return
         by_name = {child.name: child for child in self.children}
         server = by_name.pop("broker", None)
-        # The worker first: it would take a replica that we end for one that was lost.
+        # The worker first: it would record a replica that is ended here as lost.
         self._end(list(by_name.values()))
-        local = LocalProcessExecutor(
-            ExecutorConfig(deployment=settings.DEPLOYMENT, state_dir=self.var)
-        )
-        left = local.live()
+        if end_replicas:
+            self._end_replicas()
+        left = len(self._local().live())
         if left:
-            self.say(f"stopping {len(left)} local replicas")
-            local.cancel(left)
-            deadline = time.monotonic() + local.grace_s + STOP_S
-            while local.live() and not self._impatient and time.monotonic() < deadline:
-                time.sleep(TICK_S)
+            self.say(f"{left} local replicas go on training; the next start finds them again")
         if server is not None:
             self._end([server])
         self._lock.close()
         self._lock = None
+
+    def _local(self) -> LocalProcessExecutor:
+        return LocalProcessExecutor(
+            ExecutorConfig(deployment=settings.DEPLOYMENT, state_dir=self.var)
+        )
+
+    def _end_replicas(self) -> None:
+        local = self._local()
+
+        def own() -> list[ReplicaHandle]:
+            return [handle for handle in local.live() if handle.launch_key not in self._found]
+
+        if ending := own():
+            self.say(f"stopping {len(ending)} local replicas")
+            local.cancel(ending)
+            deadline = time.monotonic() + local.grace_s + STOP_S
+            while own() and not self._impatient and time.monotonic() < deadline:
+                time.sleep(TICK_S)
 
     def _end(self, children: list[Child]) -> None:
         for child in children:
@@ -195,6 +241,10 @@ class Supervisor:
 
     def _revive(self, child: Child, code: int) -> None:
         now = time.monotonic()
+        if free_bytes(self.var) < FULL_BYTES:
+            self._wait_for_space(child, now)
+            return
+        self._full_since = None
         child.restarts = [at for at in child.restarts if now - at < WITHIN_S]
         if len(child.restarts) >= RESTARTS:
             raise SupervisorError(
@@ -205,18 +255,33 @@ class Supervisor:
         child.restarts.append(now)
         child.start()
 
+    def _wait_for_space(self, child: Child, now: float) -> None:
+        """Start a child that ended on a full disk again, but not at once."""
+        if self._full_since is None:
+            self.say(
+                f"the disk is full: expected {FULL_BYTES / 1e6:.0f} MB free in {self.var}, found "
+                f"{free_bytes(self.var) / 1e6:.0f} MB; {child.name} ended and is started again "
+                f"every {RETRY_S:.0f} s. Free some space."
+            )
+            self._full_since = now
+        if not child.restarts or now - child.restarts[-1] >= RETRY_S:
+            child.restarts = [now]
+            child.start()
+
     def _wait_until(self, ready: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + START_S
+        """Return when ``ready``. The newest child may take its time as long as it works."""
+        newest = self.children[-1]
+        wait = StartWait(now=time.monotonic())
         while not ready():
             if self.stopping:
                 raise Stopped
             self.check()
-            if time.monotonic() > deadline:
-                newest = self.children[-1]
-                raise SupervisorError(
-                    f"waited {START_S:.0f} s in vain for {what}. Last lines of {newest.log}:\n"
-                    f"{newest.last_words()}"
-                )
+            now = time.monotonic()
+            if wait.reports(now):
+                self.say(f"waiting for {what} ({now - wait.began:.0f} s); log: {newest.log}")
+                wait.saw(newest.activity(), now)
+            if reason := wait.over(now):
+                raise SupervisorError(_start_failure(newest, what, reason))
             time.sleep(0.05)
 
     def _answers(self) -> bool:
@@ -224,6 +289,45 @@ class Supervisor:
             socket.create_connection((self._reachable_host, self.port), timeout=1).close()
             return True
         return False
+
+
+class StartWait:
+    """How long to wait for a child that is starting: as long as it makes progress."""
+
+    def __init__(self, *, now: float) -> None:
+        self.began = self._moved = self._reported = now
+        self._seen: tuple[float, int] | None = None
+
+    def reports(self, now: float) -> bool:
+        """Whether it is time for the next line of progress."""
+        if now - self._reported < REPORT_S:
+            return False
+        self._reported = now
+        return True
+
+    def saw(self, activity: tuple[float, int], now: float) -> None:
+        """Take note of the child's figures (:meth:`Child.activity`)."""
+        if activity != self._seen:
+            self._seen, self._moved = activity, now
+
+    def over(self, now: float) -> str:
+        """Why the wait is over, '' while it is not."""
+        if now - self._moved > IDLE_S:
+            return f"it has used no processor time for {IDLE_S:.0f} s"
+        if now - self.began > START_S:
+            return f"it has not started in {START_S:.0f} s"
+        return ""
+
+
+def _start_failure(child: Child, what: str, reason: str) -> str:
+    log = child.last_words()
+    end = f"Last lines of {child.log}:\n{log}" if log else f"{child.log} is empty."
+    return f"{child.name} did not start, {reason} (waiting for {what}). {end}"
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space of the file system that holds ``folder``."""
+    return shutil.disk_usage(folder).free
 
 
 def use_broker(url: str) -> None:
@@ -241,7 +345,7 @@ def check_state_folder(var: Path) -> None:
         var.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"\0" * 65_536)
         probe.unlink()
-        free = shutil.disk_usage(var).free
+        free = free_bytes(var)
     except OSError as error:
         raise SupervisorError(f"the state folder {var} cannot be used: {error.strerror}") from error
     if free < FREE_BYTES:

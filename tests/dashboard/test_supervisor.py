@@ -11,14 +11,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
 from dashboard import supervisor
 from dashboard.children import Child
-from dashboard.supervisor import Supervisor, SupervisorError, check_state_folder
+from dashboard.supervisor import StartWait, Supervisor, SupervisorError, check_state_folder
 from executors import LocalProcessExecutor
 from executors.base import Cause, ExecutorConfig, ReplicaHandle
 from tests.servers import free_ports, wait_until
@@ -120,14 +120,127 @@ def test_a_service_that_keeps_ending_ends_the_server_with_its_last_words(
 
 
 @pytest.fixture
-def replica(tmp_path: Path) -> Iterator[tuple[LocalProcessExecutor, ReplicaHandle]]:
-    """A local replica in the state folder ``tmp_path``, as the worker would have launched it."""
+def local(tmp_path: Path) -> Iterator[LocalProcessExecutor]:
+    """The executor of local replicas in the state folder ``tmp_path``."""
     (tmp_path / "deployment").write_text("tested")
     executor = LocalProcessExecutor(ExecutorConfig(deployment="tested", state_dir=tmp_path))
+    yield executor
+    left = executor.live()
+    executor.cancel(left)
+    executor.collect(left, 60)
+
+
+def launch(executor: LocalProcessExecutor) -> ReplicaHandle:
+    """A replica as the worker launches one."""
     (handle,) = executor.launch_replicas(1, "http.server", {"args": ["--bind=127.0.0.1", "0"]})
-    yield executor, handle
-    executor.cancel([handle])
-    executor.collect([handle], 60)
+    return handle
+
+
+@pytest.mark.parametrize(
+    ("figures", "expected"),
+    [
+        ([(float(second), 0) for second in range(800)], ""),
+        ([(0.0, second) for second in range(800)], ""),
+        ([(1.0, 10)] * 59, ""),
+        ([(1.0, 10)] * 70, "it has used no processor time for 60 s"),
+        ([(float(second), 0) for second in range(1000)], "it has not started in 900 s"),
+    ],
+    ids=["it computes", "it logs", "it rests for a while", "it is stuck", "it never comes up"],
+)
+def test_a_child_may_take_its_time_as_long_as_it_makes_progress(
+    figures: list[tuple[float, int]], expected: str
+) -> None:
+    wait = StartWait(now=0.0)
+    for second, figure in enumerate(figures):
+        wait.saw(figure, float(second))
+    assert wait.over(float(len(figures) - 1)) == expected
+
+
+def test_a_slow_start_is_reported_every_few_seconds() -> None:
+    wait = StartWait(now=0.0)
+    assert [second for second in range(17) if wait.reports(float(second))] == [5, 10, 15]
+
+
+def test_activity_counts_processor_time_of_the_child_and_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "busy.log"
+    code = "import time\nwhile time.process_time() < 0.5: pass\nprint('up', flush=True)\ntime.sleep(600)"
+    child = Child(
+        name="web", command=["python", "-c", code], log=log, env=dict(os.environ), cwd=tmp_path
+    )
+    assert child.activity() == (0.0, 0)
+    child.start()
+    try:
+        wait_until(lambda: child.ended() is not None or "up" in log.read_text(), "its output")
+        seen = child.activity()
+    finally:
+        child.kill()
+    assert seen[0] >= 0.4 and seen[1] > 0
+
+
+def test_a_child_that_is_stuck_ends_the_start_and_the_message_has_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[str] = []
+    running = Supervisor(host="127.0.0.1", port=1, say=reported.append)
+    child = Child(
+        name="web", command=["python", "-c", "input()"], log=tmp_path / "web.log", env={},
+        cwd=tmp_path,
+    )  # fmt: skip
+    running.children.append(child)
+    monkeypatch.setattr(supervisor, "IDLE_S", 0.2)
+    monkeypatch.setattr(supervisor, "REPORT_S", 0.05)
+    with pytest.raises(SupervisorError, match=r"web did not start, it has used no processor time"):
+        running._wait_until(lambda: False, "the web server to answer")
+    assert reported[0].startswith("waiting for the web server to answer")
+    assert str(child.log) in reported[0]
+
+
+def test_while_the_disk_is_full_a_child_is_started_again_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[str] = []
+    running = Supervisor(host="127.0.0.1", port=1, say=reported.append)
+    child = Child(
+        name="worker", command=["python", "-c", ""], log=tmp_path / "worker.log", env={},
+        cwd=tmp_path,
+    )  # fmt: skip
+    child.start()
+    running.children.append(child)
+    monkeypatch.setattr(supervisor, "RETRY_S", 0.0)
+    free = [1_000_000]
+    monkeypatch.setattr(supervisor, "free_bytes", lambda folder: free[0])
+    for _ in range(2 * supervisor.RESTARTS):
+        assert child.wait(60)
+        running.check()
+    assert len(reported) == 1
+    assert "the disk is full: expected 20 MB free" in reported[0]
+    free[0] = 10**9
+    assert child.wait(60)
+    running.check()
+    assert "starting it again" in reported[1]
+    child.wait(60)
+
+
+def test_a_database_of_a_newer_version_is_refused(tmp_path: Path, live_stack: LiveStack) -> None:
+    applied = (
+        "from django.db.migrations.recorder import MigrationRecorder as R\n"
+        "from django.db import connection\n"
+    )
+    live_stack.python(applied + "R(connection).record_applied('runs', '9999_later')")
+    try:
+        done = live_stack.python(
+            "from dashboard.supervisor import Supervisor\n"
+            "try: Supervisor(host='127.0.0.1', port=1, say=print)._migrate()\n"
+            "except Exception as error: print(type(error).__name__, error)"
+        )
+        ready = live_stack.python(
+            "from runs.control.health import readiness\nprint(readiness()['database'])"
+        )
+    finally:
+        live_stack.python(applied + "R(connection).record_unapplied('runs', '9999_later')")
+    assert done.startswith("SupervisorError the database was used by a newer version")
+    assert "runs.9999_later" in done
+    assert ready == "was migrated by a newer version"
 
 
 def wait_for_the_end_of(processes: list[psutil.Process]) -> None:
@@ -137,11 +250,13 @@ def wait_for_the_end_of(processes: list[psutil.Process]) -> None:
     wait_until(all_gone, "the end of every service")
 
 
-def test_killed_services_come_back_and_an_interrupt_ends_all(
-    tmp_path: Path, replica: tuple[LocalProcessExecutor, ReplicaHandle]
+def test_killed_services_come_back_and_an_interrupt_ends_what_this_server_started(
+    tmp_path: Path, local: LocalProcessExecutor
 ) -> None:
-    executor, handle = replica
+    earlier = launch(local)
     with running_stack(tmp_path) as stack:
+        assert "found 1 local replicas of an earlier server" in stack.said()
+        own = launch(local)
         before = services_of(stack)
         assert set(before) == {"broker", "worker", "beat", "web"}
         for name in ("worker", "broker"):
@@ -155,8 +270,8 @@ def test_killed_services_come_back_and_an_interrupt_ends_all(
         everybody = psutil.Process(stack.pid).children(recursive=True)
         os.kill(stack.pid, signal.SIGINT)
         wait_for_the_end_of(everybody)
-        wait_until(lambda: not executor.live(), "the end of the local replica")
-    assert executor.poll([handle])[0].cause is Cause.CANCELLED
+        wait_until(lambda: local.live() == [earlier], "the end of the own local replica")
+    assert local.poll([own])[0].cause is Cause.CANCELLED
     assert "Traceback" not in (tmp_path / "serve.log").read_text()
 
 
@@ -164,12 +279,32 @@ def test_killed_services_come_back_and_an_interrupt_ends_all(
     not sys.platform.startswith("linux"), reason="only Linux tells a parent's death"
 )
 def test_no_service_outlives_a_killed_supervisor_but_replicas_train_on(
-    tmp_path: Path, replica: tuple[LocalProcessExecutor, ReplicaHandle]
+    tmp_path: Path, local: LocalProcessExecutor
 ) -> None:
-    executor, handle = replica
     with running_stack(tmp_path) as stack:
+        handle = launch(local)
         everybody = psutil.Process(stack.pid).children(recursive=True)
         assert len(everybody) > 4
         os.kill(stack.pid, signal.SIGKILL)
         wait_for_the_end_of(everybody)
-        assert executor.live() == [handle]
+        assert local.live() == [handle]
+
+
+def test_a_server_that_cannot_start_ends_no_local_replica(
+    tmp_path: Path, local: LocalProcessExecutor, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    settings.VAR_DIR, settings.DEPLOYMENT = tmp_path, "tested"
+    handle = launch(local)
+    reported: list[str] = []
+    running = Supervisor(host="127.0.0.1", port=free_ports(1)[0], say=reported.append)
+
+    def fail() -> None:
+        launch(local)  # its own replicas go on as well: an error of the server is not theirs
+        raise SupervisorError("the worker keeps ending")
+
+    monkeypatch.setattr(running, "_start_broker", fail)
+    monkeypatch.delenv("REDIS_URL")
+    with pytest.raises(SupervisorError, match="keeps ending"), running:
+        running.start()
+    assert handle in local.live() and len(local.live()) == 2
+    assert reported[-1] == "2 local replicas go on training; the next start finds them again"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import sys
+from argparse import ArgumentTypeError
+from dataclasses import replace
 from typing import Any
 
 from django.contrib.auth.models import User
@@ -36,6 +38,9 @@ class Command(BaseCommand):
         )
 
         parser.add_argument(
+            "--rounds", type=_rounds, default=None, help="total rounds of the run, at least 1"
+        )
+        parser.add_argument(
             "--mixed",
             action="store_true",
             help="submit the run on five backends; they must be there (make demo-mixed)",
@@ -44,6 +49,9 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         progress = Progress(sys.stdout)
         draft = presets.mixed_demo() if options["mixed"] else presets.local_demo()
+        if options["rounds"] is not None:
+            settings = replace(draft.settings, total_rounds=options["rounds"], warmup_steps=1)
+            draft = replace(draft, settings=settings)
         try:
             with supervisor(options, say=progress.say) as running:
                 succeeded = _serve(running, progress, draft, leave=options["exit"])
@@ -54,6 +62,12 @@ class Command(BaseCommand):
             sys.exit(f"archipelago: {error}")
         if options["exit"] and not succeeded:
             sys.exit(1)
+
+
+def _rounds(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
+    return int(text)
 
 
 def _serve(running: Supervisor, progress: Progress, draft: RunDraft, *, leave: bool) -> bool:

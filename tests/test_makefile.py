@@ -1,0 +1,67 @@
+"""The command lines of the Makefile, as a newcomer runs them: in a copy of the repository, from its
+own folder, with the state in ``var/``.
+
+The copy shares the virtual environment of this one, which ``make`` finds complete. The demo runs
+are shortened with ``ROUNDS``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.servers import free_ports
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).resolve().parent.parent
+PATIENCE_S = 900
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A copy of what git tracks here, as it is in the work tree."""
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, check=True,
+    ).stdout.decode().split("\0")  # fmt: skip
+    for name in filter(None, names):
+        source, target = ROOT / name, tmp_path / name
+        if source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+    if not (tmp_path / ".venv").exists():
+        (tmp_path / ".venv").symlink_to((ROOT / ".venv").resolve())
+    return tmp_path
+
+
+def make(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    ours = ("ARCHIPELAGO_", "DJANGO_", "AWS_", "REDIS_URL", "DATABASE_URL")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return subprocess.run(
+        ["make", *arguments],
+        cwd=clone,
+        env={**kept, "ARCHIPELAGO_PORT": str(free_ports(1)[0])},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
+@pytest.mark.parametrize("target", ["demo", "demo-mixed"])
+def test_a_demo_trains_from_an_empty_clone(target: str, clone: Path) -> None:
+    done = make(clone, target, "EXIT=1", "ROUNDS=1")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "the run succeeded" in done.stdout
+    assert (clone / "var").is_dir()
+
+
+def test_a_wrong_number_of_rounds_is_an_error_that_names_it(clone: Path) -> None:
+    done = make(clone, "demo", "EXIT=1", "ROUNDS=none")
+    assert done.returncode != 0
+    assert "expected a whole number of at least 1, found 'none'" in done.stderr
+    assert not (clone / "var" / "db.sqlite3").exists()
