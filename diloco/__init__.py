@@ -56,6 +56,6 @@ def __getattr__(name: str) -> Any:
         if error.name != "torch":
             raise
         raise ModuleNotFoundError(
-            f"diloco.{name}: expected torch, found none; pip install 'archipelago[torch]'",
+            f"diloco.{name}: expected torch, found none; pip install 'archipelago-diloco[torch]'",
             name="torch",
         ) from None

@@ -47,7 +47,7 @@ def make_diloco_outer_loop(
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "make_diloco_outer_loop: expected torchft, found none; "
-            "pip install 'archipelago[torchft]'",
+            "pip install 'archipelago-diloco[torchft]'",
             name=error.name,
         ) from None
     return DiLoCo(manager, [model], inner_optimizer, outer_optimizer, sync_every, **options)

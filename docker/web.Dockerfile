@@ -13,9 +13,11 @@ WORKDIR /srv/archipelago
 COPY requirements/server.txt requirements/server.txt
 RUN pip install -r requirements/server.txt
 
-# Only a worker that runs local replicas needs torch.
+# Only a worker that runs local replicas needs torch. TORCH_BACKEND is uv's: cpu, auto, cu130, ...
 ARG TORCH=""
-RUN if [ -n "$TORCH" ]; then pip install "torch==$TORCH"; fi
+ARG TORCH_BACKEND=cpu
+RUN if [ -n "$TORCH" ]; then pip install uv \
+      && uv pip install --system --no-cache --torch-backend="$TORCH_BACKEND" "torch==$TORCH"; fi
 
 COPY manage.py ./
 COPY diloco diloco

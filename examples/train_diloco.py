@@ -4,8 +4,8 @@
     python examples/train_diloco.py URI REPLICA      one of them, e.g. on two machines
 
 ``torchft.local_sgd.DiLoCo`` is what torchft has it; only the Manager comes from here. It needs
-torchft (``pip install 'archipelago[torchft]'``); ``diloco.join`` (own_loop.py) does not, and does
-more.
+torchft (``pip install 'archipelago-diloco[torchft]'``); ``diloco.join`` (own_loop.py) does not, and
+does more.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ from dashboard import commands
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE = ROOT / "docker-compose.yml"
+ONE_OFF = ("migrate", "bucket")
+"""Services that end by themselves before the others start."""
 
 
 @pytest.fixture(scope="module")
@@ -60,21 +62,33 @@ def test_the_image_alone_serves_as_the_service_does() -> None:
 def test_every_service_is_there_and_waits_for_what_it_needs(
     services: dict[str, dict[str, Any]],
 ) -> None:
-    assert set(services) == {"postgres", "valkey", "store", "migrate", "web", "worker", "beat"}
+    assert set(services) == {
+        "postgres",
+        "valkey",
+        "store",
+        "migrate",
+        "bucket",
+        "web",
+        "worker",
+        "beat",
+    }
     for name, service in services.items():
         for needed in service.get("depends_on", {}):
             condition = service["depends_on"][needed]["condition"]
-            expected = "completed_successfully" if needed == "migrate" else "healthy"
+            expected = "completed_successfully" if needed in ONE_OFF else "healthy"
             assert condition == f"service_{expected}", (name, needed)
             if expected == "healthy":
                 assert "healthcheck" in services[needed], needed
 
 
+def variables_of_the_example() -> set[str]:
+    text = (ROOT / "docker" / "env.example").read_text()
+    return set(re.findall(r"^#?([A-Z0-9_]+)=", text, re.MULTILINE))
+
+
 def test_no_secret_is_written_down_and_each_is_in_the_example() -> None:
     text = COMPOSE.read_text()
-    used = set(re.findall(r"\$\{([A-Z_]+)", text))
-    example = (ROOT / "docker" / "env.example").read_text()
-    assert used == set(re.findall(r"^#?([A-Z_]+)=", example, re.MULTILINE))
+    assert set(re.findall(r"\$\{([A-Z0-9_]+)", text)) <= variables_of_the_example()
     for name in re.findall(r"\$\{([A-Z_]*(?:PASSWORD|SECRET_KEY))([^}]*)", text):
         assert name[1] == ":?set it in .env", name
 
@@ -86,6 +100,37 @@ def test_an_image_copies_what_exists_and_is_let_into_the_build(dockerfile: str) 
     for source in re.findall(r"^COPY (\S+) ", text, re.MULTILINE):
         assert (ROOT / source).exists()
         assert f"!{source.split('/')[0]}" in allowed
+
+
+@pytest.mark.parametrize("name", ["web", "worker", "beat", "migrate"])
+def test_every_variable_of_the_env_file_reaches_the_service(
+    services: dict[str, dict[str, Any]], name: str
+) -> None:
+    assert services[name]["env_file"] == [".env"]
+
+
+def test_files_that_variables_name_are_in_a_folder_that_web_and_worker_see(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    text = (ROOT / "docker" / "env.example").read_text()
+    for path in re.findall(r"^#?[A-Z_]+=(/\S+)", text, re.MULTILINE):
+        assert path.startswith("/etc/archipelago/")
+    assert (ROOT / "docker" / "config").is_dir()
+    for name in ("web", "worker", "beat"):
+        assert "./docker/config:/etc/archipelago:ro" in services[name]["volumes"]
+
+
+def test_plain_http_is_published_on_this_machine_alone(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    published = [port for service in services.values() for port in service.get("ports", [])]
+    assert published == ["${ARCHIPELAGO_HOST:-127.0.0.1}:${ARCHIPELAGO_PORT:-8000}:8000"]
+
+
+def test_the_worker_that_runs_local_replicas_has_torch(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    assert services["worker"]["build"]["args"]["TORCH"] == "${WORKER_TORCH-2.13.0}"
 
 
 def test_the_environment_an_app_gets_is_read_by_it(services: dict[str, dict[str, Any]]) -> None:

@@ -4,6 +4,7 @@ no dashboard."""
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import shutil
 import subprocess
@@ -86,6 +87,26 @@ def test_the_wheel_holds_the_library_and_nothing_else(wheel: Path) -> None:
     assert any(line == "License-Expression: MIT" for line in metadata(wheel))
 
 
+def test_the_distribution_is_not_named_like_a_package_of_others(wheel: Path) -> None:
+    """``archipelago`` is another project's name on the package index, with the same import name."""
+    assert "Name: archipelago-diloco" in metadata(wheel)
+    with zipfile.ZipFile(wheel) as archive:
+        (scripts,) = (n for n in archive.namelist() if n.endswith("entry_points.txt"))
+        assert "archipelago = archipelago.cli:main" in archive.read(scripts).decode()
+
+
+def test_no_text_recommends_the_other_package() -> None:
+    names = subprocess.run(
+        ["git", "ls-files", "--", ":!tests"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    wrong = re.compile(r"pip install[^\n]*['\" ]archipelago(?!-diloco)(?![-/\w])")
+    found = []
+    for name in names:
+        with contextlib.suppress(UnicodeDecodeError):
+            found += [f"{name}: {m.group()}" for m in wrong.finditer((ROOT / name).read_text())]
+    assert not found
+
+
 def test_it_asks_for_no_dashboard_and_no_torch(wheel: Path) -> None:
     required = [line.removeprefix("Requires-Dist: ") for line in metadata(wheel)
                 if line.startswith("Requires-Dist: ")]  # fmt: skip
@@ -136,7 +157,7 @@ def test_importing_it_imports_no_torch(installed: Path) -> None:
 
 def test_without_torch_it_says_what_to_install(installed: Path) -> None:
     done = run(installed, "import diloco; sys.modules['torch'] = None; diloco.join")
-    message = "diloco.join: expected torch, found none; pip install 'archipelago[torch]'"
+    message = "diloco.join: expected torch, found none; pip install 'archipelago-diloco[torch]'"
     assert done.stderr.endswith(f"ModuleNotFoundError: {message}\n")
 
 

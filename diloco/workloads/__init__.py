@@ -52,7 +52,7 @@ def load_workload(document: GroupDocument, *, replica: int, device: torch.device
             raise SettingsError(
                 "workload",
                 f"expected {error.name} for kind {kind!r}, found none; "
-                "pip install 'archipelago[transformers]'",
+                "pip install 'archipelago-diloco[transformers]'",
             ) from None
         return load_training(described, settings, replica=replica, device=device)
     if kind == CustomWorkload.kind:

@@ -163,7 +163,10 @@ def test_a_slow_start_is_reported_every_few_seconds() -> None:
 
 def test_activity_counts_processor_time_of_the_child_and_its_log(tmp_path: Path) -> None:
     log = tmp_path / "busy.log"
-    code = "import time\nwhile time.process_time() < 0.5: pass\nprint('up', flush=True)\ntime.sleep(600)"
+    code = (
+        "import time\nwhile time.process_time() < 0.5: pass\n"
+        "print('up', flush=True)\ntime.sleep(600)"
+    )
     child = Child(
         name="web", command=["python", "-c", code], log=log, env=dict(os.environ), cwd=tmp_path
     )
