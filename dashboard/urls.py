@@ -110,3 +110,5 @@ urlpatterns = [
     path("metrics", health.metrics, name="metrics"),
     path("admin/", admin.site.urls),
 ]
+
+handler500 = "dashboard.views.errors.internal_error"
