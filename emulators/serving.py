@@ -50,7 +50,7 @@ def wait_until(
     ready: Callable[[], object],
     what: str,
     *,
-    timeout_s: float = 60,
+    timeout_s: float = 300,
     every_s: float = 0.02,
     process: subprocess.Popen[bytes] | None = None,
     log: Path | None = None,

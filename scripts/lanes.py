@@ -190,9 +190,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
     with tempfile.TemporaryDirectory(prefix="lanes-") as folder:
-        # Tests start hundreds of processes that import the same modules: compiled once for all.
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        os.environ["PYTHONPYCACHEPREFIX"] = str(Path(folder) / "bytecode")
         results = run(
             lanes, folder=Path(folder), at_once=options.at_once, limit_s=options.limit_s, say=say
         )

@@ -72,6 +72,7 @@ def running_stack(var: Path, **more_env: str) -> Iterator[LiveStack]:
         wait_until(
             lambda: log.exists() and "serving http" in log.read_text(),
             "the server did not start",
+            timeout_s=900,  # the server itself ends when a part of it is stuck
             process=process,
             log=log,
         )
