@@ -102,7 +102,9 @@ def waits_for(
         return _suspension(job)
     if pod is None:
         warning = warnings.get(_name(job), "")
-        return "Pending", warning, _refusal(warning) if warning else PendingCause.STARTING
+        if not warning:
+            return "Pending", "", PendingCause.STARTING
+        return warning.partition(":")[0], warning, _refusal(warning)
     for condition in _of(pod, "status").get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             reason = condition.get("reason") or "Pending"

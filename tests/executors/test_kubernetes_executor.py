@@ -187,6 +187,7 @@ def test_a_job_that_a_user_suspends_waits_and_can_be_cancelled(world: Kubernetes
     handle = launch(executor, "exit", 0)
     name = world.cluster.job("run-0-1")["metadata"]["name"]
     world.cluster.objects.patch("jobs", "default", name, {"spec": {"suspend": True}})
+    wait_for(lambda: world.cluster.pods("run-0-1") == [], "its pod to go")
     assert waits(executor, handle, "Suspended").message
     executor.cancel([handle])
     assert end_of(executor, handle).cause is Cause.CANCELLED

@@ -240,7 +240,7 @@ PULL = 'Back-off pulling image "replica:9": not found'
     ("found", "of_pod", "warnings", "phase", "said"),
     [
         (job(), None, {}, "Pending", ""),
-        (job(), None, {"run-0-1-x": "FailedCreate: quota"}, "Pending", "FailedCreate: quota"),
+        (job(), None, {"run-0-1-x": "FailedCreate: quota"}, "FailedCreate", "quota"),
         (job(spec={"suspend": True}), None, {}, "Suspended", "by a user or a controller"),
         (job(), pod("Pending", conditions=UNSCHEDULED), {}, "Unschedulable", NO_ROOM),
         (job(), pod("Pending", state=waiting("ContainerCreating")), {}, "ContainerCreating", ""),
