@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from executors.base import LaunchRefused, ReplicaSpec
 from executors.hardware.kubernetes import PRODUCTS, TABLE
-from executors.kubernetes_manifest import cancellation, job, merged, name_of, secret
+from executors.kubernetes_manifest import cancellation, completion, job, merged, name_of, secret
 from executors.kubernetes_options import OF_EXECUTOR, OPTIONS, QUEUE_LABEL, machine, read
 
 SCHEMAS = sorted((Path(__file__).parent / "data" / "kubernetes").glob("*.json"))
@@ -200,9 +200,11 @@ def test_options_arrive_in_the_pod() -> None:
     assert pod["terminationGracePeriodSeconds"] == 60
     assert found["spec"]["ttlSecondsAfterFinished"] == 3600
     assert found["spec"]["template"]["metadata"]["labels"] == {**LABELS, "team": "vision"}
-    queue = {QUEUE_LABEL: "research"}
-    assert found["metadata"]["labels"] == {**LABELS, "team": "vision", **queue}
+    # It enters its queue once its Secret exists.
+    assert found["metadata"]["labels"] == {**LABELS, "team": "vision"}
     assert found["spec"]["suspend"] is True
+    queue = {"metadata": {"labels": {QUEUE_LABEL: "research"}}}
+    assert merged(completion("research"), queue) == completion("research")
 
 
 def test_a_job_may_be_told_otherwise_than_its_executor() -> None:
