@@ -100,7 +100,7 @@ def test_a_secret_that_vanished_is_made_again(
     cluster.cluster.objects.remove("secrets", "default", handle.data["name"])
     cluster.cluster.kubelet.missing_images.clear()
     wait_for(lambda: kubernetes.poll([handle])[0].pending is PendingCause.INCOMPLETE, "its Secret")
-    world.tick(1)
+    world.tick(12)
     cluster.cluster.kubelet.missing_images.add("replica:1")  # nothing runs in this test
     replica = world.replica(0)
     assert replica.state == ReplicaState.PROVISIONING
