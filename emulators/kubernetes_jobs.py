@@ -70,7 +70,7 @@ class Controllers:
                 self.kubelet.step(pod)
 
     def _job(self, job: Json) -> None:
-        status = job.setdefault("status", {"conditions": [dict(NEW_CONDITION)]})
+        status = job.setdefault("status", {"conditions": [dict(NEW_CONDITION)], "emulatedNew": {}})
         spec, pods, now = job["spec"], self.objects.owned("pods", job), time.time()
         end = next((c for c in status.get("conditions", ()) if c["type"] in _ENDS), None)
         self.kueue.step(job, is_over=end is not None)

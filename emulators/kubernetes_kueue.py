@@ -29,6 +29,9 @@ class Kueue:
         self.objects = objects
         self.queues: dict[str, int] = {}
         self.installed = False
+        self.checks_pending = False
+        """Quota is reserved, but AdmissionChecks have not passed: Jobs stay suspended
+        (https://kueue.sigs.k8s.io/docs/concepts/admission_check/)."""
         self._admitted: dict[str, str] = {}
         """uid of a Job -> its queue."""
 
@@ -73,7 +76,7 @@ class Kueue:
             needs = 1 if job["spec"].get("parallelism", 1) else 0
             if used + needs <= self.queues.get(queue, -1):
                 self._admitted[uid] = queue
-        suspend = uid not in self._admitted
+        suspend = uid not in self._admitted or self.checks_pending
         if bool(job["spec"].get("suspend")) != suspend:
             job["spec"]["suspend"] = suspend
             self.objects.change(job)

@@ -209,7 +209,43 @@ def test_a_job_that_is_cancelled_in_its_queue_leaves_it(world: KubernetesWorld) 
     assert QUEUE_LABEL not in world.cluster.job("run-0-1")["metadata"]["labels"]
 
 
+def test_a_job_that_is_cancelled_with_quota_reserved_ends_once_it_is_let_go(
+    world: KubernetesWorld,
+) -> None:
+    world.cluster.add_queue("research", 1)
+    world.cluster.controllers.kueue.checks_pending = True
+    executor = world.executor(labels=QUEUE)
+    handle = launch(executor, "exit", 0, secrets=SECRET)
+    waits(executor, handle, ADMISSION)
+    wait_for(lambda: world.cluster.controllers.kueue._admitted, "its quota to be reserved")
+    executor.cancel([handle])
+    assert end_of(executor, handle).cause is Cause.CANCELLED
+    assert executor.live() == []
+    world.cluster.controllers.kueue.checks_pending = False
+    wait_for(lambda: not world.cluster.controllers.kueue._admitted, "its quota to be released")
+    assert end_of(executor, handle).cause is Cause.CANCELLED
+    assert world.cluster.pods("run-0-1") == []
+
+
 # Capacity, quota, namespaces, images.
+
+
+def test_a_full_quota_for_secrets_leaves_the_job_suspended_until_there_is_room(
+    world: KubernetesWorld,
+) -> None:
+    executor = world.executor()
+    first = launch(executor, "exit", 0, secrets=SECRET)
+    end_of(executor, first)
+    world.cluster.add_quota("secrets", {"count/secrets": "1"})
+    with pytest.raises(NoCapacity):
+        launch(executor, "digests", "TOKEN", key="run-1-1", secrets=SECRET)
+    handle = executor.find("run-1-1")
+    assert handle is not None
+    waits(executor, handle, "Incomplete")
+    world.lose(first)  # cleared away, and its Secret with it
+    wait_for(lambda: not world.cluster.objects.all("secrets"), "its Secret to go")
+    launch(executor, "digests", "TOKEN", key="run-1-1", secrets=SECRET)
+    assert end_of(executor, handle).cause is Cause.DONE
 
 
 def test_a_full_quota_is_retried_and_a_quota_of_zero_needs_an_operator(

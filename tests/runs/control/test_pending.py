@@ -8,7 +8,6 @@ import pytest
 
 from executors.base import Cause, JobState, NoCapacity, PendingCause, ReplicaStatus, RetryLater
 from runs.control import policy
-from runs.control.jobs import UNLAUNCHED_AFTER
 from runs.control.launch import launch_replica
 from runs.control.policy import NextStep
 from runs.exceptions import LaunchLater
@@ -168,15 +167,18 @@ def test_a_full_quota_is_waited_for_and_shown(
     run = launched(make_run(replicas=1))
     replica = run.replicas.get()
     executor.refuses = NoCapacity("exceeded quota: gpus, used 8 of 8")
-    for _ in range(3):
-        clock.pass_s(UNLAUNCHED_AFTER.total_seconds() + 1200)
+    for _ in range(6):
         with pytest.raises(LaunchLater):
             launch_replica(replica.pk)
+        launch_replica(replica.pk)  # the pool waits for a minute, and no longer each time
+        clock.pass_s(61)
+    clock.pass_s(3600)
     replica.refresh_from_db()
+    assert replica.pool.failures == 0 and "exceeded quota" in replica.pool.trouble
+    assert len(run.events.filter(kind="breaker")) == 1
     assert replica.state == ReplicaState.PROVISIONING
     assert replica.state_reason == "exceeded quota: gpus, used 8 of 8"
     assert replica.pending_cause == PendingCause.QUOTA
     executor.refuses = ""
-    clock.pass_s(3600)
     launch_replica(replica.pk)
     assert executor.launches == 1
