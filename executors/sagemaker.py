@@ -107,8 +107,8 @@ class SageMakerExecutor:
         return common.launch_each(start, request.specs)
 
     def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
-        """A spot job that was interrupted is stopped, too. Raises :class:`RetryLater` where AWS
-        could not be asked at all."""
+        """Also stops a spot job that was interrupted. Raises :class:`RetryLater` where AWS cannot
+        be reached."""
         regions = {handle.data["region"] for handle in handles}
         listed = {region: self._jobs.of_status(region, "InProgress") for region in regions}
         statuses = [self._by_list(handle, listed[handle.data["region"]]) for handle in handles]
@@ -192,15 +192,17 @@ class SageMakerExecutor:
         try:
             job = self._jobs.describe(region, name)
             if job is None:
+                self._seen.pop(name, None)
                 message = f"SageMaker knows no training job {name} in {region}"
                 return ReplicaStatus(state=JobState.ENDED, cause=Cause.LOST, message=message)
             status = sagemaker_status.of_description(job)
-            self._seen[name] = (_version(job), status)
-            if status.state is JobState.ENDED:
-                del self._seen[name]
-                if job["TrainingJobStatus"] not in sagemaker_status.ENDED:
-                    self._jobs.stop(region, name)  # or it would start again
+            if sagemaker_status.must_be_stopped(job):
+                self._jobs.stop(region, name)  # asked again at each poll until it is Stopping
+            elif status.state is JobState.ENDED:
+                self._seen.pop(name, None)
                 self._jobs.forget_secret(region, name, job)
+            else:
+                self._seen[name] = (_version(job), status)
         except RetryLater as error:
             return ReplicaStatus(state=JobState.UNKNOWN, message=str(error))
         return status

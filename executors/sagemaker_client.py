@@ -27,8 +27,15 @@ from botocore.exceptions import (
 )
 from botocore.exceptions import ConnectionError as NotConnected
 
-from executors.base import ExecutorError, LaunchRefused, NeedsPerson, RetryLater
-from executors.common import scrub
+from executors.base import (
+    NoCapacity,
+    ExecutorError,
+    LaunchRefused,
+    NeedsPerson,
+    RetryLater,
+)
+from executors.common import retry_after_s, scrub
+from executors.refusals import quota_refusal
 
 CONNECTIONS = 32
 """Per service and region: as many launches go on at once in one process."""
@@ -43,9 +50,8 @@ _SERVICES = {
 """Service -> how the SDKs spell it in a variable."""
 
 BUSY = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded")
+QUOTA = ("ResourceLimitExceeded", "LimitExceededException", "QuotaExceededException")
 _PERSON = (
-    "ResourceLimitExceeded",
-    "LimitExceededException",
     "UnrecognizedClientException",
     "InvalidClientTokenId",
     "InvalidSignatureException",
@@ -59,6 +65,9 @@ _PERSON = (
     "OptInRequired",
     "SubscriptionRequiredException",
 )
+CAPACITY = "CapacityError"
+"""In a message: there was no machine of the type (docs.aws.amazon.com/sagemaker/latest/dg/
+model-managed-spot-training-status.html)."""
 _ROLE = "Could not assume role"
 """CreateTrainingJob says so as a ValidationException; another request would not help."""
 
@@ -143,8 +152,13 @@ def meaning(error: ClientError | BotoCoreError, secrets: Iterable[str] = ()) -> 
     said = scrub(f"{code}: {message_of(error)}", secrets)
     answer = error.response.get("ResponseMetadata", {})
     status = int(answer.get("HTTPStatusCode", 0))
+    after_s = retry_after_s(answer.get("HTTPHeaders", {}).get("retry-after"))
     if status >= 500 or status == 429 or code in BUSY:
-        return RetryLater(said, after_s=_seconds(answer.get("HTTPHeaders", {}).get("retry-after")))
+        return RetryLater(said, after_s=after_s)
+    if code in QUOTA:
+        return quota_refusal(said, after_s=after_s)
+    if CAPACITY in said:
+        return NoCapacity(said, after_s=after_s)
     if status in (401, 402, 403) or code in _PERSON or code.startswith("AccessDenied"):
         return NeedsPerson(said)
     if _ROLE in message_of(error):
@@ -166,10 +180,3 @@ def is_unknown(error: ClientError) -> bool:
     return code_of(error) in ("ResourceNotFound", "ResourceNotFoundException") or (
         code_of(error) == "ValidationException" and "resource not found" in message_of(error)
     )
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        return float(text) if text is not None else None
-    except ValueError:  # a date
-        return None
