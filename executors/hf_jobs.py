@@ -57,7 +57,7 @@ from executors.hf_request import LABEL_CHARS, Options, flavour, label, unsound, 
 from executors.hf_status import LIVE, LOST, TIMEOUT_LABEL, precedence, status_of
 
 
-class HFJobsExecutor:
+class HFJobsExecutor(common.LaunchReplicas):
     """Runs replicas as Jobs of the Hugging Face Hub."""
 
     backend = "huggingface"
@@ -82,20 +82,19 @@ class HFJobsExecutor:
         )
         self._ended: dict[str, ReplicaStatus] = {}  # an end is final: not asked for again
 
-    def launch_replicas(
+    def ensure(
         self,
-        n_replicas: int,
+        specs: Sequence[ReplicaSpec],
         entrypoint: str,
         entrypoint_args: Mapping[str, Any] | None = None,
         *,
-        specs: Sequence[ReplicaSpec] | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
         code: CodeRef | None = None,
     ) -> list[ReplicaHandle]:
-        """See :meth:`executors.base.ServerlessExecutor.launch_replicas`. For each job a look by its
+        """See :meth:`executors.base.ServerlessExecutor.ensure`. For each job a look by its
         labels and ``POST /api/jobs/{namespace}``, then one look for all."""
-        request = common.prepare(n_replicas, entrypoint_args, specs)
+        request = common.prepare(specs, entrypoint_args)
         command = bootstrap.command(entrypoint, request.args, code=code)
         started: list[ReplicaHandle] = []
         _ = self._namespace  # asked for here once, not by each thread

@@ -67,7 +67,7 @@ UNEXPLAINED_S = 10.0
 _FIELDS = {"image": "image", "hardware": "hardware", "spot": "spot", "label": "labels"}
 
 
-class KubernetesExecutor:
+class KubernetesExecutor(common.LaunchReplicas):
     """Jobs in one namespace. Options and credentials: ``docs/backends/kubernetes.md``."""
 
     backend = "kubernetes"
@@ -98,19 +98,18 @@ class KubernetesExecutor:
                 )
             return self._cluster
 
-    def launch_replicas(
+    def ensure(
         self,
-        n_replicas: int,
+        specs: Sequence[ReplicaSpec],
         entrypoint: str,
         entrypoint_args: Mapping[str, Any] | None = None,
         *,
-        specs: Sequence[ReplicaSpec] | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
         code: CodeRef | None = None,
     ) -> list[ReplicaHandle]:
-        """See :meth:`executors.base.ServerlessExecutor.launch_replicas`."""
-        request = common.prepare(n_replicas, entrypoint_args, specs)
+        """See :meth:`executors.base.ServerlessExecutor.ensure`."""
+        request = common.prepare(specs, entrypoint_args)
 
         def start(spec: ReplicaSpec) -> ReplicaHandle:
             plain, hidden = request.environment(spec, env=env, secrets=secrets)

@@ -65,7 +65,7 @@ from executors.local_options import read_options, this_machine
 POLL_S = 0.05
 
 
-class LocalProcessExecutor:
+class LocalProcessExecutor(common.LaunchReplicas):
     """Runs replicas as processes that outlive this one."""
 
     backend = "local"
@@ -83,22 +83,21 @@ class LocalProcessExecutor:
         """How long a cancelled replica has, unless its own options say otherwise."""
         return read_options(self.config.options, {}).grace_s
 
-    def launch_replicas(
+    def ensure(
         self,
-        n_replicas: int,
+        specs: Sequence[ReplicaSpec],
         entrypoint: str,
         entrypoint_args: Mapping[str, Any] | None = None,
         *,
-        specs: Sequence[ReplicaSpec] | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
         code: CodeRef | None = None,
     ) -> list[ReplicaHandle]:
-        """See :meth:`executors.base.ServerlessExecutor.launch_replicas`.
+        """See :meth:`executors.base.ServerlessExecutor.ensure`.
 
         The environment is :mod:`executors.local_environment`'s, then ``env`` and the secrets.
         """
-        request = common.prepare(n_replicas, entrypoint_args, specs)
+        request = common.prepare(specs, entrypoint_args)
         command = bootstrap.command(
             entrypoint, request.args, python=sys.executable, code=code, layer=True
         )

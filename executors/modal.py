@@ -66,7 +66,7 @@ LONGEST_LOG = timedelta(days=34)
 T = TypeVar("T")
 
 
-class ModalExecutor:
+class ModalExecutor(common.LaunchReplicas):
     """Sandboxes of one account. Options and credentials: ``docs/backends/modal.md``."""
 
     backend = "modal"
@@ -84,23 +84,22 @@ class ModalExecutor:
         self._app_name = options.app or config.deployment
         self._launcher = Launcher(self._account, config, self._app_name)
 
-    def launch_replicas(
+    def ensure(
         self,
-        n_replicas: int,
+        specs: Sequence[ReplicaSpec],
         entrypoint: str,
         entrypoint_args: Mapping[str, Any] | None = None,
         *,
-        specs: Sequence[ReplicaSpec] | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
         code: CodeRef | None = None,
     ) -> list[ReplicaHandle]:
-        """See :meth:`executors.base.ServerlessExecutor.launch_replicas`.
+        """See :meth:`executors.base.ServerlessExecutor.ensure`.
 
         ``code.requirements`` go into the image, unless that is somebody's own: Modal builds it
         once, and the bootstrap then finds them there.
         """
-        request = common.prepare(n_replicas, entrypoint_args, specs)
+        request = common.prepare(specs, entrypoint_args)
         for spec in request.specs:
             problems = modal_options.problems(self.config.options, spec)
             if problems:

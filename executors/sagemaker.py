@@ -52,7 +52,7 @@ from executors.sagemaker_request import Options, job_name, output_path
 AT_ONCE = 8
 
 
-class SageMakerExecutor:
+class SageMakerExecutor(common.LaunchReplicas):
     """Training jobs of one AWS account."""
 
     backend = "sagemaker"
@@ -73,19 +73,18 @@ class SageMakerExecutor:
         )
         self._seen: dict[str, tuple[object, ReplicaStatus]] = {}
 
-    def launch_replicas(
+    def ensure(
         self,
-        n_replicas: int,
+        specs: Sequence[ReplicaSpec],
         entrypoint: str,
         entrypoint_args: Mapping[str, Any] | None = None,
         *,
-        specs: Sequence[ReplicaSpec] | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
         code: CodeRef | None = None,
     ) -> list[ReplicaHandle]:
-        """See :meth:`executors.base.ServerlessExecutor.launch_replicas`."""
-        request = common.prepare(n_replicas, entrypoint_args, specs)
+        """See :meth:`executors.base.ServerlessExecutor.ensure`."""
+        request = common.prepare(specs, entrypoint_args)
 
         def start(spec: ReplicaSpec) -> ReplicaHandle:
             options, region = self._options(spec), self._region(spec)

@@ -208,7 +208,7 @@ def launch_replica(replica_id: int) -> None:
     pool = replica.pool
     try:
         executor = executor_for(pool)
-        handle = executor.find(attempt.launch_key) or _start(executor, run, attempt)
+        handle = _ensure(executor, run, attempt)
     except NeedsPerson as error:
         breaker.call_person(pool, str(error))
         refuse_attempt(attempt, str(error), to=ReplicaState.RESTARTING)
@@ -291,7 +291,7 @@ def _begin_attempt(replica_id: int) -> ReplicaAttempt | None:
         return attempt
 
 
-def _start(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> ReplicaHandle:
+def _ensure(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> ReplicaHandle:
     replica, pool = attempt.replica, attempt.replica.pool
     bundle = keys.code_bundle(run.code_sha256)
     try:
@@ -319,11 +319,10 @@ def _start(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> R
         deadline_at=_from_now(lifetime_s),
         expires_at=_from_now(opened.lifetime_s),
     )
-    [handle] = executor.launch_replicas(
-        1,
+    [handle] = executor.ensure(
+        [spec],
         ENTRYPOINT,
         {"args": [run.rendezvous], "rank_env": RANK_ENV},
-        specs=[spec],
         env=replica_env(run, remote=executor.capabilities.remote),
         code=code_of(run, remote=executor.capabilities.remote),
     )

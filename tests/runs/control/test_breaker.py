@@ -129,7 +129,7 @@ class Counted:
 
     def __init__(self, executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = 0
-        for name in ("find", "launch_replicas"):
+        for name in ("find", "ensure"):
             monkeypatch.setattr(executor, name, self._counting(getattr(executor, name)))
 
     def _counting(self, real: Callable[..., Any]) -> Callable[..., Any]:
