@@ -140,9 +140,11 @@ def _wrong(shape: Any, value: Any, path: str) -> Iterator[str]:
 
 
 def check_answer(shape: Any, answer: Mapping[str, Any]) -> None:
-    """Raise :class:`AssertionError` for an answer that the service's model does not allow."""
+    """Refuse an answer of an emulator that the service's model does not allow: a defect of the
+    emulator, reported to its caller as an error that no client retries."""
     wrong = [] if shape is None else [*_wrong(shape, answer, ""), *_unknown(shape, answer, "")]
-    assert not wrong, f"answer against the model of {shape.name}: {'; '.join(wrong)}"
+    if wrong:
+        raise AwsError("EmulatorDefect", f"answer against {shape.name}: {'; '.join(wrong)}")
 
 
 def _unknown(shape: Any, value: Any, path: str) -> Iterator[str]:

@@ -52,7 +52,8 @@ class Secrets:
 
     def get(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:
-            return dict(self._find(region, given["SecretId"]))
+            secret = self._find(region, given["SecretId"])
+            return {name: value for name, value in secret.items() if name != "Tags"}
 
     def delete(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """At once and for good; of one that is not there AWS says the same."""

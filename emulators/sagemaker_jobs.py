@@ -170,6 +170,10 @@ class TrainingJobs:
             answer = {
                 **{name: value for name, value in job.request.items() if name != "Tags"},
                 **self._summary(job),
+                "ModelArtifacts": {
+                    "S3ModelArtifacts": f"{job.request['OutputDataConfig']['S3OutputPath']}/"
+                    f"{job.name}/output/model.tar.gz"
+                },
                 "SecondaryStatusTransitions": [
                     {"Status": stage, "StartTime": at_s, "StatusMessage": message}
                     for stage, at_s, message in job.changes
@@ -220,9 +224,7 @@ class TrainingJobs:
 
     def _check_quota(self, region: str, given: Mapping[str, Any]) -> None:
         wanted = TrainingJob(request=given, region=region, arn="", created_s=0.0)
-        quota = (
-            f"{wanted.instance_type} for {'spot ' if wanted.spot else ''}training job usage"
-        )
+        quota = f"{wanted.instance_type} for {'spot ' if wanted.spot else ''}training job usage"
         limit = self.limit(quota)
         used = sum(
             job.instances

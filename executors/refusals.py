@@ -1,8 +1,8 @@
 """Classify a refused request: retry later, or require intervention.
 
-A backend that is full frees capacity by itself; an account whose limit is zero, or smaller than one
-replica, never does. Services report both with one error code, so the message decides. A message that
-matches neither is retried :data:`UNCLEAR_ATTEMPTS` times in a row, and then requires intervention.
+A backend that is full frees capacity by itself; an account whose limit is zero, or smaller than
+one replica, never does. Services report both with one error code, so the message decides. A
+message that matches neither is retried :data:`UNCLEAR_ATTEMPTS` times in a row, and then requires intervention.
 
 Message formats:
 

@@ -28,10 +28,10 @@ from botocore.exceptions import (
 from botocore.exceptions import ConnectionError as NotConnected
 
 from executors.base import (
-    NoCapacity,
     ExecutorError,
     LaunchRefused,
     NeedsPerson,
+    NoCapacity,
     RetryLater,
 )
 from executors.common import retry_after_s, scrub

@@ -15,7 +15,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from executors import common, sagemaker_secrets, sagemaker_status
-from executors.base import NoCapacity, ExecutorConfig, LaunchRefused, ReplicaSpec
+from executors.base import ExecutorConfig, LaunchRefused, NoCapacity, ReplicaSpec
 from executors.sagemaker_client import BUSY, Clients, aws_errors, code_of
 from executors.sagemaker_jobs import Jobs
 from executors.sagemaker_request import Options, create_request, job_name
@@ -24,7 +24,7 @@ THROTTLED_S = 20.0
 """How long a launch that is throttled is tried; then it is for its caller to come back."""
 
 DESCRIBED_LATER = 3
-"""How often a job is described again, a second apart, whose name is in use but that is not shown."""
+"""How often a job whose name is in use, but that is not shown, is described again after a second."""
 
 
 class Launcher:

@@ -11,6 +11,7 @@ from executors.refusals import (
     quota_refusal,
 )
 
+
 def sagemaker(limit: int, used: int, delta: int = 1) -> str:
     return (
         "ResourceLimitExceeded: The account-level service limit 'ml.g5.xlarge for training job "

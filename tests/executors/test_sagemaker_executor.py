@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from executors.base import (
-    NoCapacity,
     Cause,
     JobState,
     LaunchRefused,
     NeedsPerson,
+    NoCapacity,
     ReplicaHandle,
     ReplicaSpec,
     RetryLater,

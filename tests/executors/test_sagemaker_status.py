@@ -15,11 +15,11 @@ from botocore.exceptions import (
 )
 
 from executors.base import (
-    NoCapacity,
     Cause,
     JobState,
     LaunchRefused,
     NeedsPerson,
+    NoCapacity,
     RetryLater,
 )
 from executors.sagemaker_client import meaning
