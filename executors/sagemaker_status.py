@@ -33,6 +33,7 @@ from datetime import datetime
 from typing import Any
 
 from executors.base import Cause, JobState, ReplicaStatus
+from executors.common import exit_cause
 
 ENDED = ("Completed", "Failed", "Stopped")
 _PENDING = ("", "Starting", "Pending", "Downloading", "LaunchingMLInstances",
@@ -41,8 +42,6 @@ _EXIT_CODE = re.compile(r"exit code:?\s*(-?\d+)", re.IGNORECASE)
 _NO_MEMORY = ("instance type with more memory", "Out of Memory. Please use a larger instance")
 _NO_CAPACITY = "CapacityError"
 _NOT_OURS = ("InternalServerError",)
-KILLED = 137
-"""128 + SIGKILL: in a container of its own, the kernel's work for want of memory."""
 
 
 def of_description(job: Mapping[str, Any]) -> ReplicaStatus:
@@ -99,13 +98,13 @@ def _end(status: str, phase: str, job: Mapping[str, Any]) -> tuple[Cause, int | 
     reason = str(job.get("FailureReason", ""))
     found = _EXIT_CODE.search(reason)
     exit_code = int(found[1]) if found else None
-    if any(words in reason for words in _NO_MEMORY) or exit_code == KILLED:
-        return Cause.OUT_OF_MEMORY, exit_code
     if reason.startswith(_NO_CAPACITY):
         return Cause.PREEMPTED, exit_code  # no machine: retried, and not counted as a failure
     if reason.startswith(_NOT_OURS):
         return Cause.LOST, exit_code
-    return Cause.ERROR, exit_code
+    no_memory = any(text in reason for text in _NO_MEMORY)
+    cause, _ = exit_cause(exit_code, out_of_memory=no_memory or None)
+    return (Cause.ERROR if cause is Cause.DONE else cause), exit_code
 
 
 def _has_trained(job: Mapping[str, Any]) -> bool:

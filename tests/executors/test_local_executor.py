@@ -113,10 +113,10 @@ def test_a_missing_module_is_an_error_that_names_it(executor: LocalProcessExecut
     assert "no_such_module_at_all" in status.message
 
 
-def test_a_killed_replica_is_lost_with_its_signal(executor: LocalProcessExecutor) -> None:
+def test_a_killed_replica_is_an_error_with_its_signal(executor: LocalProcessExecutor) -> None:
     status = end_of(executor, launch(executor, "kill", int(signal.SIGKILL)))
-    assert (status.cause, status.exit_code) == (Cause.LOST, -9)
-    assert "SIGKILL" in status.message and "memory" in status.message
+    assert (status.cause, status.exit_code) == (Cause.ERROR, -9)
+    assert status.message.startswith("killed with SIGKILL (not an out-of-memory kill)")
 
 
 def test_a_crash_is_an_error_with_its_signal(executor: LocalProcessExecutor) -> None:
