@@ -1,10 +1,11 @@
 """What the Hub says of a job, as the executor says it.
 
 The Hub has six stages, of which :data:`ENDED` are final. A stage that is not known here is not an
-end: its job is running, or pending if it has not started, and its name is shown. And, for a job that failed, a sentence: ``Job timeout`` (documented), ``Job
-failed with exit code: 1. Reason: Error`` and ``... exit code: 137. Reason: OOMKilled`` (reported by
-its users). The reasons are those of Kubernetes, whose words for a machine that goes away are taken
-for preemption; nobody has reported one, and the Hub promises none.
+end: its job is running, or pending if it has not started, and the stage's name is shown. For a job
+that failed there is a sentence: ``Job timeout`` (documented), ``Job failed with exit code: 1.
+Reason: Error`` and ``... exit code: 137. Reason: OOMKilled`` (reported by its users). The reasons
+are those of Kubernetes, whose words for a machine that goes away are taken for preemption; no user
+has reported one, and the Hub promises none.
 """
 
 from __future__ import annotations

@@ -165,6 +165,8 @@ class LocalProcessExecutor(common.LaunchReplicas):
             folder = self._folder(handle.launch_key)
             if not folder.is_dir() or (folder / "exit.json").exists():
                 continue
+            if local_job.deployment_of(folder) not in (None, self.config.deployment):
+                continue
             try:
                 (folder / "cancel").touch()
             except OSError as error:

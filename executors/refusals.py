@@ -2,7 +2,8 @@
 
 A backend that is full frees capacity by itself; an account whose limit is zero, or smaller than
 one replica, never does. Services report both with one error code, so the message decides. A
-message that matches neither is retried :data:`UNCLEAR_ATTEMPTS` times in a row, and then requires intervention.
+message that matches neither is retried :data:`UNCLEAR_ATTEMPTS` times in a row, and then requires
+intervention.
 
 Message formats:
 

@@ -24,7 +24,7 @@ THROTTLED_S = 20.0
 """How long a launch that is throttled is tried; then it is for its caller to come back."""
 
 DESCRIBED_LATER = 3
-"""How often a job whose name is in use, but that is not shown, is described again after a second."""
+"""How often, a second apart, a job whose name is in use is described again if it is not shown."""
 
 
 class Launcher:

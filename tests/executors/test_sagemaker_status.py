@@ -55,6 +55,8 @@ NO_MEMORY = "ClientError: Please use an instance type with more memory, or reduc
         (job("Failed", "Training", "Failed", reason="AlgorithmError: Exit Code: 1"),
          Cause.ERROR, 1),
         (job("Failed", "Training", "Failed", reason="AlgorithmError: , exit code: 137"),
+         Cause.ERROR, 137),  # SIGKILL is out of memory only where SageMaker reports so
+        (job("Failed", "Training", "Failed", reason=f"{NO_MEMORY}, exit code: 137"),
          Cause.OUT_OF_MEMORY, 137),
         (job("Failed", "Training", "Failed", reason=NO_MEMORY), Cause.OUT_OF_MEMORY, None),
         # No machine: retried, and not counted as a failure of the replica.
