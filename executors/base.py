@@ -177,9 +177,10 @@ class ReplicaStatus:
 
     ``pending``: while the state is PENDING, what the job waits for; None where the backend does
     not say. ``message`` is then the backend's own explanation. ``phase`` is the backend's own word
-    (``Scheduling``, ``Starting``). Times are Unix seconds of the backend's clock, for display and billing. ``deadline_wall_s`` is when the backend will end
-    the job, None where that is not known. ``billed_s`` is how many seconds at
-    the price without spot the backend bills for a job that has ended, None where it does not say.
+    (``Scheduling``, ``Starting``). Times are Unix seconds of the backend's clock, for display and
+    billing. ``deadline_wall_s`` is when the backend will end the job, None where that is not known.
+    ``billed_s`` is how many seconds at the price without spot the backend bills for a job that has
+    ended, None where it does not say.
     """
 
     state: JobState

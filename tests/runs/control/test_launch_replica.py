@@ -38,7 +38,7 @@ def test_a_job_gets_the_rendezvous_the_code_and_its_number(
     assert spec.labels == {"archipelago-run": run.pk.hex}
 
 
-JOB_STEPS = ("_begin_attempt", "replica_env", "ensure", "save_handle")
+JOB_STEPS = ("_begin_attempt", "replica_env", "ensure", "complete_attempt")
 
 
 @pytest.mark.parametrize("step", JOB_STEPS)
