@@ -32,7 +32,7 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from emulators.faults import RequestFault, no_fault
+from emulators.faults import RequestFaults
 from emulators.huggingface_http import Server, time_text
 from emulators.huggingface_spec import DEFAULT_TIMEOUT_S, Refused, about_machine, check, hardware
 from emulators.processes import Job, Processes
@@ -94,7 +94,7 @@ class HuggingFaceHub:
         self._server = Server(self, port)
         self._lock = threading.Lock()
         self._records: dict[str, _Record] = {}
-        self.fault: RequestFault = no_fault
+        self.faults = RequestFaults()
         self._quota: tuple[int, str] | None = None
         self._limited: dict[str, str] | None = None
         self._stages: dict[str, str] = {}

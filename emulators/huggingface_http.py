@@ -147,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
             hub.requests += 1
         if hub.delay_s:
             time.sleep(hub.delay_s)
-        fault = hub.fault(f"{self.command} {url.path}")
+        fault = hub.faults.of(f"{self.command} {url.path}")
         if fault == "drop_before":
             self.close_connection = True
             return

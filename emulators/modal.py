@@ -28,7 +28,7 @@ from grpclib.protocol import H2Protocol
 from grpclib.server import Server, Stream
 from modal_proto import api_pb2
 
-from emulators.faults import RequestFault, no_fault
+from emulators.faults import RequestFaults
 from emulators.modal_api import ModalApi
 from emulators.processes import Processes
 
@@ -49,7 +49,7 @@ class ModalServer:
         self.api = ModalApi(self.processes)
         self.api.tokens[token[0]] = token[1]
         self._slow_s = 0.0
-        self.fault: RequestFault = no_fault
+        self.faults = RequestFaults()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="modal", daemon=True)
         self._server: _Server | None = None
@@ -147,11 +147,11 @@ class ModalServer:
             request = await stream.recv_message()
             self.api.requests += 1
             await asyncio.sleep(self._slow_s)
-            fault = self.fault(name)
+            fault = self.faults.of(name)
             if fault == "unavailable":
                 raise GRPCError(Status.UNAVAILABLE, "Service unavailable")
             if fault == "drop_before":
-                await stream.reset()
+                await stream.cancel()
                 return
             self.api.authorise(name, stream.metadata)
             method = getattr(self.api, name)
@@ -161,7 +161,7 @@ class ModalServer:
             else:  # in a thread: some wait for a process
                 message = await asyncio.to_thread(method, request)
                 if fault == "drop_after":
-                    await stream.reset()
+                    await stream.cancel()
                 else:
                     await stream.send_message(message)
 

@@ -28,7 +28,7 @@ from botocore.model import ServiceModel
 
 from emulators.aws import AwsError, Caller, Identity, authenticate, check, check_answer
 from emulators.aws_http import HttpServer
-from emulators.faults import HangUp, RequestFault, no_fault
+from emulators.faults import HangUp, RequestFaults
 from emulators.processes import Processes
 from emulators.sagemaker_account import Quotas, Secrets
 from emulators.sagemaker_jobs import TrainingJob, TrainingJobs
@@ -74,7 +74,7 @@ class SageMakerServer:
         self._quota: str | None = None
         self._slow_s = 0.0
         self._throttled = 0
-        self.fault: RequestFault = no_fault
+        self.faults = RequestFaults()
         self._http = HttpServer(port, self._answer)
 
     @property
@@ -169,7 +169,7 @@ class SageMakerServer:
             self.requests += 1
         time.sleep(self._slow_s)
         operation = headers.get("x-amz-target", "sts").rpartition(".")[2]
-        fault = self.fault(operation)
+        fault = self.faults.of(operation)
         if fault == "drop_before":
             raise HangUp
         if fault == "unavailable":

@@ -309,6 +309,11 @@ class TrainingJobs:
             raise AwsError("ValidationException", "Requested resource not found.")
         return self._moved_on(job)
 
+    def living(self) -> list[TrainingJob]:
+        """Jobs that have not ended."""
+        with self.lock:
+            return [job for job in self._jobs.values() if self._moved_on(job).status not in _ENDED]
+
     def named(self, text: str) -> TrainingJob:
         """By its whole name, or by the launch key that is the end of it."""
         with self.lock:

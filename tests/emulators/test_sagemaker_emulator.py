@@ -216,7 +216,7 @@ def test_a_request_can_be_lost_and_so_can_its_answer(server: SageMakerServer) ->
     server.withhold_machines()
     used = client(server)
     for fault, made in (("unavailable", 0), ("drop_before", 0), ("drop_after", 1)):
-        server.fault = lambda name, fault=fault: fault if name == "CreateTrainingJob" else ""
+        server.faults.rule = lambda name, fault=fault: fault if name == "CreateTrainingJob" else ""
         with pytest.raises((ClientError, ConnectionClosedError)):
             used.create_training_job(**job("run"))
         assert len(used.list_training_jobs()["TrainingJobSummaries"]) == made

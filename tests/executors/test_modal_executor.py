@@ -266,7 +266,7 @@ def test_a_lost_answer_makes_no_second_sandbox(
 ) -> None:
     executor = world.executor(api_timeout_s=5.0)
     left = ["SandboxCreateV2"]
-    world.server.fault = lambda name: fault if name in left and not left.remove(name) else ""
+    world.server.faults.rule = lambda name: fault if name in left and not left.remove(name) else ""
     handles = []
     while not handles:
         with contextlib.suppress(RetryLater):

@@ -100,9 +100,9 @@ def test_an_interrupted_job_is_stopped_even_when_the_first_request_is_lost(
     number_in(tmp_path / "up")
     world.preempt(handle)
     wait_for(lambda: described(world, handle)["SecondaryStatus"] == "Interrupted", "the spot end")
-    world.server.fault = lambda name: "unavailable" if name == "StopTrainingJob" else ""
+    world.server.faults.rule = lambda name: "unavailable" if name == "StopTrainingJob" else ""
     assert executor.poll([handle])[0].state is JobState.UNKNOWN
-    world.server.fault = lambda name: ""
+    world.server.faults.rule = lambda name: ""
     assert end_of(executor, handle).cause is Cause.PREEMPTED
 
 
