@@ -8,6 +8,7 @@ when it starts (:func:`warm_up`), and a caller with a time limit first waits for
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -62,10 +63,8 @@ class Loader:
                     self._thread = None
                     return
                 name = self._wanted[0]
-            try:
+            with contextlib.suppress(Exception):  # the first use raises it where it can be shown
                 self._load(name)
-            except Exception:  # noqa: S110 -- the first use raises it where it can be shown
-                pass
             with self._lock:
                 self._loaded.add(name)
                 self._wanted = [other for other in self._wanted if other != name]

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import boto3
+import botocore.session
 from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
@@ -26,6 +27,7 @@ from botocore.exceptions import (
     ParamValidationError,
 )
 from botocore.exceptions import ConnectionError as NotConnected
+from botocore.loaders import create_loader
 
 from executors.base import (
     ExecutorError,
@@ -48,6 +50,9 @@ _SERVICES = {
     "service-quotas": "SERVICE_QUOTAS",
 }
 """Service -> how the SDKs spell it in a variable."""
+
+_LOADER = create_loader()
+"""The services' models, parsed once for all sessions of this process: each takes up to a second."""
 
 BUSY = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded")
 QUOTA = ("ResourceLimitExceeded", "LimitExceededException", "QuotaExceededException")
@@ -113,7 +118,10 @@ class Clients:
     def _open(self) -> Any:
         if self._session is None:
             given = self._credentials
+            core = botocore.session.Session()
+            core.register_component("data_loader", _LOADER)
             self._session = boto3.Session(
+                botocore_session=core,
                 aws_access_key_id=given.get("AWS_ACCESS_KEY_ID") or None,
                 aws_secret_access_key=given.get("AWS_SECRET_ACCESS_KEY") or None,
                 aws_session_token=given.get("AWS_SESSION_TOKEN") or None,

@@ -228,6 +228,11 @@ def launch_replica(replica_id: int) -> None:
     except (RetryLater, StoreUnavailable) as error:
         if isinstance(error, RetryLater):
             breaker.count_failure(pool, str(error), after_s=error.after_s)
+            if error.attempts is not None and pool.failures >= error.attempts:
+                breaker.call_person(pool, str(error))
+                refuse_attempt(attempt, str(error), to=ReplicaState.RESTARTING)
+                _cancel_refused(attempt)
+                return
         if isinstance(error, NoCapacity):
             note_no_capacity(replica, error, timezone.now())
             raise LaunchLater(str(error)) from error
