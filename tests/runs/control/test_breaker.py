@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from executors.base import Cause, NeedsPerson, RetryLater
+from executors.base import Cause, NeedsPerson, NoCapacity, RetryLater
 from runs import services
 from runs.control import breaker
 from runs.control.launch import launch_replica
@@ -114,6 +114,28 @@ def test_a_quota_waits_for_a_person_and_goes_on_by_itself_afterwards(
     world.beat_all(but=(1,))
     settle(world, 1)
     assert world.replica(1).state == "provisioning"
+
+
+def test_an_unclear_refusal_requires_intervention_after_its_attempts(
+    make_world: Callable[..., Any],
+) -> None:
+    world = make_world(replicas=2)
+    world.start()
+    world.executor.end(world.key(1), Cause.LOST)
+    world.beat_all(but=(1,))
+    world.tick()
+    world.executor.refuses = NoCapacity("Limit exceeded (code 7)", attempts=3)
+    seen = []
+    for _ in range(40):
+        world.beat_all(but=(1,))
+        settle(world, 60)
+        seen.append((pool(world).failures, pool(world).needs_person))
+        if pool(world).needs_person:
+            break
+    assert seen[-1] == (3, True)
+    assert (1, False) in seen
+    assert pool(world).trouble == "Limit exceeded (code 7)"
+    assert world.replica(1).state == "restarting"
 
 
 def test_a_restart_by_hand_is_tried_whatever_was(world: Any) -> None:
