@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -116,28 +117,6 @@ def test_a_quota_waits_for_a_person_and_goes_on_by_itself_afterwards(
     assert world.replica(1).state == "provisioning"
 
 
-def test_an_unclear_refusal_requires_intervention_after_its_attempts(
-    make_world: Callable[..., Any],
-) -> None:
-    world = make_world(replicas=2)
-    world.start()
-    world.executor.end(world.key(1), Cause.LOST)
-    world.beat_all(but=(1,))
-    world.tick()
-    world.executor.refuses = NoCapacity("Limit exceeded (code 7)", attempts=3)
-    seen = []
-    for _ in range(40):
-        world.beat_all(but=(1,))
-        settle(world, 60)
-        seen.append((pool(world).failures, pool(world).needs_person))
-        if pool(world).needs_person:
-            break
-    assert seen[-1] == (3, True)
-    assert (1, False) in seen
-    assert pool(world).trouble == "Limit exceeded (code 7)"
-    assert world.replica(1).state == "restarting"
-
-
 def test_a_restart_by_hand_is_tried_whatever_was(world: Any) -> None:
     fail(world, 0, 1, 2)
     launches = world.executor.launches
@@ -210,3 +189,20 @@ def test_the_end_of_a_run_does_not_wait_for_a_backend_that_is_left_alone(
     run.refresh_from_db()
     assert run.state == "cancelled"
     assert run.backend.asked > 0  # there might have been a job
+
+
+def test_an_unclear_refusal_requires_intervention_after_its_attempts(
+    make_run: MakeRun, executor: Any, clock: Any
+) -> None:
+    run = launched(make_run(replicas=1))
+    executor.refuses = NoCapacity("Limit exceeded (code 7)", attempts=3)
+    seen = []
+    for _ in range(3):
+        with contextlib.suppress(LaunchLater):
+            launch_replica(run.replicas.get().pk)
+        pool = run.pools.get()
+        seen.append((pool.failures, pool.needs_person))
+        clock.pass_s(1)
+    assert seen == [(1, False), (2, False), (3, True)]
+    assert pool.trouble == "Limit exceeded (code 7)"
+    assert run.replicas.get().state == "restarting"
