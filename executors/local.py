@@ -161,18 +161,27 @@ class LocalProcessExecutor(common.LaunchReplicas):
             yield LogLine(text=held.decode(errors="replace"), position=str(position))
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
+        """All are asked, whatever fails."""
+        errors = []
         for handle in handles:
-            folder = self._folder(handle.launch_key)
-            if not folder.is_dir() or (folder / "exit.json").exists():
-                continue
-            if local_job.deployment_of(folder) not in (None, self.config.deployment):
-                continue
             try:
-                (folder / "cancel").touch()
-            except OSError as error:
-                if not (folder / "handle.json").exists():  # without the mark it could be missed
-                    raise RetryLater(f"{folder}: {error.strerror}") from error
-            local_job.ask_to_end(folder)
+                self._cancel(self._folder(handle.launch_key))
+            except RetryLater as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _cancel(self, folder: Path) -> None:
+        if not folder.is_dir() or (folder / "exit.json").exists():
+            return
+        if local_job.deployment_of(folder) not in (None, self.config.deployment):
+            return
+        try:
+            (folder / "cancel").touch()
+        except OSError as error:
+            if not (folder / "handle.json").exists():  # without the mark it could be missed
+                raise RetryLater(f"{folder}: {error.strerror}") from error
+        local_job.ask_to_end(folder)
 
     def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
         return common.collect(self.poll, handles, timeout, every_s=POLL_S)

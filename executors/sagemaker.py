@@ -154,9 +154,15 @@ class SageMakerExecutor(common.LaunchReplicas):
             yield from tail.lines()
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
-        """SageMaker sends SIGTERM, and SIGKILL two minutes later."""
-        for handle in handles:
-            self._jobs.stop(handle.data["region"], handle.data["name"])
+        """SageMaker sends SIGTERM, and SIGKILL two minutes later. All are asked, whatever fails."""
+        if not handles:
+            return
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="stop") as pool:
+            asked = [
+                pool.submit(self._jobs.stop, h.data["region"], h.data["name"]) for h in handles
+            ]
+        for request in asked:
+            request.result()
 
     def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
         return common.collect(self.poll, handles, timeout, every_s=self.options.poll_s)

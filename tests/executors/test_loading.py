@@ -1,4 +1,4 @@
-"""Client libraries are imported ahead of their use, and their import has a time limit of its own."""
+"""Client libraries are imported ahead of their use; the import has a time limit of its own."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from emulators.faults import Fault
 from executors.base import (
     Cause,
     JobState,
@@ -283,3 +285,26 @@ def test_code_of_the_rendezvous_is_run(world: SageMakerWorld, tmp_path: Path) ->
     said = text_of(executor, handle)
     assert status.cause is Cause.DONE, said
     assert 'ran [["a", "b c"], "0"]' in said
+
+
+def test_one_job_that_cannot_be_stopped_keeps_no_other_from_it(
+    world: SageMakerWorld, tmp_path: Path
+) -> None:
+    world.server.withhold_machines()
+    executor = world.executor()
+    handles = [launch(executor, "exit", 0, key=f"run-{n}-1") for n in range(3)]
+    refused: list[str] = []
+
+    def rule(name: str) -> Fault:
+        if name == "StopTrainingJob" and len(refused) < 3:  # as often as the SDK tries
+            refused.append(name)
+            return "unavailable"
+        return ""
+
+    world.server.faults.rule = rule
+    with contextlib.suppress(RetryLater):
+        executor.cancel(handles)
+    statuses = [described(world, handle)["TrainingJobStatus"] for handle in handles]
+    assert statuses.count("InProgress") <= 1
+    executor.cancel(handles)
+    assert {status.cause for status in executor.collect(handles, 60)} == {Cause.CANCELLED}
