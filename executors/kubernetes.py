@@ -76,7 +76,7 @@ class KubernetesExecutor(common.LaunchReplicas):
 
     def __init__(self, config: ExecutorConfig) -> None:
         self.config = config
-        kubernetes_manifest.check_label("deployment", config.deployment)
+        kubernetes_options.check_label("deployment", config.deployment)
         kubernetes_options.read(config.options, {})
         self.capabilities = Capabilities(spot=bool(config.options.get("spot")))
         self.poll_s = float(config.options.get("poll_s", POLL_S))

@@ -337,7 +337,7 @@ def _ensure(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> 
         price_usd_h=pool.price_usd_h,
         cost_usd=None if pool.price_usd_h is None else 0.0,
         deadline_at=_from_now(lifetime_s),
-        expires_at=_from_now(opened.lifetime_s),
+        expires_at=_expiry(attempt, opened.lifetime_s),
     )
     [handle] = executor.ensure(
         [spec],
@@ -347,6 +347,13 @@ def _ensure(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> 
         code=code_of(run, remote=executor.capabilities.remote),
     )
     return handle
+
+
+def _expiry(attempt: ReplicaAttempt, lifetime_s: float | None) -> datetime | None:
+    """When the job's credentials end. A job that exists can have those of an earlier call."""
+    if attempt.handle is not None and attempt.expires_at is not None:
+        return attempt.expires_at
+    return _from_now(lifetime_s)
 
 
 def _from_now(seconds: float | None) -> datetime | None:

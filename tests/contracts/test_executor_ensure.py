@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from emulators.interruptions import Interruption
-from executors.base import ExecutorError, JobState
+from executors.base import ExecutorError, JobState, ReplicaHandle
 from tests.executors.worlds import World, end_of, every_world, launch, wait_for
 
 pytestmark = pytest.mark.processes
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.processes
 SECRET = {"TOKEN": "s3cr3t-81d0"}
 
 
-def ensure(world: World, key: str, folder: Path) -> object:
+def ensure(world: World, key: str, folder: Path) -> ReplicaHandle:
     """By a process of its own; the job leaves a line in a file of its own for each start."""
     return launch(world.executor(), "count", folder / key, key=key, secrets=SECRET)
 
@@ -78,7 +78,29 @@ def test_one_that_is_abandoned_at_any_request_is_found_and_ended(
     wait_for(lambda: world.left_behind() == [], "objects of ended jobs to go")
 
 
-@every_world("interrupt")
+@every_world()
+def test_repeated_by_many_callers_it_makes_one_job(world: World, tmp_path: Path) -> None:
+    first = ensure(world, "run-0-1", tmp_path)
+    wait_for((tmp_path / "run-0-1").exists, "the job to start")
+    assert [ensure(world, "run-0-1", tmp_path) for _ in range(2)] == [first] * 2
+    executor = world.executor()
+    assert executor.find("run-0-1") == first
+    assert executor.live() == [first]
+    executor.cancel([first])
+    end_of(executor, first)
+    assert ensure(world, "run-0-1", tmp_path) == first
+    assert executor.live() == []
+    assert (tmp_path / "run-0-1").read_text() == "started\n"
+
+
+@every_world()
+def test_to_find_only_reads(world: World) -> None:
+    executor = world.executor()
+    assert executor.find("run-0-1") is None
+    assert executor.live() == []
+
+
+@every_world()
 def test_a_job_that_has_ended_is_left_as_it_is(world: World, tmp_path: Path) -> None:
     executor = world.executor()
     handle = launch(executor, "exit", 3, secrets=SECRET)

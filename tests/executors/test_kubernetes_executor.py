@@ -175,7 +175,7 @@ def test_a_job_without_a_pod_says_why(
     handle = launch(executor, "exit", 0, hardware="gpu:2")
     wait_for(lambda: executor.poll([handle])[0].message, "the warning")
     (status,) = executor.poll([handle])
-    assert (status.state, status.phase) == (JobState.PENDING, "Pending")
+    assert (status.state, status.phase) == (JobState.PENDING, "FailedCreate")
     assert "FailedCreate: Error creating" in status.message
     assert "exceeded quota: small, requested: requests.nvidia.com/gpu=2" in status.message
     world.cluster.rights[USER] = set(RIGHTS)
