@@ -29,12 +29,17 @@ class ExecutorError(Exception):
 class RetryLater(ExecutorError):
     """Trying again can help: the backend is down, slow, or out of capacity.
 
-    ``after_s``: how long the backend asked us to wait, None where it did not say.
+    ``after_s``: how long the backend asked us to wait, None where it did not say. ``attempts``: how
+    many launches in a row are attempted before intervention is required, None for no limit; set
+    where the backend's message does not show whether waiting helps.
     """
 
-    def __init__(self, message: str, *, after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, after_s: float | None = None, attempts: int | None = None
+    ) -> None:
         super().__init__(message)
         self.after_s = after_s
+        self.attempts = attempts
 
 
 class NoCapacity(RetryLater):

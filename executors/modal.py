@@ -63,6 +63,9 @@ AT_ONCE = 32
 LONGEST_LOG = timedelta(days=34)
 """Modal refuses to search more than 35 days."""
 
+_NO_MACHINE = "task_id is not available yet"
+"""How the SDK reports that a Sandbox has no machine, and so no log."""
+
 T = TypeVar("T")
 
 
@@ -236,8 +239,10 @@ class ModalExecutor(common.LaunchReplicas):
         found = sandbox.logs.fetch.aio(since=max(since, now - LONGEST_LOG), until=until)
         try:
             return ended, await self._account.call(_entries(found), expect=(told.ExecutionError,))
-        except told.ExecutionError:  # no machine was found for it yet, or ever
-            return ended, []
+        except told.ExecutionError as error:
+            if _NO_MACHINE in str(error):  # none was found yet, or ever
+                return ended, []
+            raise self._account.said(error) from None
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
         self._account.run(_together(self._cancel(handle) for handle in handles))

@@ -226,12 +226,18 @@ def launch_replica(replica_id: int) -> None:
         _cancel_refused(attempt)
         return
     except (RetryLater, StoreUnavailable) as error:
-        if isinstance(error, NoCapacity):
+        if isinstance(error, NoCapacity) and error.attempts is None:
             breaker.wait_for_capacity(pool, str(error), after_s=error.after_s)
+        elif isinstance(error, RetryLater):
+            breaker.count_failure(pool, str(error), after_s=error.after_s)
+            if error.attempts is not None and pool.failures >= error.attempts:
+                breaker.call_person(pool, str(error))
+                refuse_attempt(attempt, str(error), to=ReplicaState.RESTARTING)
+                _cancel_refused(attempt)
+                return
+        if isinstance(error, NoCapacity):
             note_no_capacity(replica, error, timezone.now())
             raise LaunchLater(str(error)) from error
-        if isinstance(error, RetryLater):
-            breaker.count_failure(pool, str(error), after_s=error.after_s)
         # A job that exists has its own limit: see runs.control.pending.
         if attempt.handle is None and timezone.now() - attempt.created_at > GIVE_UP_AFTER:
             # A run that works waits for a backend that is away, as long as the breaker says.

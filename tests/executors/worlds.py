@@ -74,9 +74,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("local", "oom"): "a process ends so by itself: test_local_limits.py has one that does",
     ("local", "credentials"): "processes of this machine need none",
     ("local", "interrupt"): "processes of this machine: no server is asked",
-    ("modal", "interrupt"): "its emulator does not interrupt requests yet",
-    ("huggingface", "interrupt"): "its emulator does not interrupt requests yet",
-    ("sagemaker", "interrupt"): "its emulator does not interrupt requests yet",
 }
 
 
