@@ -41,8 +41,8 @@ def measure(replicas: int, launch_s: float) -> tuple[float, int]:
         def find(self, launch_key: str) -> None:
             return None
 
-        def launch_replicas(
-            self, n: int, *args: Any, specs: Sequence[ReplicaSpec], **more: Any
+        def ensure(
+            self, specs: Sequence[ReplicaSpec], *args: Any, **more: Any
         ) -> list[ReplicaHandle]:
             time.sleep(launch_s)
             return [ReplicaHandle(backend="local", launch_key=spec.launch_key) for spec in specs]

@@ -21,6 +21,7 @@ from django.urls import get_resolver  # noqa: E402
 from dashboard.checks import at_start  # noqa: E402
 from dashboard.live_handler import LiveHandler, is_live  # noqa: E402
 from dashboard.logging import dress  # noqa: E402
+from executors.loading import warm_up  # noqa: E402
 
 for _name in ("uvicorn", "uvicorn.access"):
     dress(logging.getLogger(_name), settings.LOG_FORMAT)
@@ -33,6 +34,7 @@ _live = LiveHandler()
 _ = get_resolver().url_patterns
 gc.collect()
 gc.freeze()
+warm_up()  # the clients of backends, in the background: they take seconds to import
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:

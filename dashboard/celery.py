@@ -7,7 +7,13 @@ import os
 from typing import Any
 
 from celery import Celery
-from celery.signals import after_setup_logger, after_setup_task_logger, beat_init, worker_init
+from celery.signals import (
+    after_setup_logger,
+    after_setup_task_logger,
+    beat_init,
+    worker_init,
+    worker_process_init,
+)
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
 
@@ -52,3 +58,13 @@ def _check(**_: Any) -> None:
     from dashboard.checks import at_start
 
     at_start()
+
+
+@worker_process_init.connect
+def _load(**_: Any) -> None:
+    """In each process after the fork, because a thread that imports must not be alive at a fork;
+    only what is in use, because each process pays for it in memory."""
+    from executors.loading import warm_up
+    from runs.control.backends import backends_in_use
+
+    warm_up(backends_in_use())

@@ -46,6 +46,9 @@ def _impossible() -> Iterator[CheckMessage]:
     if settings.REAPER_POLICY not in REAPER_POLICIES:
         yield _error("E002", f"ARCHIPELAGO_REAPER: expected {_either(REAPER_POLICIES)}, "
                      f"found {settings.REAPER_POLICY!r}")  # fmt: skip
+    if not 0 <= settings.PENDING_TIMEOUT_S < float("inf"):
+        yield _error("E010", "ARCHIPELAGO_PENDING_TIMEOUT: expected seconds, 0 or more, "
+                     f"found {settings.PENDING_TIMEOUT_S}")  # fmt: skip
     if reason := _unwritable():
         yield _error("E003", f"ARCHIPELAGO_VAR: the state folder {settings.VAR_DIR} cannot be "
                      f"written: {reason}")  # fmt: skip

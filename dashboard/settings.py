@@ -239,6 +239,10 @@ loopback addresses."""
 REAPER_POLICY = os.environ.get("ARCHIPELAGO_REAPER", "cancel")
 """What becomes of jobs nobody knows: ``cancel``, or ``report`` only."""
 
+PENDING_TIMEOUT_S = float(os.environ.get("ARCHIPELAGO_PENDING_TIMEOUT", "3600"))
+"""How long a job may wait for a machine, a quota or its start before it is launched again; 0 for
+ever. Causes that only an operator can remove have shorter limits of their own."""
+
 DEFAULT_RENDEZVOUS = os.environ.get("ARCHIPELAGO_RENDEZVOUS", (VAR_DIR / "rendezvous").as_uri())
 """Prefix under which a run gets its own folder unless the form names another."""
 

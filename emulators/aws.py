@@ -113,7 +113,9 @@ def _wrong(shape: Any, value: Any, path: str) -> Iterator[str]:
             elif name in shape.required_members:
                 yield _says("null", below, "Member must not be null")
         return
-    size = value if kind in ("integer", "long") else len(value) if kind != "boolean" else 0
+    if kind in ("timestamp", "double", "float", "boolean"):
+        return
+    size = value if kind in ("integer", "long") else len(value)
     for limit, sign in (("min", "greater"), ("max", "less")):
         bound = limits.get(limit)
         if bound is not None and (size < bound if limit == "min" else size > bound):
@@ -135,6 +137,28 @@ def _wrong(shape: Any, value: Any, path: str) -> Iterator[str]:
         for name, item in value.items():
             yield from _wrong(shape.key, name, f"{path}.key")
             yield from _wrong(shape.value, item, f"{path}.{name}.member")
+
+
+def check_answer(shape: Any, answer: Mapping[str, Any]) -> None:
+    """Refuse an answer of an emulator that the service's model does not allow: a defect of the
+    emulator, reported to its caller as an error that no client retries."""
+    wrong = [] if shape is None else [*_wrong(shape, answer, ""), *_unknown(shape, answer, "")]
+    if wrong:
+        raise AwsError("EmulatorDefect", f"answer against {shape.name}: {'; '.join(wrong)}")
+
+
+def _unknown(shape: Any, value: Any, path: str) -> Iterator[str]:
+    """Members of an answer that its model lacks."""
+    if shape.type_name == "structure":
+        for name, below in value.items():
+            where = f"{path}.{name}"
+            if name not in shape.members:
+                yield f"{where} is not in the model"
+            else:
+                yield from _unknown(shape.members[name], below, where)
+    elif shape.type_name == "list":
+        for number, item in enumerate(value):
+            yield from _unknown(shape.member, item, f"{path}[{number}]")
 
 
 def _says(value: object, path: str, must: str) -> str:

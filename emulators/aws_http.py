@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from emulators.faults import HangUp
+
 Answer = Callable[[str, Mapping[str, str], bytes], tuple[int, str, bytes]]
 """Path, headers with names in lower case, body -> status, content type, body."""
 
@@ -95,7 +97,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        status, kind, answer = self.server.answer(self.path, headers, body)
+        try:
+            status, kind, answer = self.server.answer(self.path, headers, body)
+        except HangUp:
+            self.close_connection = True
+            return
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(answer)))

@@ -1,10 +1,21 @@
 """Hugging Face's Hub as far as Jobs go, on this machine.
 
-Speaks ``/api/jobs`` and ``/api/whoami-v2`` as the real client of ``huggingface_hub`` 2.4 does, asks
-for a bearer token, and runs each job as a process. Stages, status messages and the refusal for
-want of credit are the Hub's own words where they are documented or reported by its users; the
-``Reason:`` of a machine that went away is Kubernetes' word for it and not seen on the Hub. Like the
-Hub it lets two jobs have one name and the same labels.
+Speaks ``/api/jobs`` and ``/api/whoami-v2`` as the real client of ``huggingface_hub`` 2.4
+does, which parses every answer, asks for a bearer token, and runs each job as a process. Rules and sources:
+
+- A job without a timeout ends after 30 minutes, with ``ERROR`` and "Job timeout":
+  huggingface.co/docs/huggingface_hub/guides/jobs and huggingface.co/docs/hub/jobs-configuration.
+- Names and labels are not unique: the guide. Their characters: ``HfApi.update_job_labels``.
+- Flavours: huggingface.co/docs/hub/jobs-pricing, and ``GET /api/jobs/hardware``.
+- Want of credit is 402, in words that users report; a namespace of others 403; one that does not
+  exist 404: huggingface.co/docs/hub/jobs-pricing, and the client's ``hf_raise_for_status``.
+- A rate limit is 429 with ``RateLimit`` headers: huggingface.co/docs/hub/rate-limits. Proxies send
+  ``Retry-After`` as seconds or as a date (RFC 9110, section 10.2.3).
+- A submission can be answered 500 although its job was created: reported by users.
+- Lists come in pages, by the ``Link`` header, which the client's ``paginate`` follows. With
+  :meth:`HuggingFaceHub.hold_lists` they lag behind; no page promises that they do not.
+- Stages: ``huggingface_hub.JobStage``. :meth:`HuggingFaceHub.restage` gives a job a stage that this
+  client's version does not know.
 
 Left out: images, volumes (checked, not mounted), scheduled jobs, exposed ports, metrics, and
 restarts of this process.
@@ -17,9 +28,11 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from emulators.faults import RequestFaults
 from emulators.huggingface_http import Server, time_text
 from emulators.huggingface_spec import DEFAULT_TIMEOUT_S, Refused, about_machine, check, hardware
 from emulators.processes import Job, Processes
@@ -33,6 +46,7 @@ NO_CREDIT = (
 )
 
 SubmitFault = Literal["refused", "started", "hung_up"]
+LimitForm = Literal["window", "seconds", "date"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +94,11 @@ class HuggingFaceHub:
         self._server = Server(self, port)
         self._lock = threading.Lock()
         self._records: dict[str, _Record] = {}
-        self._quota: str | None = None
-        self._limited_s: float | None = None
+        self.faults = RequestFaults()
+        self._quota: tuple[int, str] | None = None
+        self._limited: dict[str, str] | None = None
+        self._stages: dict[str, str] = {}
+        self._listed: list[str] | None = None
         self._submit_faults: list[SubmitFault] = []
 
     @property
@@ -119,17 +136,39 @@ class HuggingFaceHub:
             del self._records[job]
         self.processes.forget(job)
 
-    def refuse_quota(self, message: str | None = NO_CREDIT) -> None:
-        """Refuse to run jobs for want of credit, in these words; None ends it."""
-        self._quota = message
+    def refuse_quota(self, message: str | None = NO_CREDIT, status: int = 402) -> None:
+        """Refuse to run jobs, by default for want of credit, with this message; None ends it."""
+        self._quota = None if message is None else (status, message)
+
+    def restage(self, job: str, stage: str | None) -> None:
+        """Report this stage of a job whatever it does; None ends it."""
+        with self._lock:
+            self._stages.pop(self._id_of(job), None)
+            if stage is not None:
+                self._stages[self._id_of(job)] = stage
+
+    def hold_lists(self, held: bool = True) -> None:
+        """Lists lack the jobs created from now on, until this is called with False."""
+        with self._lock:
+            self._listed = list(self._records) if held else None
 
     def slow(self, seconds: float) -> None:
         """Each answer takes so long."""
         self.delay_s = seconds
 
-    def rate_limit(self, seconds: float | None) -> None:
-        """Answer everything with 429 and this time until the window's end; None ends it."""
-        self._limited_s = seconds
+    def rate_limit(self, seconds: float | None, form: LimitForm = "window") -> None:
+        """Answer everything with 429 and this time to wait, as the Hub's window or as a
+        ``Retry-After``; None ends it."""
+        if seconds is None:
+            self._limited = None
+        elif form == "window":
+            self._limited = {
+                "RateLimit": f'"api";r=0;t={round(seconds)}',
+                "RateLimit-Policy": '"fixed window";"api";q=1000;w=300',
+            }
+        else:
+            date = formatdate(time.time() + seconds, usegmt=True)
+            self._limited = {"Retry-After": date if form == "date" else str(round(seconds))}
 
     def fail_submit(self, fault: SubmitFault, times: int = 1) -> None:
         """The next submissions go wrong: ``refused`` with 500 and nothing started, ``started`` and
@@ -150,15 +189,8 @@ class HuggingFaceHub:
         if user is None:
             words = "Invalid credentials in Authorization header"
             raise Refused(401, words, {"X-Error-Message": words})
-        if self._limited_s is not None:
-            raise Refused(
-                429,
-                "We had to rate limit you",
-                {
-                    "RateLimit": f'"api";r=0;t={round(self._limited_s)}',
-                    "RateLimit-Policy": '"fixed window";"api";q=1000;w=300',
-                },
-            )
+        if self._limited is not None:
+            raise Refused(429, "We had to rate limit you", self._limited)
         return user
 
     def whoami(self, user: str) -> dict[str, Any]:
@@ -198,7 +230,7 @@ class HuggingFaceHub:
         """Start a job; None where the connection is to be dropped without an answer."""
         self._member(user, namespace)
         if self._quota is not None:
-            raise Refused(402, self._quota)
+            raise Refused(*self._quota)
         check(spec)
         with self._lock:
             fault = self._submit_faults.pop(0) if self._submit_faults else None
@@ -236,6 +268,8 @@ class HuggingFaceHub:
         wanted = dict(label.split("=", 1) for label in labels)
         with self._lock:
             records = [r for r in self._records.values() if r.namespace == namespace]
+            if self._listed is not None:
+                records = [record for record in records if record.id in self._listed]
             last = self._records.get(after)
         records.sort(key=lambda record: record.age, reverse=True)
         found = [
@@ -267,6 +301,8 @@ class HuggingFaceHub:
 
     def _member(self, user: str, namespace: str) -> None:
         if namespace not in (user, ORG):
+            if namespace.startswith("no-such"):
+                raise Refused(404, f"Namespace {namespace!r} not found")
             raise Refused(403, f"You don't have the rights to use Jobs under {namespace!r}")
 
     def _record(self, user: str, namespace: str, job: str) -> _Record:
@@ -280,7 +316,10 @@ class HuggingFaceHub:
     def _id(self, job: str) -> str:
         """A job's id, given that or its name."""
         with self._lock:
-            named = [r.id for r in self._records.values() if job in (r.id, r.labels.get("name"))]
+            return self._id_of(job)
+
+    def _id_of(self, job: str) -> str:
+        named = [r.id for r in self._records.values() if job in (r.id, r.labels.get("name"))]
         if not named:
             raise KeyError(f"expected a job's id or name, found {job!r}")
         return named[-1]
@@ -292,6 +331,7 @@ class HuggingFaceHub:
         except KeyError:
             return None
         stage, message = _stage(job)
+        stage = self._stages.get(record.id, stage)
         spec = record.spec
         until = job.ended_wall_s or time.time()
         return {

@@ -25,7 +25,10 @@ from emulators.huggingface_spec import Refused
 if TYPE_CHECKING:
     from emulators.huggingface import HuggingFaceHub
 
-FAULTS = ("preempt", "oom", "lose", "refuse_quota", "slow", "rate_limit", "fail_submit", "schedule")
+FAULTS = (
+    *("preempt", "oom", "lose", "refuse_quota", "slow", "rate_limit", "fail_submit", "schedule"),
+    *("restage", "hold_lists"),
+)
 KEEP_ALIVE_S = 30.0
 
 _JOBS = re.compile(r"/api/jobs/([^/]+)(?:/([^/]+)(?:/(logs|cancel))?)?")
@@ -102,6 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: _HTTP
+    _drops_answer = False
 
     def setup(self) -> None:
         super().setup()
@@ -143,6 +147,14 @@ class _Handler(BaseHTTPRequestHandler):
             hub.requests += 1
         if hub.delay_s:
             time.sleep(hub.delay_s)
+        fault = hub.faults.of(f"{self.command} {url.path}")
+        if fault == "drop_before":
+            self.close_connection = True
+            return
+        if fault == "unavailable":
+            self._answer(503, {"error": "Service Unavailable"})
+            return
+        self._drops_answer = fault == "drop_after"
         try:
             self._route(url.path, parse_qs(url.query), body)
         except Refused as refused:
@@ -250,6 +262,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {})
 
     def _answer(self, status: int, told: object, headers: Mapping[str, str] | None = None) -> None:
+        if self._drops_answer:
+            self.close_connection = True
+            return
         body = json.dumps(told).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")

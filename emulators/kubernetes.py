@@ -16,10 +16,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
+from emulators.interruptions import Interruption, Interruptions
 from emulators.kubernetes_http import Server
 from emulators.kubernetes_jobs import Controllers
 from emulators.kubernetes_kubelet import Kubelet
-from emulators.kubernetes_objects import Json, Objects, Refused
+from emulators.kubernetes_kueue import queue_of
+from emulators.kubernetes_objects import KINDS, Json, Objects, Refused
 from emulators.processes import Processes
 
 TOKEN = "emulated-token"  # noqa: S105 (no real one)
@@ -62,6 +64,7 @@ class KubernetesCluster:
         """What was asked for so far, allowed or not."""
         self.requests = 0
         self.delay_s = 0.0
+        self.interruptions = Interruptions()
         self.lock = threading.Lock()
         self.objects = Objects(NAMESPACES)
         self.kubelet = Kubelet(self.objects, root)
@@ -138,6 +141,56 @@ class KubernetesCluster:
     def remove_node(self, name: str) -> None:
         self.objects.remove("nodes", "", name)
 
+    def add_namespace(self, name: str) -> None:
+        self.objects.namespaces.add(name)
+
+    def add_queue(self, name: str, quota: int) -> None:
+        """A LocalQueue of Kueue, which admits so many Jobs at once; changes one that exists."""
+        self.controllers.kueue.add_queue(name, quota)
+
+    def evict_from_queue(self, job: str) -> None:
+        """Kueue preempts it."""
+        with self.objects.changed:
+            self.controllers.kueue.evict(self.job(job))
+
+    def lacking_secrets(self) -> list[str]:
+        """Names of Jobs, not ended, whose pod names a Secret that does not exist."""
+        with self.objects.changed:
+            return [
+                job["metadata"]["name"]
+                for job in self.objects.all("jobs")
+                if any(
+                    not self._exists("secrets", job["metadata"]["namespace"], name)
+                    for name in _secrets_of(job)
+                )
+            ]
+
+    def suspended(self) -> list[str]:
+        """Names of Jobs that are suspended and in no queue."""
+        return [
+            job["metadata"]["name"]
+            for job in self.objects.all("jobs")
+            if job["spec"].get("suspend") and not queue_of(job)
+        ]
+
+    def unowned_secrets(self) -> list[str]:
+        """Names of Secrets that no living object owns: no deletion removes them."""
+        with self.objects.changed:
+            alive = {job["metadata"]["uid"] for job in self.objects.all("jobs")}
+            return [
+                secret["metadata"]["name"]
+                for secret in self.objects.all("secrets")
+                if not alive
+                & {each["uid"] for each in secret["metadata"].get("ownerReferences") or ()}
+            ]
+
+    def _exists(self, resource: str, namespace: str, name: str) -> bool:
+        try:
+            self.objects.get(resource, namespace, name)
+        except Refused:
+            return False
+        return True
+
     def add_quota(self, name: str, hard: Mapping[str, str], *, namespace: str = "default") -> None:
         with self.objects.changed:
             used = self.controllers.used(namespace, hard)
@@ -163,15 +216,20 @@ class KubernetesCluster:
         allowed = self.rights.get(user)
         return allowed is None or (group, resource, verb) in allowed
 
-    def admit(self, namespace: str, job: Json) -> None:
-        """Raises :class:`Refused` where a quota of the namespace is used up."""
+    def admit(self, resource: str, namespace: str, given: Json) -> None:
+        """Admission of a new Job or Secret. Raises :class:`Refused` where a quota is used up."""
+        if resource == "jobs":
+            self.controllers.kueue.mutate(given)
+        elif resource != "secrets":
+            return
+        qualified = KINDS[resource].qualified
         with self.objects.changed:
-            said = self._quota or self.controllers.over_quota(
-                namespace, "jobs.batch", job["spec"]["template"]["spec"]
-            )
+            said = self.controllers.over_quota(namespace, qualified, {})
+        if resource == "jobs" and self._quota:
+            said = self._quota
         if said:
-            name = job["metadata"]["name"]
-            raise Refused(403, "Forbidden", f'jobs.batch "{name}" is forbidden: {said}')
+            name = (given.get("metadata") or {}).get("name", "")
+            raise Refused(403, "Forbidden", f'{qualified} "{name}" is forbidden: {said}')
 
     def fail_if_told(self) -> None:
         with self.lock:
@@ -224,15 +282,29 @@ class KubernetesCluster:
         self.delay_s = seconds
 
     def fail(
-        self, code: int, message: str = "", *, times: int = 1, after_s: int | None = None
+        self, code: int, message: str = "", *, times: int = 1, after_s: int | str | None = None
     ) -> None:
-        """The next requests are refused with this status."""
+        """The next requests are refused with this status. ``after_s``: the header
+        ``Retry-After``, in seconds or as an HTTP date."""
         said = message or "the emulator was told to fail"
         failures = [Refused(code, "", said, after_s=after_s) for _ in range(times)]
         with self.lock:
             self._failures.extend(failures)
 
+    def interrupt(self, at: int, how: str) -> None:
+        """See :meth:`emulators.interruptions.Interruptions.interrupt`."""
+        self.interruptions.interrupt(at, Interruption(how))
+
     def _run(self) -> None:
         while not self._over.is_set():
             self.controllers.step()
             self._over.wait(TICK_S)
+
+
+def _secrets_of(job: Json) -> set[str]:
+    """Names of the Secrets that its container reads."""
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    references = (
+        (each.get("valueFrom") or {}).get("secretKeyRef") for each in container.get("env") or ()
+    )
+    return {reference["name"] for reference in references if reference}

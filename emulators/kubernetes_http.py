@@ -1,5 +1,9 @@
 """The HTTP of the emulated API server: who may do what, paths, lists, logs, and faults.
 
+Unknown fields are refused with ``fieldValidation=Strict`` (:mod:`emulators.kubernetes_schema`). A
+429 or 503 can carry ``Retry-After`` in either form, as RFC 9110 has it: seconds, or a date
+(https://kubernetes.io/docs/concepts/cluster-administration/flow-control/).
+
 Bearer tokens are users; what a user may do is a set of (API group, resource, verb), as a Role's
 rules are. ``POST /_emulator/<fault>`` with the fault's arguments as JSON calls that method of
 :class:`~emulators.kubernetes.KubernetesCluster`: ``{"job": "run-0-1"}`` to ``preempt``.
@@ -22,6 +26,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qs, urlsplit
 
+from emulators import kubernetes_schema as schema
+from emulators.interruptions import Outcome
 from emulators.kubernetes_kubelet import state_of
 from emulators.kubernetes_objects import KINDS, Json, Kind, Refused, unix_seconds
 
@@ -100,11 +106,18 @@ class _Handler(BaseHTTPRequestHandler):
         """Not on the terminal of whoever tests with it."""
 
     def _answer(self) -> None:
+        """Answer one request, or what an interruption makes of it."""
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length) if length else b""
         address = urlsplit(self.path)
         query = {key: values[-1] for key, values in parse_qs(address.query).items()}
+        outcome = self.cluster.interruptions.before()
+        if outcome is Outcome.DROP:
+            self._drop()
+            return
         try:
+            if outcome is Outcome.REFUSE:
+                raise Refused(503, "ServiceUnavailable", "the server is currently unable to handle")
             given = json.loads(body) if body else {}
             if address.path.startswith("/_emulator/"):
                 self._send(200, self._fault(address.path.removeprefix("/_emulator/"), given))
@@ -114,9 +127,14 @@ class _Handler(BaseHTTPRequestHandler):
             with self.cluster.lock:
                 self.cluster.requests += 1
             found = self._found(address.path, query, given)
-            if found is not None:
+            if self.cluster.interruptions.after() is Outcome.DROP:
+                self._drop()
+            elif found is not None:
                 self._send(201 if self.command == "POST" else 200, found)
         except Refused as refused:
+            if self.cluster.interruptions.after() is Outcome.DROP:
+                self._drop()
+                return
             status = {
                 "kind": "Status",
                 "apiVersion": "v1",
@@ -165,9 +183,13 @@ class _Handler(BaseHTTPRequestHandler):
         objects, resource = self.cluster.objects, kind.resource
         if query.get("watch") in ("1", "true"):
             raise Refused(405, "MethodNotAllowed", "watches are not emulated")
+        if verb in ("create", "patch"):
+            found_wrong = schema.problems(resource, given, is_patch=verb == "patch")
+            if found_wrong and query.get("fieldValidation") == "Strict":
+                said = f"strict decoding error: {', '.join(found_wrong)}"
+                raise Refused(400, "BadRequest", said)
         if verb == "create":
-            if resource == "jobs":
-                self.cluster.admit(namespace, given)
+            self.cluster.admit(resource, namespace, given)
             return objects.create(resource, namespace, given, dry_run="dryRun" in query)
         if verb == "patch":
             if self.headers.get("Content-Type", "") not in _PATCHES:
@@ -188,7 +210,8 @@ class _Handler(BaseHTTPRequestHandler):
             if resource == "pods":
                 self.cluster.kubelet.delete(found)
             else:
-                objects.remove(resource, namespace, name)
+                policy = given.get("propagationPolicy") or query.get("propagationPolicy")
+                objects.delete(resource, namespace, name, policy or "Background")
             return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
 
     def _page(self, kind: Kind, namespace: str, query: dict[str, str]) -> Json:
@@ -282,7 +305,13 @@ class _Handler(BaseHTTPRequestHandler):
                     raise ConnectionAbortedError
                 processes.wait_change(process, 0.5, after=seen.changes)
 
-    def _send(self, code: int, found: Json, *, after_s: int | None = None) -> None:
+    def _drop(self) -> None:
+        """Close the connection without an answer."""
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def _send(self, code: int, found: Json, *, after_s: int | str | None = None) -> None:
         body = json.dumps(found).encode()
         self.send_response(code)
         self.send_header("Content-Type", "application/json")

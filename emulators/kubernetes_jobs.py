@@ -1,6 +1,18 @@
 """What makes the Jobs of an emulated cluster happen: its Job controller, its quotas, and the
 removal of what has lost its owner. Left out: Jobs of more than one completion.
 
+The rules, and the pages they come from:
+
+- a suspended Job has no pods, and its start time and deadline begin anew when it is resumed
+  (https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job);
+- ``parallelism`` 0 pauses a Job: it gets no pods (.../job/#controlling-parallelism);
+- an ended Job is deleted after its ``ttlSecondsAfterFinished``
+  (https://kubernetes.io/docs/concepts/workloads/controllers/ttlafterfinished/);
+- a ResourceQuota counts objects when they are created, and what pods that have not ended request
+  (https://kubernetes.io/docs/concepts/policy/resource-quotas/);
+- a client ignores conditions that it does not know: a Job here carries one
+  (https://github.com/kubernetes/community/blob/master/contributors/devel/sig-architecture/api-conventions.md#typical-status-properties).
+
 The order of things is that of ``pkg/controller/job`` of Kubernetes 1.33: a Job past its deadline is
 first marked (FailureTarget), its pods are ended, and when they are gone it is Failed.
 """
@@ -10,11 +22,14 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Collection
+from decimal import Decimal
 
-from emulators.kubernetes_kubelet import Kubelet, devices, phase, state_of
+from emulators.kubernetes_kubelet import Kubelet, phase, state_of
+from emulators.kubernetes_kueue import Kueue
 from emulators.kubernetes_objects import Json, Objects, timestamp, unix_seconds
 
 _ENDS = ("Complete", "Failed")
+NEW_CONDITION = {"type": "EmulatedNewCondition", "status": "True", "reason": "New", "message": ""}
 
 
 class Controllers:
@@ -23,6 +38,8 @@ class Controllers:
     def __init__(self, objects: Objects, kubelet: Kubelet) -> None:
         self.objects = objects
         self.kubelet = kubelet
+        self.kueue = Kueue(objects)
+        objects.update_checks.append(self.kueue.validate)
 
     def step(self) -> None:
         with self.objects.changed:
@@ -33,15 +50,30 @@ class Controllers:
                 else:
                     meta = made["metadata"]
                     self.objects.remove(resource, meta["namespace"], meta["name"])
-            for job in self.objects.all("jobs"):
-                self._job(job)
+            for resource, made, dependents in self.objects.in_foreground_deletion():
+                meta = made["metadata"]
+                if not dependents:
+                    self.objects.remove(resource, meta["namespace"], meta["name"])
+                for kind, each in dependents:
+                    if kind == "pods":
+                        self.kubelet.delete(each)
+                        self.kubelet.account(each)
+                    else:
+                        of = each["metadata"]
+                        self.objects.remove(kind, of["namespace"], of["name"])
+            jobs = self.objects.all("jobs")
+            self.kueue.forget_missing({job["metadata"]["uid"] for job in jobs})
+            for job in jobs:
+                if "deletionTimestamp" not in job["metadata"]:
+                    self._job(job)
             for pod in self.objects.all("pods"):
                 self.kubelet.step(pod)
 
     def _job(self, job: Json) -> None:
-        status = job.setdefault("status", {})
+        status = job.setdefault("status", {"conditions": [dict(NEW_CONDITION)], "emulatedNew": {}})
         spec, pods, now = job["spec"], self.objects.owned("pods", job), time.time()
         end = next((c for c in status.get("conditions", ()) if c["type"] in _ENDS), None)
+        self.kueue.step(job, is_over=end is not None)
         if end is not None:
             for pod in pods:
                 self.kubelet.account(pod)
@@ -51,6 +83,8 @@ class Controllers:
                 self.objects.remove("jobs", meta["namespace"], meta["name"])
             return
         if spec.get("suspend"):
+            if status.pop("startTime", None) is not None:
+                self.objects.change(job)
             for pod in pods:
                 self.kubelet.delete(pod)
                 self.kubelet.account(pod)
@@ -74,7 +108,7 @@ class Controllers:
                 self._condition(job, "Failed", target["reason"], target["message"])
             return
         over = next((pod for pod in pods if phase(pod) in ("Succeeded", "Failed")), None)
-        if over is None and not pods:
+        if over is None and not pods and spec.get("parallelism", 1) > 0:
             self._make_pod(job)
         elif over is not None:
             self._finish(job, over)
@@ -134,20 +168,22 @@ class Controllers:
 
     def over_quota(self, namespace: str, what: str, pod: Json) -> str:
         """What the namespace's quotas say to one more object of kind ``what``."""
-        needs = {f"count/{what}": 1}
+        needs: dict[str, Decimal] = {f"count/{what}": Decimal(1)}
+        if what == "secrets":
+            needs["secrets"] = Decimal(1)
         if what == "pods":
-            needs |= {"pods": 1} | {f"requests.{name}": n for name, n in devices(pod).items()}
+            needs |= {"pods": Decimal(1)} | _requests(pod)
         for quota in self.objects.all("resourcequotas", namespace):
             hard, used = quota["spec"]["hard"], self.used(namespace, quota["spec"]["hard"])
             for name, need in needs.items():
-                if name in hard and int(hard[name]) < used[name] + need:
+                if name in hard and quantity(hard[name]) < used[name] + need:
                     return (
                         f"exceeded quota: {quota['metadata']['name']}, requested: {name}={need}, "
                         f"used: {name}={used[name]}, limited: {name}={hard[name]}"
                     )
         return ""
 
-    def used(self, namespace: str, names: Collection[str]) -> dict[str, int]:
+    def used(self, namespace: str, names: Collection[str]) -> dict[str, Decimal]:
         """What a quota counts: objects, and devices of pods that have not ended."""
         active = [
             pod
@@ -157,14 +193,39 @@ class Controllers:
         found = {}
         for name in names:
             if name in ("pods", "count/pods"):
-                found[name] = len(active)
-            elif name.startswith("requests."):
-                device = name.removeprefix("requests.")
-                found[name] = sum(devices(pod["spec"]).get(device, 0) for pod in active)
+                found[name] = Decimal(len(active))
+            elif name.startswith(("requests.", "limits.")) or name in ("cpu", "memory"):
+                each = (_requests(pod["spec"]).get(name, Decimal(0)) for pod in active)
+                found[name] = sum(each, Decimal(0))
             else:
                 kind = name.removeprefix("count/").partition(".")[0]
-                found[name] = len(self.objects.all(kind, namespace))
+                found[name] = Decimal(len(self.objects.all(kind, namespace)))
         return found
+
+
+def _requests(pod: Json) -> dict[str, Decimal]:
+    """What one pod counts against a quota, by the quota's names: a limit is a request too."""
+    resources = pod["containers"][0].get("resources") or {}
+    limits = resources.get("limits") or {}
+    found = {}
+    for name, amount in {**limits, **(resources.get("requests") or {})}.items():
+        found[f"requests.{name}"] = found[name] = quantity(amount)
+    return found | {f"limits.{name}": quantity(amount) for name, amount in limits.items()}
+
+
+def quantity(text: str) -> Decimal:
+    """https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/"""
+    for suffix, power in _SUFFIXES.items():
+        if text.endswith(suffix):
+            return Decimal(text.removesuffix(suffix)) * power
+    return Decimal(text)
+
+
+_SUFFIXES = {
+    **{f"{each}i": Decimal(1024) ** n for n, each in enumerate("KMGTP", 1)},
+    **{each: Decimal(1000) ** n for n, each in enumerate("kMGTP", 1)},
+    "m": Decimal("0.001"),
+}
 
 
 def _failure_policy(job: Json, pod: Json) -> str:

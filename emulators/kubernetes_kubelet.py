@@ -3,6 +3,17 @@
 A pod runs as a process of this machine (:mod:`emulators.processes`); conditions, reasons and
 messages are those of Kubernetes 1.33.
 
+The rules, and the pages they come from:
+
+- a container starts only when the Secrets that it names exist; until then it waits in
+  ``CreateContainerConfigError`` and is tried again
+  (https://kubernetes.io/docs/concepts/configuration/secret/#restriction-secret-must-exist);
+- an image that cannot be pulled is ``ErrImagePull`` once, then ``ImagePullBackOff``, and tried
+  again; a name that is none is ``InvalidImageName``
+  (https://kubernetes.io/docs/concepts/containers/images/#imagepullbackoff);
+- a pod that fits no node is ``Unschedulable`` and starts when one has room
+  (https://kubernetes.io/docs/concepts/scheduling-eviction/kube-scheduler/).
+
 Left out: images (any will do unless it is called missing), volumes, limits on memory or devices,
 and more than one container.
 """
@@ -23,6 +34,7 @@ from emulators.processes import Processes
 LAST_LINES = 80
 LAST_BYTES = 2048
 
+_IMAGE = re.compile(r"[a-z0-9]+([._/:@-]+[A-Za-z0-9]+)*")
 _REFERENCE = re.compile(r"\$(\$|\(([-._a-zA-Z][-._a-zA-Z0-9]*)\))")
 
 
@@ -119,7 +131,15 @@ class Kubelet:
     def _start(self, pod: Json) -> None:
         container = pod["spec"]["containers"][0]
         image = container["image"]
+        if not _IMAGE.fullmatch(image):
+            said = f'Failed to apply default image tag "{image}": couldn\'t parse image name'
+            self._waiting(pod, "InvalidImageName", f"{said}: invalid reference format")
+            return
         if image in self.missing_images:
+            if not state_of(pod).get("waiting", {}).get("reason", "").endswith(("Pull", "BackOff")):
+                said = f'failed to pull and unpack image "{image}": {image}: not found'
+                self._waiting(pod, "ErrImagePull", said)
+                return
             said = f'Back-off pulling image "{image}": ErrImagePull: {image}: not found'
             self._waiting(pod, "ImagePullBackOff", said)
             self.objects.warn(pod, "Failed", f'Failed to pull image "{image}": {image}: not found')

@@ -1,7 +1,28 @@
 """The objects of an emulated cluster: stored, validated, selected, and deleted with their owner.
 
 Answers and refusals are the API server's, in its words, for what executors and ``kubectl`` ask.
-Left out: watches, server-side apply, and validation of what nobody here sends.
+The rules, and the pages they come from:
+
+- names are DNS subdomains of at most 253 characters, those of Jobs at most 63
+  (https://kubernetes.io/docs/concepts/overview/working-with-objects/names/);
+- keys and values of labels, keys of annotations, and 256 KiB of annotations
+  (https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set,
+  .../annotations/#syntax-and-character-set);
+- an object is created in a namespace that exists, and not in one that is being deleted
+  (https://kubernetes.io/docs/concepts/overview/working-with-objects/namespaces/);
+- a patch that carries another ``resourceVersion`` than the object's is a conflict
+  (https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions);
+- ``spec.template`` and ``spec.completions`` of a Job are immutable, but for scheduling directives
+  while it is suspended and has never started
+  (https://kubernetes.io/docs/concepts/workloads/controllers/job/#mutable-scheduling-directives);
+- the data of an ``immutable`` Secret cannot change
+  (https://kubernetes.io/docs/concepts/configuration/secret/#secret-immutable);
+- dependents are deleted with their owner in the background, before it (foreground), or stay
+  without it (orphan); one whose owner does not exist is deleted
+  (https://kubernetes.io/docs/concepts/architecture/garbage-collection/#cascading-deletion);
+- fields and types are those of the schema (:mod:`emulators.kubernetes_schema`).
+
+Left out: watches, server-side apply, and validation of fields that no executor sends.
 """
 
 from __future__ import annotations
@@ -61,12 +82,17 @@ _NAME_MUST_BE = (
     "'.', and must start and end with an alphanumeric character"
 )
 _MUTABLE = ("activeDeadlineSeconds", "suspend", "ttlSecondsAfterFinished", "parallelism")
+_SCHEDULING = ("nodeSelector", "tolerations", "schedulingGates", "affinity")
+_KEY_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_ANNOTATION_BYTES = 256 * 1024
 
 
 class Refused(Exception):
     """What the API answers instead: a ``Status`` object of this code and reason."""
 
-    def __init__(self, code: int, reason: str, message: str, *, after_s: int | None = None) -> None:
+    def __init__(
+        self, code: int, reason: str, message: str, *, after_s: int | str | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.reason = reason
@@ -78,8 +104,12 @@ class Objects:
     """All objects, behind one lock, which :attr:`changed` is a condition of."""
 
     def __init__(self, namespaces: tuple[str, ...]) -> None:
-        self.namespaces = namespaces
+        self.namespaces = set(namespaces)
+        self.terminating: set[str] = set()
+        """Namespaces that are being deleted."""
         self.changed = threading.Condition(threading.RLock())
+        self.update_checks: list[Callable[[Json, Json], None]] = []
+        """Webhooks on updates of Jobs: they take the old and the new object."""
         self._made: dict[tuple[str, str, str], Json] = {}
         self._version = 0
 
@@ -89,9 +119,14 @@ class Objects:
         name = made.setdefault("metadata", {}).get("name", "")
         if kind.namespaced and namespace not in self.namespaces:
             raise Refused(404, "NotFound", f'namespaces "{namespace}" not found')
+        if namespace in self.terminating:
+            said = f"unable to create new content in namespace {namespace} because it is being "
+            raise Refused(
+                403, "Forbidden", f'{kind.qualified} "{name}" is forbidden: {said}terminated'
+            )
         if not _SUBDOMAIN.fullmatch(name) or len(name) > 253:
             _invalid(kind, name, f'metadata.name: Invalid value: "{name}": {_NAME_MUST_BE}')
-        _check_labels(kind, name, made["metadata"].get("labels") or {}, "metadata.labels")
+        _check_metadata(kind, name, made["metadata"], "metadata")
         if resource == "jobs":
             _check_job(made)
         made |= {"apiVersion": kind.api_version, "kind": kind.kind}
@@ -136,10 +171,33 @@ class Objects:
     def patch(self, resource: str, namespace: str, name: str, given: Json) -> Json:
         with self.changed:
             made = self.get(resource, namespace, name)
+            kind = KINDS[resource]
+            version = (given.get("metadata") or {}).get("resourceVersion")
+            if version is not None and version != made["metadata"]["resourceVersion"]:
+                raise Refused(
+                    409,
+                    "Conflict",
+                    f'Operation cannot be fulfilled on {kind.qualified} "{name}": the object has '
+                    "been modified; please apply your changes to the latest version and try again",
+                )
+            wanted = copy.deepcopy(made)
+            _merge(wanted, given)
+            _check_metadata(kind, name, wanted["metadata"], "metadata")
+            for field in ("name", "namespace", "uid", "creationTimestamp"):
+                if wanted["metadata"].get(field) != made["metadata"].get(field):
+                    _invalid(kind, name, f"metadata.{field}: field is immutable")
             if resource == "jobs":
-                for field in set(given.get("spec") or {}) - set(_MUTABLE):
-                    _invalid(KINDS[resource], name, f"spec.{field}: field is immutable")
-            _merge(made, given)
+                _check_job_update(made, wanted)
+                for check in self.update_checks:
+                    check(made, wanted)
+            if (
+                resource == "secrets"
+                and made.get("immutable")
+                and (wanted.get("data") != made.get("data") or not wanted.get("immutable"))
+            ):
+                _invalid(kind, name, "data: Forbidden: field is immutable when `immutable` is set")
+            made.clear()
+            made.update(wanted)
             self._touch(made)
             return copy.deepcopy(made)
 
@@ -154,6 +212,48 @@ class Objects:
             self._version += 1
             self.changed.notify_all()
 
+    def delete(self, resource: str, namespace: str, name: str, policy: str) -> None:
+        """Delete an object with ``propagationPolicy`` Background, Foreground or Orphan."""
+        with self.changed:
+            made = self.get(resource, namespace, name)
+            if policy not in ("Background", "Foreground", "Orphan"):
+                _invalid(KINDS[resource], name, f'propagationPolicy: Unsupported value: "{policy}"')
+            if policy == "Background":
+                self.remove(resource, namespace, name)
+                return
+            dependents = [
+                each
+                for (_, where, _), each in self._made.items()
+                if where == namespace and _is_owned_by(each, made)
+            ]
+            if policy == "Orphan":
+                for each in dependents:
+                    each["metadata"]["ownerReferences"] = [
+                        owner
+                        for owner in each["metadata"]["ownerReferences"]
+                        if owner["uid"] != made["metadata"]["uid"]
+                    ]
+                    self._touch(each)
+                self.remove(resource, namespace, name)
+                return
+            made["metadata"] |= {
+                "deletionTimestamp": timestamp(time.time()),
+                "finalizers": ["foregroundDeletion"],
+            }
+            self._touch(made)
+
+    def in_foreground_deletion(self) -> Iterator[tuple[str, Json, list[tuple[str, Json]]]]:
+        """Resource and object that waits for its dependents to go, and those."""
+        with self.changed:
+            for (resource, _, _), made in list(self._made.items()):
+                if "foregroundDeletion" in (made["metadata"].get("finalizers") or ()):
+                    dependents = [
+                        (kind, each)
+                        for (kind, _, _), each in self._made.items()
+                        if _is_owned_by(each, made)
+                    ]
+                    yield resource, made, dependents
+
     def orphans(self) -> Iterator[tuple[str, Json]]:
         """Objects whose owner is no more, with the resource they are."""
         with self.changed:
@@ -166,13 +266,7 @@ class Objects:
     def owned(self, resource: str, owner: Json) -> list[Json]:
         """Objects of one kind that say ``owner`` owns them."""
         meta = owner["metadata"]
-        return [
-            made
-            for made in self.all(resource, meta["namespace"])
-            if any(
-                each["uid"] == meta["uid"] for each in made["metadata"].get("ownerReferences") or ()
-            )
-        ]
+        return [made for made in self.all(resource, meta["namespace"]) if _is_owned_by(made, owner)]
 
     def warn(self, about: Json, reason: str, message: str) -> None:
         """One event for each object and reason, as ``kubectl get events`` shows them."""
@@ -231,9 +325,10 @@ def _check_job(job: Json) -> None:
         _invalid(
             kind, name, f'metadata.name: Invalid value: "{name}": must be no more than 63 bytes'
         )
-    _check_labels(
-        kind, name, (template.get("metadata") or {}).get("labels") or {}, "spec.template.labels"
-    )
+    _check_metadata(kind, name, template.get("metadata") or {}, "spec.template")
+    for count in ("parallelism", "completions", "backoffLimit", "activeDeadlineSeconds"):
+        if spec.get(count, 0) < 0:
+            _invalid(kind, name, f"spec.{count}: must be greater than or equal to 0")
     policy = pod.get("restartPolicy")
     if policy not in ("Never", "OnFailure"):
         _invalid(kind, name, f'{where}.restartPolicy: Unsupported value: "{policy}"')
@@ -263,13 +358,59 @@ def _check_job(job: Json) -> None:
         _invalid(kind, name, f"{where}.containers: Required value")
 
 
-def _check_labels(kind: Kind, name: str, labels: Json, where: str) -> None:
+def _check_job_update(old: Json, new: Json) -> None:
+    kind, name = KINDS["jobs"], old["metadata"]["name"]
+    before, after = old["spec"], new["spec"]
+    may_reschedule = before.get("suspend") and "startTime" not in (old.get("status") or {})
+    for field in sorted(set(before) | set(after)):
+        was, wanted = before.get(field), after.get(field)
+        if was == wanted or field in _MUTABLE:
+            continue
+        if field == "template" and may_reschedule:
+            was, wanted = _without_scheduling(was), _without_scheduling(wanted)
+            if was == wanted:
+                continue
+        _invalid(kind, name, f"spec.{field}: Invalid value: field is immutable")
+    _check_job(new)
+
+
+def _without_scheduling(template: Any) -> Json:
+    rest = copy.deepcopy(template or {})
+    rest.pop("metadata", None)
+    for field in _SCHEDULING:
+        (rest.get("spec") or {}).pop(field, None)
+    return dict(rest)
+
+
+def _is_owned_by(made: Json, owner: Json) -> bool:
+    uid = owner["metadata"]["uid"]
+    return any(each["uid"] == uid for each in made["metadata"].get("ownerReferences") or ())
+
+
+def _check_metadata(kind: Kind, name: str, metadata: Json, where: str) -> None:
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    for at, keys in (("labels", labels), ("annotations", annotations)):
+        for key in keys:
+            prefix, slash, rest = key.rpartition("/")
+            good_prefix = not slash or (_SUBDOMAIN.fullmatch(prefix) and len(prefix) <= 253)
+            if not good_prefix or not _KEY_NAME.fullmatch(rest):
+                said = "name part must consist of alphanumeric characters, '-', '_' or '.'"
+                _invalid(kind, name, f'{where}.{at}: Invalid value: "{key}": {said}')
     for value in labels.values():
-        if not _LABEL.fullmatch(value) or len(value) > 63:
+        if not isinstance(value, str) or not _LABEL.fullmatch(value) or len(value) > 63:
             _invalid(
-                kind, name, f'{where}: Invalid value: "{value}": a valid label must be an empty '
-                "string or consist of alphanumeric characters, '-', '_' or '.'",
+                kind, name, f'{where}.labels: Invalid value: "{value}": a valid label must be an '
+                "empty string or consist of alphanumeric characters, '-', '_' or '.'",
             )  # fmt: skip
+    size = sum(len(str(each).encode()) for item in annotations.items() for each in item)
+    if size > _ANNOTATION_BYTES:
+        _invalid(
+            kind, name, f"{where}.annotations: Too long: may not be more than {_ANNOTATION_BYTES}"
+        )
+    for owner in metadata.get("ownerReferences") or ():
+        for field in ("apiVersion", "kind", "name", "uid"):
+            if not owner.get(field):
+                _invalid(kind, name, f"{where}.ownerReferences.{field}: must not be empty")
 
 
 def _invalid(kind: Kind, name: str, message: str) -> NoReturn:

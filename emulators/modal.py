@@ -22,15 +22,17 @@ from typing import Any, Self
 
 import grpclib.const
 from google.protobuf.message_factory import GetMessageClass
+from grpclib import GRPCError, Status
 from grpclib.config import Configuration
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server, Stream
 from modal_proto import api_pb2
 
+from emulators.faults import RequestFaults
 from emulators.modal_api import ModalApi
 from emulators.processes import Processes
 
-FAULTS = ("preempt", "oom", "lose", "refuse_quota", "slow", "starve", "build")
+FAULTS = ("preempt", "oom", "lose", "refuse_quota", "slow", "starve", "build", "limit")
 """Methods of :class:`ModalServer` that anybody who reaches the port may call."""
 
 TOKEN = ("ak-emulated", "as-emulated")
@@ -47,6 +49,7 @@ class ModalServer:
         self.api = ModalApi(self.processes)
         self.api.tokens[token[0]] = token[1]
         self._slow_s = 0.0
+        self.faults = RequestFaults()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="modal", daemon=True)
         self._server: _Server | None = None
@@ -117,6 +120,10 @@ class ModalServer:
     def refuse_quota(self, message: str | None) -> None:
         self.api.quota = message
 
+    def limit(self, sandboxes: int | None) -> None:
+        """How many Sandboxes the workspace may run at once; None for no limit."""
+        self.api.limit = sandboxes
+
     def starve(self, starved: bool = True) -> None:
         """No GPU is free: Sandboxes that ask for one wait; False starts them."""
         self.api.starved = starved
@@ -140,13 +147,23 @@ class ModalServer:
             request = await stream.recv_message()
             self.api.requests += 1
             await asyncio.sleep(self._slow_s)
+            fault = self.faults.of(name)
+            if fault == "unavailable":
+                raise GRPCError(Status.UNAVAILABLE, "Service unavailable")
+            if fault == "drop_before":
+                await stream.cancel()
+                return
             self.api.authorise(name, stream.metadata)
             method = getattr(self.api, name)
             if inspect.isasyncgenfunction(method):
                 async for message in method(request):
                     await stream.send_message(message)
             else:  # in a thread: some wait for a process
-                await stream.send_message(await asyncio.to_thread(method, request))
+                message = await asyncio.to_thread(method, request)
+                if fault == "drop_after":
+                    await stream.cancel()
+                else:
+                    await stream.send_message(message)
 
         return answer
 

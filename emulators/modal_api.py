@@ -3,7 +3,16 @@
 Two kinds of Sandbox, as the SDK knows them: those with a GPU (V1: an id of 22 letters and digits,
 found by name only while they live) and the others (V2: any other id, found by name after their end
 too). ``SandboxListV2`` lists both. A name belongs to one living Sandbox of an App. Whatever is
-refused is refused with Modal's own gRPC status.
+refused is refused with Modal's own gRPC status. Requests and answers are messages of Modal's own
+protobuf schema (``modal_proto``). Rules and sources (modal.com/docs/...):
+
+- A name belongs to one running Sandbox of an App and is free again afterwards:
+  guide/sandboxes#named-sandboxes.
+- A Sandbox lives at most 24 hours, 5 minutes by default: guide/sandboxes#timeouts.
+- GPU types, and at most 8 of one: guide/gpu.
+- Tags: reference/modal.Sandbox#set_tags. A workspace's limits (Sandboxes at once, GPUs, spending)
+  are ``RESOURCE_EXHAUSTED``: guide/scale and github.com/modal-labs/modal-client/issues/3397.
+- A Sandbox that waits for a machine has no task, and so no log yet.
 
 Images are taken as they are asked for and never built: jobs run on this interpreter. Left out:
 functions, ``exec``, tunnels, snapshots, the contents of volumes.
@@ -15,6 +24,7 @@ import asyncio
 import base64
 import itertools
 import json
+import re
 import secrets
 import string
 import threading
@@ -32,6 +42,13 @@ from emulators.modal_log_api import ModalLogApi
 from emulators.processes import Job, Processes
 
 GRACE_S = 2.0
+LONGEST_S = 24 * 3600
+GPUS = (
+    *("T4", "L4", "A10", "A10G", "A100", "A100-40GB", "A100-80GB", "L40S"),
+    *("H100", "H100!", "H200", "B200", "B200+", "B300", "RTX-PRO-6000", "ANY"),
+)
+MOST_GPUS = 8
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,63}")
 PAGE = 10
 """Sandboxes on one page of a listing."""
 
@@ -84,6 +101,7 @@ class ModalApi(ModalLogApi):
         self.named_secrets: dict[str, dict[str, str]] = {}
         self._secrets: dict[str, dict[str, str]] = {}
         self.apps: dict[tuple[str, str], str] = {}
+        self.limit: int | None = None
         self._jwt = ".".join(("e30", _base64({"exp": time.time() + 86400}), secrets.token_hex(8)))
         self._clock = itertools.count(1)
 
@@ -202,9 +220,17 @@ class ModalApi(ModalLogApi):
         wanted = request.definition
         if self.quota is not None:
             raise GRPCError(Status.RESOURCE_EXHAUSTED, self.quota)
+        _check(wanted)
         if request.app_id not in self.apps.values():
             raise GRPCError(Status.NOT_FOUND, f"App '{request.app_id}' not found")
         with self.lock:
+            living = sum(self.processes.get(one.job).state != "ended" for one in self._all())
+            if self.limit is not None and living >= self.limit:
+                raise GRPCError(
+                    Status.RESOURCE_EXHAUSTED,
+                    f"the workspace limit is {self.limit} Sandboxes, with {living} "
+                    "currently running",
+                )
             if wanted.name and self._named(request.app_id, wanted.name):
                 raise GRPCError(
                     Status.ALREADY_EXISTS, f"Sandbox with name '{wanted.name}' already exists"
@@ -362,6 +388,25 @@ class ModalApi(ModalLogApi):
                 else api.GenericResult.GENERIC_STATUS_SUCCESS
             )
         return api.GenericResult(status=status, exitcode=job.exit_code or 0)
+
+
+def _check(wanted: Any) -> None:
+    """Refuse what Modal refuses of a definition."""
+
+    def need(good: bool, message: str) -> None:
+        if not good:
+            raise GRPCError(Status.INVALID_ARGUMENT, message)
+
+    gpu = wanted.resources.gpu_config
+    need(0 < wanted.timeout_secs <= LONGEST_S, f"timeout must be between 1 and {LONGEST_S} seconds")
+    need(
+        not gpu.count or (gpu.gpu_type in GPUS and gpu.count <= MOST_GPUS),
+        f"invalid GPU configuration {gpu.gpu_type}:{gpu.count}",
+    )
+    need(
+        not wanted.name or _NAME.fullmatch(wanted.name) is not None,
+        f"invalid Sandbox name {wanted.name!r}",
+    )
 
 
 def _tags(tags: dict[str, str]) -> list[api.SandboxTag]:

@@ -26,8 +26,9 @@ from urllib.parse import parse_qs
 from botocore.loaders import Loader
 from botocore.model import ServiceModel
 
-from emulators.aws import AwsError, Caller, Identity, authenticate, check
+from emulators.aws import AwsError, Caller, Identity, authenticate, check, check_answer
 from emulators.aws_http import HttpServer
+from emulators.faults import HangUp, RequestFaults
 from emulators.processes import Processes
 from emulators.sagemaker_account import Quotas, Secrets
 from emulators.sagemaker_jobs import TrainingJob, TrainingJobs
@@ -39,6 +40,7 @@ ROLE = f"arn:aws:iam::{ACCOUNT}:role/archipelago-replica"
 FAULTS = (
     *("preempt", "oom", "lose", "refuse_quota", "slow"),
     *("throttle", "withhold_machines", "give_machines", "starve", "break_down"),
+    *("limit", "hold_stopping", "hold_lists"),
 )
 _TARGETS = {
     "SageMaker": "sagemaker",
@@ -58,15 +60,21 @@ class SageMakerServer:
         self.identities = {
             ACCESS_KEY: Identity(secret_key=SECRET_KEY, arn=f"arn:aws:iam::{ACCOUNT}:user/control")
         }
-        self.jobs = TrainingJobs(self.processes, account=ACCOUNT, environment=self._machine)
-        self.secrets = Secrets(ACCOUNT)
         self.quotas = Quotas(self._model("sagemaker").shape_for("TrainingInstanceType").enum)
+        self.jobs = TrainingJobs(
+            self.processes,
+            account=ACCOUNT,
+            environment=self._machine,
+            limit=self.quotas.limit,
+        )
+        self.secrets = Secrets(ACCOUNT)
         self.denied: set[str] = set()
         self.requests = 0
         self.seen: list[str] = []
         self._quota: str | None = None
         self._slow_s = 0.0
         self._throttled = 0
+        self.faults = RequestFaults()
         self._http = HttpServer(port, self._answer)
 
     @property
@@ -138,6 +146,18 @@ class SageMakerServer:
         """A job that waits fails for want of a machine."""
         self.jobs.starve(self.jobs.named(job))
 
+    def limit(self, quota: str, instances: float) -> None:
+        """The account's quota, by its name in Service Quotas."""
+        self.quotas.limits[quota] = instances
+
+    def hold_stopping(self, held: bool = True) -> None:
+        """Stopped jobs stay in Stopping until this is called with False."""
+        self.jobs.stopping_held = held
+
+    def hold_lists(self, held: bool = True) -> None:
+        """Lists lag: they show no change until this is called with False."""
+        self.jobs.hold_lists(held)
+
     # What is answered.
 
     def _answer(self, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str, bytes]:
@@ -147,9 +167,22 @@ class SageMakerServer:
             return _json(200, self._role(path.removeprefix("/_role/")))
         with self._lock:
             self.requests += 1
-            throttled, self._throttled = self._throttled, max(0, self._throttled - 1)
         time.sleep(self._slow_s)
+        operation = headers.get("x-amz-target", "sts").rpartition(".")[2]
+        fault = self.faults.of(operation)
+        if fault == "drop_before":
+            raise HangUp
+        if fault == "unavailable":
+            return _json(503, {"__type": "ServiceUnavailable", "message": "Service Unavailable"})
+        answer = self._answered(headers, body)
+        if fault == "drop_after":
+            raise HangUp
+        return answer
+
+    def _answered(self, headers: Mapping[str, str], body: bytes) -> tuple[int, str, bytes]:
         target = headers.get("x-amz-target", "")
+        with self._lock:
+            throttled, self._throttled = self._throttled, max(0, self._throttled - 1)
         try:
             if throttled:
                 raise AwsError("ThrottlingException", "Rate exceeded")
@@ -179,8 +212,11 @@ class SageMakerServer:
                 f"User: {caller.identity.arn} is not authorized to perform: {action} because no "
                 f"identity-based policy allows the {action} action",
             )
-        check(self._model(service).operation_model(operation).input_shape, given)
-        return call(given)
+        model = self._model(service).operation_model(operation)
+        check(model.input_shape, given)
+        answer = call(given)
+        check_answer(model.output_shape, answer)
+        return answer
 
     def _operations(
         self, caller: Caller

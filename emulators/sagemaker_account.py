@@ -52,7 +52,8 @@ class Secrets:
 
     def get(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:
-            return dict(self._find(region, given["SecretId"]))
+            secret = self._find(region, given["SecretId"])
+            return {name: value for name, value in secret.items() if name != "Tags"}
 
     def delete(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """At once and for good; of one that is not there AWS says the same."""
@@ -93,11 +94,14 @@ class Quotas:
             for spot in ("", "spot ")
         ]
 
+    def limit(self, name: str) -> float:
+        return self.limits.get(name, QUOTA)
+
     def list(self, given: Mapping[str, Any]) -> dict[str, Any]:
         first, size = int(given.get("NextToken", 0)), given.get("MaxResults", 100)
         page = self._names[first : first + size]
         more = {"NextToken": str(first + size)} if first + size < len(self._names) else {}
         return {
-            "Quotas": [{"QuotaName": name, "Value": self.limits.get(name, QUOTA)} for name in page],
+            "Quotas": [{"QuotaName": name, "Value": self.limit(name)} for name in page],
             **more,
         }

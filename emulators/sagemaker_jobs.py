@@ -1,13 +1,32 @@
 """Training jobs that really run, and what CloudWatch Logs has of them.
 
-A job goes the ways of SageMaker's developer guide ("Managed Spot Training Lifecycle") and ends with
-the reasons SageMaker gives. Nothing runs in the background: whoever asks for a
-job moves it on to where its process is. Like SageMaker it takes a name once and never again, and
-starts an interrupted spot job anew when there is a machine.
+Rules and their sources (docs.aws.amazon.com/sagemaker/latest/...):
+
+- A name is accepted once for each account and region, also after the job has ended:
+  APIReference/API_CreateTrainingJob.html, TrainingJobName and ResourceInUse.
+- Instances of jobs that are InProgress or Stopping count against the quota of their instance type,
+  spot and on demand separately, and a job beyond it is refused with ResourceLimitExceeded:
+  API_CreateTrainingJob.html, Errors; the quotas' names are those of Service Quotas; the message is
+  one that users report (github.com/aws/amazon-sagemaker-examples/issues/1543). The quota is checked
+  before the name, so a repeated request can be refused although its job exists.
+- MaxWaitTimeInSeconds is required for spot jobs, only allowed for them, and at least
+  MaxRuntimeInSeconds: API_StoppingCondition.html.
+- A stopped job is Stopping while its container has 120 s after SIGTERM, then Stopped:
+  API_StopTrainingJob.html. It stays Stopping for at least ``stopping_s`` here. A job that has ended
+  or is Stopping cannot be stopped: ValidationException.
+- An interrupted spot job stays InProgress and is restarted under the same name when there is a
+  machine; one beyond its MaxWaitTime goes over Stopping to Stopped: dg/
+  model-managed-spot-training-status.html.
+- Lists come in pages of at most 100, newest first; a page's token holds for its own question only:
+  API_ListTrainingJobs.html. With ``hold_lists`` they lag behind: the page does not promise
+  that a list shows a job at once.
+
+Nothing runs in the background: a request moves a job on to the state of its process.
 """
 
 from __future__ import annotations
 
+import base64
 import math
 import threading
 import time
@@ -48,6 +67,16 @@ class TrainingJob:
     streams: dict[str, str] = field(default_factory=dict)
     waiting: bool = True
     fault: str = ""
+    stopping_since_s: float = 0.0
+    stopping_as: str = "Stopped"
+
+    @property
+    def instance_type(self) -> str:
+        return str(self.request["ResourceConfig"].get("InstanceType", ""))
+
+    @property
+    def instances(self) -> int:
+        return int(self.request["ResourceConfig"].get("InstanceCount", 1))
 
     @property
     def name(self) -> str:
@@ -70,7 +99,13 @@ class TrainingJobs:
         *,
         account: str,
         environment: Callable[[TrainingJob], Mapping[str, str]],
+        limit: Callable[[str], float] = lambda quota: math.inf,
     ) -> None:
+        """``limit``: the account's quota of that name, in instances."""
+        self.limit = limit
+        self.stopping_s = 0.1
+        self.stopping_held = False
+        self._listed: dict[str, list[dict[str, Any]]] | None = None
         self.processes = processes
         self.account = account
         self.environment = environment
@@ -112,6 +147,7 @@ class TrainingJobs:
                 "and allows principal 'sagemaker.amazonaws.com' to assume the role.",
             )
         with self.lock:
+            self._check_quota(region, given)
             name = given["TrainingJobName"]
             arn = f"arn:aws:sagemaker:{region}:{self.account}:training-job/{name}"
             if (region, name) in self._used:
@@ -134,6 +170,10 @@ class TrainingJobs:
             answer = {
                 **{name: value for name, value in job.request.items() if name != "Tags"},
                 **self._summary(job),
+                "ModelArtifacts": {
+                    "S3ModelArtifacts": f"{job.request['OutputDataConfig']['S3OutputPath']}/"
+                    f"{job.name}/output/model.tar.gz"
+                },
                 "SecondaryStatusTransitions": [
                     {"Status": stage, "StartTime": at_s, "StatusMessage": message}
                     for stage, at_s, message in job.changes
@@ -155,17 +195,53 @@ class TrainingJobs:
 
     def list(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:
         with self.lock:
-            found = [
-                self._summary(self._moved_on(job))
-                for (where, name), job in self._jobs.items()
-                if where == region and given.get("NameContains", "") in name
-            ]
-        wanted = given.get("StatusEquals")
-        found = [job for job in found if wanted in (None, job["TrainingJobStatus"])]
+            held = self._listed
+            summaries = self._summaries(region) if held is None else held.get(region, [])
+        wanted, part = given.get("StatusEquals"), given.get("NameContains", "")
+        found = [
+            job
+            for job in summaries
+            if wanted in (None, job["TrainingJobStatus"]) and part in job["TrainingJobName"]
+        ]
         found.sort(key=lambda job: float(job["CreationTime"]), reverse=True)
-        first, size = int(given.get("NextToken", 0)), given.get("MaxResults", 10)
-        more = {"NextToken": str(first + size)} if first + size < len(found) else {}
+        question = f"{part}|{wanted}|"
+        first, size = _first(given.get("NextToken"), question), given.get("MaxResults", 10)
+        more = {"NextToken": _token(question, first + size)} if first + size < len(found) else {}
         return {"TrainingJobSummaries": found[first : first + size], **more}
+
+    def _summaries(self, region: str) -> list[dict[str, Any]]:
+        return [
+            self._summary(self._moved_on(job))
+            for (where, _), job in self._jobs.items()
+            if where == region
+        ]
+
+    def hold_lists(self, held: bool) -> None:
+        """Lists show what is there now, and no later change, until they are no longer held."""
+        with self.lock:
+            regions = {region for region, _ in self._jobs}
+            self._listed = {name: self._summaries(name) for name in regions} if held else None
+
+    def _check_quota(self, region: str, given: Mapping[str, Any]) -> None:
+        wanted = TrainingJob(request=given, region=region, arn="", created_s=0.0)
+        quota = f"{wanted.instance_type} for {'spot ' if wanted.spot else ''}training job usage"
+        limit = self.limit(quota)
+        used = sum(
+            job.instances
+            for (where, _), job in self._jobs.items()
+            if where == region
+            and (job.instance_type, job.spot) == (wanted.instance_type, wanted.spot)
+            and self._moved_on(job).status not in _ENDED
+        )
+        if used + wanted.instances > limit:
+            raise AwsError(
+                "ResourceLimitExceeded",
+                f"The account-level service limit '{quota}' is {limit:.0f} Instances, with current "
+                f"utilization of {used} Instances and a request delta of {wanted.instances} "
+                "Instances. Please use AWS Service Quotas to request an increase for this quota. "
+                "If AWS Service Quotas is not available, contact AWS support to request an "
+                "increase for this quota.",
+            )
 
     def stop(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:
         with self.lock:
@@ -175,12 +251,14 @@ class TrainingJobs:
                     "ValidationException",
                     f"The request was rejected because the training job is in status {job.status}.",
                 )
-            job.status = "Stopping"
-            job.change("Stopping", time.time(), "Stopping the training job")
-            if self._runs(job):
-                self.processes.kill(job.starts[-1])
-            self._moved_on(job)
+            self._stop(job)
         return {}
+
+    def _stop(self, job: TrainingJob, stage: str = "Stopped") -> None:
+        job.status, job.stopping_since_s, job.stopping_as = "Stopping", time.time(), stage
+        job.change("Stopping", job.stopping_since_s, "Stopping the training job")
+        if self._runs(job):
+            self.processes.kill(job.starts[-1])
 
     def tags(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:
         with self.lock:
@@ -230,6 +308,11 @@ class TrainingJobs:
         if job is None:
             raise AwsError("ValidationException", "Requested resource not found.")
         return self._moved_on(job)
+
+    def living(self) -> list[TrainingJob]:
+        """Jobs that have not ended."""
+        with self.lock:
+            return [job for job in self._jobs.values() if self._moved_on(job).status not in _ENDED]
 
     def named(self, text: str) -> TrainingJob:
         """By its whole name, or by the launch key that is the end of it."""
@@ -297,31 +380,45 @@ class TrainingJobs:
         return bool(job.starts) and self.processes.get(job.starts[-1]).state != "ended"
 
     def _moved_on(self, job: TrainingJob) -> TrainingJob:
-        if job.status in _ENDED or self._runs(job):
+        if job.status in _ENDED:
             return job
         wait_s = job.request.get("StoppingCondition", {}).get("MaxWaitTimeInSeconds")
-        if not job.waiting:
+        late = wait_s is not None and time.time() > job.created_s + wait_s
+        if job.status == "InProgress" and late:
+            self._stop(job, "MaxWaitTimeExceeded")
+        if self._runs(job):
+            return job
+        if job.status == "Stopping":
+            held = self.stopping_held or time.time() < job.stopping_since_s + self.stopping_s
+            if not held:
+                self._stopped(job)
+        elif not job.waiting:
             self._ended(job)
-        elif job.status == "Stopping":
-            self._finish(job, "Stopped", "Stopped", time.time())
-        elif wait_s is not None and time.time() > job.created_s + wait_s:
-            self._finish(job, "Stopped", "MaxWaitTimeExceeded", time.time())
         return job
 
+    def _stopped(self, job: TrainingJob) -> None:
+        """A job that was stopped has no process (any more)."""
+        at_s = time.time()
+        process = self.processes.get(job.starts[-1]) if job.starts else None
+        if process is not None and process.ended_by == "oom":
+            self._finish(job, "Failed", "Failed", at_s, _NO_MEMORY)
+        else:
+            self._finish(job, "Stopped", job.stopping_as, at_s)
+
     def _ended(self, job: TrainingJob) -> None:
+        """The process of a job that nobody stopped has ended."""
         process = self.processes.get(job.starts[-1])
         at_s = process.ended_wall_s
         if job.fault:
             self._finish(job, "Failed", "Failed", at_s, job.fault)
-        elif process.ended_by == "preempted" and job.status == "InProgress":
+        elif process.ended_by == "preempted":
             job.waiting = True
             job.change("Interrupted", at_s, "Training job interrupted")
         elif process.ended_by == "deadline":
+            job.change("Stopping", at_s, "Stopping the training job")
             self._finish(job, "Stopped", "MaxRuntimeExceeded", at_s)
         elif process.ended_by == "oom":
             self._finish(job, "Failed", "Failed", at_s, _NO_MEMORY)
-        elif job.status == "Stopping":
-            self._finish(job, "Stopped", "Stopped", at_s)
         elif process.exit_code == 0:
             job.change("Uploading", at_s, "Uploading generated training model")
             self._finish(job, "Completed", "Completed", at_s)
@@ -356,3 +453,20 @@ class TrainingJobs:
             for stream, start in job.streams.items()
             if where == region and self.processes.log_lines(start)
         }
+
+
+def _token(question: str, first: int) -> str:
+    return base64.urlsafe_b64encode(f"{question}{first}".encode()).decode()
+
+
+def _first(token: str | None, question: str) -> int:
+    """Where the page of ``token`` begins. Raises :class:`AwsError` for another question's token."""
+    if token is None:
+        return 0
+    try:
+        text = base64.urlsafe_b64decode(token.encode()).decode()
+    except ValueError:
+        text = ""
+    if not text.startswith(question) or not text.removeprefix(question).isdecimal():
+        raise AwsError("ValidationException", "Invalid NextToken")
+    return int(text.removeprefix(question))

@@ -1,8 +1,9 @@
-"""What every backend does: start replicas, say how they are, show their logs, end them.
+"""What every backend does: start replicas, report their state, show their logs, end them.
 
 An executor keeps no state that matters: a :class:`ReplicaHandle` is plain JSON and works from any
 process, and :meth:`ServerlessExecutor.find` recovers it from the *launch key*, the name the
-backend knows the job by. Launching one key twice starts one job.
+backend knows the job by. :meth:`ServerlessExecutor.ensure` starts a job; repeating it under the
+same key completes that job and never starts a second one.
 
 Unknown is not failed: :data:`JobState.UNKNOWN` says that the backend could not be asked.
 
@@ -28,12 +29,25 @@ class ExecutorError(Exception):
 class RetryLater(ExecutorError):
     """Trying again can help: the backend is down, slow, or out of capacity.
 
-    ``after_s``: how long the backend asked us to wait, None where it did not say.
+    ``after_s``: how long the backend asked us to wait, None where it did not say. ``attempts``: how
+    many launches in a row are attempted before intervention is required, None for no limit; set
+    where the backend's message does not show whether waiting helps.
     """
 
-    def __init__(self, message: str, *, after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, after_s: float | None = None, attempts: int | None = None
+    ) -> None:
         super().__init__(message)
         self.after_s = after_s
+        self.attempts = attempts
+
+
+class NoCapacity(RetryLater):
+    """The backend is full for now: the account's quota is in use, or no machine is free. It says
+    nothing about the request; a launch waits for capacity as long as ``pending_timeout`` allows.
+
+    A quota that cannot hold the request even when nothing else runs (a limit of zero) is
+    :class:`NeedsPerson` instead."""
 
 
 class LaunchRefused(ExecutorError):
@@ -50,6 +64,27 @@ class JobState(enum.StrEnum):
     RUNNING = "running"
     ENDED = "ended"
     UNKNOWN = "unknown"
+
+
+class PendingCause(enum.StrEnum):
+    """Why a job has not started yet. It decides how long the control plane waits, and what it does
+    next (:func:`runs.control.policy.pending_limit_s`)."""
+
+    STARTING = "starting"
+    """A machine boots, or an image is being pulled: normal."""
+    QUEUED = "queued"
+    """A queue has not admitted it (Kueue). It waits without a limit: the queue's owner decides."""
+    CAPACITY = "capacity"
+    """No machine is free, or none matches what is asked for."""
+    QUOTA = "quota"
+    """The quota is in use by others."""
+    IMAGE = "image"
+    """The image cannot be pulled, or its name is invalid."""
+    INCOMPLETE = "incomplete"
+    """An object that it needs (a Secret, a ConfigMap, a volume) is missing: ``ensure`` again."""
+    REFUSED = "refused"
+    """The backend refuses it until an operator changes something: a quota below the request, a
+    security policy, a missing service account."""
 
 
 class Cause(enum.StrEnum):
@@ -140,10 +175,12 @@ class ReplicaHandle:
 class ReplicaStatus:
     """How a job is. ``cause``, ``exit_code`` and ``ended_wall_s`` are None until it has ended.
 
-    ``phase`` is the backend's own word (``Scheduling``, ``Starting``). Times are Unix seconds of
-    the backend's clock, for display and billing. ``deadline_wall_s`` is when the backend will end
-    the job, None where that is not known. ``billed_s`` is how many seconds at
-    the price without spot the backend bills for a job that has ended, None where it does not say.
+    ``pending``: while the state is PENDING, what the job waits for; None where the backend does
+    not say. ``message`` is then the backend's own explanation. ``phase`` is the backend's own word
+    (``Scheduling``, ``Starting``). Times are Unix seconds of the backend's clock, for display and
+    billing. ``deadline_wall_s`` is when the backend will end the job, None where that is not known.
+    ``billed_s`` is how many seconds at the price without spot the backend bills for a job that has
+    ended, None where it does not say.
     """
 
     state: JobState
@@ -151,6 +188,7 @@ class ReplicaStatus:
     exit_code: int | None = None
     message: str = ""
     phase: str = ""
+    pending: PendingCause | None = None
     started_wall_s: float | None = None
     ended_wall_s: float | None = None
     deadline_wall_s: float | None = None
@@ -199,6 +237,42 @@ class ServerlessExecutor(Protocol):
     backend: str
     capabilities: Capabilities
 
+    def ensure(
+        self,
+        specs: Sequence[ReplicaSpec],
+        entrypoint: str,
+        entrypoint_args: Mapping[str, Any] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+        code: CodeRef | None = None,
+    ) -> list[ReplicaHandle]:
+        """Bring every object of each spec's job to the wanted state: a job that runs ``python -m
+        entrypoint``, and whatever it needs to start (a Secret, labels, owner references).
+
+        Idempotent under the launch key. A caller repeats it until it returns: after a kill, an
+        error or a lost answer at any request the next call completes what is missing, and creates
+        nothing twice. A job that has ended is left as it is; its handle is returned. Only a return
+        means that all objects exist: :meth:`find` can find a job that lacks some.
+
+        ``entrypoint_args``: ``args`` is a list of command-line arguments, ``rank_env`` names the
+        environment variable that carries the replica number (default ``REPLICA_RANK``).
+
+        ``env`` is not secret. ``secrets`` become environment variables too, by the backend's own
+        means for secrets: never in arguments, labels or handles. With ``code`` the job fetches
+        and checks that first (:mod:`executors.bootstrap`); without, the image has the module.
+
+        All specs are tried. Where some fail, the first one's error is raised; repeat the call with
+        the same specs.
+
+        Raises:
+            RetryLater: the backend is away. :class:`NoCapacity`: its quota is in use, or no
+                machine is free; a later call can succeed without anyone's action.
+            NeedsPerson: a credential, a permission, a namespace or a quota above zero is missing.
+            LaunchRefused: the request itself is wrong.
+        """
+        ...
+
     def launch_replicas(
         self,
         n_replicas: int,
@@ -210,19 +284,8 @@ class ServerlessExecutor(Protocol):
         secrets: Mapping[str, str] | None = None,
         code: CodeRef | None = None,
     ) -> list[ReplicaHandle]:
-        """Start ``n_replicas`` jobs that run ``python -m entrypoint``.
-
-        ``entrypoint_args``: ``args`` is a list of command-line arguments, ``rank_env`` names the
-        environment variable that carries the replica number (default ``REPLICA_RANK``). ``specs``
-        names each job; without it keys are made up and replicas are numbered from 0. A key that
-        was launched before gives the handle of that job, whether it still runs or not.
-
-        ``env`` is not secret. ``secrets`` become environment variables too, by the backend's own
-        means for secrets: never in arguments, labels or handles. With ``code`` the job fetches
-        and checks that first (:mod:`executors.bootstrap`); without, the image has the module.
-
-        When one of several cannot be launched the others may have been: launch again with the
-        same specs and they are found.
+        """:meth:`ensure` for callers without launch keys: without ``specs``, new keys are made and
+        replicas are numbered from 0. Implemented by :class:`executors.common.LaunchReplicas`.
         """
         ...
 
@@ -234,7 +297,8 @@ class ServerlessExecutor(Protocol):
         ...
 
     def find(self, launch_key: str) -> ReplicaHandle | None:
-        """The job of that key, ended or not, or None if there never was one."""
+        """The job of that key, ended or not, or None if there never was one. Only reads; a job
+        that is found can lack an object, which :meth:`ensure` then creates."""
         ...
 
     def live(self) -> list[ReplicaHandle]:

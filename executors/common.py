@@ -1,8 +1,10 @@
-"""What executors share: reading a launch request, naming jobs, waiting, and keeping secrets out of
-messages. Nothing here knows a backend."""
+"""What executors share: reading a launch request, naming jobs, waiting, exit codes, ``Retry-After``
+and keeping secrets out of messages. Nothing here knows a backend."""
 
 from __future__ import annotations
 
+import datetime
+import email.utils
 import re
 import secrets as random
 import time
@@ -12,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from executors.base import (
+    Cause,
+    CodeRef,
     ExecutorConfig,
     ExecutorError,
     JobState,
@@ -61,32 +65,63 @@ class Request:
         return {name: value for name, value in plain.items() if name not in hidden}, hidden
 
 
-def prepare(
-    n_replicas: int,
-    entrypoint_args: Mapping[str, Any] | None,
-    specs: Sequence[ReplicaSpec] | None,
-) -> Request:
-    """Read the arguments of :meth:`~executors.base.ServerlessExecutor.launch_replicas`.
+def prepare(specs: Sequence[ReplicaSpec], entrypoint_args: Mapping[str, Any] | None) -> Request:
+    """Read the arguments of :meth:`~executors.base.ServerlessExecutor.ensure`.
 
-    Without specs, makes up keys and numbers replicas from 0. Raises :class:`ValueError` for
-    arguments nobody knows or another number of specs, :class:`LaunchRefused` for a bad key.
+    Raises :class:`ValueError` for unknown arguments or a launch key that is given twice,
+    :class:`LaunchRefused` for a malformed key.
     """
     given = dict(entrypoint_args or {})
     args = [str(arg) for arg in given.pop("args", ())]
     rank_env = str(given.pop("rank_env", "REPLICA_RANK"))
     if given:
         raise ValueError(f"entrypoint_args: expected args and rank_env, found {sorted(given)}")
-    if specs is None:
-        made = random.token_hex(6)
-        specs = [ReplicaSpec(launch_key=f"{made}-{n}", replica=n) for n in range(n_replicas)]
-    if len(specs) != n_replicas:
-        raise ValueError(f"expected {n_replicas} specs, found {len(specs)}")
-    for spec in specs:
-        check_launch_key(spec.launch_key)
-    keys = [spec.launch_key for spec in specs]
+    keys = [check_launch_key(spec.launch_key) for spec in specs]
     if len(set(keys)) != len(keys):
         raise ValueError(f"expected a launch key of its own for each spec, found {keys}")
     return Request(args=args, rank_env=rank_env, specs=list(specs))
+
+
+def new_specs(n_replicas: int) -> list[ReplicaSpec]:
+    """Specs with new launch keys, numbered from 0."""
+    made = random.token_hex(6)
+    return [ReplicaSpec(launch_key=f"{made}-{n}", replica=n) for n in range(n_replicas)]
+
+
+class LaunchReplicas:
+    """:meth:`~executors.base.ServerlessExecutor.launch_replicas` for every executor: ``ensure``
+    with specs that are given or made."""
+
+    def ensure(
+        self,
+        specs: Sequence[ReplicaSpec],
+        entrypoint: str,
+        entrypoint_args: Mapping[str, Any] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+        code: CodeRef | None = None,
+    ) -> list[ReplicaHandle]:
+        """See :meth:`executors.base.ServerlessExecutor.ensure`."""
+        raise NotImplementedError
+
+    def launch_replicas(
+        self,
+        n_replicas: int,
+        entrypoint: str,
+        entrypoint_args: Mapping[str, Any] | None = None,
+        *,
+        specs: Sequence[ReplicaSpec] | None = None,
+        env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+        code: CodeRef | None = None,
+    ) -> list[ReplicaHandle]:
+        """See :meth:`executors.base.ServerlessExecutor.launch_replicas`. Raises
+        :class:`ValueError` where the number of specs is not ``n_replicas``."""
+        specs = new_specs(n_replicas) if specs is None else specs
+        if len(specs) != n_replicas:
+            raise ValueError(f"expected {n_replicas} specs, found {len(specs)}")
+        return self.ensure(specs, entrypoint, entrypoint_args, env=env, secrets=secrets, code=code)
 
 
 def check_launch_key(key: str) -> str:
@@ -166,3 +201,80 @@ def scrub(message: str, secrets: Iterable[str]) -> str:
     for secret in sorted({value for value in secrets if value}, key=len, reverse=True):
         message = message.replace(secret, "***")
     return message
+
+
+EX_TEMPFAIL, EX_CONFIG = 75, 78
+"""Exit codes of ``sysexits.h`` that replicas use: try again later; a restart changes nothing."""
+SIGKILL_EXIT, SIGTERM_EXIT = 128 + 9, 128 + 15
+
+_EXIT_MEANINGS = {
+    EX_TEMPFAIL: "it gave up for now; another attempt can succeed",
+    EX_CONFIG: "a configuration error, which a restart does not change",
+    127: "command not found",
+    SIGTERM_EXIT: "ended by SIGTERM",
+}
+
+
+def exit_cause(
+    exit_code: int | None,
+    *,
+    out_of_memory: bool | None = None,
+    cancelled: bool = False,
+    preempted: bool = False,
+    deadline: bool = False,
+) -> tuple[Cause, str]:
+    """The cause of an end and its explanation, by one rule for all backends.
+
+    The backend's own reports go first, in this order: cancelled on request, preempted, deadline,
+    out of memory. ``out_of_memory`` is True or False where the backend reports kills for lack of
+    memory (``OOMKilled``), and None where it cannot tell. Then the exit code decides: 0 is done;
+    everything else is an error. In particular 137 (SIGKILL) is out of memory *only* if the backend
+    reports so: a process that was killed by hand ends alike. 143 (SIGTERM) is an error too: a
+    backend that ends a job itself reports why.
+
+    ``exit_code`` counts signals as a shell does (128 + n); -n, Python's form, is the same.
+    """
+    code = exit_code if exit_code is None or exit_code >= 0 else 128 - exit_code
+    if cancelled:
+        return Cause.CANCELLED, "cancelled"
+    if preempted:
+        return Cause.PREEMPTED, "preempted: the backend took the machine away"
+    if deadline:
+        return Cause.DEADLINE, "the job reached its deadline"
+    if out_of_memory:
+        return Cause.OUT_OF_MEMORY, "out of memory: it used more than its limit, or its machine had"
+    if code is None:
+        return Cause.ERROR, "ended without an exit code"
+    if code == 0:
+        return Cause.DONE, ""
+    message = f"ended with exit code {code}"
+    meaning = _EXIT_MEANINGS.get(code, "")
+    if code == SIGKILL_EXIT:
+        meaning = (
+            "killed with SIGKILL; the backend does not report whether for lack of memory"
+            if out_of_memory is None
+            else "killed with SIGKILL, not for lack of memory"
+        )
+    return Cause.ERROR, f"{message} ({meaning})" if meaning else message
+
+
+def retry_after_s(value: object, *, now: Callable[[], float] = time.time) -> float | None:
+    """Seconds that a ``Retry-After`` header asks to wait; None where there is none to be read.
+
+    Both forms: a number of seconds, or an HTTP date (a date in the past is 0).
+    https://www.rfc-editor.org/rfc/rfc9110#field.retry-after
+    """
+    text = str(value or "").strip()
+    if text.isascii() and text.isdigit():
+        return min(float(text), RETRY_AFTER_CAP_S)
+    try:
+        at = email.utils.parsedate_to_datetime(text)
+    except (TypeError, ValueError):
+        return None
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=datetime.UTC)
+    return min(max(at.timestamp() - now(), 0.0), RETRY_AFTER_CAP_S)
+
+
+RETRY_AFTER_CAP_S = 3600.0
+"""A server that asks for more is asked again after an hour."""

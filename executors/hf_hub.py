@@ -17,6 +17,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from datetime import datetime
 from typing import Any, TypeVar
 
 import httpx2
@@ -33,12 +34,13 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
     parse_ratelimit_headers,
 )
 
-from executors.base import ExecutorError, LaunchRefused, NeedsPerson, RetryLater
-from executors.common import scrub
+from executors.base import ExecutorError, LaunchRefused, NeedsPerson, NoCapacity, RetryLater
+from executors.common import RETRY_AFTER_CAP_S, retry_after_s, scrub
+from executors.refusals import is_capacity_message
 
 AT_ONCE = 16
 
-_A_PERSON = (401, 402, 403)
+_A_PERSON = (401, 402, 403, 404)
 _LATER = (408, 425, 429)
 
 _patience_s: ContextVar[float | None] = ContextVar("hub_patience_s", default=None)
@@ -83,9 +85,15 @@ class Hub:
             return str(api.whoami(cache=True)["name"])
 
     def jobs(
-        self, namespace: str, *, labels: Mapping[str, str], stages: Iterable[str] = ()
+        self,
+        namespace: str,
+        *,
+        labels: Mapping[str, str],
+        stages: Iterable[str] = (),
+        since: datetime | None = None,
     ) -> list[JobInfo]:
         """Jobs with all of these labels, at any of these stages or, without, at all; newest first.
+        ``since``: pages of older jobs are not read.
 
         ``GET /api/jobs/{namespace}``, as ``HfApi.list_jobs`` asks it. What comes is held against
         what was asked for: a filter that were ignored would give us strangers' jobs.
@@ -103,15 +111,21 @@ class Hub:
                     url, params=params, headers=build_hf_headers(token=api.token)
                 )
                 hf_raise_for_status(response)
-                for told in response.json():
-                    found[told["id"]] = JobInfo(**told, endpoint=api.endpoint)
+                page = [JobInfo(**job, endpoint=api.endpoint) for job in response.json()]
+                found.update((job.id, job) for job in page)
                 url, params = response.links.get("next", {}).get("url"), None
+                if since is not None and page and _is_before(page[-1], since):
+                    break
         return [
             job
             for job in found.values()
             if labels.items() <= (job.labels or {}).items()
             and (not wanted or str(job.status.stage) in wanted)
         ]
+
+
+def _is_before(job: JobInfo, moment: datetime) -> bool:
+    return job.created_at is not None and job.created_at < moment
 
 
 def each(call: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
@@ -152,23 +166,31 @@ def _translated(error: Exception, endpoint: str) -> ExecutorError | None:
 
 
 def _refusal(error: HfHubHTTPError) -> ExecutorError:
+    """Classify an answer of 4xx or 5xx.
+
+    A full backend is retried whatever its status is: hardware that is unavailable, or a limit of
+    concurrent jobs. 404 outside of a job's own address means a namespace that does not exist or
+    that the token cannot see.
+    """
     response = error.response
     status = response.status_code
-    words = (error.server_message or str(error)).strip()
-    said = f"{status} {response.reason_phrase}: {words}"
+    text = (error.server_message or str(error)).strip()
+    message = f"{status} {response.reason_phrase}: {text}"
+    after_s = _after_s(response.headers)
+    if status not in (401, 402, 429) and is_capacity_message(text):
+        return NoCapacity(message, after_s=after_s)
     if status in _A_PERSON:
-        return NeedsPerson(said)
+        return NeedsPerson(message)
     if status in _LATER or status >= 500:
         if error.request_id:
-            said += f" (request {error.request_id})"
-        return RetryLater(said, after_s=_after_s(response.headers))
-    return LaunchRefused(said)
+            message += f" (request {error.request_id})"
+        return RetryLater(message, after_s=after_s)
+    return LaunchRefused(message)
 
 
 def _after_s(headers: Mapping[str, str]) -> float | None:
     """How long the Hub asks us to wait (https://huggingface.co/docs/hub/rate-limits)."""
     window = parse_ratelimit_headers(headers)
     if window is not None and window.remaining == 0:
-        return float(window.reset_in_seconds)
-    told = headers.get("retry-after", "")
-    return float(told) if told.isdigit() else None
+        return min(float(window.reset_in_seconds), RETRY_AFTER_CAP_S)
+    return retry_after_s(headers.get("retry-after"))

@@ -28,7 +28,8 @@ import math
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from huggingface_hub import JobInfo
@@ -54,10 +55,14 @@ from executors.common import DEPLOYMENT_LABEL, KEY_LABEL
 from executors.hardware.huggingface import table_of
 from executors.hf_hub import Hub, each
 from executors.hf_request import LABEL_CHARS, Options, flavour, label, unsound, volumes_of
-from executors.hf_status import LIVE, LOST, TIMEOUT_LABEL, precedence, status_of
+from executors.hf_status import ENDED, LIVE, LOST, TIMEOUT_LABEL, precedence, status_of
+
+SCHEDULING_TIME = timedelta(days=1)
+"""How long a job is taken to wait in SCHEDULING at most, beside its deadline: users report half a
+day (github.com/huggingface/huggingface_hub/issues/4376)."""
 
 
-class HFJobsExecutor:
+class HFJobsExecutor(common.LaunchReplicas):
     """Runs replicas as Jobs of the Hugging Face Hub."""
 
     backend = "huggingface"
@@ -80,28 +85,28 @@ class HFJobsExecutor:
             endpoint=self.options.endpoint,
             patience_s=self.options.request_timeout_s,
         )
+        self._clock: Callable[[], datetime] = lambda: datetime.now(UTC)
         self._ended: dict[str, ReplicaStatus] = {}  # an end is final: not asked for again
 
-    def launch_replicas(
+    def ensure(
         self,
-        n_replicas: int,
+        specs: Sequence[ReplicaSpec],
         entrypoint: str,
         entrypoint_args: Mapping[str, Any] | None = None,
         *,
-        specs: Sequence[ReplicaSpec] | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
         code: CodeRef | None = None,
     ) -> list[ReplicaHandle]:
-        """See :meth:`executors.base.ServerlessExecutor.launch_replicas`. For each job a look by its
+        """See :meth:`executors.base.ServerlessExecutor.ensure`. For each job a look by its
         labels and ``POST /api/jobs/{namespace}``, then one look for all."""
-        request = common.prepare(n_replicas, entrypoint_args, specs)
+        request = common.prepare(specs, entrypoint_args)
         command = bootstrap.command(entrypoint, request.args, code=code)
         started: list[ReplicaHandle] = []
         _ = self._namespace  # asked for here once, not by each thread
 
         def start(spec: ReplicaSpec) -> ReplicaHandle:
-            if (found := self.find(spec.launch_key)) is not None:
+            if (found := self._settled(spec.launch_key)) is not None:
                 return found
             plain, hidden = request.environment(spec, env=env, secrets=secrets)
             handle = self._run(spec, command, {"PYTHONUNBUFFERED": "1", **plain}, hidden)
@@ -138,16 +143,37 @@ class HFJobsExecutor:
     def find(self, launch_key: str) -> ReplicaHandle | None:
         """The job of that key: of several the oldest that lives, then the oldest that ended by
         itself."""
-        labels = {**self._ours(), KEY_LABEL: common.check_launch_key(launch_key)}
-        jobs = self._hub.jobs(self._namespace, labels=labels)
-        return self._handle(min(jobs, key=precedence)) if jobs else None
+        jobs = self._of_key(launch_key)
+        return self._handle(jobs[0]) if jobs else None
 
     def live(self) -> list[ReplicaHandle]:
         """Every job of the deployment that has not ended, oldest first; two jobs of one key are
-        two handles."""
-        jobs = self._hub.jobs(self._namespace, labels=self._ours(), stages=LIVE)
-        jobs.sort(key=precedence)
+        two handles.
+
+        Two lists: the jobs at the stages that are known to be live, and the jobs that are young
+        enough to run at all, without a filter, so that a stage which is new at the Hub hides none.
+        """
+        since = self._clock() - timedelta(seconds=self.options.max_timeout_s) - SCHEDULING_TIME
+        listed = [
+            *self._hub.jobs(self._namespace, labels=self._ours(), stages=LIVE),
+            *self._hub.jobs(self._namespace, labels=self._ours(), since=since),
+        ]
+        found = {job.id: job for job in listed if str(job.status.stage) not in ENDED}
+        jobs = sorted(found.values(), key=precedence)
         return [self._handle(job) for job in jobs if KEY_LABEL in (job.labels or {})]
+
+    def _of_key(self, launch_key: str) -> list[JobInfo]:
+        """The jobs of that key, the one that counts first."""
+        labels = {**self._ours(), KEY_LABEL: common.check_launch_key(launch_key)}
+        return sorted(self._hub.jobs(self._namespace, labels=labels), key=precedence)
+
+    def _settled(self, launch_key: str) -> ReplicaHandle | None:
+        """The job of that key, after its younger duplicates were cancelled."""
+        jobs = self._of_key(launch_key)
+        for job in jobs[1:]:
+            if str(job.status.stage) not in ENDED:
+                self._cancel(self._handle(job))
+        return self._handle(jobs[0]) if jobs else None
 
     def logs(
         self, handle: ReplicaHandle, *, after: str = "", follow: bool = False
@@ -271,7 +297,7 @@ class HFJobsExecutor:
         except RetryLater:
             # It may run all the same: users report jobs behind answers of 500.
             with contextlib.suppress(RetryLater):
-                if (found := self.find(spec.launch_key)) is not None:
+                if (found := self._settled(spec.launch_key)) is not None:
                     return found
             raise
         except NeedsPerson:

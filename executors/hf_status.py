@@ -1,9 +1,11 @@
 """What the Hub says of a job, as the executor says it.
 
-The Hub has six stages and, for a job that failed, a sentence: ``Job timeout`` (documented), ``Job
-failed with exit code: 1. Reason: Error`` and ``... exit code: 137. Reason: OOMKilled`` (reported by
-its users). The reasons are those of Kubernetes, whose words for a machine that goes away are taken
-for preemption; nobody has reported one, and the Hub promises none.
+The Hub has six stages, of which :data:`ENDED` are final. A stage that is not known here is not an
+end: its job is running, or pending if it has not started, and the stage's name is shown. For a job
+that failed there is a sentence: ``Job timeout`` (documented), ``Job failed with exit code: 1.
+Reason: Error`` and ``... exit code: 137. Reason: OOMKilled`` (reported by its users). The reasons
+are those of Kubernetes, whose words for a machine that goes away are taken for preemption; no user
+has reported one, and the Hub promises none.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ from datetime import datetime
 from huggingface_hub import JobInfo
 
 from executors.base import Cause, JobState, ReplicaStatus
+from executors.common import exit_cause
 
 TIMEOUT_LABEL = "archipelago-timeout-s"
 
 LIVE = ("SCHEDULING", "RUNNING")
+ENDED = ("COMPLETED", "CANCELED", "ERROR", "DELETED")
+"""``huggingface_hub._jobs_api.TERMINAL_JOB_STAGES``."""
 
 LOST = ReplicaStatus(
     state=JobState.ENDED, cause=Cause.LOST, message="The Hub knows no such job.", phase="DELETED"
@@ -42,11 +47,13 @@ def status_of(job: JobInfo) -> ReplicaStatus:
     if stage == "DELETED":
         return LOST
     started_s = _seconds(job.started_at)
-    ended = stage in ("COMPLETED", "CANCELED", "ERROR") or job.finished_at is not None
+    is_known = stage in (*LIVE, *ENDED)
     timeout = (job.labels or {}).get(TIMEOUT_LABEL, "")
     deadline_s = started_s + int(timeout) if started_s and timeout.isdigit() else None
-    if not ended:  # a stage that nobody knows yet is told by whether it has started
-        running = stage == "RUNNING" or (stage not in LIVE and started_s is not None)
+    if stage not in ENDED:
+        running = stage == "RUNNING" or (not is_known and started_s is not None)
+        if not is_known:
+            said = f"the Hub reports an unknown stage, {stage}: {said}".removesuffix(": ")
         return ReplicaStatus(
             state=JobState.RUNNING if running else JobState.PENDING,
             message=said,
@@ -55,12 +62,14 @@ def status_of(job: JobInfo) -> ReplicaStatus:
             deadline_wall_s=deadline_s,
         )
     code = _EXIT_CODE.search(said)
+    exit_code = 0 if stage == "COMPLETED" else int(code[1]) if code else None
+    cause, explanation = _cause(stage, said, exit_code)
     ran_s = job.durations.running_secs if job.durations else None
     return ReplicaStatus(
         state=JobState.ENDED,
-        cause=_cause(stage, said),
-        exit_code=0 if stage == "COMPLETED" else int(code[1]) if code else None,
-        message=said,
+        cause=cause,
+        exit_code=exit_code,
+        message=said or explanation,
         phase=stage,
         started_wall_s=started_s,
         ended_wall_s=_seconds(job.finished_at),
@@ -75,16 +84,19 @@ def precedence(job: JobInfo) -> tuple[int, float, str]:
     ended by itself before one that was cancelled, then by age. So a job that the reaper cancelled
     never hides the one it left."""
     stage = str(job.status.stage)
-    rank = 0 if stage in LIVE else 2 if stage in ("CANCELED", "DELETED") else 1
+    rank = 0 if stage not in ENDED else 2 if stage in ("CANCELED", "DELETED") else 1
     return rank, _seconds(job.created_at) or 0.0, job.id
 
 
-def _cause(stage: str, said: str) -> Cause:
-    if stage == "COMPLETED":
-        return Cause.DONE
-    if stage == "CANCELED":
-        return Cause.CANCELLED
-    return next((cause for cause, words in _WORDS if words.search(said)), Cause.ERROR)
+def _cause(stage: str, said: str, exit_code: int | None) -> tuple[Cause, str]:
+    reported = next((cause for cause, words in _WORDS if words.search(said)), None)
+    return exit_cause(
+        exit_code,
+        out_of_memory=reported is Cause.OUT_OF_MEMORY or (None if "Reason:" not in said else False),
+        cancelled=stage == "CANCELED",
+        preempted=reported is Cause.PREEMPTED,
+        deadline=reported is Cause.DEADLINE,
+    )
 
 
 def _seconds(at: datetime | None) -> float | None:

@@ -7,9 +7,11 @@
     labels archipelago-deployment, archipelago-key, archipelago-replica on all of them
 
 The Job's name is made of the deployment and the launch key, so the API itself refuses the second
-of two launches, and whoever is refused takes the handle of the first. The Secret is made after the
-Job, because its owner must exist first; a pod that is there earlier waits for it, and a launch that
-died between the two is completed by the next one of its key.
+of two creations, and ``ensure`` continues with the first. A Job with secrets is created in three
+steps, each of which the next ``ensure`` repeats or skips: the Job, suspended; the Secret, owned by
+the Job, so that it never outlives it; a patch that marks the Job as complete and resumes it, or
+hands it to its queue. No pod starts without its Secret, and an attempt that is abandoned at any
+step leaves one suspended Job, which ``live`` lists and ``cancel`` ends.
 
 ``cancel`` does not delete: a deleted Job would be forgotten, and its key could start again. It
 gives the Job a deadline that is over, by which the cluster ends the pod with its grace and marks
@@ -67,14 +69,14 @@ UNEXPLAINED_S = 10.0
 _FIELDS = {"image": "image", "hardware": "hardware", "spot": "spot", "label": "labels"}
 
 
-class KubernetesExecutor:
+class KubernetesExecutor(common.LaunchReplicas):
     """Jobs in one namespace. Options and credentials: ``docs/backends/kubernetes.md``."""
 
     backend = "kubernetes"
 
     def __init__(self, config: ExecutorConfig) -> None:
         self.config = config
-        kubernetes_manifest.check_label("deployment", config.deployment)
+        kubernetes_options.check_label("deployment", config.deployment)
         kubernetes_options.read(config.options, {})
         self.capabilities = Capabilities(spot=bool(config.options.get("spot")))
         self.poll_s = float(config.options.get("poll_s", POLL_S))
@@ -98,25 +100,25 @@ class KubernetesExecutor:
                 )
             return self._cluster
 
-    def launch_replicas(
+    def ensure(
         self,
-        n_replicas: int,
+        specs: Sequence[ReplicaSpec],
         entrypoint: str,
         entrypoint_args: Mapping[str, Any] | None = None,
         *,
-        specs: Sequence[ReplicaSpec] | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
         code: CodeRef | None = None,
     ) -> list[ReplicaHandle]:
-        """See :meth:`executors.base.ServerlessExecutor.launch_replicas`."""
-        request = common.prepare(n_replicas, entrypoint_args, specs)
+        """See :meth:`executors.base.ServerlessExecutor.ensure`."""
+        request = common.prepare(specs, entrypoint_args)
 
         def start(spec: ReplicaSpec) -> ReplicaHandle:
             plain, hidden = request.environment(spec, env=env, secrets=secrets)
             options = kubernetes_options.read(self.config.options, spec.options)
             line = command(entrypoint, request.args, python=options.python, code=code)
-            return self._launch(self._job(spec, line, plain, hidden), spec, hidden)
+            job = self._job(spec, line, plain, hidden)
+            return self._ensure(job, spec.launch_key, hidden, queue=options.queue)
 
         return common.launch_each(start, request.specs)
 
@@ -170,11 +172,15 @@ class KubernetesExecutor:
             time.sleep(self.poll_s)
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
-        """See :func:`executors.kubernetes_manifest.cancellation`."""
+        """See :func:`executors.kubernetes_manifest.cancellation`, and ``withdrawal`` for a Job
+        that is suspended."""
 
         def end(handle: ReplicaHandle) -> None:
+            name = self._name(handle)
             with contextlib.suppress(Gone):
-                self.cluster.patch_job(self._name(handle), kubernetes_manifest.cancellation())
+                job = self.cluster.patch_job(name, kubernetes_manifest.cancellation())
+                if states.is_suspended(job) and states.ended(job) is None:
+                    self._withdraw(name)
 
         with ThreadPoolExecutor(common.LAUNCHES_AT_ONCE, thread_name_prefix="cancel") as pool:
             list(pool.map(end, handles))
@@ -220,40 +226,77 @@ class KubernetesExecutor:
             secrets=sorted(secrets),
         )
 
-    def _launch(self, job: Json, spec: ReplicaSpec, secrets: Mapping[str, str]) -> ReplicaHandle:
+    def _ensure(
+        self, job: Json, launch_key: str, secrets: Mapping[str, str], *, queue: str
+    ) -> ReplicaHandle:
+        handle = self._handle(launch_key)
+        made = self._create_or_read(job, launch_key)
+        if states.ended(made) is not None or states.is_cancelled(made):
+            return handle
+        if secrets:
+            self._ensure_secret(made, secrets)
+        if not states.is_complete(made):
+            self._complete(made["metadata"]["name"], queue)
+        return handle
+
+    def _create_or_read(self, job: Json, launch_key: str) -> Json:
         name = job["metadata"]["name"]
-        is_new = True
         try:
-            made = self.cluster.create_job(job)
+            return self.cluster.create_job(job)
         except AlreadyThere as error:
-            is_new = False
             found = self.cluster.read_job(name)
             if found is None:
-                raise RetryLater(f"Job {name} was there and is gone: {error}") from error
-            if not _is_of(found, spec.launch_key):
+                raise RetryLater(f"Job {name} existed and is gone: {error}") from error
+            if not _is_of(found, launch_key):
                 raise LaunchRefused(
-                    f"Job {name}: expected one of launch key {spec.launch_key}, found another's"
+                    f"Job {name}: expected one of launch key {launch_key}, found another's"
                 ) from error
-            made = found
-        if secrets and states.ended(made) is None:
-            self._hand_over(made, secrets, is_new=is_new)
-        return self._handle(spec.launch_key)
+            return found
 
-    def _hand_over(self, job: Json, secrets: Mapping[str, str], *, is_new: bool) -> None:
-        """Make the Secret its pod waits for. A new Job that can have none is taken back, so that
-        nothing waits in vain and the key is free."""
+    def _ensure_secret(self, job: Json, secrets: Mapping[str, str]) -> None:
+        """Create the Secret that the Job's pod needs, and replace one that an interrupted call
+        left: its values can be older, its owner another Job of that name. A pod that can have
+        started keeps the Secret it has.
+
+        A Job that can have no Secret is deleted, so that no object is left.
+        """
         meta = job["metadata"]
-        made = kubernetes_manifest.secret(
+        wanted = kubernetes_manifest.secret(
             meta["name"], job_uid=meta["uid"], labels=meta["labels"], values=secrets
         )
+        can_have_started = states.is_complete(job) or not states.is_suspended(job)
         try:
-            self.cluster.create_secret(made)
-        except AlreadyThere:
-            pass
+            try:
+                self.cluster.create_secret(wanted)
+            except AlreadyThere:
+                if can_have_started:
+                    return
+                self.cluster.delete_secret(meta["name"])
+                self.cluster.create_secret(wanted)
+        except AlreadyThere as error:  # created by another call at the same time
+            raise RetryLater(f"Secret {meta['name']} is being created: {error}") from error
         except LaunchRefused as error:
-            if is_new:
+            if not can_have_started:
                 self.cluster.delete_job(meta["name"], meta["uid"])
             raise type(error)(common.scrub(str(error), secrets.values())) from None
+
+    def _complete(self, name: str, queue: str) -> None:
+        try:
+            self.cluster.patch_job(name, kubernetes_manifest.completion(queue))
+        except Gone as error:
+            raise RetryLater(f"Job {name} was deleted while it was created: {error}") from error
+
+    def _withdraw(self, name: str) -> None:
+        """End a suspended Job. One for which a queue holds quota stays in the queue, without pods,
+        until the queue lets it go."""
+        try:
+            self.cluster.patch_job(name, kubernetes_manifest.withdrawal(leave_queue=True))
+        except NeedsPerson:
+            raise
+        except LaunchRefused:
+            self.cluster.patch_job(name, kubernetes_manifest.withdrawal(leave_queue=False))
+        else:
+            self.cluster.patch_job(name, kubernetes_manifest.RESUMPTION)
 
     def _read(self, pod: Json, after: str, *, follow: bool) -> Iterator[LogLine]:
         """What there is to read now; with ``follow`` until the container ends or the line
@@ -313,7 +356,7 @@ def _is_unexplained(job: Json, pod: Json | None) -> bool:
     if states.status(job, pod).state is not JobState.PENDING:
         return False
     made = states.seconds(job["metadata"].get("creationTimestamp"))
-    _, message = states.waits_for(job, pod, {})
+    _, message, _ = states.waits_for(job, pod, {})
     return not message and made is not None and time.time() - made > UNEXPLAINED_S
 
 

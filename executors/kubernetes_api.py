@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import ssl
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from executors.base import LaunchRefused, NeedsPerson, RetryLater
+from executors.base import ExecutorError, LaunchRefused, NeedsPerson, NoCapacity, RetryLater
+from executors.common import retry_after_s
 from executors.kubernetes_options import Json
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ RIGHTS: tuple[tuple[str, str, str], ...] = (
     ("batch", "jobs", "patch"),
     ("batch", "jobs", "delete"),
     ("", "secrets", "create"),
+    ("", "secrets", "delete"),
     ("", "pods", "list"),
     ("", "pods/log", "get"),
 )
@@ -83,14 +87,15 @@ class Cluster:
     def create_job(self, job: Json, *, dry_run: bool = False) -> Json:
         """Raises :class:`AlreadyThere`."""
         options: dict[str, Any] = {"dry_run": "All"} if dry_run else {}
-        return self._json(
-            self._batch.create_namespaced_job,
-            self.namespace,
-            job,
-            # A field that the server does not know is refused rather than dropped.
-            field_validation="Strict",
-            **options,
-        )
+        with self._namespace_exists():
+            return self._json(
+                self._batch.create_namespaced_job,
+                self.namespace,
+                job,
+                # A field that the server does not know is refused rather than dropped.
+                field_validation="Strict",
+                **options,
+            )
 
     def read_job(self, name: str) -> Json | None:
         with contextlib.suppress(Gone):
@@ -100,13 +105,14 @@ class Cluster:
     def list_jobs(self, selector: str) -> list[Json]:
         return self._all(self._batch.list_namespaced_job, self.namespace, label_selector=selector)
 
-    def patch_job(self, name: str, patch: Json) -> None:
-        """Raises :class:`Gone`."""
-        self._json(
+    def patch_job(self, name: str, patch: Json) -> Json:
+        """The Job after the patch. Raises :class:`Gone`."""
+        return self._json(
             self._batch.patch_namespaced_job,
             name,
             self.namespace,
             patch,
+            field_validation="Strict",
             _content_type="application/merge-patch+json",
         )
 
@@ -122,7 +128,32 @@ class Cluster:
 
     def create_secret(self, secret: Json) -> None:
         """Raises :class:`AlreadyThere`."""
-        self._json(self._core.create_namespaced_secret, self.namespace, secret)
+        with self._namespace_exists():
+            self._json(
+                self._core.create_namespaced_secret,
+                self.namespace,
+                secret,
+                field_validation="Strict",
+            )
+
+    def delete_secret(self, name: str) -> None:
+        """Delete a Secret, if it exists. The answer does not contain it."""
+        with contextlib.suppress(Gone):
+            self._json(self._core.delete_namespaced_secret, name, self.namespace)
+
+    @contextlib.contextmanager
+    def _namespace_exists(self) -> Iterator[None]:
+        """A create that is answered with 404 lacks its namespace.
+
+        https://kubernetes.io/docs/concepts/overview/working-with-objects/namespaces/
+        """
+        try:
+            yield
+        except Gone as error:
+            raise NeedsPerson(
+                f"namespace {self.namespace} of {self.host} does not exist: create it, or change "
+                f"the option namespace ({error})"
+            ) from error
 
     def list_pods(self, selector: str) -> list[Json]:
         return self._all(self._core.list_namespaced_pod, self.namespace, label_selector=selector)
@@ -265,6 +296,8 @@ def _refuse(status: int, body: Any, headers: Any) -> NoReturn:
         raise Gone(message)
     if status == 409 and reason == "AlreadyExists":
         raise AlreadyThere(message)
+    if status == 403 and "exceeded quota" in message:
+        raise quota_error(message)
     if status in (401, 403) or status == 0:  # 0: no connection could be made safe
         raise NeedsPerson(message)
     if status in (408, 409, 410, 429) or status >= 500:
@@ -282,9 +315,37 @@ def _said(status: int, body: Any) -> tuple[str, str]:
         return f"HTTP {status}: {text.strip()[:500] or 'no message'}", ""
 
 
+def quota_error(message: str) -> ExecutorError:
+    """What a ResourceQuota's refusal means: :class:`NeedsPerson` where its limit cannot hold the
+    request even when nothing else runs, else :class:`NoCapacity`.
+
+    The message is ``exceeded quota: NAME, requested: pods=1, used: pods=4, limited: pods=4``.
+    https://kubernetes.io/docs/concepts/policy/resource-quotas/
+    """
+    found = _QUOTA.search(message)
+    if found is not None:
+        requested, limited = _amounts(found["requested"]), _amounts(found["limited"])
+        if any(need > limited[name] for name, need in requested.items() if name in limited):
+            return NeedsPerson(f"{message}: the limit is below what one replica requests")
+    return NoCapacity(message)
+
+
+_QUOTA = re.compile(r"requested: (?P<requested>.*?), used: .*?, limited: (?P<limited>[^\s]+)")
+
+
+def _amounts(text: str) -> dict[str, Decimal]:
+    from kubernetes.utils.quantity import parse_quantity
+
+    found = {}
+    for part in text.split(","):
+        name, _, amount = part.strip().partition("=")
+        with contextlib.suppress(ValueError):
+            found[name] = Decimal(parse_quantity(amount))  # type: ignore[no-untyped-call]
+    return found
+
+
 def _after_s(headers: Any) -> float | None:
-    given = headers.get("Retry-After") if headers is not None else None
-    return float(given) if given is not None and str(given).isdigit() else None
+    return retry_after_s(headers.get("Retry-After") if headers is not None else None)
 
 
 def _when(event: Json) -> str:

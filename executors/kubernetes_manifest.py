@@ -1,10 +1,11 @@
 """The objects that make one attempt, as the plain JSON Kubernetes takes. Pure functions.
 
 A *Job* (``batch/v1``) of one completion that is never tried again: the control plane decides about
-that, and under another key. Its pod failure policy leaves in the Job's own status, which outlives
-the pod, whether the pod was taken away (condition DisruptionTarget) or failed, and with what exit
-code. The deadline is the *pod's*: unlike the Job's it counts from when a node was found, and the
-pod stays, with its log, when it is over.
+that, and under another key. A Job that needs a Secret is created suspended, so that no pod waits
+for a Secret that does not exist yet; :func:`completion` resumes it. Its pod failure policy leaves
+in the Job's own status, which outlives the pod, whether the pod was taken away (condition
+DisruptionTarget) or failed, and with what exit code. The deadline is the *pod's*: unlike the Job's
+it counts from when a node was found, and the pod stays, with its log, when it is over.
 
 A *Secret* (``v1``) of the same name, owned by the Job, holds what is secret; it goes with the Job.
 """
@@ -14,20 +15,27 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from executors.base import LaunchRefused, ReplicaSpec
 from executors.hardware.kubernetes import PRODUCT_LABEL
-from executors.kubernetes_options import Json, Machine, Options
+from executors.kubernetes_options import (
+    KUEUE_PREFIX,
+    QUEUE_LABEL,
+    Json,
+    Machine,
+    Options,
+    check_label,
+)
 
 CONTAINER = "replica"
 KEY_ANNOTATION = "archipelago-key"
 CANCELLED_ANNOTATION = "archipelago-cancelled"
+COMPLETE_ANNOTATION = "archipelago-complete"
+"""All objects of the attempt exist."""
 SHARED_MEMORY = "archipelago-shared-memory"
 
-_LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 _NAME_CHARS = 52
 _DIGEST_CHARS = 10
 
@@ -37,16 +45,6 @@ def name_of(deployment: str, launch_key: str) -> str:
     the same key of another deployment in the namespace."""
     digest = hashlib.sha256(f"{deployment}/{launch_key}".encode()).hexdigest()[:_DIGEST_CHARS]
     return f"{launch_key[:_NAME_CHARS].rstrip('-')}-{digest}"
-
-
-def check_label(what: str, value: str) -> str:
-    """The value itself. Raises :class:`LaunchRefused` where Kubernetes takes none such."""
-    if not _LABEL.fullmatch(value):
-        raise LaunchRefused(
-            f"{what}: expected at most 63 letters, digits, '-', '_' or '.', with a letter or digit "
-            f"at either end (a Kubernetes label), found {value!r}"
-        )
-    return value
 
 
 def job(
@@ -61,21 +59,33 @@ def job(
     secrets: Sequence[str] = (),
 ) -> Json:
     """The Job of one attempt. ``secrets`` are names of variables that the Secret of the same name
-    holds. Raises :class:`LaunchRefused` where there is no image, or a label is none."""
+    holds. Raises :class:`LaunchRefused` where there is no image, or a label is none.
+
+    With secrets it is created suspended, and without its queue: :func:`completion` adds both once
+    the Secret exists. Without, it is complete at once. Kueue's own labels go to the Job only: on
+    a pod they mean that Kueue manages the pod itself.
+    """
     image = spec.image or options.image
     if not image:
         raise LaunchRefused("image: expected the option image or an image of the job, found none")
     labels = {key: check_label(f"label {key}", value) for key, value in labels.items()}
+    of_pod = {k: v for k, v in options.labels.items() if not k.startswith(KUEUE_PREFIX)} | labels
+    of_job = {k: v for k, v in options.labels.items() if k != QUEUE_LABEL} | labels
+    annotations = {**options.annotations, KEY_ANNOTATION: spec.launch_key}
+    if not secrets:
+        annotations[COMPLETE_ANNOTATION] = "true"
+        of_job |= {QUEUE_LABEL: options.queue} if options.queue else {}
     pod = _pod(name, spec, options, machine, image, command, env, secrets)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
             "name": name,
-            "labels": labels,
-            "annotations": {**options.annotations, KEY_ANNOTATION: spec.launch_key},
+            "labels": of_job,
+            "annotations": annotations,
         },
         "spec": {
+            "suspend": bool(secrets or options.queue),
             "completions": 1,
             "parallelism": 1,
             "backoffLimit": 0,
@@ -99,7 +109,7 @@ def job(
                 ]
             },
             "template": {
-                "metadata": {"labels": labels, "annotations": dict(options.annotations)},
+                "metadata": {"labels": of_pod, "annotations": dict(options.annotations)},
                 "spec": merged(pod, options.pod),
             },
         },
@@ -126,6 +136,20 @@ def secret(
     }
 
 
+def completion(queue: str) -> Json:
+    """The patch of a Job whose Secret exists: it starts, or enters its queue, which starts it.
+
+    Kueue permits a change of the queue's name while a Job is suspended.
+    https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
+    """
+    done: Json = {"metadata": {"annotations": {COMPLETE_ANNOTATION: "true"}}}
+    if queue:
+        done["metadata"]["labels"] = {QUEUE_LABEL: queue}
+    else:
+        done["spec"] = {"suspend": False}
+    return done
+
+
 def cancellation() -> Json:
     """The patch that ends a Job and keeps it: a deleted Job would be forgotten, and its key could
     start once more. A Job past its own deadline has its pods ended with their grace, and is failed
@@ -134,6 +158,23 @@ def cancellation() -> Json:
         "metadata": {"annotations": {CANCELLED_ANNOTATION: "true"}},
         "spec": {"activeDeadlineSeconds": 1},
     }
+
+
+def withdrawal(*, leave_queue: bool) -> Json:
+    """The patch, after :func:`cancellation`, of a Job that is suspended: its deadline does not run
+    then. It gets no pods (``parallelism`` 0), and leaves its queue unless the queue holds quota for
+    it already. :data:`RESUMPTION` then lets the deadline end it, so that the cluster clears it
+    away like any other ended Job.
+
+    https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job
+    """
+    patch: Json = {"spec": {"parallelism": 0}}
+    if leave_queue:
+        patch["metadata"] = {"labels": {QUEUE_LABEL: None}}
+    return patch
+
+
+RESUMPTION: Json = {"spec": {"suspend": False}}
 
 
 def merged(base: Json, over: Mapping[str, Any]) -> Json:

@@ -16,6 +16,9 @@ from executors.base import LaunchRefused, ReplicaSpec
 from executors.hardware.kubernetes import PRODUCTS
 
 REGION_LABEL = "topology.kubernetes.io/region"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""https://kueue.sigs.k8s.io/docs/tasks/run/jobs/"""
+KUEUE_PREFIX = "kueue.x-k8s.io/"
 
 OF_EXECUTOR = ("namespace", "context", "autoscaled", "poll_s", "answer_s")
 """Options of the executor as a whole, which a spec cannot change."""
@@ -42,11 +45,17 @@ class Options:
     image_pull_secrets: tuple[str, ...] = ()
     service_account: str = ""
     priority_class: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     grace_s: int = 30
     keep_s: int = 86_400
     pod: Json = field(default_factory=dict)
     container: Json = field(default_factory=dict)
+
+    @property
+    def queue(self) -> str:
+        """The Kueue LocalQueue that admits the Job; empty without one."""
+        return self.labels.get(QUEUE_LABEL, "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +74,19 @@ class Machine:
 
 OPTIONS = tuple(option.name for option in fields(Options))
 
-_MAPS_OF_TEXT = ("node_selector", "requests", "limits", "annotations")
+_MAPS_OF_TEXT = ("node_selector", "requests", "limits")
 _LISTS_OF_MAPS = ("tolerations", "volumes", "volume_mounts")
 _OF_HARDWARE = ("gpus", "gpu_resource", "node_selector", "tolerations", "requests", "limits")
 _OF_SPOT = ("node_selector", "tolerations")
 _NOT_IN_POD = ("containers", "restartPolicy", "volumes", "activeDeadlineSeconds")
 _NOT_IN_CONTAINER = ("name", "image", "command", "args", "env", "resources", "volumeMounts")
+_LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
+_KEY_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+_KEY_PREFIX = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_OWN_PREFIX = "archipelago-"
+_RESERVED_PREFIXES = ("kubernetes.io", "k8s.io", "batch.kubernetes.io")
+_RESERVED_NAMES = ("job-name", "controller-uid")
+_ANNOTATION_BYTES = 256 * 1024
 _COUNTED = re.compile(r"(.+?)(?::([1-9][0-9]?))?")
 
 
@@ -141,6 +157,8 @@ def _checked(name: str, value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             _refuse(name, "a whole number of seconds", value)
         return value
+    if name in ("labels", "annotations"):
+        return checked_metadata(name, _map_of_text(name, value))
     if name in _MAPS_OF_TEXT:
         return _map_of_text(name, value)
     if name in _LISTS_OF_MAPS:
@@ -167,6 +185,46 @@ def _checked(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         _refuse(name, "a text", value)
     return value
+
+
+def check_label(what: str, value: str) -> str:
+    """The value itself. Raises :class:`LaunchRefused` where it is no valid label value.
+
+    https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
+    """
+    if not _LABEL.fullmatch(value):
+        raise LaunchRefused(
+            f"{what}: expected at most 63 letters, digits, '-', '_' or '.', with a letter or digit "
+            f"at either end (a Kubernetes label), found {value!r}"
+        )
+    return value
+
+
+def checked_metadata(name: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The option ``labels`` or ``annotations``, checked. Raises :class:`LaunchRefused` for a key
+    or value that Kubernetes refuses, and for keys that Archipelago or Kubernetes itself sets."""
+    for key, value in given.items():
+        prefix, slash, rest = key.rpartition("/")
+        if not _KEY_NAME.fullmatch(rest) or (
+            slash and (len(prefix) > 253 or not _KEY_PREFIX.fullmatch(prefix))
+        ):
+            _refuse(
+                name,
+                "keys of the form name or example.com/name, with at most 63 letters, digits, '-', "
+                "'_' or '.' in the name (Kubernetes' syntax)",
+                key,
+            )
+        if key.startswith(_OWN_PREFIX) or prefix in _RESERVED_PREFIXES or key in _RESERVED_NAMES:
+            _refuse(name, "no key that Archipelago or Kubernetes itself sets", key)
+        if name == "labels":
+            check_label(f"labels {key}", value)
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in given.items())
+    if size > _ANNOTATION_BYTES:
+        _refuse(name, f"at most {_ANNOTATION_BYTES} bytes", size)
+    queue = given.get(QUEUE_LABEL)
+    if name == "labels" and queue is not None and not _KEY_PREFIX.fullmatch(queue):
+        _refuse(f"labels {QUEUE_LABEL}", "the name of a LocalQueue", queue)
+    return dict(given)
 
 
 def _parts(name: str, value: Any, known: tuple[str, ...]) -> Json:

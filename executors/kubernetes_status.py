@@ -4,6 +4,7 @@ A Job's end is its own condition ``Complete`` or ``Failed``; the pod and its con
 code and the finer cause while they exist. The pod may be gone (its node was): the pod failure
 policy of :mod:`executors.kubernetes_manifest` has then left the cause and the exit code in the
 Job's condition. What a pending Job waits for stands in the pod, or in a warning of the cluster.
+Conditions, phases and reasons that are not known here are passed on as they are.
 
 The texts that are searched for here are those of Kubernetes 1.28 to 1.37:
 https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy
@@ -16,14 +17,28 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from executors.base import Cause, JobState, ReplicaStatus
-from executors.kubernetes_manifest import CANCELLED_ANNOTATION, CONTAINER
-from executors.kubernetes_options import Json
+from executors.base import Cause, JobState, NeedsPerson, PendingCause, ReplicaStatus
+from executors.common import exit_cause
+from executors.kubernetes_api import quota_error
+from executors.kubernetes_manifest import CANCELLED_ANNOTATION, COMPLETE_ANNOTATION, CONTAINER
+from executors.kubernetes_options import QUEUE_LABEL, Json
 
 _DISRUPTED = "has condition DisruptionTarget"
 _EXIT_CODE = re.compile(r"failed with exit code (\d+)")
 _STARTING = ("ContainerCreating", "PodInitializing", "")
-_SIGKILL = 128 + 9
+_IMAGE = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+    }
+)
+"""https://kubernetes.io/docs/concepts/containers/images/#imagepullbackoff"""
+_MISSING = re.compile(r"FailedMount: .*not found|CreateContainerConfigError")
 
 
 def status(
@@ -42,10 +57,11 @@ def status(
         return _ended(job, end, pod)
     if pod is not None and _phase(pod) != "Pending":
         return _running(job, pod)
-    if _has_had_pods(job):
+    # A queue suspends a Job that it preempts: once its pods are gone, the Job waits again.
+    if _of(job, "status").get("terminating") or (_has_had_pods(job) and not is_suspended(job)):
         return ReplicaStatus(state=JobState.RUNNING, phase="Ending")
-    phase, message = waits_for(job, pod, warnings or {})
-    return ReplicaStatus(state=JobState.PENDING, phase=phase, message=message)
+    phase, message, pending = waits_for(job, pod, warnings or {})
+    return ReplicaStatus(state=JobState.PENDING, phase=phase, message=message, pending=pending)
 
 
 def ended(job: Json) -> Json | None:
@@ -53,26 +69,91 @@ def ended(job: Json) -> Json | None:
     for condition in _of(job, "status").get("conditions") or ():
         if condition.get("type") in ("Complete", "Failed") and condition.get("status") == "True":
             return dict(condition)
-    if _is_cancelled(job) and _of(job, "spec").get("suspend") and not _has_had_pods(job):
-        # Its deadline does not run while it is suspended, and it has no pods.
-        return {"type": "Failed", "reason": "Suspended", "message": "cancelled while suspended"}
+    if is_cancelled(job) and _is_withdrawn(job):
+        return {"type": "Failed", "reason": "Suspended", "message": "cancelled in its queue"}
     return None
 
 
-def waits_for(job: Json, pod: Json | None, warnings: Mapping[str, str]) -> tuple[str, str]:
-    """Why a Job has not begun: the cluster's word for it, and what it says; both may be empty."""
-    if _of(job, "spec").get("suspend"):
-        return "Suspended", "suspended by a queue of the cluster, or by somebody"
+def _is_withdrawn(job: Json) -> bool:
+    """Its deadline does not run while its queue holds it, and it gets no pods any more."""
+    gets_pods = _of(job, "spec").get("parallelism") != 0
+    return is_suspended(job) and QUEUE_LABEL in _labels(job) and not gets_pods
+
+
+def is_suspended(job: Json) -> bool:
+    return bool(_of(job, "spec").get("suspend"))
+
+
+def is_complete(job: Json) -> bool:
+    """Whether every object of the attempt was created, as ``ensure`` has recorded."""
+    return COMPLETE_ANNOTATION in _annotations(job)
+
+
+def is_cancelled(job: Json) -> bool:
+    return CANCELLED_ANNOTATION in _annotations(job)
+
+
+def waits_for(
+    job: Json, pod: Json | None, warnings: Mapping[str, str]
+) -> tuple[str, str, PendingCause]:
+    """Why a Job has not started: the cluster's word for it, its explanation (both can be empty),
+    and which kind of cause that is."""
+    if is_suspended(job):
+        return _suspension(job)
     if pod is None:
-        return "Pending", warnings.get(_name(job), "")
+        warning = warnings.get(_name(job), "")
+        if not warning:
+            return "Pending", "", PendingCause.STARTING
+        return warning.partition(":")[0], warning, _refusal(warning)
     for condition in _of(pod, "status").get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return condition.get("reason", "Pending"), condition.get("message", "")
+            reason = condition.get("reason") or "Pending"
+            # Gates are removed by who has set them: Kueue, for one.
+            gated = reason == "SchedulingGated"
+            cause = PendingCause.QUEUED if gated else PendingCause.CAPACITY
+            return reason, condition.get("message") or "", cause
     waiting = _container(pod).get("state", {}).get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     if reason in _STARTING:
-        return reason or "Pending", warnings.get(_name(pod), "")
-    return reason, message or reason
+        warning = warnings.get(_name(pod), "")
+        missing = _MISSING.search(warning)
+        cause = PendingCause.INCOMPLETE if missing else PendingCause.STARTING
+        return reason or "Pending", warning, cause
+    return reason, message or reason, _waiting_cause(reason)
+
+
+def _waiting_cause(reason: str) -> PendingCause:
+    if reason in _IMAGE:
+        return PendingCause.IMAGE
+    if reason == "CreateContainerConfigError":
+        return PendingCause.INCOMPLETE
+    if reason in ("CreateContainerError", "RunContainerError"):
+        return PendingCause.REFUSED
+    return PendingCause.STARTING
+
+
+def _suspension(job: Json) -> tuple[str, str, PendingCause]:
+    if is_cancelled(job):
+        return "Ending", "cancelled before it started", PendingCause.STARTING
+    if not is_complete(job):
+        return "Incomplete", "its Secret does not exist yet", PendingCause.INCOMPLETE
+    queue = _labels(job).get(QUEUE_LABEL)
+    if queue:
+        return (
+            "Suspended (waiting for admission)",
+            f"queue {queue} has not admitted it",
+            PendingCause.QUEUED,
+        )
+    return "Suspended", "suspended by a user or a controller of the cluster", PendingCause.QUEUED
+
+
+def _refusal(warning: str) -> PendingCause:
+    """Of a warning about a Job without a pod (``FailedCreate``)."""
+    if "exceeded quota" not in warning:
+        return PendingCause.REFUSED
+    if isinstance(quota_error(warning), NeedsPerson):
+        return PendingCause.REFUSED
+    return PendingCause.QUOTA
 
 
 def newest(pods: Iterable[Json]) -> Json | None:
@@ -92,7 +173,7 @@ def _running(job: Json, pod: Json) -> ReplicaStatus:
     limit_s = _of(pod, "spec").get("activeDeadlineSeconds")
     return ReplicaStatus(
         state=JobState.RUNNING,
-        phase="Ending" if over or _is_cancelled(job) else "Running",
+        phase="Ending" if over or is_cancelled(job) else "Running",
         started_wall_s=_started(pod),
         deadline_wall_s=None if started is None or limit_s is None else started + limit_s,
     )
@@ -126,13 +207,14 @@ def _cause(
 ) -> tuple[Cause, str]:
     said = end.get("message", "")
     if end.get("reason") in ("DeadlineExceeded", "Suspended"):
-        if _is_cancelled(job):
+        if is_cancelled(job):
             return Cause.CANCELLED, "cancelled"
         return Cause.DEADLINE, said
     of_pod = _of(pod, "status") if pod else {}
     pod_reason, pod_message = of_pod.get("reason", ""), of_pod.get("message", "")
     if terminated.get("reason") == "OOMKilled":
-        return Cause.OUT_OF_MEMORY, "OOMKilled: it used more memory than its limit, or its node had"
+        cause, how = exit_cause(exit_code, out_of_memory=True)
+        return cause, f"OOMKilled: {how}"
     if pod_reason == "Evicted" and "low on resource: memory" in pod_message:
         return Cause.OUT_OF_MEMORY, f"Evicted: {pod_message}"
     disrupted = _disruption(of_pod)
@@ -148,15 +230,10 @@ def _cause(
         return Cause.ERROR, f"{pod_reason}: {pod_message}"
     if exit_code is None:
         return Cause.ERROR, said
-    return Cause.ERROR, _how(exit_code, terminated.get("message", ""))
-
-
-def _how(exit_code: int, last_lines: str) -> str:
-    how = f"ended with exit code {exit_code}"
-    if exit_code == _SIGKILL:
-        how += " (killed by SIGKILL: by somebody, or for want of memory in a process it started)"
-    last_lines = last_lines.strip()
-    return how + (f". Last lines of its log:\n{last_lines}" if last_lines else "")
+    # The kubelet reports OOMKilled for the container's first process only.
+    cause, how = exit_cause(exit_code)
+    last_lines = terminated.get("message", "").strip()
+    return cause, how + (f". Last lines of its log:\n{last_lines}" if last_lines else "")
 
 
 def _disruption(of_pod: Json) -> Json | None:
@@ -180,8 +257,12 @@ def _has_had_pods(job: Json) -> bool:
     )
 
 
-def _is_cancelled(job: Json) -> bool:
-    return CANCELLED_ANNOTATION in (job["metadata"].get("annotations") or {})
+def _annotations(job: Json) -> Json:
+    return job["metadata"].get("annotations") or {}
+
+
+def _labels(job: Json) -> Json:
+    return job["metadata"].get("labels") or {}
 
 
 def _container(pod: Json) -> Json:

@@ -18,9 +18,13 @@ starts one job, and any process can ask about it. A process is signalled only wh
 held and its start time is the recorded one, so a reused process id never is.
 
 ``cancel`` does not wait: the shim sends SIGTERM to the replica's process group and, when
-``grace_s`` is over, SIGKILL; so it does at the deadline. A shim that is itself killed takes the
-replica with it on Linux; elsewhere the replica lives on unobserved. Processes that a replica puts
-into a group or session of their own are not followed.
+``grace_s`` is over, SIGKILL; so it does at the deadline. On Linux this includes processes that the
+replica has put into a group or session of their own. A shim that is itself killed takes the
+replica with it on Linux; elsewhere the replica lives on unobserved.
+
+An executor only acts on jobs of its own ``state_dir`` and deployment. No job depends on the process
+that launched it: neither its end nor that of a server (:mod:`executors.tether`) ends a replica;
+only :meth:`LocalProcessExecutor.cancel` does.
 
 Code comes from the rendezvous as on any other backend (:mod:`executors.bootstrap`), so that local
 replicas run just what remote ones do; requirements this Python lacks go into a layer over it.
@@ -48,9 +52,11 @@ from executors.base import (
     Capabilities,
     CodeRef,
     ExecutorConfig,
+    ExecutorError,
     JobState,
     LaunchRefused,
     LogLine,
+    NeedsPerson,
     Problem,
     ReplicaHandle,
     ReplicaSpec,
@@ -61,11 +67,12 @@ from executors.catalogue import LOCAL
 from executors.local_environment import replica_environment
 from executors.local_gpus import free_gpu, gpus_of
 from executors.local_options import read_options, this_machine
+from executors.refusals import UNCLEAR_ATTEMPTS
 
 POLL_S = 0.05
 
 
-class LocalProcessExecutor:
+class LocalProcessExecutor(common.LaunchReplicas):
     """Runs replicas as processes that outlive this one."""
 
     backend = "local"
@@ -83,22 +90,21 @@ class LocalProcessExecutor:
         """How long a cancelled replica has, unless its own options say otherwise."""
         return read_options(self.config.options, {}).grace_s
 
-    def launch_replicas(
+    def ensure(
         self,
-        n_replicas: int,
+        specs: Sequence[ReplicaSpec],
         entrypoint: str,
         entrypoint_args: Mapping[str, Any] | None = None,
         *,
-        specs: Sequence[ReplicaSpec] | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
         code: CodeRef | None = None,
     ) -> list[ReplicaHandle]:
-        """See :meth:`executors.base.ServerlessExecutor.launch_replicas`.
+        """See :meth:`executors.base.ServerlessExecutor.ensure`.
 
         The environment is :mod:`executors.local_environment`'s, then ``env`` and the secrets.
         """
-        request = common.prepare(n_replicas, entrypoint_args, specs)
+        request = common.prepare(specs, entrypoint_args)
         command = bootstrap.command(
             entrypoint, request.args, python=sys.executable, code=code, layer=True
         )
@@ -155,16 +161,27 @@ class LocalProcessExecutor:
             yield LogLine(text=held.decode(errors="replace"), position=str(position))
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
+        """All are asked, whatever fails."""
+        errors = []
         for handle in handles:
-            folder = self._folder(handle.launch_key)
-            if not folder.is_dir() or (folder / "exit.json").exists():
-                continue
             try:
-                (folder / "cancel").touch()
-            except OSError as error:
-                if not (folder / "handle.json").exists():  # without the mark it could be missed
-                    raise RetryLater(f"{folder}: {error.strerror}") from error
-            local_job.ask_to_end(folder)
+                self._cancel(self._folder(handle.launch_key))
+            except RetryLater as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _cancel(self, folder: Path) -> None:
+        if not folder.is_dir() or (folder / "exit.json").exists():
+            return
+        if local_job.deployment_of(folder) not in (None, self.config.deployment):
+            return
+        try:
+            (folder / "cancel").touch()
+        except OSError as error:
+            if not (folder / "handle.json").exists():  # without the mark it could be missed
+                raise RetryLater(f"{folder}: {error.strerror}") from error
+        local_job.ask_to_end(folder)
 
     def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
         return common.collect(self.poll, handles, timeout, every_s=POLL_S)
@@ -223,15 +240,7 @@ class LocalProcessExecutor:
                 if local_job.take(lock.fileno(), folder):
                     process = self._start_shim(spec, command, env, lock)
         except OSError as error:
-            refused = error.errno in (
-                errno.EACCES,
-                errno.EROFS,
-                errno.ENOTDIR,
-                errno.EEXIST,
-                errno.ENOSPC,
-            )
-            kind = LaunchRefused if refused else RetryLater
-            raise kind(f"cannot start {spec.launch_key} in {folder}: {error.strerror}") from error
+            raise _start_error(error, f"cannot start {spec.launch_key} in {folder}") from error
         yield
         if process is not None and process.wait() != 0:
             raise RetryLater(f"cannot start {spec.launch_key}: {local_job.tail(folder / 'log')}")
@@ -273,3 +282,13 @@ class LocalProcessExecutor:
                 pass_fds=descriptors,
                 start_new_session=True,
             )
+
+
+def _start_error(error: OSError, where: str) -> ExecutorError:
+    """A folder that cannot be used requires intervention; a full disk is retried for a while."""
+    message = f"{where}: {error.strerror}"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        return NeedsPerson(message)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RetryLater(message, attempts=UNCLEAR_ATTEMPTS)
+    return RetryLater(message)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from executors.base import LaunchRefused, RetryLater
+from executors.base import NeedsPerson, NoCapacity
 
 _LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
 
@@ -38,11 +38,11 @@ def gpus_of(options: Mapping[str, Any]) -> list[str]:
 def free_gpu(folder: Path, gpus: Sequence[str]) -> Iterator[tuple[str, BinaryIO]]:
     """One of ``gpus`` that no other job has, and the file whose lock says so.
 
-    Raises :class:`LaunchRefused` where there is none at all, :class:`RetryLater` where all are
-    taken: one may be given back.
+    Raises :class:`NeedsPerson` where there is none at all, :class:`NoCapacity` where all are
+    taken.
     """
     if not gpus:
-        raise LaunchRefused(
+        raise NeedsPerson(
             "hardware 'gpu': this machine has no GPU that nvidia-smi lists; name some in the "
             "option gpus"
         )
@@ -55,4 +55,4 @@ def free_gpu(folder: Path, gpus: Sequence[str]) -> Iterator[tuple[str, BinaryIO]
                 continue
             yield gpu, lock
             return
-    raise RetryLater(f"hardware 'gpu': all of this machine's GPUs ({', '.join(gpus)}) are taken")
+    raise NoCapacity(f"hardware 'gpu': all of this machine's GPUs ({', '.join(gpus)}) are taken")

@@ -20,7 +20,7 @@ import psutil
 
 from executors import local_shim
 from executors.base import Cause, JobState, ReplicaStatus, RetryLater
-from executors.common import DEPLOYMENT_LABEL
+from executors.common import DEPLOYMENT_LABEL, exit_cause
 
 START_S = 30.0
 """How long a shim may take to be up; then the launch is to be tried again."""
@@ -153,17 +153,17 @@ def _ended(end: Mapping[str, Any], folder: Path, started_wall_s: float | None) -
     cause = _ENDED_BY.get(end["ended_by"])
     if cause is Cause.CANCELLED:
         message = message or "cancelled"
-    elif cause is None and exit_code == 0:
-        cause = Cause.DONE
+    elif cause is None:
+        said = tail(folder / "log")
+        # The shim reports a kill by the kernel for lack of memory; Python and torch report their
+        # own; a program that was killed otherwise was not.
+        no_memory = bool(_NO_MEMORY.search(said)) and exit_code != 0
+        cause, why = exit_cause(exit_code, out_of_memory=no_memory)
+        message = message or ("" if cause is Cause.DONE else _how(exit_code) or why)
+        message += f". Last lines of its log:\n{said}" if said and cause is not Cause.DONE else ""
     else:
         said = tail(folder / "log")
-        if cause is None and _NO_MEMORY.search(said):
-            cause = Cause.OUT_OF_MEMORY
-        if cause is None:
-            cause = Cause.LOST if exit_code == -signal.SIGKILL else Cause.ERROR
-        message = (message or _how(exit_code)) + (
-            f". Last lines of its log:\n{said}" if said else ""
-        )
+        message += f". Last lines of its log:\n{said}" if said else ""
     return ReplicaStatus(
         state=JobState.ENDED,
         cause=cause,
@@ -175,11 +175,12 @@ def _ended(end: Mapping[str, Any], folder: Path, started_wall_s: float | None) -
 
 
 def _how(exit_code: int | None) -> str:
+    """How a process ended by a signal, whose number is negative here; '' for other ends."""
     if exit_code is None or exit_code >= 0:
-        return f"ended with exit code {exit_code}"
+        return ""
     name = signal.Signals(-exit_code).name
     if exit_code == -signal.SIGKILL:
-        return f"killed by {name} by somebody (the kernel counted no kill for want of memory)"
+        return f"killed with {name} (not an out-of-memory kill)"
     return f"killed by {name}"
 
 

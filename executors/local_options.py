@@ -19,13 +19,15 @@ import psutil
 
 from executors.base import LaunchRefused
 
-GRACE_S = 10.0
-"""Between SIGTERM and SIGKILL unless told otherwise."""
+GRACE_S = 5.0
+"""Between SIGTERM and SIGKILL by default: a replica that is stopped by force is gone in 10 s."""
+
+MAX_GRACE_S = 300.0
 
 _RANGES: dict[str, tuple[float, float]] = {
     "memory_mb": (1, float("inf")),
     "nice": (0, 19),
-    "grace_s": (0, float("inf")),
+    "grace_s": (0, MAX_GRACE_S),
 }
 _OF_EXECUTOR = "gpus"
 

@@ -7,6 +7,10 @@ The shim holds the locks of the job and of its GPU for as long as it lives; a he
 of ``job.json``, ends it when asked by SIGTERM, at its deadline, or when it uses too much memory
 (SIGTERM to the replica's group, SIGKILL after the grace), and writes ``exit.json`` as its last.
 
+On Linux the shim is the *subreaper* of all that the replica starts: a child in a session or group
+of its own (the ranks of torchrun, a daemon) becomes the shim's when its parent ends, so an end
+reaches it too, and no process of a job outlives the job.
+
 It is run by path in isolated mode and imports nothing of ours, so that it neither depends on the
 code bundle of the run nor on the state of the caller. A single thread: ``preexec_fn`` is safe.
 """
@@ -31,6 +35,9 @@ import psutil
 
 MEMORY_EVERY_S = 0.25
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+KILL_ROUNDS = 50
+"""How often the processes that are left are killed: each can have started another meanwhile."""
 _ON_LINUX = sys.platform.startswith("linux")
 _ASKED_BY = {signal.SIGTERM, signal.SIGINT, signal.SIGALRM}
 
@@ -70,6 +77,34 @@ def kernel_kills() -> int:
     return 0
 
 
+def descendants(*, outside: int | None = None) -> list[psutil.Process]:
+    """What this process has started, and what those have; without the process group ``outside``."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(ProcessLookupError, psutil.Error):
+            if outside is None or os.getpgid(process.pid) != outside:
+                found.append(process)
+    return found
+
+
+def kill_descendants(*, keep: int | None = None) -> None:
+    """SIGKILL to all of them, until none is left; the process group ``keep`` is left alone: the
+    replica itself, which :meth:`Shim.wait` reaps."""
+    if not _ON_LINUX:
+        return
+    for _ in range(KILL_ROUNDS):
+        left = descendants(outside=keep)
+        if not left:
+            return
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        for process in left:  # those that are ours by now; of the others, their parent's
+            with contextlib.suppress(OSError, psutil.Error):
+                os.waitpid(process.pid, os.WNOHANG)
+        time.sleep(0.01)
+
+
 class Shim:
     """One replica's life, from the locks to ``exit.json``."""
 
@@ -91,6 +126,8 @@ class Shim:
         signal.signal(signal.SIGTERM, self.on_cancel)
         signal.signal(signal.SIGINT, self.on_cancel)
         signal.signal(signal.SIGALRM, self.on_alarm)
+        if self.libc is not None:
+            self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         me = psutil.Process()
         now = time.time()
         write_json(
@@ -163,7 +200,9 @@ class Shim:
         with _blocked():
             self.signal_group(signal.SIGKILL)  # what the replica left behind in its group
             self.group = None
-            return process.wait()
+            exit_code = process.wait()
+            kill_descendants()
+            return exit_code
 
     def watch_memory(self, process: subprocess.Popen[bytes], limit_bytes: int) -> None:
         """Until the process ends or is to end."""
@@ -199,6 +238,7 @@ class Shim:
         """The deadline, or the end of the grace."""
         if self.ended_by:
             self.signal_group(signal.SIGKILL)
+            kill_descendants(keep=self.group)
         else:
             self.ended_by = "deadline"
             self.message = f"ended at its deadline, {self.timeout_s:g} s after its start"
@@ -208,6 +248,9 @@ class Shim:
         if self.group is not None:
             signal.setitimer(signal.ITIMER_REAL, max(self.grace_s, 1e-3))
             self.signal_group(signal.SIGTERM)
+            for process in descendants(outside=self.group):
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(signal.SIGTERM)
 
     def signal_group(self, signum: signal.Signals) -> None:
         if self.group is not None:

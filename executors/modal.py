@@ -63,10 +63,13 @@ AT_ONCE = 32
 LONGEST_LOG = timedelta(days=34)
 """Modal refuses to search more than 35 days."""
 
+_NO_MACHINE = "task_id is not available yet"
+"""How the SDK reports that a Sandbox has no machine, and so no log."""
+
 T = TypeVar("T")
 
 
-class ModalExecutor:
+class ModalExecutor(common.LaunchReplicas):
     """Sandboxes of one account. Options and credentials: ``docs/backends/modal.md``."""
 
     backend = "modal"
@@ -84,23 +87,22 @@ class ModalExecutor:
         self._app_name = options.app or config.deployment
         self._launcher = Launcher(self._account, config, self._app_name)
 
-    def launch_replicas(
+    def ensure(
         self,
-        n_replicas: int,
+        specs: Sequence[ReplicaSpec],
         entrypoint: str,
         entrypoint_args: Mapping[str, Any] | None = None,
         *,
-        specs: Sequence[ReplicaSpec] | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
         code: CodeRef | None = None,
     ) -> list[ReplicaHandle]:
-        """See :meth:`executors.base.ServerlessExecutor.launch_replicas`.
+        """See :meth:`executors.base.ServerlessExecutor.ensure`.
 
         ``code.requirements`` go into the image, unless that is somebody's own: Modal builds it
         once, and the bootstrap then finds them there.
         """
-        request = common.prepare(n_replicas, entrypoint_args, specs)
+        request = common.prepare(specs, entrypoint_args)
         for spec in request.specs:
             problems = modal_options.problems(self.config.options, spec)
             if problems:
@@ -237,8 +239,10 @@ class ModalExecutor:
         found = sandbox.logs.fetch.aio(since=max(since, now - LONGEST_LOG), until=until)
         try:
             return ended, await self._account.call(_entries(found), expect=(told.ExecutionError,))
-        except told.ExecutionError:  # no machine was found for it yet, or ever
-            return ended, []
+        except told.ExecutionError as error:
+            if _NO_MACHINE in str(error):  # none was found yet, or ever
+                return ended, []
+            raise self._account.said(error) from None
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
         self._account.run(_together(self._cancel(handle) for handle in handles))

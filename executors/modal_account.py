@@ -32,6 +32,7 @@ from modal_proto import api_pb2
 
 from executors.base import ExecutorError, LaunchRefused, NeedsPerson, RetryLater
 from executors.common import scrub
+from executors.refusals import quota_refusal
 
 TOKEN_ID = "MODAL_TOKEN_ID"  # noqa: S105 (a name)
 TOKEN_SECRET = "MODAL_TOKEN_SECRET"  # noqa: S105 (a name)
@@ -53,7 +54,6 @@ _LATER = (
     grpclib.exceptions.StreamTerminatedError,
     OSError,
 )
-_CAPACITY = ("insufficient capacity", "rate limit", "too many requests", "try again")
 
 
 class Account:
@@ -134,8 +134,9 @@ class Account:
             return NeedsPerson(message)
         if isinstance(error, told.ResourceExhaustedError):
             # Modal uses one status for a quota, a spending limit and a rate.
-            later = any(word in message.lower() for word in _CAPACITY)
-            return RetryLater(message) if later else NeedsPerson(message)
+            return quota_refusal(message)
+        if isinstance(error, told.NotFoundError):  # an environment, a secret, an image
+            return NeedsPerson(message)
         if isinstance(error, _LATER):
             return RetryLater(message)
         return LaunchRefused(message)

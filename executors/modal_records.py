@@ -10,7 +10,7 @@ has ended is not found, and everything that goes by a handle works on.
 
 States are pure functions of a record. Modal's words for an end (``GenericStatus``)::
 
-    SUCCESS, FAILURE              done or error by the exit code; 137 is a kill for want of memory
+    SUCCESS, FAILURE              done or error by the exit code
     KERNEL_OOM_KILL, ..EVICTION   out of memory, of its own or of the machine's
     TIMEOUT                       deadline
     TERMINATED                    cancelled if our mark is on it, otherwise preempted
@@ -32,12 +32,12 @@ from modal._utils.async_utils import synchronize_api
 from modal_proto import api_pb2 as api
 
 from executors.base import Cause, JobState, ReplicaStatus
-from executors.common import DEPLOYMENT_LABEL, KEY_LABEL
+from executors.common import DEPLOYMENT_LABEL, KEY_LABEL, exit_cause
 from executors.modal_account import Account
 
 CANCELLED_TAG = "archipelago-cancelled"
 
-OUT_OF_MEMORY_EXIT = 137
+KILLED_EXIT = 137
 DEADLINE_EXIT = 124
 
 _DONE = api.GenericResult.GENERIC_STATUS_SUCCESS
@@ -187,13 +187,12 @@ def _end(result: api.GenericResult, *, cancelled: bool) -> tuple[Cause, int | No
     said = result.exception.strip()
     if result.status in (_DONE, _FAILED):
         code = result.exitcode
-        if code == 0 and result.status == _DONE:
-            return Cause.DONE, 0, said
-        if code == OUT_OF_MEMORY_EXIT:
-            return Cause.OUT_OF_MEMORY, code, said or "killed, most likely for want of memory"
-        return Cause.ERROR, code, said or f"ended with exit code {code}"
+        cause, why = exit_cause(code)
+        if cause is Cause.DONE and result.status == _FAILED:
+            cause, why = Cause.ERROR, "Modal reports a failure, with exit code 0"
+        return cause, code, said or why
     if result.status == _STOPPED and cancelled:
-        return Cause.CANCELLED, OUT_OF_MEMORY_EXIT, said or "cancelled"
+        return Cause.CANCELLED, KILLED_EXIT, said or "cancelled"
     cause, why = _CAUSES.get(result.status, (Cause.ERROR, "ended for a reason unknown to us"))
     exit_code = DEADLINE_EXIT if cause is Cause.DEADLINE else result.exitcode or None
     return cause, exit_code, f"{why}: {said}" if said else why

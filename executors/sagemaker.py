@@ -52,7 +52,7 @@ from executors.sagemaker_request import Options, job_name, output_path
 AT_ONCE = 8
 
 
-class SageMakerExecutor:
+class SageMakerExecutor(common.LaunchReplicas):
     """Training jobs of one AWS account."""
 
     backend = "sagemaker"
@@ -73,19 +73,18 @@ class SageMakerExecutor:
         )
         self._seen: dict[str, tuple[object, ReplicaStatus]] = {}
 
-    def launch_replicas(
+    def ensure(
         self,
-        n_replicas: int,
+        specs: Sequence[ReplicaSpec],
         entrypoint: str,
         entrypoint_args: Mapping[str, Any] | None = None,
         *,
-        specs: Sequence[ReplicaSpec] | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
         code: CodeRef | None = None,
     ) -> list[ReplicaHandle]:
-        """See :meth:`executors.base.ServerlessExecutor.launch_replicas`."""
-        request = common.prepare(n_replicas, entrypoint_args, specs)
+        """See :meth:`executors.base.ServerlessExecutor.ensure`."""
+        request = common.prepare(specs, entrypoint_args)
 
         def start(spec: ReplicaSpec) -> ReplicaHandle:
             options, region = self._options(spec), self._region(spec)
@@ -107,8 +106,8 @@ class SageMakerExecutor:
         return common.launch_each(start, request.specs)
 
     def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
-        """A spot job that was interrupted is stopped, too. Raises :class:`RetryLater` where AWS
-        could not be asked at all."""
+        """Also stops a spot job that was interrupted. Raises :class:`RetryLater` where AWS cannot
+        be reached."""
         regions = {handle.data["region"] for handle in handles}
         listed = {region: self._jobs.of_status(region, "InProgress") for region in regions}
         statuses = [self._by_list(handle, listed[handle.data["region"]]) for handle in handles]
@@ -155,9 +154,15 @@ class SageMakerExecutor:
             yield from tail.lines()
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
-        """SageMaker sends SIGTERM, and SIGKILL two minutes later."""
-        for handle in handles:
-            self._jobs.stop(handle.data["region"], handle.data["name"])
+        """SageMaker sends SIGTERM, and SIGKILL two minutes later. All are asked, whatever fails."""
+        if not handles:
+            return
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="stop") as pool:
+            asked = [
+                pool.submit(self._jobs.stop, h.data["region"], h.data["name"]) for h in handles
+            ]
+        for request in asked:
+            request.result()
 
     def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
         return common.collect(self.poll, handles, timeout, every_s=self.options.poll_s)
@@ -192,15 +197,17 @@ class SageMakerExecutor:
         try:
             job = self._jobs.describe(region, name)
             if job is None:
+                self._seen.pop(name, None)
                 message = f"SageMaker knows no training job {name} in {region}"
                 return ReplicaStatus(state=JobState.ENDED, cause=Cause.LOST, message=message)
             status = sagemaker_status.of_description(job)
-            self._seen[name] = (_version(job), status)
-            if status.state is JobState.ENDED:
-                del self._seen[name]
-                if job["TrainingJobStatus"] not in sagemaker_status.ENDED:
-                    self._jobs.stop(region, name)  # or it would start again
+            if sagemaker_status.must_be_stopped(job):
+                self._jobs.stop(region, name)  # asked again at each poll until it is Stopping
+            elif status.state is JobState.ENDED:
+                self._seen.pop(name, None)
                 self._jobs.forget_secret(region, name, job)
+            else:
+                self._seen[name] = (_version(job), status)
         except RetryLater as error:
             return ReplicaStatus(state=JobState.UNKNOWN, message=str(error))
         return status

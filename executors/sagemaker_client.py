@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import boto3
+import botocore.session
 from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
@@ -26,9 +27,17 @@ from botocore.exceptions import (
     ParamValidationError,
 )
 from botocore.exceptions import ConnectionError as NotConnected
+from botocore.loaders import create_loader
 
-from executors.base import ExecutorError, LaunchRefused, NeedsPerson, RetryLater
-from executors.common import scrub
+from executors.base import (
+    ExecutorError,
+    LaunchRefused,
+    NeedsPerson,
+    NoCapacity,
+    RetryLater,
+)
+from executors.common import retry_after_s, scrub
+from executors.refusals import quota_refusal
 
 CONNECTIONS = 32
 """Per service and region: as many launches go on at once in one process."""
@@ -42,10 +51,12 @@ _SERVICES = {
 }
 """Service -> how the SDKs spell it in a variable."""
 
+_LOADER = create_loader()
+"""The services' models, parsed once for all sessions of this process: each takes up to a second."""
+
 BUSY = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded")
+QUOTA = ("ResourceLimitExceeded", "LimitExceededException", "QuotaExceededException")
 _PERSON = (
-    "ResourceLimitExceeded",
-    "LimitExceededException",
     "UnrecognizedClientException",
     "InvalidClientTokenId",
     "InvalidSignatureException",
@@ -59,6 +70,9 @@ _PERSON = (
     "OptInRequired",
     "SubscriptionRequiredException",
 )
+CAPACITY = "CapacityError"
+"""In a message: there was no machine of the type (docs.aws.amazon.com/sagemaker/latest/dg/
+model-managed-spot-training-status.html)."""
 _ROLE = "Could not assume role"
 """CreateTrainingJob says so as a ValidationException; another request would not help."""
 
@@ -104,7 +118,10 @@ class Clients:
     def _open(self) -> Any:
         if self._session is None:
             given = self._credentials
+            core = botocore.session.Session()
+            core.register_component("data_loader", _LOADER)
             self._session = boto3.Session(
+                botocore_session=core,
                 aws_access_key_id=given.get("AWS_ACCESS_KEY_ID") or None,
                 aws_secret_access_key=given.get("AWS_SECRET_ACCESS_KEY") or None,
                 aws_session_token=given.get("AWS_SESSION_TOKEN") or None,
@@ -143,8 +160,13 @@ def meaning(error: ClientError | BotoCoreError, secrets: Iterable[str] = ()) -> 
     said = scrub(f"{code}: {message_of(error)}", secrets)
     answer = error.response.get("ResponseMetadata", {})
     status = int(answer.get("HTTPStatusCode", 0))
+    after_s = retry_after_s(answer.get("HTTPHeaders", {}).get("retry-after"))
     if status >= 500 or status == 429 or code in BUSY:
-        return RetryLater(said, after_s=_seconds(answer.get("HTTPHeaders", {}).get("retry-after")))
+        return RetryLater(said, after_s=after_s)
+    if code in QUOTA:
+        return quota_refusal(said, after_s=after_s)
+    if CAPACITY in said:
+        return NoCapacity(said, after_s=after_s)
     if status in (401, 402, 403) or code in _PERSON or code.startswith("AccessDenied"):
         return NeedsPerson(said)
     if _ROLE in message_of(error):
@@ -166,10 +188,3 @@ def is_unknown(error: ClientError) -> bool:
     return code_of(error) in ("ResourceNotFound", "ResourceNotFoundException") or (
         code_of(error) == "ValidationException" and "resource not found" in message_of(error)
     )
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        return float(text) if text is not None else None
-    except ValueError:  # a date
-        return None

@@ -26,6 +26,7 @@ class Jobs:
     def __init__(self, clients: Clients, deployment: str) -> None:
         self._clients = clients
         self._deployment = deployment
+        self.left_behind_s = sagemaker_secrets.LEFT_BEHIND_S
 
     def describe(self, region: str, name: str) -> Mapping[str, Any] | None:
         client = self._clients.get("sagemaker", region)
@@ -89,4 +90,5 @@ class Jobs:
                 self._clients.get("secretsmanager", region),
                 self._deployment,
                 is_over=lambda name: name not in live and self.is_over(region, name),
+                older_than_s=self.left_behind_s,
             )

@@ -15,13 +15,16 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from executors import common, sagemaker_secrets, sagemaker_status
-from executors.base import ExecutorConfig, LaunchRefused, ReplicaSpec
+from executors.base import ExecutorConfig, LaunchRefused, NoCapacity, ReplicaSpec
 from executors.sagemaker_client import BUSY, Clients, aws_errors, code_of
 from executors.sagemaker_jobs import Jobs
 from executors.sagemaker_request import Options, create_request, job_name
 
 THROTTLED_S = 20.0
 """How long a launch that is throttled is tried; then it is for its caller to come back."""
+
+DESCRIBED_LATER = 3
+"""How often, a second apart, a job whose name is in use is described again if it is not shown."""
 
 
 class Launcher:
@@ -78,8 +81,12 @@ class Launcher:
         try:
             if not self._create(region, request, secrets):
                 self._launched_before(region, name)
-        except LaunchRefused:
-            if secrets:
+        except (LaunchRefused, NoCapacity) as error:
+            # An earlier request, whose answer was lost, can have created the job that now uses up
+            # the quota: its secret must stay.
+            if self._jobs.describe(region, name) is not None:
+                return name
+            if secrets and isinstance(error, LaunchRefused):
                 self._jobs.forget_secret(region, name)
             raise
         return name
@@ -102,6 +109,11 @@ class Launcher:
 
     def _launched_before(self, region: str, name: str) -> None:
         job = self._jobs.describe(region, name)
+        for _ in range(DESCRIBED_LATER):
+            if job is not None:
+                break
+            self._sleep(1.0)
+            job = self._jobs.describe(region, name)
         if job is None:
             raise LaunchRefused(
                 f"{name}: the training job of this name in {region} was deleted, and SageMaker "

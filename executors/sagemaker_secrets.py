@@ -89,6 +89,7 @@ def sweep(
     deployment: str,
     *,
     is_over: Callable[[str], bool],
+    older_than_s: float = LEFT_BEHIND_S,
     clock: Callable[[], float] = time.time,
 ) -> None:
     """Delete our old secrets of jobs that are over, or never were, by ``is_over(job name)``."""
@@ -101,7 +102,7 @@ def sweep(
     for secret in found:
         name = str(secret["Name"])
         age_s = clock() - secret["CreatedDate"].timestamp()
-        if name.startswith(prefix) and age_s > LEFT_BEHIND_S:
+        if name.startswith(prefix) and age_s > older_than_s:
             job_name = name.removeprefix(FOLDER)
             if is_over(job_name):
                 delete(client, job_name)

@@ -9,10 +9,16 @@ API_DescribeTrainingJob.html, what a managed spot job goes through is in the dev
                                  +> Interrupted > Starting > ...   the spot instance was taken
              any > Stopping > Stopped | MaxRuntimeExceeded | MaxWaitTimeExceeded
 
-SageMaker would start an interrupted job again by itself, under the same name, whenever it finds a
-machine. For us one job is one attempt, and who replaces a replica decides where and when: a job
-that was interrupted and has not started again has ended, PREEMPTED, and the executor stops it.
-One that has started again before anybody looked simply runs.
+SageMaker restarts an interrupted job by itself, under the same name, when it finds a machine. Here
+one job is one attempt, and the control plane decides where and when a replica is replaced. So the
+executor stops an interrupted job that does not train again yet, and the attempt ends, PREEMPTED,
+once SageMaker reports ``Stopped``: until then the job counts against the account's quota, and its
+replacement would be refused (``ResourceLimitExceeded``). A job that trains again before the next
+poll continues.
+
+Only ``Completed``, ``Failed`` and ``Stopped`` are ends. Values are subject to change
+(API_DescribeTrainingJob), so a status that is not known counts as running or, before the first
+``Training``, as pending.
 
 FailureReason is text for people; what is read out of it here is what SageMaker is known to write:
 ``AlgorithmError: ..., exit code: 1``, ``CapacityError: ...``, ``InternalServerError: ...`` and
@@ -27,19 +33,15 @@ from datetime import datetime
 from typing import Any
 
 from executors.base import Cause, JobState, ReplicaStatus
+from executors.common import exit_cause
 
 ENDED = ("Completed", "Failed", "Stopped")
-_RUNNING = ("Training", "Uploading", "Stopping")
+_PENDING = ("", "Starting", "Pending", "Downloading", "LaunchingMLInstances",
+            "PreparingTrainingStack", "DownloadingTrainingImage")  # fmt: skip
 _EXIT_CODE = re.compile(r"exit code:?\s*(-?\d+)", re.IGNORECASE)
 _NO_MEMORY = ("instance type with more memory", "Out of Memory. Please use a larger instance")
-_NOT_OURS = ("CapacityError", "InternalServerError")
-KILLED = 137
-"""128 + SIGKILL: in a container of its own, the kernel's work for want of memory."""
-
-
-def is_running(phase: str) -> bool:
-    """Whether a job with this SecondaryStatus has its machine and its program."""
-    return phase in _RUNNING
+_NO_CAPACITY = "CapacityError"
+_NOT_OURS = ("InternalServerError",)
 
 
 def of_description(job: Mapping[str, Any]) -> ReplicaStatus:
@@ -47,13 +49,13 @@ def of_description(job: Mapping[str, Any]) -> ReplicaStatus:
     status, phase = str(job["TrainingJobStatus"]), str(job.get("SecondaryStatus", ""))
     started = _wall(job.get("TrainingStartTime"))
     if status not in ENDED:
-        if was_interrupted(job):
-            return _preempted(job, started=started)
+        pending = phase in _PENDING and not _has_trained(job)
         run_s = job.get("StoppingCondition", {}).get("MaxRuntimeInSeconds")
+        interrupted = "the spot instance was interrupted" if was_interrupted(job) else ""
         return ReplicaStatus(
-            state=JobState.RUNNING if is_running(phase) else JobState.PENDING,
+            state=JobState.PENDING if pending else JobState.RUNNING,
             phase=phase,
-            message="" if is_running(phase) else _message(job),
+            message=interrupted or (_message(job) if pending else ""),
             started_wall_s=started,
             deadline_wall_s=started + run_s if started is not None and run_s else None,
         )
@@ -68,6 +70,11 @@ def of_description(job: Mapping[str, Any]) -> ReplicaStatus:
         ended_wall_s=_wall(job.get("TrainingEndTime") or job.get("LastModifiedTime")),
         billed_s=job.get("BillableTimeInSeconds"),
     )
+
+
+def must_be_stopped(job: Mapping[str, Any]) -> bool:
+    """Whether SageMaker would restart this job, which the control plane replaces."""
+    return job["TrainingJobStatus"] == "InProgress" and was_interrupted(job)
 
 
 def was_interrupted(job: Mapping[str, Any]) -> bool:
@@ -91,29 +98,18 @@ def _end(status: str, phase: str, job: Mapping[str, Any]) -> tuple[Cause, int | 
     reason = str(job.get("FailureReason", ""))
     found = _EXIT_CODE.search(reason)
     exit_code = int(found[1]) if found else None
-    if any(words in reason for words in _NO_MEMORY) or exit_code == KILLED:
-        return Cause.OUT_OF_MEMORY, exit_code
+    if reason.startswith(_NO_CAPACITY):
+        return Cause.PREEMPTED, exit_code  # no machine: retried, and not counted as a failure
     if reason.startswith(_NOT_OURS):
-        # SageMaker had no machine, or lost it: another attempt may find one.
         return Cause.LOST, exit_code
-    return Cause.ERROR, exit_code
+    no_memory = any(text in reason for text in _NO_MEMORY)
+    cause, _ = exit_cause(exit_code, out_of_memory=no_memory or None)
+    return (Cause.ERROR if cause is Cause.DONE else cause), exit_code
 
 
 def _has_trained(job: Mapping[str, Any]) -> bool:
     changes = job.get("SecondaryStatusTransitions", ())
     return any(change["Status"] == "Training" for change in changes)
-
-
-def _preempted(job: Mapping[str, Any], *, started: float | None) -> ReplicaStatus:
-    return ReplicaStatus(
-        state=JobState.ENDED,
-        cause=Cause.PREEMPTED,
-        message="the spot instance was interrupted",
-        phase=str(job.get("SecondaryStatus", "")),
-        started_wall_s=started,
-        ended_wall_s=_wall(job.get("LastModifiedTime")),
-        billed_s=job.get("BillableTimeInSeconds"),
-    )
 
 
 def _words(cause: Cause, job: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from executors.base import Cause, ExecutorError, JobState, ReplicaHandle, ReplicaStatus
+from executors.loading import wait_loaded
 from executors.registry import BACKENDS
 from runs.control import policy
 from runs.control.asking import NoAnswer, ask_all
@@ -90,7 +91,8 @@ def ask_backends(replicas: Iterable[Replica]) -> dict[int, str]:
     and not for longer than :data:`runs.control.asking.PATIENCE_S`."""
     found: dict[int, str] = {}
     questions = {}
-    for replica in list(replicas)[:_AT_ONCE]:
+    replicas = list(replicas)[:_AT_ONCE]
+    for replica in replicas:
         pool = replica.pool
         last = replica.attempts.order_by("-number").first()
         if last is None or last.handle is None:
@@ -108,6 +110,7 @@ def ask_backends(replicas: Iterable[Replica]) -> dict[int, str]:
 
         questions[str(replica.pk)] = ask
         found[replica.pk] = BACKENDS.get(pool.backend, pool.backend)
+    wait_loaded({replica.pool.backend for replica in replicas})
     for pk, answer in ask_all(questions).items():
         found[int(pk)] += f" {_words(answer)}"
     return found

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from executors.base import ExecutorError, LogLine, ReplicaHandle
+from executors.loading import wait_loaded
 from runs.control.asking import NoAnswer, ask_all
 from runs.control.backends import executor_of
 from runs.models import ReplicaAttempt
@@ -47,6 +48,7 @@ def read_log(attempt: ReplicaAttempt, *, after: str = "", lines: int = LINES) ->
         executor = executor_of(pool.backend, pool.credential)
         return _newest(executor.logs(handle, after=after), after=after, lines=lines)
 
+    wait_loaded({pool.backend})
     found = ask_all({"log": tail})["log"]
     if isinstance(found, LogTail):
         return LogTail(

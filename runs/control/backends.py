@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
+from django.db import DatabaseError, connections
 
 from executors.base import (
     Capabilities,
@@ -68,6 +69,17 @@ def executor_of(backend: str, credential: Credential | None) -> ServerlessExecut
         )
     except (ValueError, ImportError) as error:
         raise NeedsPerson(f"{backend} cannot be used as it is set up: {error}") from error
+
+
+def backends_in_use() -> list[str]:
+    """Backends of pools of runs that have not ended; none where the database cannot be read."""
+    try:
+        pools = ReplicaPool.objects.filter(run__ended_at=None)
+        return sorted(set(pools.values_list("backend", flat=True)))
+    except DatabaseError:
+        return []
+    finally:
+        connections.close_all()
 
 
 def usable_backends() -> dict[str, str]:

@@ -20,6 +20,7 @@ from runs.transitions import clean_text, record_event
 FAILURES = 3
 CLOSED_S = 30.0
 CLOSED_CAP_S = 900.0
+CAPACITY_RETRY_S = 60.0
 
 
 def closed_for_s(failures: int) -> float:
@@ -68,6 +69,18 @@ def count_failure(pool: ReplicaPool, message: str, *, after_s: float | None = No
         f"{message}",
         level="warning",
     )
+
+
+def wait_for_capacity(pool: ReplicaPool, message: str, *, after_s: float | None = None) -> None:
+    """The backend is full, which is no failure of it: the pool tries again in a minute, however
+    often that has happened. ``after_s``: what the backend asked for."""
+    now, message = timezone.now(), clean_text(message)
+    until = now + timedelta(seconds=max(CAPACITY_RETRY_S, after_s or 0.0))
+    is_open = Q(closed_until=None) | Q(closed_until__lte=now)
+    ReplicaPool.objects.filter(is_open, pk=pool.pk).update(closed_until=until)
+    if ReplicaPool.objects.filter(pk=pool.pk).exclude(trouble=message).update(trouble=message):
+        record_event(_run(pool), "breaker", f"{pool}: waits for capacity: {message}")
+    pool.refresh_from_db(fields=("trouble", "closed_until"))
 
 
 def count_success(pool: ReplicaPool) -> None:

@@ -115,7 +115,7 @@ def _launch_is_due(tick: Tick, replica: Replica, attempt: ReplicaAttempt | None)
     now = tick.now
     waited = now - replica.state_since > LOST_TASK_AFTER
     if replica.state == ReplicaState.PROVISIONING:
-        begun = attempt is not None and attempt.handle is None
+        begun = attempt is not None and not attempt.is_complete
         return waited and begun and not breaker.is_closed(replica.pool, now)
     if not breaker.may_launch(replica.pool, now):
         return False

@@ -18,10 +18,11 @@ from executors.base import (
     ReplicaStatus,
     ServerlessExecutor,
 )
-from runs.control import breaker
+from runs.control import breaker, pending
 from runs.control.backends import executor_for
 from runs.control.decide import Job
 from runs.control.launch import save_handle
+from runs.control.policy import NOT_STARTED
 from runs.models import Replica, ReplicaAttempt, ReplicaPool, Run
 from runs.states import REPLICA_ENDED, RUN_LIVE, ReplicaState, RunState
 from runs.transitions import clean_text
@@ -111,22 +112,24 @@ def _handle(executor: ServerlessExecutor, attempt: ReplicaAttempt) -> ReplicaHan
 
 def _record(attempt: ReplicaAttempt, status: ReplicaStatus, now: datetime) -> Job:
     message = clean_text(status.message)
-    said = clean_text(status.phase or status.state, 32)
+    said = clean_text(status.phase or status.state, 64)
     if attempt.replica.backend_state != said:
         Replica.objects.filter(pk=attempt.replica_id).update(backend_state=said)
         attempt.replica.backend_state = said
     _save_times(attempt, status)
+    pending.note_status(attempt, status, now)
     if status.state == JobState.RUNNING:
         has_worked(attempt)
     if status.state == JobState.ENDED:
         ended_at = now
         if status.ended_wall_s is not None:
             ended_at = datetime.fromtimestamp(status.ended_wall_s, tz=UTC)
+        not_started = attempt.cause == NOT_STARTED  # why it was cancelled is known better here
         ReplicaAttempt.objects.filter(pk=attempt.pk, ended_at=None).update(
             ended_at=ended_at,
-            cause=status.cause or "",
+            cause=attempt.cause if not_started else status.cause or "",
             exit_code=status.exit_code,
-            message=message,
+            message=attempt.message if not_started else message,
             billed_s=status.billed_s,
         )
         attempt.ended_at = ended_at

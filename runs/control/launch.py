@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
 from django.db import connections, transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from diloco.rendezvous import keys
@@ -27,8 +28,10 @@ from diloco.rendezvous.settings import GroupSettings, SettingsError
 from diloco.rendezvous.store import MissingKey, Store, StoreDenied, StoreUnavailable
 from executors.base import (
     CodeRef,
+    ExecutorError,
     LaunchRefused,
     NeedsPerson,
+    NoCapacity,
     ReplicaHandle,
     ReplicaSpec,
     RetryLater,
@@ -39,6 +42,7 @@ from runs.bucket.stores import store_for
 from runs.control import breaker, prices
 from runs.control.backends import executor_for
 from runs.control.bundle import make_bundle
+from runs.control.pending import note_no_capacity
 from runs.control.policy import REFUSED
 from runs.control.requirements import replica_requirements
 from runs.credentials import replica_secrets
@@ -196,7 +200,10 @@ def _launch_in_thread(replica_id: int) -> None:
 
 
 def launch_replica(replica_id: int) -> None:
-    """Start the replica's next attempt, or finish one that was begun. Done twice, one job.
+    """Start the replica's next attempt, or complete one that was begun. Done twice, one job.
+
+    An attempt is complete only when the executor's ``ensure`` has returned: a job that was found
+    meanwhile can lack its Secret.
 
     Raises :class:`LaunchLater` when the backend or the bucket is away.
     """
@@ -208,18 +215,31 @@ def launch_replica(replica_id: int) -> None:
     pool = replica.pool
     try:
         executor = executor_for(pool)
-        handle = executor.find(attempt.launch_key) or _start(executor, run, attempt)
+        handle = _ensure(executor, run, attempt)
     except NeedsPerson as error:
         breaker.call_person(pool, str(error))
         refuse_attempt(attempt, str(error), to=ReplicaState.RESTARTING)
+        _cancel_refused(attempt)
         return
     except (LaunchRefused, LaunchFailed, StoreDenied, MissingKey) as error:
         refuse_attempt(attempt, str(error))
+        _cancel_refused(attempt)
         return
     except (RetryLater, StoreUnavailable) as error:
-        if isinstance(error, RetryLater):
+        if isinstance(error, NoCapacity) and error.attempts is None:
+            breaker.wait_for_capacity(pool, str(error), after_s=error.after_s)
+        elif isinstance(error, RetryLater):
             breaker.count_failure(pool, str(error), after_s=error.after_s)
-        if timezone.now() - attempt.created_at > GIVE_UP_AFTER:
+            if error.attempts is not None and pool.failures >= error.attempts:
+                breaker.call_person(pool, str(error))
+                refuse_attempt(attempt, str(error), to=ReplicaState.RESTARTING)
+                _cancel_refused(attempt)
+                return
+        if isinstance(error, NoCapacity):
+            note_no_capacity(replica, error, timezone.now())
+            raise LaunchLater(str(error)) from error
+        # A job that exists has its own limit: see runs.control.pending.
+        if attempt.handle is None and timezone.now() - attempt.created_at > GIVE_UP_AFTER:
             # A run that works waits for a backend that is away, as long as the breaker says.
             waits = run.state in RUN_LIVE
             to = ReplicaState.RESTARTING if waits else ReplicaState.FAILED
@@ -229,7 +249,7 @@ def launch_replica(replica_id: int) -> None:
             state_reason=clean_text(f"{attempt.launch_key} was not launched yet: {error}")
         )
         raise LaunchLater(str(error)) from error
-    save_handle(attempt, handle)
+    complete_attempt(attempt, handle)
     run.refresh_from_db()
     if run.state in RUN_ENDED or ReplicaAttempt.objects.filter(
         pk=attempt.pk, ended_at__isnull=False
@@ -253,7 +273,7 @@ def _begin_attempt(replica_id: int) -> ReplicaAttempt | None:
             return None
         last = replica.attempts.order_by("-number").first()
         if replica.state == ReplicaState.PROVISIONING:
-            if last is None or last.handle is not None or last.ended_at is not None:
+            if last is None or last.is_complete or last.ended_at is not None:
                 return None
             if breaker.is_closed(replica.pool, timezone.now()):
                 return None
@@ -282,6 +302,8 @@ def _begin_attempt(replica_id: int) -> ReplicaAttempt | None:
             ReplicaState.PROVISIONING,
             reason=f"launching {attempt.launch_key} on {replica.pool.backend}",
             backend_state="",
+            pending_cause="",
+            pending_since=None,
             relaunch_at=None,
             drain_sent_at=None,
             cancel_at=None,
@@ -291,7 +313,7 @@ def _begin_attempt(replica_id: int) -> ReplicaAttempt | None:
         return attempt
 
 
-def _start(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> ReplicaHandle:
+def _ensure(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> ReplicaHandle:
     replica, pool = attempt.replica, attempt.replica.pool
     bundle = keys.code_bundle(run.code_sha256)
     try:
@@ -317,17 +339,23 @@ def _start(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> R
         price_usd_h=pool.price_usd_h,
         cost_usd=None if pool.price_usd_h is None else 0.0,
         deadline_at=_from_now(lifetime_s),
-        expires_at=_from_now(opened.lifetime_s),
+        expires_at=_expiry(attempt, opened.lifetime_s),
     )
-    [handle] = executor.launch_replicas(
-        1,
+    [handle] = executor.ensure(
+        [spec],
         ENTRYPOINT,
         {"args": [run.rendezvous], "rank_env": RANK_ENV},
-        specs=[spec],
         env=replica_env(run, remote=executor.capabilities.remote),
         code=code_of(run, remote=executor.capabilities.remote),
     )
     return handle
+
+
+def _expiry(attempt: ReplicaAttempt, lifetime_s: float | None) -> datetime | None:
+    """When the job's credentials end. A job that exists can have those of an earlier call."""
+    if attempt.handle is not None and attempt.expires_at is not None:
+        return attempt.expires_at
+    return _from_now(lifetime_s)
 
 
 def _from_now(seconds: float | None) -> datetime | None:
@@ -353,17 +381,37 @@ def replica_env(run: Run, *, remote: bool) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads)}
 
 
-def save_handle(attempt: ReplicaAttempt, handle: ReplicaHandle) -> bool:
-    """Record the job. False if it was recorded before."""
-    now = timezone.now()
-    saved = ReplicaAttempt.objects.filter(pk=attempt.pk, handle__isnull=True).update(
-        handle=json.loads(handle.to_json()), launched_at=now
-    )
+def complete_attempt(attempt: ReplicaAttempt, handle: ReplicaHandle) -> bool:
+    """Record that ``ensure`` has returned: every object of the job exists. False if it was recorded
+    before."""
+    incomplete = ReplicaAttempt.objects.filter(Q(launched_at=None) | Q(handle=None), pk=attempt.pk)
+    saved = incomplete.update(handle=json.loads(handle.to_json()), launched_at=timezone.now())
     if saved:
+        done = "launched" if attempt.handle is None else "completed"
         record_event(
-            attempt.replica.run, "job", f"{attempt.launch_key} launched", replica=attempt.replica
+            attempt.replica.run, "job", f"{attempt.launch_key} {done}", replica=attempt.replica
         )
     return bool(saved)
+
+
+def save_handle(attempt: ReplicaAttempt, handle: ReplicaHandle) -> bool:
+    """Record a job that was found by its launch key. It can be incomplete, so the launch goes on.
+    False if it was recorded before."""
+    saved = ReplicaAttempt.objects.filter(pk=attempt.pk, handle__isnull=True).update(
+        handle=json.loads(handle.to_json())
+    )
+    return bool(saved)
+
+
+def _cancel_refused(attempt: ReplicaAttempt) -> None:
+    """End a job of an attempt that cannot be completed. The reaper ends it if this fails."""
+    if attempt.handle is None:
+        return
+    pool = attempt.replica.pool
+    try:
+        executor_for(pool).cancel([ReplicaHandle(**attempt.handle)])
+    except ExecutorError as error:
+        logger.warning("%s could not be asked to end %s: %s", pool, attempt.launch_key, error)
 
 
 def refuse_attempt(

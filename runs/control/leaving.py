@@ -10,8 +10,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from diloco.rendezvous.store import Store
+from executors.base import JobState
 from runs.bucket.commands import send_drain
-from runs.control import jobs, policy
+from runs.control import jobs, pending, policy
 from runs.control.tick import Tick
 from runs.models import Replica, ReplicaAttempt
 from runs.states import REPLICA_WORKING, ReplicaState, RunState
@@ -115,9 +116,11 @@ def _end_of(attempt: ReplicaAttempt) -> tuple[datetime | None, str]:
 
 
 def end_hung(tick: Tick) -> None:
-    """Silent for long while its backend says that it runs: ended, and started again."""
+    """End and relaunch jobs that have waited too long for their start, and jobs that are silent for
+    long although their backend says that they run."""
     if tick.over:
         return
+    pending.end_pending(tick)
     limit_s = policy.hung_s(float(tick.run.group_settings["heartbeat_timeout_s"]))
     for replica in tick.replicas:
         silent_s = (tick.now - replica.state_since).total_seconds()
@@ -125,6 +128,9 @@ def end_hung(tick: Tick) -> None:
             continue
         if replica.pk not in tick.open_by_replica or not _may_restart(replica):
             continue
+        job = tick.jobs.get(replica.pk)
+        if job is not None and job.state == JobState.PENDING:
+            continue  # it waits, for its queue or a machine: it is not hung
         tick.changes.replicas |= transition_replica(
             replica,
             ReplicaState.RESTARTING,

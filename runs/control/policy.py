@@ -7,7 +7,9 @@ fourth preemption.
 
 from __future__ import annotations
 
-from executors.base import Cause
+import enum
+
+from executors.base import Cause, PendingCause
 from runs.states import ReplicaState
 
 BACKOFF_S = 2.0
@@ -23,6 +25,17 @@ HUNG_AFTER_S = 600.0
 
 REFUSED = "refused"
 """Cause of an attempt that the backend would not take; not tried again."""
+
+NOT_STARTED = "not_started"
+"""Cause of an attempt whose job waited longer than :func:`pending_limit_s` allows."""
+
+PENDING_FIXED_S = {
+    PendingCause.IMAGE: 300.0,
+    PendingCause.INCOMPLETE: 300.0,
+    PendingCause.REFUSED: 300.0,
+}
+"""Causes that pass by themselves only if they pass soon: a registry that is down, a Secret that the
+next launch creates, a policy that is being changed."""
 
 WILL_NOT_MEND = 78
 """Exit code (EX_CONFIG) of a replica that found something wrong which a restart does not change."""
@@ -77,3 +90,28 @@ def hand_over_s(round_s: float | None, lifetime_s: float) -> float:
 def hung_s(heartbeat_timeout_s: float) -> float:
     """After so long without a beat a job that its backend calls running is taken for hung."""
     return max(HUNG_AFTER_S, 20 * heartbeat_timeout_s)
+
+
+class NextStep(enum.StrEnum):
+    """What follows when an attempt has been pending for too long."""
+
+    RELAUNCH = "relaunch"
+    """Launch it again, after the pool's circuit breaker."""
+    INTERVENTION = "intervention"
+    """Launch nothing in the pool until an operator has acted."""
+
+
+def pending_limit_s(cause: PendingCause, *, timeout_s: float) -> float | None:
+    """How long an attempt can be pending for ``cause``, None without a limit.
+
+    A queue of the cluster (Kueue) decides itself how long its jobs wait. Machines, quotas and
+    starts are waited for as long as ``timeout_s``, 0 for ever.
+    """
+    if cause is PendingCause.QUEUED:
+        return None
+    return PENDING_FIXED_S.get(cause, timeout_s or None)
+
+
+def after_pending(cause: PendingCause) -> NextStep:
+    """The next step once :func:`pending_limit_s` is over."""
+    return NextStep.INTERVENTION if cause in PENDING_FIXED_S else NextStep.RELAUNCH

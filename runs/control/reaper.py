@@ -25,6 +25,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from executors.base import ExecutorError, ReplicaHandle
+from executors.loading import wait_loaded
 from runs import live
 from runs.control.asking import NoAnswer, ask_all
 from runs.control.backends import BACKENDS, executor_of
@@ -93,6 +94,7 @@ def look(now: datetime) -> tuple[list[Sight], list[str]]:
         executor = executor_of(*account)
         return executor.live(), not executor.capabilities.unique_names
 
+    wait_loaded({backend for backend, _ in asked.values()})
     answers = ask_all({name: partial(live_jobs, account) for name, account in asked.items()})
     sights, silent, seen = [], [], set()
     for name, answer in answers.items():

@@ -13,6 +13,7 @@ from functools import partial
 
 from diloco.rendezvous.workload import ByteGPTWorkload
 from executors.base import ExecutorError, NeedsPerson, ReplicaSpec, RetryLater
+from executors.loading import wait_loaded
 from executors.registry import BACKENDS
 from runs.control.asking import NoAnswer, ask_all
 from runs.control.backends import capabilities_of, executor_of
@@ -32,6 +33,9 @@ __all__ = [
     "try_bucket",
     "try_pool",
 ]
+
+LOAD_PATIENCE_S = 8.0
+"""How long a check waits for the import of a client library, before the answers' own time."""
 
 ROUNDS_IN_A_JOB = 3
 """A deadline that ends a job sooner spends most of it on starting up and catching up."""
@@ -187,8 +191,20 @@ def _at(place: int, field: str, message: str) -> Finding:
 
 
 def _ask(questions: Mapping[str, Callable[[], Answer]], pools: Sequence[PoolDraft]) -> list[Answer]:
-    answers = []
-    for name, answer in ask_all(questions).items():
+    """The import of a backend's client takes no time from its answer: it is waited for before."""
+    loading = wait_loaded({pool.backend for pool in pools}, patience_s=LOAD_PATIENCE_S)
+    answers, ready = [], {}
+    for name, question in questions.items():
+        head, _, place = name.partition(".")
+        if head == "pools" and (backend := pools[int(place)].backend) in loading:
+            message = (
+                f"The client library of {BACKENDS[backend]} is still being loaded, which can take "
+                "half a minute after the server's start. Check again in a moment."
+            )
+            answers.append(Answer(findings=(_at(int(place), "backend", message),)))
+        else:
+            ready[name] = question
+    for name, answer in ask_all(ready).items():
         if isinstance(answer, Answer):
             answers.append(answer)
             continue

@@ -211,8 +211,12 @@ class Replica(models.Model):
     state_reason = models.TextField(blank=True)
     state_since = models.DateTimeField()
     backend_state = models.CharField(
-        max_length=32, blank=True, help_text="What the backend says, not what we conclude"
+        max_length=64, blank=True, help_text="What the backend says, not what we conclude"
     )
+    pending_cause = models.CharField(
+        max_length=16, blank=True, help_text="Why its job has not started yet"
+    )
+    pending_since = models.DateTimeField(null=True, blank=True)
     incarnation = models.CharField(max_length=16, blank=True)
     beat_count = models.PositiveBigIntegerField(default=0)
     beat_at = models.DateTimeField(null=True, blank=True, help_text="When we saw the beat change")
@@ -277,7 +281,9 @@ class ReplicaAttempt(models.Model):
     exit_code = models.IntegerField(null=True, blank=True)
     message = models.TextField(blank=True)
     created_at = models.DateTimeField()
-    launched_at = models.DateTimeField(null=True, blank=True)
+    launched_at = models.DateTimeField(
+        null=True, blank=True, help_text="When everything that its job needs had been created"
+    )
     started_at = models.DateTimeField(
         null=True, blank=True, help_text="When the backend says that it began to run"
     )
@@ -307,3 +313,8 @@ class ReplicaAttempt(models.Model):
 
     def __str__(self) -> str:
         return self.launch_key
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its backend has created everything that the job needs."""
+        return self.handle is not None and self.launched_at is not None

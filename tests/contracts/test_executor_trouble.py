@@ -11,6 +11,7 @@ import pytest
 from executors.base import (
     JobState,
     NeedsPerson,
+    NoCapacity,
     ReplicaHandle,
     ReplicaSpec,
     RetryLater,
@@ -102,11 +103,12 @@ def test_a_backend_that_does_not_answer_is_asked_again_later(world: World, tmp_p
 
 
 @every_world("quota")
-def test_a_refused_quota_needs_a_person_and_says_why(world: World) -> None:
+def test_a_refusal_is_reported_with_its_reason_and_starts_nothing(world: World) -> None:
+    """Whether it is retried or requires intervention depends on the message: test_refusals.py."""
     executor = world.executor()
     said = "The account-level limit for 4 instances was reached; ask for 5"
     world.refuse_quota(said)
-    with pytest.raises(NeedsPerson, match="account-level limit for 4 instances was reached"):
+    with pytest.raises((NeedsPerson, NoCapacity), match="limit for 4 instances was reached"):
         launch(executor, "exit", 0)
     assert executor.live() == []
     world.refuse_quota(None)

@@ -78,7 +78,7 @@ class StubExecutor:
         for n, text in enumerate(STUB.lines[begin:], begin + 1):
             yield LogLine(text=text, position=str(n))
 
-    def launch_replicas(self, *args: Any, **options: Any) -> Sequence[ReplicaHandle]:
+    def ensure(self, *args: Any, **options: Any) -> Sequence[ReplicaHandle]:
         raise AssertionError("nothing may be started here")
 
 

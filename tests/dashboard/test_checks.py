@@ -84,6 +84,8 @@ def test_a_short_secret_key_is_django_s_to_name(production: dict[str, str]) -> N
     [
         ("LOG_FORMAT", "xml", "E001", "'xml'"),
         ("REAPER_POLICY", "kill", "E002", "'kill'"),
+        ("PENDING_TIMEOUT_S", -1.0, "E010", "found -1.0"),
+        ("PENDING_TIMEOUT_S", float("nan"), "E010", "found nan"),
         ("VAR_DIR", Path("/proc/archipelago"), "E003", "/proc/archipelago"),
         ("REDIS_URL", "http://h/0", "E004", "redis://"),
         ("DEFAULT_RENDEZVOUS", "/srv/runs", "E005", "'/srv/runs'"),

@@ -11,7 +11,7 @@ from typing import Any
 import boto3
 import pytest
 from botocore.config import Config
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ConnectionClosedError
 
 from emulators.sagemaker import ACCESS_KEY, ACCOUNT, ROLE, SECRET_KEY, SageMakerServer
 
@@ -138,7 +138,12 @@ def test_what_it_does_not_speak_it_says(server: SageMakerServer) -> None:
 def test_a_spot_job_waits_no_longer_than_it_may(server: SageMakerServer) -> None:
     server.withhold_machines()
     client(server).create_training_job(**job(**spot(60)))
+    server.hold_stopping()
     server.jobs.named("run-0-1").created_s -= 61
+    described = client(server).describe_training_job(TrainingJobName="run-0-1")
+    assert (described["TrainingJobStatus"], described["SecondaryStatus"]) == ("Stopping",) * 2
+    server.hold_stopping(False)
+    server.jobs.stopping_s = 0.0
     described = client(server).describe_training_job(TrainingJobName="run-0-1")
     assert described["TrainingJobStatus"] == "Stopped"
     assert described["SecondaryStatus"] == "MaxWaitTimeExceeded"
@@ -157,3 +162,73 @@ def test_jobs_outlive_a_pause_of_the_server(server: SageMakerServer) -> None:
     assert found["TrainingJobName"] == "run-0-1"
     with pytest.raises(ClientError, match=r"ResourceInUse.*already exists"):
         used.create_training_job(**job())
+
+
+def test_the_quota_counts_jobs_until_they_are_stopped(server: SageMakerServer) -> None:
+    used, quota = client(server), "ml.m5.large for training job usage"
+    server.withhold_machines()
+    server.limit(quota, 2)
+    server.jobs.stopping_s = 0.0
+    for name in ("a", "b"):
+        used.create_training_job(**job(name))
+    used.create_training_job(**job("c", **spot(60)))  # spot has a quota of its own
+    with pytest.raises(ClientError) as caught:
+        used.create_training_job(**job("d"))
+    error = caught.value.response["Error"]
+    assert error["Code"] == "ResourceLimitExceeded"
+    assert f"'{quota}' is 2 Instances, with current utilization of 2 Instances" in error["Message"]
+    with pytest.raises(ClientError, match="ResourceLimitExceeded"):
+        used.create_training_job(**job("a"))  # also of a name that is in use
+    server.hold_stopping()
+    used.stop_training_job(TrainingJobName="a")
+    with pytest.raises(ClientError, match="training job is in status Stopping"):
+        used.stop_training_job(TrainingJobName="a")
+    with pytest.raises(ClientError, match="ResourceLimitExceeded"):
+        used.create_training_job(**job("d"))
+    server.hold_stopping(False)
+    used.create_training_job(**job("d"))
+    used.describe_training_job(TrainingJobName="d")
+    server.limit(quota, 9)
+    with pytest.raises(ClientError, match="ResourceInUse"):
+        used.create_training_job(**job("a"))  # for ever
+
+
+def test_lists_come_in_pages_and_can_lag(server: SageMakerServer) -> None:
+    server.withhold_machines()
+    used = client(server)
+    for n in range(5):
+        used.create_training_job(**job(f"run-{n}"))
+    first = used.list_training_jobs(MaxResults=2, StatusEquals="InProgress")
+    assert [j["TrainingJobName"] for j in first["TrainingJobSummaries"]] == ["run-4", "run-3"]
+    with pytest.raises(ClientError, match="Invalid NextToken"):
+        used.list_training_jobs(MaxResults=2, NextToken=first["NextToken"])
+    with pytest.raises(ClientError, match="less than or equal to 100"):
+        used.list_training_jobs(MaxResults=101)
+    server.hold_lists()
+    used.create_training_job(**job("run-5"))
+    assert len(used.list_training_jobs()["TrainingJobSummaries"]) == 5
+    assert used.describe_training_job(TrainingJobName="run-5")
+    server.hold_lists(False)
+    assert len(used.list_training_jobs()["TrainingJobSummaries"]) == 6
+
+
+def test_a_request_can_be_lost_and_so_can_its_answer(server: SageMakerServer) -> None:
+    server.withhold_machines()
+    used = client(server)
+    for fault, made in (("unavailable", 0), ("drop_before", 0), ("drop_after", 1)):
+        server.faults.rule = lambda name, fault=fault: fault if name == "CreateTrainingJob" else ""
+        with pytest.raises((ClientError, ConnectionClosedError)):
+            used.create_training_job(**job("run"))
+        assert len(used.list_training_jobs()["TrainingJobSummaries"]) == made
+
+
+def test_limits_of_the_model_are_the_services(server: SageMakerServer) -> None:
+    for changed, words in (
+        ({"Environment": {f"V{n}": "x" for n in range(101)}}, "'environment'"),
+        ({"HyperParameters": {f"h{n}": "x" for n in range(101)}}, "'hyperParameters'"),
+        ({"HyperParameters": {"h": "x" * 2501}}, "'hyperParameters.h.member'"),
+        ({"TrainingJobName": "x" * 64}, "'trainingJobName'"),
+    ):
+        with pytest.raises(ClientError, match="ValidationException") as caught:
+            client(server).create_training_job(**job(**changed))
+        assert words in caught.value.response["Error"]["Message"]

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 from huggingface_hub import HfApi, JobInfo
 
 from emulators.huggingface import TOKEN, USER, HuggingFaceHub
+from emulators.interruptions import Interruption
 from executors.base import ReplicaHandle
 from executors.hf_jobs import HFJobsExecutor
 from tests.executors.worlds import config
@@ -69,6 +70,19 @@ class HuggingFaceWorld:
 
     def refuse_quota(self, message: str | None) -> None:
         self.hub.refuse_quota(message)
+
+    def interrupt(self, at: int, how: Interruption) -> None:
+        self.hub.faults.interruptions.interrupt(at, how)
+
+    def restore(self) -> int:
+        return self.hub.faults.interruptions.restore()
+
+    def incomplete(self) -> list[str]:
+        """None: a job's secrets are in the request that creates it."""
+        return []
+
+    def left_behind(self) -> list[str]:
+        return []
 
     def requests(self) -> int:
         return self.hub.requests

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from emulators.interruptions import Interruption
 from emulators.kubernetes import KubernetesCluster
 from executors.base import ReplicaHandle
 from executors.kubernetes import KubernetesExecutor
@@ -65,3 +66,15 @@ class KubernetesWorld:
 
     def requests(self) -> int:
         return self.cluster.requests
+
+    def interrupt(self, at: int, how: Interruption) -> None:
+        self.cluster.interruptions.interrupt(at, how)
+
+    def restore(self) -> int:
+        return self.cluster.interruptions.restore()
+
+    def incomplete(self) -> list[str]:
+        return self.cluster.lacking_secrets() + self.cluster.suspended()
+
+    def left_behind(self) -> list[str]:
+        return self.cluster.unowned_secrets()

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from emulators.interruptions import Interruption
 from emulators.modal import ModalServer
 from executors.base import ReplicaHandle
 from executors.modal import ModalExecutor
@@ -21,6 +22,7 @@ class ModalWorld:
 
     def __init__(self, folder: Path) -> None:
         self.server = ModalServer(folder)
+        self._is_interrupted = False
 
     def __enter__(self) -> Self:
         self.server.__enter__()
@@ -38,7 +40,8 @@ class ModalWorld:
         token_id, token_secret = self.server.token
         token = {"MODAL_TOKEN_ID": token_id, "MODAL_TOKEN_SECRET": token_secret}
         credentials = {"MODAL_SERVER_URL": self.server.url, **options.pop("credentials", token)}
-        return ModalExecutor(config(credentials=credentials, **{"log_poll_s": 0.05, **options}))
+        ours = {"log_poll_s": 0.05, **({"api_timeout_s": 2.0} if self._is_interrupted else {})}
+        return ModalExecutor(config(credentials=credentials, **{**ours, **options}))
 
     def impatient(self) -> ModalExecutor:
         return self.executor(api_timeout_s=1.0)
@@ -67,6 +70,22 @@ class ModalWorld:
 
     def refuse_quota(self, message: str | None) -> None:
         self.server.refuse_quota(message)
+
+    def interrupt(self, at: int, how: Interruption) -> None:
+        self._is_interrupted = True  # the SDK goes on for as long as it has time
+        self.server.faults.interruptions.interrupt(at, how)
+
+    def restore(self) -> int:
+        self._is_interrupted = False
+        return self.server.faults.interruptions.restore()
+
+    def incomplete(self) -> list[str]:
+        """None: a Sandbox is created with its Secret."""
+        return []
+
+    def left_behind(self) -> list[str]:
+        """None: Secrets without a name are the App's, and go with it."""
+        return []
 
     def requests(self) -> int:
         return self.server.requests

@@ -53,6 +53,17 @@ def main() -> None:
     elif what == "child":
         inner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         Path(args[0]).write_text(str(inner.pid))
+    elif what == "deaf-sessions":  # a deaf replica, and deaf ranks in sessions of their own
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ranks = [
+            subprocess.Popen([sys.executable, __file__, "deaf", path], start_new_session=True)
+            for path in args[1:]
+        ]
+        Path(args[0]).write_text(str(os.getpid()))
+        ranks[0].wait()
+    elif what == "leave-session":  # ends, and leaves one behind
+        subprocess.Popen([sys.executable, __file__, "deaf", args[0]], start_new_session=True)
+        wait_for(args[0])
     elif what == "count":
         with Path(args[0]).open("a") as file:
             file.write("started\n")

@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 from typing import Any, Self
 
+from emulators.interruptions import Interruption
 from emulators.sagemaker import ACCESS_KEY, ACCOUNT, ROLE, SECRET_KEY, SageMakerServer
 from executors.base import ReplicaHandle
 from executors.sagemaker import SageMakerExecutor
+from executors.sagemaker_secrets import ARN_VARIABLE, secret_name
 from tests.executors.worlds import config
 
 REGION = "us-east-1"
@@ -79,6 +81,31 @@ class SageMakerWorld:
 
     def refuse_quota(self, message: str | None) -> None:
         self.server.refuse_quota(message)
+
+    def interrupt(self, at: int, how: Interruption) -> None:
+        self.server.faults.interruptions.interrupt(at, how)
+
+    def restore(self) -> int:
+        return self.server.faults.interruptions.restore()
+
+    def incomplete(self) -> list[str]:
+        """Jobs whose environment names a secret that does not exist."""
+        kept = {secret["ARN"] for secret in self.server.secrets.kept.values()}
+        with self.server.jobs.lock:
+            return [
+                job.name
+                for job in self.server.jobs.living()
+                if job.request["Environment"].get(ARN_VARIABLE, "") not in ("", *kept)
+            ]
+
+    def left_behind(self) -> list[str]:
+        """Secrets whose job has ended or never was, after the sweep that ends them."""
+        executor = self.executor()
+        executor._jobs.left_behind_s = 0.0
+        executor.live()
+        with self.server.jobs.lock:
+            living = {secret_name(job.name) for job in self.server.jobs.living()}
+        return [name for _, name in self.server.secrets.kept if name not in living]
 
     def requests(self) -> int:
         return self.server.requests

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from executors.base import (
+    Cause,
     ExecutorConfig,
     JobState,
     LaunchRefused,
@@ -16,7 +17,16 @@ from executors.base import (
     ReplicaStatus,
     RetryLater,
 )
-from executors.common import collect, labels_of, launch_each, prepare, scrub
+from executors.common import (
+    collect,
+    exit_cause,
+    labels_of,
+    launch_each,
+    new_specs,
+    prepare,
+    retry_after_s,
+    scrub,
+)
 
 
 def handle(key: str) -> ReplicaHandle:
@@ -83,7 +93,7 @@ def test_collect_waits_out_a_backend_that_is_away_for_a_while() -> None:
 
 def test_a_name_that_is_given_as_both_is_a_secret_and_the_replicas_own_goes_first() -> None:
     own = spec("a", secrets={"TOKEN": "own"})
-    request = prepare(1, {"rank_env": "RANK"}, [own])
+    request = prepare([own], {"rank_env": "RANK"})
     plain, hidden = request.environment(
         own,
         env={"TOKEN": "plain", "GIVEN": "yes", "SHARED": "plain"},
@@ -94,10 +104,11 @@ def test_a_name_that_is_given_as_both_is_a_secret_and_the_replicas_own_goes_firs
 
 
 def test_made_up_keys_are_new_every_time() -> None:
-    first, second = prepare(2, None, None), prepare(2, None, None)
-    assert first.rank_env == "REPLICA_RANK" and first.args == []
-    assert [spec.replica for spec in first.specs] == [0, 1]
-    assert len({spec.launch_key for spec in (*first.specs, *second.specs)}) == 4
+    first, second = new_specs(2), new_specs(2)
+    request = prepare(first, None)
+    assert request.rank_env == "REPLICA_RANK" and request.args == []
+    assert [spec.replica for spec in request.specs] == [0, 1]
+    assert len({spec.launch_key for spec in (*first, *second)}) == 4
 
 
 def test_labels_say_whose_job_it_is_and_cannot_be_taken_over() -> None:
@@ -144,3 +155,51 @@ def test_all_are_tried_where_one_fails_and_a_bug_is_not_hidden_by_a_refusal() ->
 def test_messages_lose_their_secrets() -> None:
     said = scrub("token abc123 of abc is wrong", ["abc", "abc123", "", "other"])
     assert said == "token *** of *** is wrong"
+
+
+@pytest.mark.parametrize(
+    ("code", "oom", "cause", "text"),
+    [
+        (0, None, Cause.DONE, ""),
+        (1, None, Cause.ERROR, "exit code 1"),
+        (75, None, Cause.ERROR, "another attempt can succeed"),
+        (78, None, Cause.ERROR, "a restart does not change"),
+        (137, True, Cause.OUT_OF_MEMORY, "out of memory"),
+        (137, False, Cause.ERROR, "not for lack of memory"),
+        (137, None, Cause.ERROR, "does not report whether"),
+        (-9, None, Cause.ERROR, "exit code 137"),
+        (-15, None, Cause.ERROR, "ended by SIGTERM"),
+        (143, None, Cause.ERROR, "ended by SIGTERM"),
+        (None, None, Cause.ERROR, "without an exit code"),
+    ],
+)
+def test_an_exit_code_has_one_cause_on_every_backend(
+    code: int | None, oom: bool | None, cause: Cause, text: str
+) -> None:
+    found, message = exit_cause(code, out_of_memory=oom)
+    assert found is cause
+    assert text in message
+
+
+def test_the_backends_own_report_goes_before_the_exit_code() -> None:
+    assert exit_cause(0, cancelled=True, preempted=True)[0] is Cause.CANCELLED
+    assert exit_cause(137, preempted=True, out_of_memory=True)[0] is Cause.PREEMPTED
+    assert exit_cause(143, deadline=True)[0] is Cause.DEADLINE
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("7", 7.0),
+        (7, 7.0),
+        (None, None),
+        ("", None),
+        ("soon", None),
+        ("-3", None),
+        ("Thu, 01 Jan 1970 00:16:50 GMT", 10.0),
+        ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
+        ("99999999", 3600.0),
+    ],
+)
+def test_retry_after_has_two_forms(value: object, seconds: float | None) -> None:
+    assert retry_after_s(value, now=lambda: 1000.0) == seconds

@@ -13,8 +13,8 @@ from jsonschema import Draft202012Validator
 
 from executors.base import LaunchRefused, ReplicaSpec
 from executors.hardware.kubernetes import PRODUCTS, TABLE
-from executors.kubernetes_manifest import cancellation, job, merged, name_of, secret
-from executors.kubernetes_options import machine, read
+from executors.kubernetes_manifest import cancellation, completion, job, merged, name_of, secret
+from executors.kubernetes_options import OF_EXECUTOR, OPTIONS, QUEUE_LABEL, machine, read
 
 SCHEMAS = sorted((Path(__file__).parent / "data" / "kubernetes").glob("*.json"))
 LABELS = {"archipelago-deployment": "ours", "archipelago-key": "run-0-1", "a": "b_C.d"}
@@ -27,6 +27,7 @@ EVERYTHING: dict[str, Any] = {
     "answer_s": 10,
     "image": "registry.example/replica:1",
     "python": "/opt/venv/bin/python",
+    "labels": {"team": "vision", "kueue.x-k8s.io/queue-name": "research"},
     "node_selector": {"pool": "training"},
     "tolerations": [{"key": "team", "operator": "Equal", "value": "a", "effect": "NoSchedule"}],
     "spot": {
@@ -198,7 +199,12 @@ def test_options_arrive_in_the_pod() -> None:
     assert pod["containers"][0]["securityContext"] == {"allowPrivilegeEscalation": False}
     assert pod["terminationGracePeriodSeconds"] == 60
     assert found["spec"]["ttlSecondsAfterFinished"] == 3600
-    assert found["spec"]["template"]["metadata"]["labels"] == LABELS
+    assert found["spec"]["template"]["metadata"]["labels"] == {**LABELS, "team": "vision"}
+    # It enters its queue once its Secret exists.
+    assert found["metadata"]["labels"] == {**LABELS, "team": "vision"}
+    assert found["spec"]["suspend"] is True
+    queue = {"metadata": {"labels": {QUEUE_LABEL: "research"}}}
+    assert merged(completion("research"), queue) == completion("research")
 
 
 def test_a_job_may_be_told_otherwise_than_its_executor() -> None:
@@ -280,3 +286,14 @@ def test_labels_that_are_none_are_named() -> None:
         told = read({"image": "x"}, {})
         job("n", spec=wanted, options=told, machine=machine(told, wanted),
             labels={"a": "my run"}, command=[], env={})  # fmt: skip
+
+
+def test_every_option_is_documented_and_every_limit_of_a_waiting_replica() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "backends" / "kubernetes.md").read_text()
+    table = text.partition("## Options")[2].partition("## Kueue")[0]
+    for option in (*OF_EXECUTOR, *OPTIONS):
+        assert f"`{option}`" in table, option
+    waits = text.partition("## While a replica waits")[2].partition("\n## ")[0]
+    for reason in ("ErrImagePull", "CreateContainerConfigError", "Unschedulable", "exceeded quota"):
+        assert reason in waits
+    assert QUEUE_LABEL in text

@@ -23,11 +23,16 @@ def job(
             {"type": end, "status": "True", "reason": reason, "message": message}
             | {"lastTransitionTime": LATER}
         ]
-    annotations = {"archipelago-key": "run-0-1"}
+    annotations = {"archipelago-key": "run-0-1", "archipelago-complete": "true"}
     if cancelled:
         annotations["archipelago-cancelled"] = "true"
     return {
-        "metadata": {"name": "run-0-1-x", "annotations": annotations, "creationTimestamp": AT},
+        "metadata": {
+            "name": "run-0-1-x",
+            "annotations": annotations,
+            "labels": given.pop("labels", {}),
+            "creationTimestamp": AT,
+        },
         "spec": given.pop("spec", {}),
         "status": {"conditions": conditions, **given},
     }
@@ -71,6 +76,7 @@ def policy(exit_code: int) -> str:
     )
 
 
+QUEUE = {"kueue.x-k8s.io/queue-name": "research"}
 TAKEN = "Pod ns/run-0-1-x-abcde has condition DisruptionTarget matching FailJob rule at index 0"
 PAST = "Job was active longer than specified deadline"
 LOW = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 80Mi. "
@@ -119,7 +125,7 @@ FULL = 'Usage of EmptyDir volume "data" exceeds the limit "1Gi". '
             pod(state=terminated(137)),
             Cause.ERROR,
             137,
-            "for want of memory in a process it started",
+            "killed with SIGKILL",
         ),
         # The kubelet calls both of these Evicted; only one of them is about the node.
         (
@@ -166,7 +172,14 @@ FULL = 'Usage of EmptyDir volume "data" exceeds the limit "1Gi". '
             None,
             "backoff limit",
         ),
-        (job(cancelled=True, spec={"suspend": True}), None, Cause.CANCELLED, None, "cancelled"),
+        # Its queue holds it; it gets no pods any more.
+        (
+            job(cancelled=True, spec={"suspend": True, "parallelism": 0}, labels=QUEUE),
+            None,
+            Cause.CANCELLED,
+            None,
+            "cancelled",
+        ),
         (None, None, Cause.LOST, None, "knows no such Job"),
     ],
 )
@@ -227,8 +240,8 @@ PULL = 'Back-off pulling image "replica:9": not found'
     ("found", "of_pod", "warnings", "phase", "said"),
     [
         (job(), None, {}, "Pending", ""),
-        (job(), None, {"run-0-1-x": "FailedCreate: quota"}, "Pending", "FailedCreate: quota"),
-        (job(spec={"suspend": True}), None, {}, "Suspended", "by a queue of the cluster"),
+        (job(), None, {"run-0-1-x": "FailedCreate: quota"}, "FailedCreate", "quota"),
+        (job(spec={"suspend": True}), None, {}, "Suspended", "by a user or a controller"),
         (job(), pod("Pending", conditions=UNSCHEDULED), {}, "Unschedulable", NO_ROOM),
         (job(), pod("Pending", state=waiting("ContainerCreating")), {}, "ContainerCreating", ""),
         (

@@ -15,6 +15,7 @@ import pytest
 
 from executors.base import Cause, JobState, LaunchRefused, ReplicaHandle
 from executors.local import LocalProcessExecutor
+from executors.local_options import GRACE_S
 from tests.executors.worlds import (
     HERE,
     LIMIT_S,
@@ -113,10 +114,10 @@ def test_a_missing_module_is_an_error_that_names_it(executor: LocalProcessExecut
     assert "no_such_module_at_all" in status.message
 
 
-def test_a_killed_replica_is_lost_with_its_signal(executor: LocalProcessExecutor) -> None:
+def test_a_killed_replica_is_an_error_with_its_signal(executor: LocalProcessExecutor) -> None:
     status = end_of(executor, launch(executor, "kill", int(signal.SIGKILL)))
-    assert (status.cause, status.exit_code) == (Cause.LOST, -9)
-    assert "SIGKILL" in status.message and "memory" in status.message
+    assert (status.cause, status.exit_code) == (Cause.ERROR, -9)
+    assert status.message.startswith("killed with SIGKILL (not an out-of-memory kill)")
 
 
 def test_a_crash_is_an_error_with_its_signal(executor: LocalProcessExecutor) -> None:
@@ -361,3 +362,85 @@ def test_a_root_that_is_no_folder_is_refused_with_its_reason(tmp_path: Path) -> 
     (tmp_path / "jobs").write_text("in the way")
     with pytest.raises(LaunchRefused, match=r"cannot start run-0-1 in .*jobs"):
         launch(LocalProcessExecutor(config(tmp_path)), "exit", 0)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a subreaper")
+def test_a_forced_stop_ends_deaf_replicas_and_their_sessions(tmp_path: Path) -> None:
+    """As torchrun starts its ranks: each in a session of its own."""
+    assert GRACE_S <= 5  # by default: gone within 10 s of the request
+    executor = LocalProcessExecutor(config(tmp_path / "state", grace_s=0.2))
+    paths = [tmp_path / name for name in ("main", "rank0", "rank1")]
+    handle = launch(executor, "deaf-sessions", *paths)
+    pids = [number_in(path) for path in paths]
+    executor.cancel([handle])
+    assert end_of(executor, handle).cause is Cause.CANCELLED
+    for pid in pids:
+        wait_for(lambda pid=pid: is_gone(pid), "every process of the replica to end")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a subreaper")
+def test_a_session_that_a_replica_leaves_behind_ends_with_it(
+    executor: LocalProcessExecutor, tmp_path: Path
+) -> None:
+    handle = launch(executor, "leave-session", tmp_path / "up")
+    assert end_of(executor, handle).cause is Cause.DONE
+    wait_for(lambda: is_gone(number_in(tmp_path / "up")), "the process left behind to end")
+
+
+def test_replicas_of_another_server_are_left_alone(tmp_path: Path) -> None:
+    ours = LocalProcessExecutor(config(tmp_path / "ours", grace_s=0.2))
+    handle = launch(ours, "wait", tmp_path / "up")
+    pid = number_in(tmp_path / "up")
+    for other in (
+        LocalProcessExecutor(config(tmp_path / "theirs")),
+        LocalProcessExecutor(config(tmp_path / "ours", deployment="another")),
+    ):
+        assert other.live() == []
+    LocalProcessExecutor(config(tmp_path / "theirs")).cancel([handle])
+    assert not is_gone(pid) and ours.live() == [handle]
+    ours.cancel([handle])
+    end_of(ours, handle)
+
+
+def test_a_handle_does_not_end_a_job_of_another_deployment_in_the_folder(tmp_path: Path) -> None:
+    ours = LocalProcessExecutor(config(tmp_path / "ours", grace_s=0.2))
+    handle = launch(ours, "wait", tmp_path / "up")
+    pid = number_in(tmp_path / "up")
+    LocalProcessExecutor(config(tmp_path / "ours", deployment="another")).cancel([handle])
+    assert not is_gone(pid) and ours.live() == [handle]
+    ours.cancel([handle])
+    end_of(ours, handle)
+
+
+def test_the_end_of_a_server_ends_no_replica(tmp_path: Path) -> None:
+    """A server's processes are tethered to it; the replicas that they started are not."""
+    script = (
+        "import sys; from pathlib import Path; from executors.base import ExecutorConfig\n"
+        "from executors.local import LocalProcessExecutor\n"
+        "from tests.executors.worlds import config, launch\n"
+        "state, up = map(Path, sys.argv[1:])\n"
+        "launch(LocalProcessExecutor(config(state, grace_s=0.2)), 'wait', up)\n"
+        "import time; time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "state"), str(tmp_path / "up")]
+    server = (
+        "import subprocess, sys, time; from executors.tether import tethered\n"
+        "worker = subprocess.Popen(tethered(sys.argv[1:])); print(worker.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-c", server, *command], cwd=root, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    worker, replica = int(process.stdout.readline()), number_in(tmp_path / "up")
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    if sys.platform.startswith("linux"):
+        wait_for(lambda: is_gone(worker), "the tethered worker to end")
+    executor = LocalProcessExecutor(config(tmp_path / "state", grace_s=0.2))
+    (handle,) = executor.live()
+    assert not is_gone(replica)
+    executor.cancel([handle])
+    end_of(executor, handle)

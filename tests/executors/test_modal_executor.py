@@ -5,19 +5,24 @@ What every executor does is in ``tests/contracts/test_executor*.py``.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import modal
 import pytest
 
+from emulators.faults import Fault
 from executors.base import (
     Cause,
     JobState,
     LaunchRefused,
+    NoCapacity,
     ReplicaHandle,
     ReplicaSpec,
+    RetryLater,
 )
 from executors.modal import ModalExecutor
 from tests.executors.modal_world import ModalWorld
@@ -223,3 +228,51 @@ def test_nothing_is_made_by_asking(world: ModalWorld) -> None:
     assert executor.live() == []
     assert executor.preflight(ReplicaSpec(launch_key="run-0-1", replica=0), 1) == []
     assert world.server.api.apps == {}
+
+
+def test_a_full_workspace_is_retried(world: ModalWorld, tmp_path: Path) -> None:
+    world.server.limit(1)
+    executor = world.executor()
+    first = launch(executor, "wait", tmp_path / "up", key="run-0-1")
+    number_in(tmp_path / "up")
+    with pytest.raises(NoCapacity, match="1 Sandboxes"):
+        launch(executor, "exit", 0, key="run-1-1")
+    executor.cancel([first])
+    end_of(executor, first)
+    end_of(executor, launch(executor, "exit", 0, key="run-1-1"))
+
+
+def test_a_log_that_cannot_be_read_is_reported_and_read_on(
+    world: ModalWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = world.executor()
+    handle = launch(executor, "exit", 0, "one", "two")
+    end_of(executor, handle)
+    first, *rest = executor.logs(handle)
+
+    async def broken(*_: object) -> None:
+        raise modal.exception.ExecutionError("Get from url failed with status 503")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("executors.modal._entries", broken)
+        with pytest.raises(RetryLater, match="status 503"):
+            list(executor.logs(handle, after=first.position))
+    assert list(executor.logs(handle, after=first.position)) == rest
+
+
+@pytest.mark.parametrize("fault", ["drop_before", "drop_after", "unavailable"])
+def test_a_lost_answer_makes_no_second_sandbox(
+    world: ModalWorld, tmp_path: Path, fault: Fault
+) -> None:
+    executor = world.executor(api_timeout_s=5.0)
+    left = ["SandboxCreateV2"]
+    world.server.faults.rule = lambda name: fault if name in left and not left.remove(name) else ""
+    handles = []
+    while not handles:
+        with contextlib.suppress(RetryLater):
+            handles.append(launch(executor, "wait", tmp_path / "up"))
+    assert not left
+    number_in(tmp_path / "up")
+    assert executor.live() == handles
+    executor.cancel(handles)
+    end_of(executor, handles[0])

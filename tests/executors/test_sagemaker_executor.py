@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from emulators.faults import Fault
 from executors.base import (
     Cause,
     JobState,
     LaunchRefused,
+    NeedsPerson,
+    NoCapacity,
     ReplicaHandle,
     ReplicaSpec,
     RetryLater,
@@ -65,6 +69,78 @@ def test_an_interrupted_job_is_stopped_and_stays_stopped(
     assert not (tmp_path / "up").exists()
 
 
+def test_an_interrupted_spot_job_has_ended_only_when_it_no_longer_uses_the_quota(
+    world: SageMakerWorld, tmp_path: Path
+) -> None:
+    world.server.limit("ml.m5.large for spot training job usage", 1)
+    executor = world.executor()
+    handle = launch(executor, "wait", tmp_path / "up", spot=True)
+    number_in(tmp_path / "up")
+    world.server.hold_stopping()
+    world.preempt(handle)
+    wait_for(lambda: described(world, handle)["SecondaryStatus"] == "Interrupted", "the spot end")
+    phases = []
+    for _ in range(3):
+        (status,) = executor.poll([handle])
+        assert (status.state, status.cause) == (JobState.RUNNING, None)
+        assert "interrupted" in status.message
+        phases.append(status.phase)
+    assert phases == ["Interrupted", "Stopping", "Stopping"]  # the first poll stops the job
+    with pytest.raises(NoCapacity, match="is 1 Instances, with current utilization of 1"):
+        launch(executor, "exit", 0, key="run-0-2", spot=True)
+    world.server.hold_stopping(False)
+    status = end_of(executor, handle)
+    assert status.cause is Cause.PREEMPTED
+    assert end_of(executor, launch(executor, "exit", 0, key="run-0-2", spot=True)).cause == "done"
+
+
+def test_an_interrupted_job_is_stopped_even_when_the_first_request_is_lost(
+    world: SageMakerWorld, tmp_path: Path
+) -> None:
+    executor = world.executor()
+    handle = launch(executor, "wait", tmp_path / "up", spot=True)
+    number_in(tmp_path / "up")
+    world.preempt(handle)
+    wait_for(lambda: described(world, handle)["SecondaryStatus"] == "Interrupted", "the spot end")
+    world.server.faults.rule = lambda name: "unavailable" if name == "StopTrainingJob" else ""
+    assert executor.poll([handle])[0].state is JobState.UNKNOWN
+    world.server.faults.rule = lambda name: ""
+    assert end_of(executor, handle).cause is Cause.PREEMPTED
+
+
+def test_a_full_quota_is_retried_and_a_zero_quota_requires_intervention(
+    world: SageMakerWorld, tmp_path: Path
+) -> None:
+    quota = "ml.m5.large for training job usage"
+    executor = world.executor()
+    world.server.limit(quota, 0)
+    with pytest.raises(NeedsPerson, match="is 0 Instances"):
+        launch(executor, "exit", 0, key="run-1-1")
+    world.server.limit(quota, 1)
+    first = launch(executor, "wait", tmp_path / "up", key="run-2-1")
+    with pytest.raises(NoCapacity):
+        launch(executor, "exit", 0, key="run-3-1")
+    executor.cancel([first])
+    end_of(executor, first)
+    assert end_of(executor, launch(executor, "exit", 0, key="run-3-1")).cause == "done"
+
+
+def test_a_repeated_launch_refused_by_the_quota_keeps_its_job_and_its_secret(
+    world: SageMakerWorld, tmp_path: Path
+) -> None:
+    world.server.limit("ml.m5.large for training job usage", 1)
+    world.server.withhold_machines()
+    executor = world.executor()
+    first = launch(executor, "exit", 0, own_secrets={"TOKEN": "s3cr3t"})
+    for limit in (1, 0):
+        world.server.limit("ml.m5.large for training job usage", limit)
+        again = launch(world.executor(), "exit", 0, own_secrets={"TOKEN": "s3cr3t"})
+        assert again == first
+        assert len(world.server.secrets.kept) == 1
+    world.server.give_machines()
+    assert end_of(executor, first).cause is Cause.DONE
+
+
 def test_one_that_came_back_before_anybody_looked_runs_on(
     world: SageMakerWorld, tmp_path: Path
 ) -> None:
@@ -110,13 +186,15 @@ def test_a_job_without_a_machine_is_pending(world: SageMakerWorld, tmp_path: Pat
     end_of(executor, handle)
 
 
-def test_a_job_that_never_gets_a_machine_is_lost(world: SageMakerWorld) -> None:
+def test_a_job_that_never_gets_a_machine_does_not_count_as_a_failure(
+    world: SageMakerWorld,
+) -> None:
     world.server.withhold_machines()
     executor = world.executor()
     handle = launch(executor, "exit", 0)
     world.server.starve(handle.launch_key)
     status = end_of(executor, handle)
-    assert status.cause is Cause.LOST
+    assert status.cause is Cause.PREEMPTED
     assert "CapacityError" in status.message
 
 
@@ -163,6 +241,7 @@ def test_a_cut_name_still_tells_its_key(world: SageMakerWorld, tmp_path: Path) -
 
 def test_many_jobs_are_listed_page_by_page(world: SageMakerWorld) -> None:
     world.server.withhold_machines()
+    world.server.limit("ml.m5.large for training job usage", 200)
     executor = world.executor()
     specs = [ReplicaSpec(launch_key=f"run-{n}-1", replica=n) for n in range(130)]
     handles = executor.launch_replicas(130, "replica_stub", specs=specs, env=stub_env())
@@ -206,3 +285,26 @@ def test_code_of_the_rendezvous_is_run(world: SageMakerWorld, tmp_path: Path) ->
     said = text_of(executor, handle)
     assert status.cause is Cause.DONE, said
     assert 'ran [["a", "b c"], "0"]' in said
+
+
+def test_one_job_that_cannot_be_stopped_keeps_no_other_from_it(
+    world: SageMakerWorld, tmp_path: Path
+) -> None:
+    world.server.withhold_machines()
+    executor = world.executor()
+    handles = [launch(executor, "exit", 0, key=f"run-{n}-1") for n in range(3)]
+    refused: list[str] = []
+
+    def rule(name: str) -> Fault:
+        if name == "StopTrainingJob" and len(refused) < 3:  # as often as the SDK tries
+            refused.append(name)
+            return "unavailable"
+        return ""
+
+    world.server.faults.rule = rule
+    with contextlib.suppress(RetryLater):
+        executor.cancel(handles)
+    statuses = [described(world, handle)["TrainingJobStatus"] for handle in handles]
+    assert statuses.count("InProgress") <= 1
+    executor.cancel(handles)
+    assert {status.cause for status in executor.collect(handles, 60)} == {Cause.CANCELLED}

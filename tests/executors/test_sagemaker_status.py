@@ -19,6 +19,7 @@ from executors.base import (
     JobState,
     LaunchRefused,
     NeedsPerson,
+    NoCapacity,
     RetryLater,
 )
 from executors.sagemaker_client import meaning
@@ -54,10 +55,13 @@ NO_MEMORY = "ClientError: Please use an instance type with more memory, or reduc
         (job("Failed", "Training", "Failed", reason="AlgorithmError: Exit Code: 1"),
          Cause.ERROR, 1),
         (job("Failed", "Training", "Failed", reason="AlgorithmError: , exit code: 137"),
+         Cause.ERROR, 137),  # SIGKILL is out of memory only where SageMaker reports so
+        (job("Failed", "Training", "Failed", reason=f"{NO_MEMORY}, exit code: 137"),
          Cause.OUT_OF_MEMORY, 137),
         (job("Failed", "Training", "Failed", reason=NO_MEMORY), Cause.OUT_OF_MEMORY, None),
+        # No machine: retried, and not counted as a failure of the replica.
         (job("Failed", "Starting", "Failed", reason="CapacityError: Unable to provision"),
-         Cause.LOST, None),
+         Cause.PREEMPTED, None),
         (job("Failed", "Training", "Failed", reason="InternalServerError: We encountered"),
          Cause.LOST, None),
         (job("Failed", "Starting", "Failed", reason="ClientError: Cannot find repository: x"),
@@ -74,10 +78,6 @@ NO_MEMORY = "ClientError: Please use an instance type with more memory, or reduc
         (job("Stopped", "Training", "Interrupted", "Stopping", "Stopped"), Cause.PREEMPTED, None),
         (job("Stopped", "Training", "Interrupted", "Starting", "Training", "Stopping", "Stopped"),
          Cause.CANCELLED, None),
-        (job("InProgress", "Training", "Interrupted"), Cause.PREEMPTED, None),
-        (job("InProgress", "Training", "Interrupted", "Starting", "Downloading"),
-         Cause.PREEMPTED, None),
-        (job("Stopping", "Training", "Interrupted", "Stopping"), Cause.PREEMPTED, None),
     ],
 )  # fmt: skip
 def test_ends(described: dict[str, Any], cause: Cause, exit_code: int | None) -> None:
@@ -96,6 +96,15 @@ def test_ends(described: dict[str, Any], cause: Cause, exit_code: int | None) ->
         (job("InProgress", "Training", "Uploading"), JobState.RUNNING),
         (job("Stopping", "Training", "Stopping"), JobState.RUNNING),
         (job("InProgress", "Training", "Interrupted", "Starting", "Training"), JobState.RUNNING),
+        # An interrupted job counts against the quota until it is Stopped.
+        (job("InProgress", "Training", "Interrupted"), JobState.RUNNING),
+        (job("InProgress", "Training", "Interrupted", "Starting", "Downloading"), JobState.RUNNING),
+        (job("Stopping", "Training", "Interrupted", "Stopping"), JobState.RUNNING),
+        (job("Stopping", "Starting", "Stopping"), JobState.RUNNING),
+        # Statuses that SageMaker adds one day are not ends.
+        (job("Deleting", "Training", "Deleting"), JobState.RUNNING),
+        (job("Suspended", "Starting", "Suspended"), JobState.RUNNING),
+        (job("InProgress", "Starting", "Restarting"), JobState.RUNNING),
     ],
 )
 def test_states(described: dict[str, Any], state: JobState) -> None:
@@ -109,6 +118,12 @@ def test_the_bill_is_told_of_a_job_that_ended() -> None:
     done = job("Completed", "Training", "Completed", BillableTimeInSeconds=120)
     assert of_description(done).billed_s == 120
     assert of_description(job("Failed", "Starting", "Failed")).billed_s is None
+
+
+LIMIT = (
+    "The account-level service limit 'ml.g5.xlarge for training job usage' is {limit} Instances, "
+    "with current utilization of {used} Instances and a request delta of 1 Instances."
+)
 
 
 def client_error(code: str, message: str = "what it said", status: int = 400) -> ClientError:
@@ -125,7 +140,10 @@ def client_error(code: str, message: str = "what it said", status: int = 400) ->
         (client_error("Whatever", status=503), RetryLater),
         (EndpointConnectionError(endpoint_url="https://x"), RetryLater),
         (ReadTimeoutError(endpoint_url="https://x"), RetryLater),
-        (client_error("ResourceLimitExceeded"), NeedsPerson),
+        (client_error("ResourceLimitExceeded", LIMIT.format(limit=0, used=0)), NeedsPerson),
+        (client_error("ResourceLimitExceeded", LIMIT.format(limit=2, used=2)), NoCapacity),
+        (client_error("ResourceLimitExceeded"), NoCapacity),
+        (client_error("ValidationException", "CapacityError: no machine"), NoCapacity),
         (client_error("AccessDeniedException"), NeedsPerson),
         (client_error("UnrecognizedClientException"), NeedsPerson),
         (client_error("ExpiredTokenException"), NeedsPerson),

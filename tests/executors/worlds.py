@@ -16,12 +16,13 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import pytest
 
+from emulators.interruptions import Interruption
 from executors.base import (
     ExecutorConfig,
     JobState,
@@ -60,6 +61,7 @@ FEATURES = {
     "impatient": "impatient() makes an executor that does not wait for slow answers",
     "credentials": "a wrong credential is refused",
     "cancel_is_told": "a job that was cancelled is told from one that failed",
+    "interrupt": "interrupt() refuses, loses or cuts off one request; incomplete(), left_behind()",
 }
 
 EXCEPTIONS: dict[tuple[str, str], str] = {
@@ -71,6 +73,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("local", "preempt"): "nobody takes one's own machine away",
     ("local", "oom"): "a process ends so by itself: test_local_limits.py has one that does",
     ("local", "credentials"): "processes of this machine need none",
+    ("local", "interrupt"): "processes of this machine: no server is asked",
 }
 
 
@@ -119,6 +122,22 @@ class World(Protocol):
         ...
 
     def requests(self) -> int: ...
+
+    def interrupt(self, at: int, how: Interruption) -> None:
+        """Interrupt request number ``at``, counted from 0 from now on."""
+        ...
+
+    def restore(self) -> int:
+        """Interrupt nothing any more; how many requests arrived since :meth:`interrupt`."""
+        ...
+
+    def incomplete(self) -> Sequence[str]:
+        """Jobs, not ended, that lack an object which they need to start."""
+        ...
+
+    def left_behind(self) -> Sequence[str]:
+        """Objects, other than jobs, that belong to no job: no end of a job removes them."""
+        ...
 
 
 def why_not(backend: str, feature: str) -> str:

@@ -104,16 +104,17 @@ class FakeExecutor:
         self.code: dict[str, CodeRef | None] = {}
         self.cancelled: list[str] = []
         self.launches = 0
+        """Jobs that were started; ``ensured`` counts the calls for each."""
+        self.ensured = 0
         self.away = ""
         self.refuses: str | Exception = ""
 
-    def launch_replicas(
+    def ensure(
         self,
-        n_replicas: int,
+        specs: Sequence[ReplicaSpec],
         entrypoint: str,
         entrypoint_args: Mapping[str, Any] | None = None,
         *,
-        specs: Sequence[ReplicaSpec] | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
         code: CodeRef | None = None,
@@ -123,11 +124,11 @@ class FakeExecutor:
             raise (
                 self.refuses if isinstance(self.refuses, Exception) else LaunchRefused(self.refuses)
             )
-        assert specs is not None
-        assert n_replicas == len(specs)
         for spec in specs:
+            self.ensured += 1
+            if spec.launch_key in self.jobs:
+                continue
             self.launches += 1
-            assert spec.launch_key not in self.jobs, f"{spec.launch_key} launched twice"
             self.jobs[spec.launch_key] = ReplicaStatus(state=JobState.RUNNING)
             self.env[spec.launch_key] = dict(env or {})
             self.specs[spec.launch_key] = spec

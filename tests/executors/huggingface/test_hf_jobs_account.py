@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 from huggingface_hub import HfApi, close_session
 
-from emulators.huggingface import NO_CREDIT, ORG, TOKEN, USER, HuggingFaceHub
+from emulators.huggingface import NO_CREDIT, ORG, TOKEN, USER, HuggingFaceHub, LimitForm
 from executors.base import (
     Cause,
+    LaunchRefused,
     NeedsPerson,
+    NoCapacity,
     ReplicaSpec,
     RetryLater,
 )
+from executors.common import RETRY_AFTER_CAP_S
 from executors.hardware.huggingface import TABLE
 from executors.hf_jobs import HFJobsExecutor
 from tests.executors.huggingface_world import HuggingFaceWorld, job_id, jobs_of
@@ -99,3 +102,41 @@ def test_live_prices_are_a_table(world: HuggingFaceWorld) -> None:
     listed = {hardware.name: hardware for hardware in TABLE.hardware}
     told = {hardware.name: hardware for hardware in table.hardware}
     assert told and told == {name: listed[name] for name in told}
+
+
+@pytest.mark.parametrize("form", ["window", "seconds", "date"])
+def test_a_rate_limit_is_honoured_in_every_form(
+    hub: HuggingFaceHub, executor: HFJobsExecutor, form: LimitForm
+) -> None:
+    hub.rate_limit(50_000, form)
+    with pytest.raises(RetryLater, match="429 Too Many Requests") as caught:
+        executor.live()
+    assert caught.value.after_s == RETRY_AFTER_CAP_S  # bounded
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "kind"),
+    [
+        (402, NO_CREDIT, NeedsPerson),
+        (403, "You need a PRO subscription to run Jobs", NeedsPerson),
+        (403, "You have reached the limit of concurrent jobs", NoCapacity),
+        (400, "flavor h200: not enough hardware capacity", NoCapacity),
+        (503, "the hardware is temporarily unavailable", NoCapacity),
+        (404, "Namespace not found", NeedsPerson),
+        (400, "expected one of cpu-basic -> at flavor", LaunchRefused),
+        (500, "Internal Error", RetryLater),
+    ],
+)
+def test_a_full_hub_is_told_from_a_missing_right(
+    hub: HuggingFaceHub, executor: HFJobsExecutor, status: int, message: str, kind: type
+) -> None:
+    hub.refuse_quota(message, status)
+    with pytest.raises(kind) as caught:
+        launch(executor, "exit", 0)
+    assert type(caught.value) is kind and message in str(caught.value)
+
+
+def test_a_namespace_that_does_not_exist_requires_intervention(world: HuggingFaceWorld) -> None:
+    executor = world.executor(namespace="no-such-team")
+    with pytest.raises(NeedsPerson, match="404 Not Found"):
+        launch(executor, "exit", 0)

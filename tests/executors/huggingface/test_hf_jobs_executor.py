@@ -3,6 +3,7 @@ key, words of the Hub, and its client in a process that uses it for other things
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -159,10 +160,10 @@ def test_a_submission_that_failed_is_tried_again_by_the_caller(
     assert end_of(executor, launch(executor, "exit", 0)).cause is Cause.DONE
 
 
-def test_a_launch_asks_twice_for_each_and_once_for_all(world: HuggingFaceWorld) -> None:
+def test_a_launch_asks_twice_for_each_and_twice_for_all(world: HuggingFaceWorld) -> None:
     world.hub.scheduling = True
     handles = world.executor().launch_replicas(6, "this")
-    assert 6 * 2 + 1 <= world.requests() <= 6 * 2 + 2  # and whose token it is, if not known yet
+    assert 6 * 2 + 2 <= world.requests() <= 6 * 2 + 3  # and whose token it is, if not known yet
     world.executor().cancel(handles)
 
 
@@ -171,9 +172,10 @@ def test_of_two_jobs_of_one_key_the_oldest_is_the_one(
 ) -> None:
     old, young = doubled(hub)
     assert job_id(executor.find("run-0-1")) == old
-    assert job_id(launch(executor, "exit", 0)) == old
     assert [job_id(handle) for handle in executor.live()] == [old, young]
     assert {handle.launch_key for handle in executor.live()} == {"run-0-1"}
+    assert job_id(launch(executor, "exit", 0)) == old
+    wait_for(lambda: [job_id(h) for h in executor.live()] == [old], "the younger one to end")
 
 
 def test_a_job_that_the_reaper_cancelled_hides_none_that_lives(
@@ -194,7 +196,7 @@ def test_who_comes_second_in_a_race_gives_way(
 ) -> None:
     first = launch(world.executor(), "wait", tmp_path / "first")
     late = world.executor()
-    late.find = lambda launch_key: None  # type: ignore[method-assign]  # it looked just before
+    late._settled = lambda launch_key: None  # type: ignore[method-assign]  # it looked just before
     assert launch(late, "wait", tmp_path / "second") == first
     wait_for(
         lambda: (
@@ -316,3 +318,55 @@ def test_faults_come_over_http_too(
     assert end_of(executor, launch(executor, "exit", 0, key="run-0-2")).cause is Cause.DONE
     assert fault("preempt", job="nobody") == 400
     assert fault("no_such_fault") == 404
+
+
+@pytest.mark.parametrize("stage", ["BUILDING", "PAUSED", "RESTARTING"])
+def test_a_job_at_a_stage_that_is_new_at_the_hub_is_seen_and_has_not_ended(
+    hub: HuggingFaceHub, executor: HFJobsExecutor, tmp_path: Path, stage: str
+) -> None:
+    handle = launch(executor, "wait", tmp_path / "up")
+    number_in(tmp_path / "up")
+    hub.restage(job_id(handle), stage)
+    assert executor.live() == [handle]  # the reaper sees it
+    (status,) = executor.poll([handle])
+    assert (status.state, status.cause, status.phase) == (JobState.RUNNING, None, stage)
+    assert f"unknown stage, {stage}" in status.message
+    assert executor.find(handle.launch_key) == handle
+    hub.restage(job_id(handle), None)
+    executor.cancel([handle])
+    assert end_of(executor, handle).cause is Cause.CANCELLED
+    assert executor.live() == []
+
+
+def test_jobs_too_old_to_run_are_not_read_again(
+    hub: HuggingFaceHub, world: HuggingFaceWorld
+) -> None:
+    hub.page_size = 2
+    executor = world.executor()
+    for n in range(6):
+        end_of(executor, launch(executor, "exit", 0, key=f"run-{n}-1"))
+    before = hub.requests
+    assert executor.live() == []
+    assert hub.requests - before == 4  # one list of the living, three pages of the young
+    executor._clock = lambda: datetime.now(UTC) + timedelta(days=9)
+    before = hub.requests
+    assert executor.live() == []
+    assert hub.requests - before == 2
+
+
+def test_duplicates_are_resolved_by_the_next_ensure_oldest_first(
+    hub: HuggingFaceHub, world: HuggingFaceWorld, tmp_path: Path
+) -> None:
+    """The list lags behind, so that a submission whose answer was lost is repeated."""
+    executor = world.executor()
+    hub.hold_lists()
+    hub.fail_submit("started")
+    with pytest.raises(RetryLater):
+        launch(executor, "wait", tmp_path / "up")
+    second = launch(executor, "wait", tmp_path / "up")
+    hub.hold_lists(False)
+    assert len(executor.live()) == 2
+    first = launch(world.executor(), "wait", tmp_path / "up")
+    assert first != second
+    wait_for(lambda: executor.live() == [first], "the younger job to end")
+    assert executor.poll([second])[0].cause is Cause.CANCELLED

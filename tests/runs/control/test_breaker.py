@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from executors.base import Cause, NeedsPerson, RetryLater
+from executors.base import Cause, NeedsPerson, NoCapacity, RetryLater
 from runs import services
 from runs.control import breaker
 from runs.control.launch import launch_replica
@@ -129,7 +130,7 @@ class Counted:
 
     def __init__(self, executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = 0
-        for name in ("find", "launch_replicas"):
+        for name in ("find", "ensure"):
             monkeypatch.setattr(executor, name, self._counting(getattr(executor, name)))
 
     def _counting(self, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -188,3 +189,20 @@ def test_the_end_of_a_run_does_not_wait_for_a_backend_that_is_left_alone(
     run.refresh_from_db()
     assert run.state == "cancelled"
     assert run.backend.asked > 0  # there might have been a job
+
+
+def test_an_unclear_refusal_requires_intervention_after_its_attempts(
+    make_run: MakeRun, executor: Any, clock: Any
+) -> None:
+    run = launched(make_run(replicas=1))
+    executor.refuses = NoCapacity("Limit exceeded (code 7)", attempts=3)
+    seen = []
+    for _ in range(3):
+        with contextlib.suppress(LaunchLater):
+            launch_replica(run.replicas.get().pk)
+        pool = run.pools.get()
+        seen.append((pool.failures, pool.needs_person))
+        clock.pass_s(1)
+    assert seen == [(1, False), (2, False), (3, True)]
+    assert pool.trouble == "Limit exceeded (code 7)"
+    assert run.replicas.get().state == "restarting"

@@ -38,7 +38,7 @@ def test_a_job_gets_the_rendezvous_the_code_and_its_number(
     assert spec.labels == {"archipelago-run": run.pk.hex}
 
 
-JOB_STEPS = ("_begin_attempt", "replica_env", "find", "launch_replicas", "save_handle")
+JOB_STEPS = ("_begin_attempt", "replica_env", "ensure", "complete_attempt")
 
 
 @pytest.mark.parametrize("step", JOB_STEPS)
@@ -52,7 +52,7 @@ def test_a_job_s_launch_killed_at_any_step_makes_one_job(
 ) -> None:
     run = launched(make_run())
     with monkeypatch.context() as patch:
-        target: Any = executor if step in ("find", "launch_replicas") else launch
+        target: Any = executor if step == "ensure" else launch
         real = getattr(target, step)
 
         def dying(*args: Any, **kwargs: Any) -> Any:
@@ -74,14 +74,14 @@ def test_the_launch_key_is_in_the_database_before_the_backend_hears_it(
 ) -> None:
     run = launched(make_run())
     seen: list[str] = []
-    real = executor.launch_replicas
+    real = executor.ensure
 
     def watching(*args: Any, **kwargs: Any) -> Any:
-        key = kwargs["specs"][0].launch_key
+        key = args[0][0].launch_key
         seen.append(ReplicaAttempt.objects.get(launch_key=key, handle__isnull=True).launch_key)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(executor, "launch_replicas", watching)
+    monkeypatch.setattr(executor, "ensure", watching)
     launch_replica(run.replicas.get(number=0).pk)
     assert seen == list(executor.jobs)
 
@@ -136,13 +136,13 @@ def test_a_job_started_while_its_run_ended_is_cancelled(
     make_run: MakeRun, executor: w.FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = launched(make_run())
-    real = executor.launch_replicas
+    real = executor.ensure
 
     def meanwhile(*args: Any, **kwargs: Any) -> Any:
         Run.objects.filter(pk=run.pk).update(state="cancelled")
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(executor, "launch_replicas", meanwhile)
+    monkeypatch.setattr(executor, "ensure", meanwhile)
     launch_replica(run.replicas.get(number=0).pk)
     assert executor.cancelled == list(executor.jobs)
 

@@ -173,7 +173,7 @@ def test_a_launch_that_comes_through_after_it_was_called_off_is_cancelled(
 ) -> None:
     run = half_launched
     replica = run.replicas.get(number=0)
-    launch = executor.launch_replicas
+    launch = executor.ensure
 
     def slowly(*args: Any, **more: Any) -> Any:
         services.stop_replica(replica, actor=run.owner)
@@ -181,7 +181,7 @@ def test_a_launch_that_comes_through_after_it_was_called_off_is_cancelled(
         reconcile_run(str(run.pk))
         return launch(*args, **more)
 
-    monkeypatch.setattr(executor, "launch_replicas", slowly)
+    monkeypatch.setattr(executor, "ensure", slowly)
     launch_replica(replica.pk)
     assert executor.cancelled == list(executor.jobs) == [replica.attempts.get().launch_key]
 

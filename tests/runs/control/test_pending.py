@@ -1,0 +1,184 @@
+"""Attempts that have not started: what is shown, the limit of each cause, and the next step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from executors.base import Cause, JobState, NoCapacity, PendingCause, ReplicaStatus, RetryLater
+from runs.control import policy
+from runs.control.launch import launch_replica
+from runs.control.policy import NextStep
+from runs.exceptions import LaunchLater
+from runs.models import Replica, ReplicaAttempt
+from runs.states import ReplicaState
+from tests.runs import world as w
+from tests.runs.launching import MakeRun, launched
+
+pytestmark = pytest.mark.django_db
+
+
+def pending(cause: PendingCause | None, message: str = "", phase: str = "Pending") -> ReplicaStatus:
+    return ReplicaStatus(state=JobState.PENDING, pending=cause, message=message, phase=phase)
+
+
+@pytest.fixture
+def world(make_world: Any) -> Any:
+    """A run whose replica 0 was launched and has not started."""
+    return make_world(replicas=1)
+
+
+def wait(world: Any, status: ReplicaStatus) -> Replica:
+    world.executor.jobs[world.key(0)] = status
+    world.tick(1)
+    found: Replica = world.replica(0)
+    return found
+
+
+@pytest.mark.parametrize("cause", PendingCause)
+def test_every_cause_has_a_limit_and_a_next_step(cause: PendingCause) -> None:
+    limit_s = policy.pending_limit_s(cause, timeout_s=3600)
+    if cause is PendingCause.QUEUED:
+        assert limit_s is None
+    else:
+        assert limit_s is not None and 60 <= limit_s <= 3600
+    operator = {PendingCause.IMAGE, PendingCause.INCOMPLETE, PendingCause.REFUSED}
+    assert (policy.after_pending(cause) is NextStep.INTERVENTION) is (cause in operator)
+
+
+def test_no_timeout_is_no_limit_but_for_causes_that_an_operator_removes() -> None:
+    assert policy.pending_limit_s(PendingCause.CAPACITY, timeout_s=0) is None
+    assert policy.pending_limit_s(PendingCause.IMAGE, timeout_s=0) == 300
+
+
+def test_the_backends_explanation_is_the_replicas_reason(world: Any) -> None:
+    replica = wait(
+        world, pending(PendingCause.IMAGE, "Back-off pulling image x:1", "ImagePullBackOff")
+    )
+    assert replica.state == ReplicaState.PROVISIONING
+    assert replica.state_reason == "ImagePullBackOff: Back-off pulling image x:1"
+    assert replica.backend_state == "ImagePullBackOff"
+    assert replica.pending_cause == PendingCause.IMAGE and replica.pending_since is not None
+
+
+def test_an_image_that_cannot_be_pulled_ends_the_attempt_and_blocks_the_pool(world: Any) -> None:
+    wait(world, pending(PendingCause.IMAGE, "x:1: not found", "ImagePullBackOff"))
+    world.tick(290)
+    assert world.replica(0).state == ReplicaState.PROVISIONING
+    world.tick(20)
+    replica = world.replica(0)
+    assert replica.state == ReplicaState.RESTARTING and replica.restarts == 0
+    assert "not started after" in replica.state_reason and "x:1: not found" in replica.state_reason
+    assert replica.pool.needs_person and "x:1: not found" in replica.pool.trouble
+    assert world.executor.cancelled == [world.key(0)]
+    world.executor.end(world.key(0), Cause.CANCELLED)
+    world.tick(1)
+    attempt = ReplicaAttempt.objects.get(replica=replica)
+    assert attempt.cause == policy.NOT_STARTED and "x:1: not found" in attempt.message
+    launch_replica(replica.pk)
+    assert world.executor.launches == 1, "nothing is launched until an operator acts"
+
+
+def test_a_job_that_no_machine_takes_waits_longer_and_is_launched_again(world: Any) -> None:
+    wait(world, pending(PendingCause.CAPACITY, "0/3 nodes are available", "Unschedulable"))
+    world.tick(3000)
+    assert world.replica(0).state == ReplicaState.PROVISIONING
+    world.tick(700)
+    replica = world.replica(0)
+    assert replica.state == ReplicaState.RESTARTING and replica.restarts == 0
+    assert not replica.pool.needs_person and replica.pool.failures == 1
+    world.executor.end(world.key(0), Cause.CANCELLED)
+    world.tick(1)
+    world.tick(60)
+    launch_replica(replica.pk)
+    assert world.executor.launches == 2
+
+
+def test_a_suspended_job_waits_for_ever_and_is_never_hung(world: Any) -> None:
+    suspended = pending(PendingCause.QUEUED, "queue research has not admitted it", "Suspended")
+    wait(world, suspended)
+    for state in (ReplicaState.PROVISIONING, ReplicaState.SUSPECT):
+        Replica.objects.update(state=state, worked_since=world.clock())
+        for _ in range(3):
+            world.tick(24 * 3600)
+        replica = world.replica(0)
+        assert (replica.state, replica.restarts) == (state, 0)
+    assert world.executor.cancelled == []
+
+
+def test_another_cause_has_a_limit_of_its_own(world: Any) -> None:
+    wait(world, pending(PendingCause.IMAGE, "registry is down"))
+    world.tick(200)
+    wait(world, pending(PendingCause.STARTING, "pulling"))
+    world.tick(200)
+    assert world.replica(0).state == ReplicaState.PROVISIONING
+
+
+def test_a_job_that_starts_waits_no_more(world: Any) -> None:
+    wait(world, pending(PendingCause.CAPACITY, "no room"))
+    replica = wait(world, ReplicaStatus(state=JobState.RUNNING))
+    assert (replica.pending_cause, replica.pending_since) == ("", None)
+
+
+# Incomplete attempts.
+
+
+def test_a_job_that_was_found_is_completed(make_run: MakeRun, executor: w.FakeExecutor) -> None:
+    """The launch died after its first request; a poll finds the job before the next launch."""
+    run = launched(make_run(replicas=1))
+    replica = run.replicas.get()
+    launch_replica(replica.pk)
+    attempt = replica.attempts.get()
+    ReplicaAttempt.objects.filter(pk=attempt.pk).update(launched_at=None)  # handle: by a poll
+    launch_replica(replica.pk)
+    attempt.refresh_from_db()
+    assert executor.ensured == 2 and executor.launches == 1
+    assert attempt.is_complete
+    launch_replica(replica.pk)
+    assert executor.ensured == 2, "complete: nothing left to do"
+
+
+def test_an_incomplete_job_is_launched_again_by_the_tick(world: Any) -> None:
+    replica = wait(world, pending(PendingCause.INCOMPLETE, "secret not found", "CreateError"))
+    assert world.outbox == []
+    for _ in range(2):
+        world.tick(15)
+    assert ("launch_pool", replica.pool_id) in world.outbox
+    launch_replica(replica.pk)
+    assert world.executor.ensured == 2 and world.executor.launches == 1
+
+
+def test_an_incomplete_job_is_not_given_up_for_one_failed_request(
+    world: Any,
+) -> None:
+    replica = wait(world, pending(PendingCause.INCOMPLETE, "secret not found"))
+    ReplicaAttempt.objects.update(launched_at=None)
+    world.clock.pass_s(3600)
+    world.executor.refuses = RetryLater("503")
+    with pytest.raises(LaunchLater):
+        launch_replica(replica.pk)
+    assert replica.attempts.get().ended_at is None
+
+
+def test_a_full_quota_is_waited_for_and_shown(
+    make_run: MakeRun, executor: w.FakeExecutor, clock: Any
+) -> None:
+    run = launched(make_run(replicas=1))
+    replica = run.replicas.get()
+    executor.refuses = NoCapacity("exceeded quota: gpus, used 8 of 8")
+    for _ in range(6):
+        with pytest.raises(LaunchLater):
+            launch_replica(replica.pk)
+        launch_replica(replica.pk)  # the pool waits for a minute, and no longer each time
+        clock.pass_s(61)
+    clock.pass_s(3600)
+    replica.refresh_from_db()
+    assert replica.pool.failures == 0 and "exceeded quota" in replica.pool.trouble
+    assert len(run.events.filter(kind="breaker")) == 1
+    assert replica.state == ReplicaState.PROVISIONING
+    assert replica.state_reason == "exceeded quota: gpus, used 8 of 8"
+    assert replica.pending_cause == PendingCause.QUOTA
+    executor.refuses = ""
+    launch_replica(replica.pk)
+    assert executor.launches == 1
