@@ -1,7 +1,8 @@
 """Hugging Face's Hub as far as Jobs go, on this machine.
 
-Speaks ``/api/jobs`` and ``/api/whoami-v2`` as the real client of ``huggingface_hub`` 2.4
-does, which parses every answer, asks for a bearer token, and runs each job as a process. Rules and sources:
+Speaks ``/api/jobs`` and ``/api/whoami-v2`` as the real client of ``huggingface_hub`` 2.4 does,
+which parses every answer, asks for a bearer token, and runs each job as a process. Rules and
+sources:
 
 - A job without a timeout ends after 30 minutes, with ``ERROR`` and "Job timeout":
   huggingface.co/docs/huggingface_hub/guides/jobs and huggingface.co/docs/hub/jobs-configuration.
