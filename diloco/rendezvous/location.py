@@ -99,10 +99,11 @@ class Location:
         return self.bucket.lower()
 
 
-def canonical(uri: str) -> Location:
+def canonical(uri: str, *, resolve: bool = True) -> Location:
     """The place that ``uri`` names. Raises :class:`BadLocation`.
 
-    Reads symbolic links of folders, and nothing else.
+    Reads symbolic links of folders, and nothing else. ``resolve`` False reads nothing: it is for a
+    URI that was canonical when it was stored.
     """
     if not uri:
         raise BadLocation("expected a URI or a path, found an empty text")
@@ -110,7 +111,7 @@ def canonical(uri: str) -> Location:
         raise BadLocation(f"expected a URI without control characters, found {uri!r}")
     match = _SCHEME.match(uri)
     if match is None:
-        return _plain_path(uri)
+        return _plain_path(uri, resolve)
     scheme, rest = match[1].lower(), uri[match.end() :]
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in sorted(set(SCHEMES.values())))
@@ -118,7 +119,7 @@ def canonical(uri: str) -> Location:
     if "?" in rest or "#" in rest:
         raise BadLocation(f"expected a URI without a query and a fragment, found {uri!r}")
     if SCHEMES[scheme] == FILE:
-        return _file(uri, rest)
+        return _file(uri, rest, resolve)
     if not rest.startswith("//"):
         raise BadLocation(f"expected {scheme}://bucket/prefix, found {uri!r}")
     if "%" in rest or "\\" in rest:
@@ -137,13 +138,13 @@ def file_uri(path: str | Path) -> str:
     return f"file://{quote_from_bytes(os.fsencode(path), safe='/')}"
 
 
-def _plain_path(path: str) -> Location:
+def _plain_path(path: str, resolve: bool) -> Location:
     if _DOUBLE_SLASH.match(path):
         raise BadLocation(f"expected s3://bucket/prefix or a path, found {path!r}")
-    return _folder(path)
+    return _folder(path, resolve)
 
 
-def _file(uri: str, rest: str) -> Location:
+def _file(uri: str, rest: str, resolve: bool) -> Location:
     host, path = "", rest
     if rest.startswith("//"):
         host, slash, path = rest[2:].partition("/")
@@ -153,11 +154,11 @@ def _file(uri: str, rest: str) -> Location:
     decoded = unquote_to_bytes(path)
     if b"\0" in decoded:
         raise BadLocation(f"expected a path without a NUL, found {uri!r}")
-    return _folder(os.fsdecode(decoded))
+    return _folder(os.fsdecode(decoded), resolve)
 
 
-def _folder(path: str) -> Location:
-    resolved = os.path.realpath(path)
+def _folder(path: str, resolve: bool) -> Location:
+    resolved = os.path.realpath(path) if resolve else os.path.normpath(path)
     return Location(scheme=FILE, bucket="", path=resolved.strip("/"))
 
 
