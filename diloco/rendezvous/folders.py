@@ -15,7 +15,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -161,3 +161,35 @@ def remove_empty(root: Path, path: Sequence[str]) -> None:
             return
         finally:
             os.close(folder)
+
+
+def remove_empty_tree(root: Path, is_ours: Callable[[str], bool]) -> None:
+    """Remove the empty folders below ``root`` whose path ``is_ours`` knows, innermost first, and
+    then the root itself, if it is empty."""
+    try:
+        folder = open_folder(root, [])
+    except OSError:
+        return
+    try:
+        _remove_empty_tree(folder, "", is_ours, _DEEPEST)
+    finally:
+        os.close(folder)
+    with contextlib.suppress(OSError):
+        root.rmdir()
+
+
+def _remove_empty_tree(
+    folder: int, prefix: str, is_ours: Callable[[str], bool], depth: int
+) -> None:
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for name in names:
+        if not depth or not is_ours(f"{prefix}{name}"):
+            continue
+        with contextlib.suppress(OSError):
+            child = os.open(name, _FOLDER, dir_fd=folder)
+            try:
+                _remove_empty_tree(child, f"{prefix}{name}/", is_ours, depth - 1)
+            finally:
+                os.close(child)
+            os.rmdir(name, dir_fd=folder)

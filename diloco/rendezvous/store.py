@@ -26,6 +26,7 @@ import builtins
 import contextlib
 import errno
 import os
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -220,7 +221,21 @@ class LocalStore:
         for folder in emptied:
             folders.remove_empty(self.root, folder)
 
+    def remove_leftovers(
+        self, is_key: Callable[[str], object], is_folder: Callable[[str], bool]
+    ) -> None:
+        """When no process uses it any more: remove the temporary files of objects that ``is_key``
+        knows, the empty folders that ``is_folder`` knows, and the root, if nothing is left."""
+        with _local_errors(""):
+            for key, _ in builtins.list(folders.walk(self.root, [])):
+                folder, slash, name = key.rpartition("/")
+                match = _TEMPORARY.fullmatch(name)
+                if match and is_key(f"{folder}{slash}{match[1]}"):
+                    folders.remove_file(self.root, key.split("/"))
+            folders.remove_empty_tree(self.root, is_folder)
 
+
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
 _DENIED_ERRNOS = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
     | {errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EINVAL, errno.ENAMETOOLONG}

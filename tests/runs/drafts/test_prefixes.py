@@ -162,6 +162,8 @@ def test_two_that_looked_at_once_do_not_both_get_it(
 
 @pytest.mark.django_db(transaction=True)
 def test_of_many_overlapping_submissions_at_once_one_is_stored(olga: Any) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("threads do not share SQLite's database in memory")
     wanted = [
         "s3://b/run",
         "s3://b/run/1",
