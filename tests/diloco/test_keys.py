@@ -48,12 +48,14 @@ def test_every_key_that_is_made_is_known_and_lies_in_known_folders() -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        "", "notes.txt", "group.json.bak", "code/train.py", "code/notes/x.zip", "code/../group.json",
+        "", "notes.txt", "group.json.bak", "code/train.py", "code/notes/x.zip",
+        "code/../group.json",
         f"code/{'A' * 64}.zip", f"code/{'a' * 64}.zip\n", "members/7/x/beat.json",
         f"members/00007/{INCARNATION}/beat.json.tmp", "members/٠٠٠٠٧/00002-9f31c07a/beat.json",
         "rounds/00000012/plan.json/x", "rounds/12/plan.json", "rounds/00000012/notes.json",
         f"rounds/00000012/reduced/00003.{'a' * 63}", "checkpoints/best.safetensors",
-        f"checkpoints/00000012/00007.{INCARNATION}/notes.txt", "checkpoints/00000012/manifest.jsonl",
+        f"checkpoints/00000012/00007.{INCARNATION}/notes.txt",
+        "checkpoints/00000012/manifest.jsonl",
         f"state/00007/{INCARNATION}.00000012/x/y.safetensors", "telemetry/report.json",
         "control/1.json", "control/journal/x.json", "final/model.safetensors", "heal/x",
         "preflight/x", "sagemaker/output.tar.gz", "ROUNDS/00000012/plan.json",

@@ -306,7 +306,8 @@ class Bucket:
         manifest = CheckpointManifest(
             round=round, writer=identity(0), model_hash="m", base_rounds=(round,), tensors=(),
             weights_digest=DIGEST,
-            weights=StoredObject(key=key, size_bytes=4096, sha256=DIGEST), outer=None, tokens_total=1, wall_s=self.wall_s,
+            weights=StoredObject(key=key, size_bytes=4096, sha256=DIGEST),
+            outer=None, tokens_total=1, wall_s=self.wall_s,
         )  # fmt: skip
         self.store.put(keys.checkpoint_manifest(round), manifest.to_bytes())
 
