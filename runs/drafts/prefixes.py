@@ -86,7 +86,9 @@ def check_free(location: Location, *, viewer: User | None, but: uuid.UUID | None
 
 def overlapping(location: Location, *, but: uuid.UUID | None = None) -> Run | None:
     """Another run than ``but`` that an object at ``location`` could belong to."""
-    for run in _candidates(location).exclude(pk=but).only("pk", "name", "rendezvous"):
+    found = _candidates(location)
+    found = found if but is None else found.exclude(pk=but)
+    for run in found.only("pk", "name", "rendezvous"):
         theirs = stored(run)
         if theirs is None or theirs.overlaps(location):
             return run

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from diloco.rendezvous.fsspec_store import FsspecStore
 from diloco.rendezvous.store import PART_BYTES, MissingKey, Store, StoreDenied, open_store
 from emulators.s3 import ROLE_ARN
 from executors.base import NeedsPerson, RetryLater
@@ -58,8 +59,11 @@ def as_replica(run: Any) -> Store:
 
 
 @pytest.mark.django_db
-def test_a_replica_can_do_in_its_run_s_prefix_all_that_a_run_does(two: Any) -> None:
+@pytest.mark.parametrize("engine", ["obstore", "s3fs"])
+def test_a_replica_can_do_in_its_run_s_prefix_all_that_a_run_does(two: Any, engine: str) -> None:
     store = as_replica(two[0])
+    if engine == "s3fs":
+        store = FsspecStore(two[0].rendezvous, environment=given(two[0]).environment)
     assert store.get("a/secret") == b"of this run"
     store.put("a/b", b"x")
     assert (store.create("c", b"first"), store.create("c", b"second")) == (True, False)
