@@ -15,7 +15,7 @@ from archipelago.client import Client
 from archipelago.documents import EXAMPLE, read_document, with_code
 from archipelago.errors import Invalid
 from archipelago.looking import watch_run
-from archipelago.rows import Done, Run
+from archipelago.rows import DeletionPlan, Done, Run
 
 
 def login(options: argparse.Namespace) -> int:
@@ -121,6 +121,9 @@ def describe(client: Client, options: argparse.Namespace) -> int:
 def delete(client: Client, options: argparse.Namespace) -> int:
     """The name is typed, or given, so that the wrong run is not deleted by a slip."""
     run = client.find(options.run)
+    if options.objects:
+        for line in _deletion(client.deletion(run.id)):
+            print(terminal.safe(line), file=sys.stderr)
     name = options.name
     if name is None:
         print(terminal.safe(f"Type the run's name to delete it: {run.name}"), file=sys.stderr)
@@ -128,6 +131,23 @@ def delete(client: Client, options: argparse.Namespace) -> int:
     client.delete(run.id, name=name, objects=options.objects)
     print(terminal.safe(f"{run.name}: is being deleted"))
     return 0
+
+
+def _deletion(plan: DeletionPlan) -> list[str]:
+    """What goes and what stays, a line each."""
+    if plan.refusal:
+        return [f"No object can be deleted: {plan.refusal}"]
+    more = "" if plan.whole else "more than "
+    lines = [f"Deletes {more}{plan.objects} objects, {plan.size_bytes} bytes:"]
+    lines += [
+        f"  {part['kind']:<14}{part['objects']:>8} objects {part['size_bytes']:>16} bytes"
+        for part in plan.deleted
+    ]
+    if plan.kept:
+        lines.append(f"Keeps {plan.kept} objects that are not of the run:")
+        lines += [f"  {name}" for name in plan.kept_names]
+        lines += ["  and more"] if plan.kept > len(plan.kept_names) else []
+    return lines
 
 
 def _tell(run: Run, action: Callable[[str], Done]) -> int:

@@ -11,7 +11,19 @@ from urllib.parse import quote
 
 from archipelago.errors import NotFound
 from archipelago.login import check_url, read_login
-from archipelago.rows import Alert, Done, Event, LogLine, Me, Page, Pool, Replica, Run, Scaled
+from archipelago.rows import (
+    Alert,
+    DeletionPlan,
+    Done,
+    Event,
+    LogLine,
+    Me,
+    Page,
+    Pool,
+    Replica,
+    Run,
+    Scaled,
+)
 from archipelago.transport import Http
 
 POLL_S = 2.0
@@ -218,6 +230,10 @@ class Client:
     def delete(self, run: str, *, name: str, objects: bool = False) -> Done:
         """``name`` is the run's, as a precaution; ``objects``: what is in its bucket as well."""
         return Done.of(self._post(f"/runs/{quote(run)}/delete", {"name": name, "objects": objects}))
+
+    def deletion(self, run: str) -> DeletionPlan:
+        """What :meth:`delete` with ``objects`` would delete, and what it would keep."""
+        return DeletionPlan.of(self._get(f"/runs/{quote(run)}/deletion"))
 
     def stop_replica(self, run: str, number: int, *, force: bool = False) -> Done:
         return Done.of(

@@ -162,3 +162,18 @@ class Done(Row):
 class Scaled(Row):
     change: int
     wanted: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeletionPlan(Row):
+    """What deleting a run with its objects would delete and keep. ``deleted`` has ``kind``,
+    ``objects``, and ``size_bytes`` of each kind; ``kept_names`` are the first of the ``kept``."""
+
+    deleted: list[Mapping[str, Any]]
+    objects: int
+    size_bytes: int
+    kept: int
+    kept_bytes: int
+    kept_names: list[str]
+    whole: bool
+    refusal: str

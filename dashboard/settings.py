@@ -245,6 +245,8 @@ ever. Causes that only an operator can remove have shorter limits of their own."
 
 DEFAULT_RENDEZVOUS = os.environ.get("ARCHIPELAGO_RENDEZVOUS", (VAR_DIR / "rendezvous").as_uri())
 """Prefix under which a run gets its own folder unless the form names another."""
+RENDEZVOUS_ROOTS = _list("ARCHIPELAGO_RENDEZVOUS_ROOTS", str(VAR_DIR / "rendezvous"))
+"""Folders below which a run's prefix may lie, besides a folder that is the default."""
 
 LOG_FORMAT = os.environ.get("ARCHIPELAGO_LOG_FORMAT", "text")
 """``text`` for people, or ``json``: a document a line, with run, replica and round."""

@@ -1,8 +1,10 @@
 """Whether a bucket can carry a run: ``python -m diloco.preflight URI``, before anything is spent.
 
 Every verb the protocol needs is done for real, under a random key below ``preflight/`` of the very
-prefix, and is cleaned up after. A check whose ground is missing is not tried. Exit status: 0 all is
-there, 1 something is not, 2 wrong arguments. Left out: speed, see ``bench/store_speed.py``.
+prefix, and is cleaned up after, with the folders that were made for it, also when the command is
+interrupted or asked to end. A check whose ground is missing is not tried. Exit status: 0 all is
+there, 1 something is not, 2 wrong arguments. Left out: speed, see ``bench/store_speed.py``; what a
+process that was killed left, which a launch of a run in the prefix removes.
 """
 
 from __future__ import annotations
@@ -10,16 +12,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import secrets
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock, SystemClock
-from diloco.rendezvous.store import PART_BYTES, Store, StoreError, open_store
+from diloco.rendezvous.store import PART_BYTES, LocalStore, Store, StoreError, open_store
 
 RACERS = 8
 
@@ -96,7 +101,8 @@ def preflight(
         store = open_store(uri, environment=environment)
     except (StoreError, ValueError, ImportError) as error:
         return Report(uri, (Check("open", False, str(error), clock.monotonic() - begun),))
-    key = f"preflight/{secrets.token_hex(8)}"
+    key = keys.preflight(secrets.token_hex(8))
+    made = _missing_folders(store)
     needs = _NEEDS.get(urlsplit(uri).scheme, {})
     done: list[Check] = []
     failed: set[str] = set()
@@ -117,11 +123,22 @@ def preflight(
         # Besides what the checks remove; a listing would find more, but may be what is missing.
         with contextlib.suppress(StoreError):
             store.delete(_keys(key))
+        with contextlib.suppress(OSError):
+            for folder in made:
+                folder.rmdir()  # refuses one that others have begun to use
     return Report(store.uri, tuple(done))
 
 
+def _missing_folders(store: Store) -> list[Path]:
+    """What a first write would make above the objects of a folder, innermost first."""
+    if not isinstance(store, LocalStore):
+        return []
+    return [folder for folder in (store.root, *store.root.parents) if not folder.exists()]
+
+
 def _keys(key: str) -> list[str]:
-    return [key, f"{key}.parts", f"{key}.create", f"{key}.race"]
+    nonce = key.removeprefix(keys.PREFLIGHT)
+    return [key, *(keys.preflight(nonce, part) for part in ("parts", "create", "race"))]
 
 
 def _try(name: str, call: Callable[[], str], clock: Clock, needs: str) -> Check:
@@ -169,7 +186,7 @@ def _written(store: Store, key: str) -> str:
 
 
 def _listed(store: Store) -> set[str]:
-    return {info.key for info in store.list("preflight/")}
+    return {info.key for info in store.list(keys.PREFLIGHT)}
 
 
 def _in_parts(store: Store, key: str) -> str:
@@ -188,7 +205,7 @@ def _race(store: Store, key: str) -> str:
 
 def _deleted(store: Store, key: str) -> str:
     store.delete(_keys(key))
-    left = sorted(info.key for info in store.list("preflight/") if info.key.startswith(key))
+    left = sorted(info.key for info in store.list(keys.PREFLIGHT) if info.key.startswith(key))
     return _differs([], left)
 
 
@@ -199,7 +216,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("uri", metavar="URI", help="the rendezvous: s3://..., gs://..., a folder")
     parser.add_argument("--quick", action="store_true", help="no large object and no race")
     given: Any = parser.parse_args(arguments)
-    report = preflight(given.uri, quick=given.quick)
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        report = preflight(given.uri, quick=given.quick)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     print(report.uri)
     for check in report.checks:
         said = " ".join(check.detail.split())
@@ -207,6 +228,10 @@ def main(arguments: list[str] | None = None) -> int:
         if check.needs:
             print(f"{'':<30}needs {check.needs}")
     return 0 if report.ok else 1
+
+
+def _end(*_: object) -> None:
+    raise SystemExit(143)  # so that what was written is removed
 
 
 if __name__ == "__main__":

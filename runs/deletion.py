@@ -1,33 +1,151 @@
-"""Carrying out a deletion that somebody asked for (:func:`runs.life.delete`).
+"""Carrying out a deletion that was requested (:func:`runs.life.delete`).
 
-First the objects, if they are to go, then the rows: whoever dies in between is repeated. Objects
-are deleted only under the names that the protocol knows, below the run's own prefix and only where
-``group.json`` is this run's; it goes last, so that a deletion that was broken off can be told from
-somebody else's rendezvous. Anything else that lies there stays.
+First the objects, if they are to go, then the rows: a deletion that is interrupted is done again.
+Objects are deleted only below a prefix that carries this run's marker, and only those whose keys
+the protocol makes (:func:`diloco.rendezvous.keys.kind_of`); every other object stays, and with it
+the folders it lies in. ``group.json`` and then the marker go last, so that a deletion that was
+interrupted still finds whose the prefix is.
+
+:func:`plan_deletion` lists what would go and what would stay, and deletes nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from diloco.rendezvous import keys
+from diloco.rendezvous import keys, ownership
 from diloco.rendezvous.document import GroupDocument, ProtocolMismatch
+from diloco.rendezvous.keys import Kind, kind_of
 from diloco.rendezvous.settings import SettingsError
-from diloco.rendezvous.store import MissingKey, Store, StoreDenied, StoreUnavailable
+from diloco.rendezvous.store import (
+    LocalStore,
+    MissingKey,
+    ObjectInfo,
+    Store,
+    StoreDenied,
+    StoreUnavailable,
+)
 from runs.bucket.stores import store_for
+from runs.control.asking import ask_all
 from runs.exceptions import LaunchLater
 from runs.life import sharing
 from runs.models import Event, Run
 from runs.states import RUN_ENDED
-from runs.transitions import record_event
+from runs.transitions import clean_text, record_event
 
 logger = logging.getLogger(__name__)
 
-FOLDERS = (
-    keys.MEMBERS, keys.ROUNDS, keys.CHECKPOINTS, keys.CONTROL, "code/", "final/", "heal/",
-    "state/", "telemetry/",
-)  # fmt: skip
 AT_ONCE = 500
+LISTED = 100_000
+"""Objects that a plan counts; of a larger prefix it shows that there are more."""
+NAMED = 20
+"""Objects that stay, by name in a plan."""
+NAME_LENGTH = 300
+GROUP_BYTES = 10_000_000
+_LAST = (Kind.GROUP, Kind.OWNER)
+"""Deleted after everything else, in this order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """So many objects of one kind, and their bytes."""
+
+    kind: str
+    objects: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeletionPlan:
+    """What deleting a run with its objects would delete, by kind, and what it would keep.
+
+    ``kept_names`` are the first of the ``kept`` objects. ``whole`` False: there are more objects
+    than were listed. ``refusal`` says why nothing would be deleted, '' otherwise.
+    """
+
+    deleted: tuple[Part, ...] = ()
+    kept: int = 0
+    kept_bytes: int = 0
+    kept_names: tuple[str, ...] = ()
+    whole: bool = True
+    refusal: str = ""
+
+    @property
+    def objects(self) -> int:
+        return sum(part.objects for part in self.deleted)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.size_bytes for part in self.deleted)
+
+
+def plan_deletion(run: Run) -> DeletionPlan:
+    """What would go and what would stay, as far as the store answers in time."""
+    other = sharing(run)
+    if other is not None:
+        return DeletionPlan(refusal=f"the rendezvous of {other.name!r} lies inside this one's")
+    _ = run.store_credential  # read here: the thread that asks has no business in the database
+    answer = ask_all({"objects": lambda: _plan(store_for(run), str(run.pk))})["objects"]
+    if isinstance(answer, DeletionPlan):
+        return answer
+    return DeletionPlan(refusal=clean_text(str(answer)) or type(answer).__name__)
+
+
+def _plan(store: Store, run_id: str) -> DeletionPlan:
+    if refusal := why_not_ours(store, run_id):
+        return DeletionPlan(refusal=refusal)
+    listed = ownership.first_objects(store, LISTED + 1)
+    launched = _has_evidence(store)
+    parts: dict[str, list[int]] = {}
+    kept: list[ObjectInfo] = []
+    for info in listed[:LISTED]:
+        kind = kind_of(info.key) if launched else None
+        if kind is None:
+            kept.append(info)
+        else:
+            part = parts.setdefault(kind, [0, 0])
+            part[0] += 1
+            part[1] += info.size_bytes
+    return DeletionPlan(
+        deleted=tuple(
+            Part(kind=kind, objects=count, size_bytes=size)
+            for kind, (count, size) in sorted(parts.items())
+        ),
+        kept=len(kept),
+        kept_bytes=sum(info.size_bytes for info in kept),
+        kept_names=tuple(_shown(info.key) for info in kept[:NAMED]),
+        whole=len(listed) <= LISTED,
+    )
+
+
+def _shown(key: str) -> str:
+    """A name that others chose, fit to be printed and stored."""
+    return clean_text(key.encode("utf-8", "replace").decode(), NAME_LENGTH)
+
+
+def why_not_ours(store: Store, run_id: str) -> str:
+    """Why nothing in the prefix may be deleted for that run; '' where its marker, or a
+    ``group.json`` of a run from before there were markers, says that it is the run's."""
+    try:
+        owner = ownership.owner_of(store)
+    except ownership.PrefixTaken as error:
+        return str(error)
+    if owner is not None:
+        if owner == run_id:
+            return ""
+        return f"{store.uri}: expected {keys.OWNER} of run {run_id}, found that of {owner}"
+    try:
+        found = GroupDocument.from_bytes(store.get_range(keys.GROUP, 0, GROUP_BYTES)).run_id
+    except MissingKey:
+        return ""  # never launched, or everything of the run is gone
+    except (SettingsError, ProtocolMismatch, ValueError) as error:
+        return f"{store.uri}: {error}"
+    if found == run_id:
+        return ""
+    return f"{store.uri}: expected {keys.GROUP} of run {run_id}, found that of {found}"
 
 
 def delete_run(run_id: str) -> None:
@@ -55,17 +173,40 @@ def _delete_objects(run: Run, store: Store) -> str:
     other = sharing(run)
     if other is not None:
         return f"the rendezvous of {other.name!r} lies inside this one's"
-    try:
-        found = GroupDocument.from_bytes(store.get(keys.GROUP)).run_id
-    except MissingKey:
-        return ""  # nothing was ever launched, or an earlier try came this far
-    except (SettingsError, ProtocolMismatch) as error:
-        return f"{store.uri}: {error}"
-    if found != str(run.pk):
-        return f"{store.uri}: expected {keys.GROUP} of run {run.pk}, found that of {found}"
-    for folder in FOLDERS:
-        listed = [info.key for info in store.list(folder)]
-        for start in range(0, len(listed), AT_ONCE):
-            store.delete(listed[start : start + AT_ONCE])
-    store.delete([keys.GROUP])
+    if refusal := why_not_ours(store, str(run.pk)):
+        return refusal
+    if not _has_evidence(store):
+        return ""
+    listed = [info.key for info in store.list("")]
+    known = {key: kind for key in listed if (kind := kind_of(key)) is not None}
+    _delete(store, (key for key, kind in known.items() if kind not in _LAST))
+    for last in _LAST:
+        _delete(store, (key for key, kind in known.items() if kind is last))
+    if isinstance(store, LocalStore):
+        _remove_folders(store)
+    stays = [_shown(key) for key in listed if key not in known]
+    if stays:
+        names = ownership.shown(stays, len(stays))
+        logger.warning("run %s: not of the run, so kept in %s: %s", run.pk, store.uri, names)
     return ""
+
+
+def _has_evidence(store: Store) -> bool:
+    """Whether anything names an owner. Without, the prefix may hold objects of others only."""
+    for key in (keys.OWNER, keys.GROUP):
+        with contextlib.suppress(MissingKey):
+            store.get_range(key, 0, 1)
+            return True
+    return False
+
+
+def _delete(store: Store, doomed: Iterable[str]) -> None:
+    names = sorted(doomed)
+    for start in range(0, len(names), AT_ONCE):
+        store.delete(names[start : start + AT_ONCE])
+
+
+def _remove_folders(store: LocalStore) -> None:
+    """Of a folder: the folders of the protocol that are empty, what writers that were killed left
+    in them, and the run's own folder, if nothing else lies there."""
+    store.remove_leftovers(keys.kind_of, keys.is_folder)

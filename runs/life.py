@@ -25,6 +25,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from runs.control import breaker
+from runs.drafts import prefixes
 from runs.drafts.create import add_replicas
 from runs.exceptions import CannotDo
 from runs.models import Checkpoint, Journal, ReplicaAttempt, ReplicaPool, Run
@@ -269,8 +270,4 @@ def delete(run: Run, *, actor: User, name: str, objects: bool) -> None:
 
 def sharing(run: Run) -> Run | None:
     """Another run whose prefix is this one's or lies inside it."""
-    others = Run.objects.exclude(pk=run.pk)
-    return (
-        others.filter(rendezvous=run.rendezvous).first()
-        or others.filter(rendezvous__startswith=f"{run.rendezvous}/").first()
-    )
+    return prefixes.inside(run)

@@ -105,6 +105,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         redaction._known = redaction.Known()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _runs_lie_in_the_tests_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    from django.conf import settings
+
+    settings.RENDEZVOUS_ROOTS = [*settings.RENDEZVOUS_ROOTS, str(tmp_path_factory.getbasetemp())]
+
+
 def _unavailable(reason: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(f"{reason} (in CI this is a failure)", pytrace=False)

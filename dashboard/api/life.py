@@ -3,6 +3,7 @@ and the document another run can be made of."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from dashboard.api import rows
 from dashboard.api.auth import run_to_operate, run_to_see
 from dashboard.api.document import document_of
 from dashboard.api.types import NO_NUL, SMALL, PoolId, RunId, responses
-from runs import life
+from runs import deletion, life
 from runs.alerting import book as alerting
 from runs.drafts import copies
 from runs.exceptions import CannotDo
@@ -98,6 +99,15 @@ def delete_run(request: HttpRequest, run_id: RunId, body: Deletion) -> Any:
     run, user = run_to_operate(request, run_id)
     life.delete(run, actor=user, name=body.name, objects=body.objects)
     return {"changed": True, "state": run.state}
+
+
+@router.get("/runs/{uuid:run_id}/deletion", response=responses(rows.DeletionPlan, but=(413,)))
+def plan_deletion(request: HttpRequest, run_id: RunId) -> Any:
+    """What deleting the run with its objects would delete, and what it would keep. Nothing is
+    deleted."""
+    run, _ = run_to_operate(request, run_id)
+    plan = deletion.plan_deletion(run)
+    return dataclasses.asdict(plan) | {"objects": plan.objects, "size_bytes": plan.size_bytes}
 
 
 @router.get("/runs/{uuid:run_id}/document", response=responses(dict[str, Any], but=(413,)))

@@ -371,6 +371,29 @@ class Done(BaseModel):
     state: str
 
 
+class DeletedPart(BaseModel):
+    """Objects of one kind, such as ``checkpoint``, and their bytes."""
+
+    kind: str
+    objects: int
+    size_bytes: int
+
+
+class DeletionPlan(BaseModel):
+    """What a deletion with objects would delete and keep. ``kept_names`` are the first of the
+    ``kept`` objects; ``whole`` is false where there are more objects than were listed; ``refusal``
+    says why none would be deleted."""
+
+    deleted: list[DeletedPart]
+    objects: int
+    size_bytes: int
+    kept: int
+    kept_bytes: int
+    kept_names: list[str]
+    whole: bool
+    refusal: str
+
+
 class Scaled(BaseModel):
     """``change`` is how many replicas more (or, below 0, fewer) the pool has now."""
 

@@ -20,7 +20,7 @@ from dashboard.views.access import run_to_operate, run_to_see
 from diloco.rendezvous.store import MissingKey, StoreError
 from diloco.rendezvous.workload import ByteGPTWorkload, HuggingFaceWorkload
 from runs import life, selectors
-from runs.bucket.objects import pieces
+from runs.bucket.objects import NotWhatItWas, verified_pieces
 from runs.bucket.stores import store_for
 from runs.control import hub_export
 from runs.drafts import copies
@@ -80,14 +80,19 @@ def _sample(run: Run, found: Sequence[Checkpoint]) -> dict[str, Any]:
 def download(
     request: HttpRequest, run_id: Any, checkpoint_id: int
 ) -> HttpResponse | StreamingHttpResponse:
-    """The weights, for those who may act on the run. A piece at a time: they may be large."""
+    """The weights, for those who may act on the run, a piece at a time: they can be large. Weights
+    that turn out to be damaged end the connection before the announced length."""
     checkpoint = _checkpoint(request, run_id, checkpoint_id)
     try:
-        body = pieces(store_for(checkpoint.run), checkpoint.key, checkpoint.size_bytes)
+        body = verified_pieces(store_for(checkpoint.run), checkpoint)
     except MissingKey:
         raise Http404(f"{checkpoint.key} has been swept from the bucket") from None
-    except StoreError as error:
-        return HttpResponse(str(error), status=502, content_type="text/plain")
+    except (StoreError, NotWhatItWas, ValueError) as error:
+        return HttpResponse(
+            f"These weights cannot be downloaded: {error}\n",
+            status=502,
+            content_type="text/plain; charset=utf-8",
+        )
     # Under ASGI Django would read a synchronous iterator to its end before it sends any of it.
     content = _asynchronous(body) if isinstance(request, ASGIRequest) else body
     response = StreamingHttpResponse(content, content_type="application/octet-stream")

@@ -14,7 +14,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.views.access import run_to_operate
-from runs import life, services
+from runs import deletion, life, services
 from runs.exceptions import CannotDo
 from runs.models import Run
 
@@ -98,13 +98,14 @@ def delete(request: HttpRequest, run_id: Any) -> HttpResponse:
     run = run_to_operate(request, run_id)
     assert isinstance(request.user, User)
     typed, objects = request.POST.get("name", ""), bool(request.POST.get("objects"))
-    context = {"run": run, "typed": typed, "objects": objects, "error": ""}
+    context: dict[str, Any] = {"run": run, "typed": typed, "objects": objects, "error": ""}
     if request.method == "POST":
         try:
             life.delete(run, actor=request.user, name=typed, objects=objects)
         except CannotDo as error:
-            context["error"] = str(error)
+            context |= {"error": str(error), "plan": deletion.plan_deletion(run)}
             return render(request, "runs/delete.html", context, status=422)
         messages.success(request, f"{run.name} is being deleted.")
         return redirect("runs")
+    context["plan"] = deletion.plan_deletion(run)
     return render(request, "runs/delete.html", context)

@@ -73,14 +73,14 @@ def new(request: HttpRequest) -> HttpResponse:
         return changed
     draft = form.draft()
     if "dry_run" in request.POST:
-        passes = draft is not None and _passes(form, draft)
+        passes = draft is not None and _passes(form, draft, _user(request))
         return _page(request, form, draft if passes else None, dry_run=passes)
     if draft is None:
         return _page(request, form, draft)
     # A form sent twice goes straight to its run: by now the rendezvous is taken, by itself. Asked
     # again after the checks, because the other request may have been quicker than they are.
     sent = Run.objects.filter(submit_key=form.cleaned_data["submit_key"])
-    if not sent.exists() and not _passes(form, draft) and not sent.exists():
+    if not sent.exists() and not _passes(form, draft, _user(request)) and not sent.exists():
         return _page(request, form, draft)
     assert isinstance(request.user, User)
     try:
@@ -115,7 +115,7 @@ def test(request: HttpRequest) -> HttpResponse:
     what = request.POST.get("test", "")
     if _tested_pool(form, what) is None and what != "rendezvous":
         return HttpResponseBadRequest("expected test to be rendezvous or a row of pools")
-    said = _test(form, what)
+    said = _test(form, what, _user(request))
     return JsonResponse({"ok": bool(said), "said": said, "errors": _errors_of(form, what)})
 
 
@@ -130,7 +130,7 @@ def _changed(request: HttpRequest, form: RunForm) -> HttpResponse | None:
         form.remove_pool(request.POST["remove_pool"])
     elif "test" in request.POST:
         what = request.POST["test"]
-        tested[what] = _test(form, what)
+        tested[what] = _test(form, what, _user(request))
         errors = _errors_of(form, what)
         form.forget_errors()
         form.show_errors(errors)
@@ -145,6 +145,11 @@ def _changed(request: HttpRequest, form: RunForm) -> HttpResponse | None:
     return _page(request, form, None, tested=tested, status=200)
 
 
+def _user(request: HttpRequest) -> User:
+    assert isinstance(request.user, User)
+    return request.user
+
+
 # Test buttons.
 
 
@@ -152,11 +157,11 @@ def _tested_pool(form: RunForm, what: str) -> PoolForm | None:
     return next((pool for pool in form.pools if what == f"pools.{pool.index}"), None)
 
 
-def _test(form: RunForm, what: str) -> str:
+def _test(form: RunForm, what: str, user: User) -> str:
     """What to say of a test that went well; '' with errors at their fields of one that did not."""
     pool = _tested_pool(form, what)
     if pool is None:
-        return _test_bucket(form)
+        return _test_bucket(form, user)
     if not pool.is_valid():
         return ""
     draft = pool.draft()
@@ -171,19 +176,19 @@ def _test(form: RunForm, what: str) -> str:
     return "" if answer.findings else f"{WELL}: {answer.said}" if answer.said else WELL
 
 
-def _test_bucket(form: RunForm) -> str:
+def _test_bucket(form: RunForm, user: User) -> str:
     form.is_valid()
     if set(form.errors) & {"rendezvous", "store_credential"}:
         return ""
     wanted = form.cleaned_data["rendezvous"].strip()
     credential = form.cleaned_data["store_credential"]
     try:
-        own = create.rendezvous_uri(wanted, uuid.uuid4())
+        own = create.free_prefix(wanted, uuid.uuid4(), viewer=user)
     except InvalidRun as error:
         form.point_at(error.field, error.message)
         return ""
     answer = preflight.try_bucket(
-        own if wanted else settings.DEFAULT_RENDEZVOUS,
+        own,
         [pool.draft() for pool in form.pools if pool.is_valid()],
         store_credential=int(credential) if credential else None,
     )
@@ -208,18 +213,17 @@ def _errors_of(form: RunForm, what: str) -> dict[str, list[str]]:
 # Launching.
 
 
-def _passes(form: RunForm, draft: RunDraft) -> bool:
+def _passes(form: RunForm, draft: RunDraft, user: User) -> bool:
     """Check it, and ask the backends, the bucket and the data, so that what cannot work is said
     here and not after launch."""
     try:
-        own = create.check_draft(draft, uuid.uuid4())
+        own = create.check_draft(draft, uuid.uuid4(), viewer=user)
     except InvalidRun as error:
         form.point_at(error.field, error.message)
         return False
-    # The default is asked as a whole, so that a form leaves no folder for a run that never was.
     findings = preflight.check_run(
         draft,
-        uri=own if draft.rendezvous else settings.DEFAULT_RENDEZVOUS,
+        uri=own,
         rates=rates.known_rates(draft.workload.to_dict()),
         over_budget=form.cleaned_data["over_budget"],
     )

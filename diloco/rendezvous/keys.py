@@ -7,16 +7,19 @@ start, ``<seq>-<nonce>``; of two incarnations of a replica the higher string is 
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 
+OWNER = "owner.json"
 GROUP = "group.json"
 MEMBERS = "members/"
 ROUNDS = "rounds/"
 CHECKPOINTS = "checkpoints/"
 CONTROL = "control/"
 JOURNAL = "control/journal/"
+PREFLIGHT = "preflight/"
 FINAL_MANIFEST = "final/manifest.json"
 
-_INCARNATION = re.compile(r"\d{5}-[0-9a-f]{8}")
+_INCARNATION = re.compile(r"[0-9]{5}-[0-9a-f]{8}")
 
 
 def incarnation(seq: int, nonce: str) -> str:
@@ -48,7 +51,7 @@ def beat(replica: int, incarnation: str) -> str:
 
 def parse_beat(key: str) -> tuple[int, str] | None:
     """(replica, incarnation) of a lease key, None for any other key."""
-    match = re.fullmatch(r"members/(\d{5})/(\d{5}-[0-9a-f]{8})/beat\.json", key)
+    match = re.fullmatch(r"members/([0-9]{5})/([0-9]{5}-[0-9a-f]{8})/beat\.json", key)
     return (int(match[1]), match[2]) if match else None
 
 
@@ -70,7 +73,9 @@ def contribution_record(round: int, replica: int, incarnation: str) -> str:
 
 def parse_contribution_record(key: str) -> tuple[int, int, str] | None:
     """(round, replica, incarnation) of a contribution record's key, None for any other key."""
-    match = re.fullmatch(r"rounds/(\d{8})/contributions/(\d{5})\.(\d{5}-[0-9a-f]{8})\.json", key)
+    match = re.fullmatch(
+        r"rounds/([0-9]{8})/contributions/([0-9]{5})\.([0-9]{5}-[0-9a-f]{8})\.json", key
+    )
     return (int(match[1]), int(match[2]), match[3]) if match else None
 
 
@@ -92,7 +97,7 @@ def reduced_shard(round: int, shard: int, digest: str) -> str:
 
 def parse_reduced_shard(key: str) -> tuple[int, int, str] | None:
     """(round, shard, digest) of a reduced object's key, None for any other key."""
-    match = re.fullmatch(r"rounds/(\d{8})/reduced/(\d{5})\.([0-9a-f]{64})", key)
+    match = re.fullmatch(r"rounds/([0-9]{8})/reduced/([0-9]{5})\.([0-9a-f]{64})", key)
     return (int(match[1]), int(match[2]), match[3]) if match else None
 
 
@@ -105,7 +110,7 @@ def checkpoint_manifest(round: int) -> str:
 
 
 def parse_checkpoint_manifest(key: str) -> int | None:
-    match = re.fullmatch(r"checkpoints/(\d{8})/manifest\.json", key)
+    match = re.fullmatch(r"checkpoints/([0-9]{8})/manifest\.json", key)
     return int(match[1]) if match else None
 
 
@@ -123,7 +128,7 @@ def replica_state_manifest(replica: int, incarnation: str, round: int) -> str:
 
 def parse_replica_state(key: str) -> tuple[int, str, int] | None:
     """(replica, incarnation, round) of a state manifest's key, None for any other key."""
-    match = re.fullmatch(r"state/(\d{5})/(\d{5}-[0-9a-f]{8})\.(\d{8})/manifest\.json", key)
+    match = re.fullmatch(r"state/([0-9]{5})/([0-9]{5}-[0-9a-f]{8})\.([0-9]{8})/manifest\.json", key)
     return (int(match[1]), match[2], int(match[3])) if match else None
 
 
@@ -147,6 +152,88 @@ def final_sample(replica: int, incarnation: str) -> str:
     return f"{final_dir(replica, incarnation)}sample.json"
 
 
+def preflight(nonce: str, part: str = "") -> str:
+    """A key that :mod:`diloco.preflight` tries; 16 hex digits tell one check from another."""
+    return f"{PREFLIGHT}{nonce}{f'.{part}' if part else ''}"
+
+
+# -- which object a key is ------------------------------------------------------------------------
+
+
+class Kind(StrEnum):
+    """What a key of a run names."""
+
+    OWNER = "owner"
+    GROUP = "group"
+    CODE = "code"
+    LEASE = "lease"
+    CONTRIBUTION = "contribution"
+    PLAN = "plan"
+    COMMIT = "commit"
+    REDUCED = "reduced"
+    CHECKPOINT = "checkpoint"
+    STATE = "state"
+    TELEMETRY = "telemetry"
+    CONTROL = "control"
+    JOURNAL = "journal"
+    FINAL = "final"
+    PREFLIGHT = "preflight"
+
+
+_N, _R = "[0-9]{8}", "[0-9]{5}"
+"""A round or number, and a replica or shard."""
+_I = _INCARNATION.pattern
+_KINDS = {
+    Kind.OWNER: r"owner\.json",
+    Kind.GROUP: r"group\.json",
+    Kind.CODE: r"code/[0-9a-f]{64}\.zip",
+    Kind.LEASE: rf"members/{_R}/{_I}/beat\.json",
+    Kind.CONTRIBUTION: rf"rounds/{_N}/contributions/{_R}\.{_I}\.(?:bin|json)",
+    Kind.PLAN: rf"rounds/{_N}/plan\.json",
+    Kind.COMMIT: rf"rounds/{_N}/commit\.json",
+    Kind.REDUCED: rf"rounds/{_N}/reduced/{_R}\.[0-9a-f]{{64}}",
+    Kind.CHECKPOINT: (
+        rf"checkpoints/{_N}/(?:manifest\.json|{_R}\.{_I}/(?:weights|outer)\.safetensors)"
+    ),
+    Kind.STATE: rf"state/{_R}/{_I}\.{_N}/(?:manifest\.json|[a-z0-9_-]{{1,32}}\.safetensors)",
+    Kind.TELEMETRY: rf"telemetry/{_R}/{_I}/{_N}\.json",
+    Kind.CONTROL: rf"control/{_N}\.json",
+    Kind.JOURNAL: rf"control/journal/{_N}\.json",
+    Kind.FINAL: (
+        rf"final/(?:manifest\.json"
+        rf"|{_R}\.{_I}/(?:model\.safetensors|(?:config|summary|sample)\.json))"
+    ),
+    Kind.PREFLIGHT: r"preflight/[0-9a-f]{16}(?:\.(?:parts|create|race))?",
+}
+_KIND = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _KINDS.items()))
+_FOLDERS = re.compile(
+    rf"code|members(?:/{_R}(?:/{_I})?)?|rounds(?:/{_N}(?:/(?:contributions|reduced))?)?"
+    rf"|checkpoints(?:/{_N}(?:/{_R}\.{_I})?)?|state(?:/{_R}(?:/{_I}\.{_N})?)?"
+    rf"|telemetry(?:/{_R}(?:/{_I})?)?|control(?:/journal)?|final(?:/{_R}\.{_I})?|preflight"
+)
+
+
+def kind_of(key: str) -> Kind | None:
+    """What a run's object of this key is; None for a key that the protocol does not make."""
+    match = _KIND.fullmatch(key)
+    return Kind(str(match.lastgroup)) if match else None
+
+
+def is_folder(path: str) -> bool:
+    """Whether keys of the protocol lie in the folder ``path``, which has no slash at its end."""
+    return _FOLDERS.fullmatch(path) is not None
+
+
+def is_weights_of(key: str, round: int) -> bool:
+    """Whether ``key`` can be the weights of a checkpoint of ``round``."""
+    pattern = rf"checkpoints/{round:08d}/{_R}\.{_I}/weights\.safetensors"
+    return re.fullmatch(pattern, key) is not None
+
+
+def is_final_weights(key: str) -> bool:
+    return re.fullmatch(rf"final/{_R}\.{_I}/model\.safetensors", key) is not None
+
+
 # -- the plain average (diloco.allreduce), which is of no run -------------------------------------
 
 
@@ -164,5 +251,5 @@ def allreduce_payload(round_id: str, group: str, call: int, rank: int) -> str:
 
 def parse_allreduce_payload(key: str) -> tuple[str, str, int, int] | None:
     """(round id, group, call, rank) of a payload's key, None for any other key."""
-    match = re.fullmatch(r"allreduce/([^/]+)/([0-9a-f]{32})/(\d{8})/(\d{5})\.bin", key)
+    match = re.fullmatch(r"allreduce/([^/]+)/([0-9a-f]{32})/([0-9]{8})/([0-9]{5})\.bin", key)
     return (match[1], match[2], int(match[3]), int(match[4])) if match else None

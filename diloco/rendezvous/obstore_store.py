@@ -309,6 +309,16 @@ class ObstoreStore:
             found = [ObjectInfo(info["path"], info["size"]) for page in pages for info in page]
         return sorted(found, key=lambda info: info.key)
 
+    def list_some(self, limit: int) -> builtins.list[ObjectInfo]:
+        """At most ``limit`` objects: one page, where S3 has a thousand to a page."""
+        found: builtins.list[ObjectInfo] = []
+        with _store_errors(""):
+            for page in obstore.list(self._records, chunk_size=min(limit, 1000)):
+                found += [ObjectInfo(info["path"], info["size"]) for info in page]
+                if len(found) >= limit:
+                    break
+        return found[:limit]
+
     def delete(self, keys: Iterable[str]) -> None:
         names = [check_key(key) for key in keys]
         with _store_errors(", ".join(names[:3])):

@@ -278,6 +278,16 @@ class StoredObject:
     sha256: str
 
 
+def _named_below(folder: str, *named: StoredObject | None) -> None:
+    """A manifest names objects of its own folder: what it says is read by whoever trusts it."""
+    for stored in named:
+        if stored is None:
+            continue
+        inner = stored.key.removeprefix(folder)
+        if inner == stored.key or any(part in ("", ".", "..") for part in inner.split("/")):
+            raise BadRecord(f"expected a manifest of objects below {folder}, found {stored.key!r}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorEntry:
     """One trained tensor of the model, for processes that have no model."""
@@ -307,6 +317,9 @@ class CheckpointManifest(Record):
     tokens_total: int
     wall_s: float
 
+    def __post_init__(self) -> None:
+        _named_below(f"checkpoints/{self.round:08d}/", self.weights, self.outer)
+
 
 @dataclass(frozen=True, kw_only=True)
 class HandedInRound:
@@ -335,6 +348,9 @@ class ReplicaStateManifest(Record):
     data_step: int = 0
     wall_s: float
 
+    def __post_init__(self) -> None:
+        _named_below(f"state/{self.writer.replica:05d}/", self.tensors)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FinalManifest(Record):
@@ -348,6 +364,9 @@ class FinalManifest(Record):
     config: StoredObject
     summary: StoredObject
     wall_s: float
+
+    def __post_init__(self) -> None:
+        _named_below("final/", self.weights, self.config, self.summary)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,5 +74,10 @@ class PerProcessStore:
     def list(self, prefix: str) -> builtins.list[ObjectInfo]:
         return self.inner.list(prefix)
 
+    def list_some(self, limit: int) -> builtins.list[ObjectInfo]:
+        """At most ``limit`` objects; all are listed where the client cannot stop early."""
+        some = getattr(self.inner, "list_some", None)
+        return self.inner.list("")[:limit] if some is None else builtins.list(some(limit))
+
     def delete(self, keys: Iterable[str]) -> None:
         self.inner.delete(keys)

@@ -22,17 +22,22 @@ Anything else an implementation raises is a bug.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import os
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Protocol
-from urllib.parse import unquote, urlsplit
+from typing import BinaryIO, Protocol
+from urllib.parse import urlsplit
 
+from diloco.rendezvous import folders
+from diloco.rendezvous.location import FILE, SCHEMES, BadLocation, canonical, file_uri
 from diloco.rendezvous.streaming import StreamedParts
 
 Data = bytes | bytearray | memoryview
@@ -95,7 +100,7 @@ def check_key(key: str) -> str:
     """The key itself; :class:`ValueError` where it could leave the rendezvous prefix, or where a
     client would read part of it as something else."""
     parts = key.split("/")
-    if any(part in ("", ".", "..") for part in parts) or any(sign in key for sign in "\\?#"):
+    if any(part in ("", ".", "..") for part in parts) or any(sign in key for sign in "\\?#\0"):
         raise ValueError(f"expected a relative object key, found {key!r}")
     return key
 
@@ -111,11 +116,14 @@ def open_store(
     then nothing of this process's own is used; None means this process's own.
     """
     scheme = urlsplit(uri).scheme
-    if scheme in ("", "file", "local"):
+    if SCHEMES.get(scheme, scheme) in ("", FILE):
         if environment is not None:
             raise StoreDenied(f"{uri}: expected a bucket to open with a credential, found a folder")
-        path = unquote(urlsplit(uri).path) if scheme else uri
-        return LocalStore(Path(path))
+        try:
+            return LocalStore(canonical(uri).folder)
+        except BadLocation as error:
+            raise StoreDenied(str(error)) from None
+    uri = f"{scheme}{uri[len(scheme) :]}"  # in lower case, as clients expect it
     from diloco.rendezvous.remote_store import open_remote
 
     return open_remote(uri, sole_creator=sole_creator, environment=environment)
@@ -127,32 +135,36 @@ class LocalStore:
     ``put`` renames a finished temporary file into place; ``create`` hard-links it, which fails if
     the name exists: fsspec's own exclusive create on ``file://`` is check-then-write and lets
     several racing writers win.
+
+    The root is resolved once, here. Below it symbolic links are never followed and only regular
+    files are objects (:mod:`diloco.rendezvous.folders`): others can write to a shared folder.
+    A folder that a deletion leaves empty is removed.
     """
 
     atomic_create = True
 
     def __init__(self, root: Path) -> None:
-        self.root = Path(root).absolute()
-        self.uri = self.root.as_uri()
-
-    def _path(self, key: str) -> Path:
-        return self.root / check_key(key)
+        self.root = Path(os.path.realpath(root))
+        self.uri = file_uri(self.root)
 
     @contextlib.contextmanager
-    def _written(self, key: str, parts: Iterable[Data]) -> Iterator[tuple[Path, Path]]:
-        target = self._path(key)
+    def _written(self, key: str, parts: Iterable[Data]) -> Iterator[tuple[int, str, str]]:
+        """The folder of ``key``, and in it the names of the temporary file and of the object."""
+        *path, name = check_key(key).split("/")
+        temporary = f".{name}.{secrets.token_hex(6)}.tmp"
         with _local_errors(key):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
+            folder, file = folders.new_file(self.root, path, temporary)
             try:
-                with temporary.open("wb") as file:
+                with os.fdopen(file, "wb") as written:
                     for part in parts:
-                        file.write(part)
-                    file.flush()
-                    os.fsync(file.fileno())
-                yield temporary, target
+                        written.write(part)
+                    written.flush()
+                    os.fsync(written.fileno())
+                yield folder, temporary, name
             finally:
-                temporary.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=folder)
+                os.close(folder)
 
     def put(self, key: str, data: Data) -> None:
         self._put(key, [data])
@@ -161,48 +173,72 @@ class LocalStore:
         StreamedParts(make_parts).pass_to(lambda parts: self._put(key, parts))
 
     def _put(self, key: str, parts: Iterable[Data]) -> None:
-        with self._written(key, parts) as (temporary, target):
-            temporary.replace(target)
+        with self._written(key, parts) as (folder, temporary, name):
+            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
     def create(self, key: str, data: Data) -> bool:
-        with self._written(key, [data]) as (temporary, target):
+        with self._written(key, [data]) as (folder, temporary, name):
             try:
-                os.link(temporary, target)
+                os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
             except FileExistsError:
                 return False
             return True
 
+    def _opened(self, key: str) -> BinaryIO:
+        return folders.open_file(self.root, check_key(key).split("/"))
+
     def get(self, key: str) -> bytes:
-        with _local_errors(key):
-            return self._path(key).read_bytes()
+        with _local_errors(key), self._opened(key) as file:
+            return file.read()
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        with _local_errors(key), self._path(key).open("rb") as file:
+        with _local_errors(key), self._opened(key) as file:
             file.seek(start)
             return file.read(length)
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        top = self.root / check_key(prefix.rstrip("/")) if prefix else self.root
-        found: list[ObjectInfo] = []
+        return sorted(self._listed(prefix), key=lambda info: info.key)
+
+    def list_some(self, limit: int) -> builtins.list[ObjectInfo]:
+        """At most ``limit`` objects, without reading all of a large folder."""
+        return sorted(islice(self._listed(""), limit), key=lambda info: info.key)
+
+    def _listed(self, prefix: str) -> Iterator[ObjectInfo]:
+        path = check_key(prefix.rstrip("/")).split("/") if prefix else []
         with _local_errors(prefix):
-            for folder, _, names in os.walk(top):
-                for name in names:
-                    if name.startswith(".") and name.endswith(".tmp"):
-                        continue
-                    path = Path(folder) / name
-                    with contextlib.suppress(FileNotFoundError):
-                        size = path.stat().st_size
-                        found.append(ObjectInfo(path.relative_to(self.root).as_posix(), size))
-        return sorted(found, key=lambda info: info.key)
+            for key, size_bytes in folders.walk(self.root, path):
+                name = key.rpartition("/")[2]
+                if not (name.startswith(".") and name.endswith(".tmp")):
+                    yield ObjectInfo(key, size_bytes)
 
     def delete(self, keys: Iterable[str]) -> None:
+        emptied: set[tuple[str, ...]] = set()
         for key in keys:
-            with _local_errors(key):
-                self._path(key).unlink(missing_ok=True)
+            path = check_key(key).split("/")
+            with _local_errors(key), contextlib.suppress(FileNotFoundError):
+                folders.remove_file(self.root, path)
+                emptied.add(tuple(path[:-1]))
+        for folder in emptied:
+            folders.remove_empty(self.root, folder)
+
+    def remove_leftovers(
+        self, is_key: Callable[[str], object], is_folder: Callable[[str], bool]
+    ) -> None:
+        """When no process uses it any more: remove the temporary files of objects that ``is_key``
+        knows, the empty folders that ``is_folder`` knows, and the root, if nothing is left."""
+        with _local_errors(""):
+            for key, _ in builtins.list(folders.walk(self.root, [])):
+                folder, slash, name = key.rpartition("/")
+                match = _TEMPORARY.fullmatch(name)
+                if match and is_key(f"{folder}{slash}{match[1]}"):
+                    folders.remove_file(self.root, key.split("/"))
+            folders.remove_empty_tree(self.root, is_folder)
 
 
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
 _DENIED_ERRNOS = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+    | {errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EINVAL, errno.ENAMETOOLONG}
 )
 
 

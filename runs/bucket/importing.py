@@ -31,6 +31,7 @@ from django.utils import timezone
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.document import GroupDocument
+from diloco.rendezvous.location import canonical
 from diloco.rendezvous.store import MissingKey, Store
 from runs.bucket import journal
 from runs.bucket.beats import Leases, read_leases, store_leases
@@ -41,6 +42,7 @@ from runs.bucket.stores import store_for
 from runs.control.costs import cost_usd
 from runs.drafts.archives import store_archive
 from runs.drafts.create import rendezvous_uri
+from runs.drafts.prefixes import check_free
 from runs.exceptions import CannotDo, InvalidRun
 from runs.models import (
     Alert,
@@ -142,6 +144,7 @@ class _Import:
             known.delete()  # of an import that did not come to its end
         elif known is not None:
             raise CannotDo(f"expected a run that is not here yet, found {known.name!r} ({pk})")
+        check_free(canonical(draft.rendezvous, resolve=False), viewer=self.owner, but=pk)
         owner = self.owner or User.objects.filter(username=told.run.get("owner", "")).first()
         if owner is None:
             name = told.run.get("owner")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
+from diloco.rendezvous.location import BadLocation, canonical
 from diloco.rendezvous.store import Store, StoreDenied, open_store
 from runs.credentials import CannotOpen
 from runs.credentials.vault import unseal
@@ -31,4 +32,18 @@ def _open(pid: int, uri: str, sealed: str, name: str) -> Store:
         environment = unseal(sealed, name=name) if sealed else None
     except CannotOpen as error:
         raise StoreDenied(str(error)) from None
+    _check_no_link(uri)
     return open_store(uri, environment=environment or None)
+
+
+def _check_no_link(uri: str) -> None:
+    """A run's folder is stored with links resolved: one that is there now leads elsewhere."""
+    try:
+        wanted, found = canonical(uri, resolve=False), canonical(uri)
+    except BadLocation as error:
+        raise StoreDenied(str(error)) from None
+    if wanted != found:
+        raise StoreDenied(
+            f"{uri}: expected a folder, found a symbolic link on the way to it, which leads to "
+            f"{found.folder}"
+        )

@@ -28,7 +28,7 @@ from diloco.rendezvous.settings import SettingsError
 from diloco.rendezvous.store import Store
 from diloco.rendezvous.workload import BYTES, VOCABULARY, HuggingFaceWorkload
 from executors.base import ExecutorError
-from runs.bucket.objects import fetch
+from runs.bucket.objects import check_named, fetch
 from runs.models import Checkpoint
 
 TOKENIZER_FILES = frozenset(
@@ -167,6 +167,7 @@ def byte_tokenizer_files() -> dict[str, bytes]:
 def fetch_weights(store: Store, checkpoint: Checkpoint, path: Path, *, as_model: bool) -> None:
     """The weights into ``path``; with ``as_model`` their header says ``format: pt``. Either way the
     digest of what lies in the bucket is checked."""
+    check_named(checkpoint)
     header = _header(store, checkpoint.key) if as_model else None
     with path.open("wb") as file:
         into: Any = file

@@ -15,6 +15,7 @@ import contextlib
 import json
 import logging
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
@@ -22,7 +23,7 @@ from django.db import connections, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from diloco.rendezvous import keys
+from diloco.rendezvous import keys, ownership
 from diloco.rendezvous.document import GroupDocument, ProtocolMismatch
 from diloco.rendezvous.settings import GroupSettings, SettingsError
 from diloco.rendezvous.store import MissingKey, Store, StoreDenied, StoreUnavailable
@@ -109,12 +110,14 @@ def _out_of_the_queue(run: Run, to: RunState, reason: str) -> None:
 
 
 def publish_group(run: Run, store: Store) -> None:
-    """``code/<sha>.zip`` and ``group.json``, both create-once.
+    """The prefix's marker, ``code/<sha>.zip``, and ``group.json``, all create-once.
 
-    Raises :class:`LaunchFailed` when there is a ``group.json`` that is not this run's.
+    Raises :class:`LaunchFailed` when there is a ``group.json`` that is not this run's, or without
+    one anything else that is not.
     """
     found = _existing_group(store)
     if found is None:
+        _claim(run, store, ownership.claim)
         bundle = make_bundle()
         document = group_document(run, bundle.sha256)
         Run.objects.filter(pk=run.pk, state=RunState.QUEUED).update(
@@ -132,6 +135,14 @@ def publish_group(run: Run, store: Store) -> None:
     expected = group_document(run, run.code_sha256)
     if found != expected.to_bytes():
         raise LaunchFailed(_difference(store.uri, expected, found))
+    _claim(run, store, ownership.mark)  # of a run that was launched before there were markers
+
+
+def _claim(run: Run, store: Store, make: Callable[[Store, str], None]) -> None:
+    try:
+        make(store, str(run.pk))
+    except ownership.PrefixTaken as error:
+        raise LaunchFailed(str(error)) from None
 
 
 def take_up(run: Run, store: Store) -> None:

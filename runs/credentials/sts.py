@@ -3,7 +3,8 @@
 AssumeRole with a session policy: what the keys may is what both the role and the policy allow, so
 one role with access to the whole bucket serves all runs. A missing object must be told from a
 forbidden one (404, not 403), and S3 does that only to who may list: it evaluates ListBucket with
-the key as ``s3:prefix``, which the policy's condition allows within the prefix.
+the key as ``s3:prefix``, which the policy's condition allows within the prefix. The prefix in that
+condition ends at a slash: a listing of ``runs/1`` would show ``runs/10`` as well.
 
 Left out: renewal. A replica is handed over to its next attempt before its keys expire.
 
@@ -18,8 +19,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
+from diloco.rendezvous.location import BadLocation, canonical
 from diloco.rendezvous.store_access import s3_access
 from executors.base import NeedsPerson, RetryLater
 from runs.credentials.kinds import ROLE_ARN
@@ -107,14 +108,20 @@ def duration_s(lifetime_s: float | None, longest_s: int | None) -> int:
 def session_policy(uri: str, *, partition: str = "aws", kms_key_arn: str = "") -> dict[str, Any]:
     """What a replica may do in ``s3://bucket/prefix``: everything a run does there, nothing else.
 
-    The prefix ends at a slash, so that ``runs/1`` does not open ``runs/10``.
+    The prefix ends at a slash, so that ``runs/1`` does not open ``runs/10``. Raises
+    :class:`NeedsPerson` for a URI that is not in canonical form.
     """
-    parts = urlsplit(uri, allow_fragments=False)
-    bucket = f"arn:{partition}:s3:::{parts.netloc}"
-    prefix = _literal(parts.path.strip("/"))
+    try:
+        location = canonical(uri, resolve=False)
+    except BadLocation as error:
+        raise NeedsPerson(str(error)) from None
+    if location.scheme != "s3":
+        raise NeedsPerson(f"expected s3://bucket/prefix, found {uri}")
+    bucket = f"arn:{partition}:s3:::{location.bucket}"
+    prefix = _literal(location.path)
     listing: dict[str, Any] = {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": bucket}
     if prefix:
-        listing["Condition"] = {"StringLike": {"s3:prefix": [prefix, f"{prefix}/*"]}}
+        listing["Condition"] = {"StringLike": {"s3:prefix": f"{prefix}/*"}}
     objects = f"{bucket}/{prefix}/*" if prefix else f"{bucket}/*"
     statements = [listing, {"Effect": "Allow", "Action": list(_OBJECTS), "Resource": objects}]
     if kms_key_arn:

@@ -13,10 +13,14 @@ from urllib.parse import urlsplit
 from django.conf import settings
 
 from diloco.preflight import preflight
+from diloco.rendezvous.location import BadLocation, canonical
+from diloco.rendezvous.ownership import PrefixTaken, check_empty
+from diloco.rendezvous.store import StoreError, open_store
 from diloco.rendezvous.store_access import family_of
 from diloco.rendezvous.workload import STDLIB
 from runs.control.backends import capabilities_of
 from runs.credentials import CannotOpen, check_store, store_environment
+from runs.drafts.prefixes import not_allowed
 from runs.models import Credential
 from runs.redaction import redact
 
@@ -84,7 +88,10 @@ def check_rendezvous(
     uri: str, backends: Sequence[str], *, store: Credential | None = None
 ) -> list[str]:
     """Proves write, read, range read, list, create and delete under ``uri``: what
-    ``python -m diloco.preflight`` does, short of the large object and the race."""
+    ``python -m diloco.preflight`` does, short of the large object and the race.
+
+    Nothing is written unless a run may lie there and the prefix is empty, and nothing is left.
+    """
     if here := only_here(uri, backends, store=store):
         names = ", ".join(remote_backends(backends))
         return [
@@ -97,6 +104,8 @@ def check_rendezvous(
         environment = store_environment(store)
     except CannotOpen as error:
         return [str(error)]
+    if problem := _not_for_a_run(uri, environment):
+        return [redact(problem)]
     report = preflight(uri, quick=True, environment=environment)
     for check in report.missing[:1]:
         if check.name == "open":
@@ -104,6 +113,23 @@ def check_rendezvous(
         needs = f" (needs {check.needs})" if check.needs else ""
         return [redact(f"cannot {check.name} in {report.uri}: {check.detail}{needs}")]
     return []
+
+
+def _not_for_a_run(uri: str, environment: Mapping[str, str] | None) -> str:
+    """Why no run may lie at ``uri``, whatever the store can do; '' where one may."""
+    try:
+        location = canonical(uri)
+    except BadLocation as error:
+        return f"cannot be opened: {error}"
+    if problem := not_allowed(location):
+        return problem
+    try:
+        check_empty(open_store(location.uri, environment=environment))
+    except PrefixTaken as error:
+        return str(error)
+    except (StoreError, ValueError, ImportError):
+        pass  # the checks that follow name what is denied
+    return ""
 
 
 def check_data(uri: str, backends: Sequence[str] = ()) -> list[str]:

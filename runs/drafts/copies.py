@@ -14,6 +14,7 @@ from datetime import datetime
 
 from django.conf import settings as site
 
+from diloco.rendezvous.location import canonical
 from diloco.rendezvous.planting import CannotPlant, plant
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import Store
@@ -158,4 +159,5 @@ def _beside(run: Run) -> str:
         uuid.UUID(run.rendezvous.rpartition("/")[2])
     except ValueError:
         return f"{run.rendezvous}-{secrets.token_hex(3)}"
-    return "" if parent == site.DEFAULT_RENDEZVOUS.rstrip("/") else f"{parent}/{uuid.uuid4()}"
+    default = canonical(site.DEFAULT_RENDEZVOUS).uri
+    return "" if parent == default else f"{parent}/{uuid.uuid4()}"

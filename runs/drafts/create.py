@@ -5,19 +5,18 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.db.models import Max
 from django.utils import timezone
 
+from diloco.rendezvous.location import canonical
 from executors.catalogue import Hardware
 from runs.control.backends import BACKENDS, catalogue
 from runs.credentials import check_store
+from runs.drafts import prefixes
 from runs.drafts.archives import kept_archive, store_archive
 from runs.drafts.copies import check_fork
 from runs.drafts.presets import Fork, PoolDraft, RunDraft
@@ -28,7 +27,6 @@ from runs.states import RunState
 from runs.transitions import record_event
 
 NAME_LENGTH = 80
-RENDEZVOUS_LENGTH = 500
 SUBMIT_KEY_LENGTH = 64
 POOL_LIMIT = 1024
 
@@ -47,7 +45,7 @@ def create_run(draft: RunDraft, *, owner: User, submit_key: str) -> Run:
     if existing is not None:
         return existing
     run_id = uuid.uuid4()
-    rendezvous = check_draft(draft, run_id)
+    rendezvous = check_draft(draft, run_id, viewer=owner)
     try:
         with transaction.atomic():
             return _store(draft, run_id, rendezvous, owner, submit_key)
@@ -66,8 +64,9 @@ def _submitted(submit_key: str, owner: User) -> Run | None:
     return run
 
 
-def check_draft(draft: RunDraft, run_id: uuid.UUID) -> str:
-    """The rendezvous URI of a draft that is all right; :class:`InvalidRun` otherwise."""
+def check_draft(draft: RunDraft, run_id: uuid.UUID, *, viewer: User | None = None) -> str:
+    """The rendezvous URI of a draft that is all right; :class:`InvalidRun` otherwise. ``viewer``:
+    see :func:`runs.drafts.prefixes.check_free`."""
     name = draft.name.strip()
     if not name or len(name) > NAME_LENGTH:
         raise InvalidRun("name", f"expected 1 to {NAME_LENGTH} characters, found {len(name)}")
@@ -92,11 +91,15 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID) -> str:
         store = _credential(draft.store_credential, "store", "store_credential")
         if problem := check_store(store, rendezvous):
             raise InvalidRun("rendezvous", problem)
-    if Run.objects.filter(rendezvous=rendezvous).exists():
-        raise InvalidRun(
-            "rendezvous", f"expected a prefix no run has used, found one that has: {rendezvous}"
-        )
+    prefixes.check_free(canonical(rendezvous, resolve=False), viewer=viewer)
     return rendezvous
+
+
+def free_prefix(wanted: str, run_id: uuid.UUID, *, viewer: User) -> str:
+    """The canonical URI of a prefix that a new run may have; :class:`InvalidRun` otherwise."""
+    location = prefixes.location_for(wanted, run_id)
+    prefixes.check_free(location, viewer=viewer)
+    return location.uri
 
 
 def check_pool(pool: PoolDraft, index: int = 0) -> Hardware:
@@ -170,25 +173,17 @@ def _check_budget(draft: RunDraft) -> None:
 
 
 def rendezvous_uri(wanted: str, run_id: uuid.UUID) -> str:
-    """One spelling per place: no trailing slash, local paths as ``file://`` URIs."""
-    wanted = wanted.strip()
-    if not wanted:
-        return f"{settings.DEFAULT_RENDEZVOUS.rstrip('/')}/{run_id}"
-    if not urlsplit(wanted).scheme:
-        if not Path(wanted).is_absolute():
-            raise InvalidRun("rendezvous", f"expected a URI or an absolute path, found {wanted!r}")
-        wanted = Path(wanted).as_uri()
-    if len(wanted) > RENDEZVOUS_LENGTH:
-        raise InvalidRun(
-            "rendezvous", f"expected at most {RENDEZVOUS_LENGTH} characters, found {len(wanted)}"
-        )
-    return wanted.rstrip("/")
+    """The canonical URI of a prefix that a run may have, whether or not another has it;
+    :class:`InvalidRun` otherwise."""
+    return prefixes.location_for(wanted, run_id).uri
 
 
 def _store(
     draft: RunDraft, run_id: uuid.UUID, rendezvous: str, owner: User, submit_key: str
 ) -> Run:
     now = timezone.now()
+    prefixes.lock()
+    prefixes.check_free(canonical(rendezvous, resolve=False), viewer=owner)
     run = Run.objects.create(
         id=run_id,
         name=draft.name.strip(),

@@ -256,6 +256,22 @@ def test_delete_asks_for_the_name(call: Call, run: Any, monkeypatch: pytest.Monk
     assert run.delete_requested_at is not None
 
 
+def test_delete_with_objects_lists_them_first(call: Call, run: Any, tmp_path: Path) -> None:
+    from diloco.rendezvous.ownership import mark
+    from diloco.rendezvous.store import LocalStore
+
+    store = LocalStore(tmp_path / "run")
+    mark(store, str(run.pk))
+    store.put("control/00000001.json", b"x")
+    store.put("notes\x1b.txt", b"mine")
+    type(run).objects.update(state="failed", rendezvous=store.uri)
+    said = call("delete", "last", "--objects", "--name", "First run")
+    assert said.code == 0
+    assert "Deletes 2 objects, " in said.err
+    assert "Keeps 1 objects that are not of the run:\n  notes" in said.err
+    assert "\x1b" not in said.err
+
+
 def test_alerts(call: Call, run: Any) -> None:
     from django.utils import timezone
 

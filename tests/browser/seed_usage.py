@@ -81,7 +81,7 @@ def checkpoints(
         Checkpoint.objects.create(
             run=run,
             round=number,
-            key=f"checkpoints/{number:09d}/00000-00001-abc/weights.safetensors",
+            key=f"checkpoints/{number:08d}/00000.00001-0123abcd/weights.safetensors",
             size_bytes=2_701_000,
             digest=seed.digest(f"checkpoint {number}"),
             created_at=run.created_at + datetime.timedelta(seconds=8 * number),
@@ -91,7 +91,7 @@ def checkpoints(
             run=run,
             round=run.committed_rounds,
             final=True,
-            key="final/weights.safetensors",
+            key="final/00000.00001-0123abcd/model.safetensors",
             size_bytes=2_701_000,
             digest=seed.digest("final"),
             sample=sample,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +82,17 @@ def run(tmp_path: Path) -> Run:
     made = seed.run(seed.user("owner", "operator"), committed=2, replicas=2)
     for replica in made.replicas.all():
         seed_fleet.attempts(replica, backend="local", price=0.0, earlier=0, now=timezone.now())
-    key = "checkpoints/weights.safetensors"
+    key = "checkpoints/00000002/00000.00001-0123abcd/weights.safetensors"
     made.rendezvous = tmp_path.as_uri()
     made.save()
     open_store(made.rendezvous).put(key, b"weights")
     Checkpoint.objects.create(
-        run=made, round=2, key=key, size_bytes=7, digest="", created_at=timezone.now()
+        run=made,
+        round=2,
+        key=key,
+        size_bytes=7,
+        created_at=timezone.now(),
+        digest=hashlib.sha256(b"weights").hexdigest(),
     )
     return made
 

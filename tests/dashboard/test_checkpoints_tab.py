@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from diloco.rendezvous.store import open_store
-from runs.bucket.objects import PIECE_BYTES
+from runs.bucket.objects import PIECE_BYTES, NotWhatItWas
 from runs.models import Checkpoint, Credential, Event, Run
 from tests.browser import seed, seed_usage
 
@@ -39,7 +41,8 @@ def stored(run: Run, data: bytes = WEIGHTS) -> Checkpoint:
     seed_usage.checkpoints(run, 8)
     made: Checkpoint = Checkpoint.objects.get(run=run)
     open_store(run.rendezvous).put(made.key, data)
-    Checkpoint.objects.update(size_bytes=len(WEIGHTS))
+    Checkpoint.objects.update(size_bytes=len(WEIGHTS), digest=hashlib.sha256(WEIGHTS).hexdigest())
+    made.refresh_from_db()
     return made
 
 
@@ -85,6 +88,73 @@ def test_weights_come_whole_and_in_pieces(client: Client, run: Run) -> None:
     assert [len(p) for p in parts] == [PIECE_BYTES, PIECE_BYTES, len(WEIGHTS) - 2 * PIECE_BYTES]
     assert answer["Content-Length"] == str(len(WEIGHTS))
     assert answer["Content-Disposition"] == 'attachment; filename="local-demo-round-8.safetensors"'
+
+
+@pytest.mark.parametrize("damage", ["flipped", "shorter", "longer", "link", "fifo"])
+def test_damaged_weights_are_not_sent(
+    client: Client, run: Run, tmp_path: Path, damage: str
+) -> None:
+    made = stored(run)
+    path = tmp_path / made.key
+    if damage == "link":
+        (tmp_path / "key").write_bytes(WEIGHTS)
+        path.unlink()
+        path.symlink_to(tmp_path / "key")
+    elif damage == "fifo":
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        data = {"flipped": WEIGHTS[:-1] + b"x", "shorter": WEIGHTS[:-1], "longer": WEIGHTS + b"x"}
+        path.write_bytes(data[damage])
+    answer = download(client, made)
+    if damage == "longer":  # what the manifest describes is what is sent
+        assert b"".join(answer.streaming_content) == WEIGHTS
+        return
+    assert (answer.status_code, answer["Content-Type"]) == (502, "text/plain; charset=utf-8")
+    assert b"cannot be downloaded" in answer.content
+
+
+@pytest.mark.parametrize("flipped", [0, PIECE_BYTES + 5, len(WEIGHTS) - 1])
+def test_of_damaged_weights_in_a_bucket_the_last_piece_is_not_sent(
+    client: Client, run: Run, flipped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runs.bucket.objects.READ_TWICE_BYTES", 0)
+    made = stored(run)
+    data = WEIGHTS[:flipped] + b"x" + WEIGHTS[flipped + 1 :]
+    open_store(run.rendezvous).put(made.key, data)
+    answer = download(client, made)
+    sent = b""
+    with pytest.raises(NotWhatItWas, match="expected sha256"):
+        for piece in answer.streaming_content:
+            sent += piece
+    assert len(sent) == 2 * PIECE_BYTES < int(answer["Content-Length"])
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "../../credentials.key", "/etc/passwd", "group.json", "", "a//b", "checkpoints/x", "a\x00b",
+        "checkpoints/00000007/00000.00001-0123abcd/weights.safetensors",
+        "checkpoints/00000008/00000.00001-0123abcd/../../../group.json",
+        "checkpoints/00000008/00000.00001-0123abcd/outer.safetensors",
+    ],
+)  # fmt: skip
+def test_a_key_that_is_not_of_the_checkpoint_is_refused(
+    client: Client, run: Run, tmp_path: Path, key: str
+) -> None:
+    made = stored(run)
+    (tmp_path / "group.json").write_bytes(WEIGHTS)
+    Checkpoint.objects.update(key=key)
+    answer = download(client, made)
+    assert answer.status_code == 502
+    assert b"expected a manifest that names the weights of checkpoint @ 8" in answer.content
+
+
+@pytest.mark.parametrize("digest", ["", "x", "A" * 64])
+def test_weights_without_a_digest_are_not_sent(client: Client, run: Run, digest: str) -> None:
+    made = stored(run)
+    Checkpoint.objects.update(digest=digest)
+    assert b"expected a manifest with a sha256" in download(client, made).content
 
 
 def test_what_has_been_swept_is_not_there(client: Client, run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,13 +196,16 @@ def test_a_run_that_is_not_there_is_not_copied(client: Client, run: Run, query: 
     assert client.get(reverse("run-new") + query).status_code == 404
 
 
-def test_a_fork_that_is_sent_makes_a_run_that_begins_there(client: Client, run: Run) -> None:
+def test_a_fork_that_is_sent_makes_a_run_that_begins_there(
+    client: Client, run: Run, tmp_path: Path
+) -> None:
     Checkpoint.objects.all().delete()
     whole_checkpoint(run, 5)
     form = form_of(client, f"?fork={run.pk}")
     sent = {field.html_name: field.value() for field in form if field.value() not in (None, False)}
     for pool in form.pools:
         sent |= {f.html_name: f.value() for f in pool if f.value() not in (None, False)}
+    sent["rendezvous"] = str(tmp_path / "fork")
     wrong = client.post(reverse("run-new"), sent | {"size": "mini"})
     assert wrong.status_code == 422
     assert "expected &#x27;demo&#x27; as in" in wrong.content.decode()
@@ -213,3 +217,23 @@ def test_a_fork_that_is_sent_makes_a_run_that_begins_there(client: Client, run: 
     Run.objects.filter(pk=run.pk).delete()
     assert "a run that is gone" in page(client, fork)
     assert User.objects.count() == 1
+
+
+def test_the_page_that_deletes_lists_what_goes_and_what_stays(
+    client: Client, run: Run, tmp_path: Path
+) -> None:
+    from diloco.rendezvous.ownership import mark
+    from diloco.rendezvous.store import LocalStore
+
+    store = LocalStore(tmp_path / "run")
+    mark(store, str(run.pk))
+    store.put("control/00000001.json", b"x" * 2000)
+    store.put("code/<b>mine.py", b"mine")
+    Run.objects.update(rendezvous=store.uri, state="failed")
+    page = client.get(reverse("run-delete", args=[run.pk])).content.decode()
+    assert "2 objects" in page
+    assert "1 control" in page
+    assert "1 other object" in page
+    assert "code/&lt;b&gt;mine.py" in page
+    Run.objects.update(rendezvous="s3://b/with a credential that is gone")
+    assert client.get(reverse("run-delete", args=[run.pk])).status_code == 200

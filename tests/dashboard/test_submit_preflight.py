@@ -59,12 +59,13 @@ def test_a_run_on_two_backends_that_answer_is_launched(client: Client, olga: Any
 # Who can reach what.
 
 
-@pytest.mark.parametrize("rendezvous", ["", "http://127.0.0.1:9000/bucket", "http://[::1]/b"])
+@pytest.mark.parametrize("rendezvous", ["", "{default}/mine"])
 def test_a_place_of_this_machine_is_refused_with_a_remote_pool(
     client: Client, olga: Any, settings: Any, rendezvous: str
 ) -> None:
     settings.LOOPBACK_BACKENDS = frozenset()
-    errors = refused(client, sent(LOCAL, MODAL, rendezvous=rendezvous))
+    wanted = rendezvous.format(default=settings.DEFAULT_RENDEZVOUS)
+    errors = refused(client, sent(LOCAL, MODAL, rendezvous=wanted))
     assert list(errors) == ["rendezvous"]
     assert "expected a bucket that replicas on modal can reach" in errors["rendezvous"][0]
 

@@ -68,3 +68,36 @@ def test_keys_sort_as_numbers_do_and_are_parsed_back() -> None:
     assert keys.parse_checkpoint_manifest(keys.checkpoint_manifest(12)) == 12
     with pytest.raises(ValueError, match="8 hex digits"):
         keys.incarnation(1, "../../..")
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["../credentials.key", "/etc/passwd", "group.json", "checkpoints/00000002/a/weights", "",
+     "checkpoints/00000001/../../group.json", "checkpoints/00000001//x", "checkpoints/00000001/"],
+)  # fmt: skip
+def test_a_manifest_names_only_objects_of_its_own_folder(key: str) -> None:
+    from diloco.rendezvous.document import PROTOCOL
+    from diloco.rendezvous.records import CheckpointManifest, FinalManifest, StoredObject
+
+    own = StoredObject(key="checkpoints/00000001/x/weights.safetensors", size_bytes=1, sha256="")
+    final = StoredObject(key="final/x/model.safetensors", size_bytes=1, sha256="")
+    odd = StoredObject(key=key, size_bytes=1, sha256="")
+    writer = {"replica": 0, "incarnation": "00001-0123abcd"}
+    for field in ("weights", "outer"):
+        body = {
+            "v": PROTOCOL, "round": 1, "writer": writer, "model_hash": "", "base_rounds": [],
+            "tensors": [], "weights_digest": "", "weights": vars(own), "outer": vars(own),
+            "tokens_total": 0, "wall_s": 0.0,
+        }  # fmt: skip
+        CheckpointManifest.from_bytes(json.dumps(body).encode())
+        with pytest.raises(BadRecord, match="objects below checkpoints/00000001/"):
+            CheckpointManifest.from_bytes(json.dumps(body | {field: vars(odd)}).encode())
+    for field in ("weights", "config", "summary"):
+        body = {
+            "v": PROTOCOL, "round": 1, "reason": "completed", "writer": writer,
+            "weights_digest": "", "weights": vars(final), "config": vars(final),
+            "summary": vars(final), "wall_s": 0.0,
+        }  # fmt: skip
+        FinalManifest.from_bytes(json.dumps(body).encode())
+        with pytest.raises(BadRecord, match="objects below final/"):
+            FinalManifest.from_bytes(json.dumps(body | {field: vars(odd)}).encode())

@@ -213,8 +213,9 @@ def test_a_body_that_is_too_large(owner: Any) -> None:
     assert "exceeded" in answer.json()["detail"]
 
 
-def test_what_the_preflight_finds_is_told_as_the_form_tells_it(owner: Any) -> None:
-    change = {"rendezvous": "file:///dev/null/nowhere"}
+def test_what_the_preflight_finds_is_told_as_the_form_tells_it(owner: Any, tmp_path: Any) -> None:
+    (tmp_path / "file").write_text("a file where a folder should be")
+    change = {"rendezvous": f"{tmp_path}/file/run"}
     answer = owner.post("/runs", DOCUMENT | change)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["field"] == "rendezvous"
@@ -225,6 +226,39 @@ def test_what_the_preflight_finds_is_told_as_the_form_tells_it(owner: Any) -> No
     answer = owner.post("/plan?ask=false", DOCUMENT | change)
     assert answer.json()["problems"] == []
     assert not Run.objects.exists()
+
+
+def test_a_dry_run_creates_nothing(owner: Any, settings: Any, tmp_path: Any) -> None:
+    settings.RENDEZVOUS_ROOTS = [str(tmp_path / "allowed")]
+    outside = {"rendezvous": str(tmp_path / "outside" / "run")}
+    for path in ("/plan", "/plan?ask=false", "/runs"):
+        answer = owner.post(path, DOCUMENT | outside)
+        [problem] = answer.json()["problems" if path.startswith("/plan") else "errors"]
+        assert problem["field"] == "rendezvous"
+        assert str(tmp_path / "allowed") in problem["expected"]
+    inside = {"rendezvous": str(tmp_path / "allowed" / "new" / "run")}
+    for change in ({}, inside):
+        assert owner.post("/plan", DOCUMENT | change).json()["problems"] == []
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_dry_run_writes_nothing_beside_what_is_there(owner: Any, tmp_path: Any) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    change = {"rendezvous": str(tmp_path / "mine")}
+    [problem] = owner.post("/plan", DOCUMENT | change).json()["problems"]
+    assert (problem["field"], "notes.txt" in problem["found"]) == ("rendezvous", True)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_a_prefix_inside_another_run_s_is_refused_by_name(owner: Any, tmp_path: Any) -> None:
+    first = {"rendezvous": str(tmp_path / "mine")}
+    assert owner.post("/runs", DOCUMENT | first | {"name": "First here"}).status_code == 201
+    for spelling in ("mine", "mine/rounds", "mine//x", "x/../mine", "../" + tmp_path.name):
+        answer = owner.post("/runs", DOCUMENT | {"rendezvous": f"{tmp_path}/{spelling}"})
+        assert answer.status_code == 422, spelling
+        [problem] = answer.json()["errors"]
+        assert (problem["field"], "'First here'" in problem["found"]) == ("rendezvous", True)
 
 
 def test_info_is_the_group_s_document_with_every_setting(owner: Any, run: Any) -> None:

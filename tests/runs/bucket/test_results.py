@@ -30,7 +30,8 @@ def test_a_checkpoint_comes_with_its_round(world: Any) -> None:
     world.bucket.checkpoint(1)
     world.tick()
     rows = [(c.round, c.final, c.key, c.size_bytes, c.digest) for c in Checkpoint.objects.all()]
-    assert rows == [(n, False, "final/weights", 4096, DIGEST) for n in (0, 1)]
+    folders = [keys.checkpoint_dir(n, 0, "00001-00000000") for n in (0, 1)]
+    assert rows == [(n, False, f"{folders[n]}weights.safetensors", 4096, DIGEST) for n in (0, 1)]
     world.bucket.commit(2, [0, 1])
     world.tick()
     assert Checkpoint.objects.count() == 2

@@ -45,11 +45,14 @@ def put(store: Store, key: str, data: bytes) -> StoredObject:
 
 def checkpoint(world: Any, *, final: bool = False) -> Checkpoint:
     store = store_for(world.run)
-    weights = put(store, "w/weights.safetensors", WEIGHTS)
+    who = "00001-0123abcd"
+    folder = keys.final_dir(0, who) if final else keys.checkpoint_dir(7, 0, who)
+    weights = put(store, f"{folder}{'model' if final else 'weights'}.safetensors", WEIGHTS)
     if final:
         manifest = FinalManifest(
             round=7, reason="completed", writer=identity(0), weights_digest="d", weights=weights,
-            config=put(store, "w/config.json", CONFIG), summary=put(store, "w/summary.json", b"{}"),
+            config=put(store, f"{folder}config.json", CONFIG),
+            summary=put(store, f"{folder}summary.json", b"{}"),
             wall_s=1.0,
         )  # fmt: skip
         store.create(keys.FINAL_MANIFEST, manifest.to_bytes())

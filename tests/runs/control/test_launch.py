@@ -110,7 +110,14 @@ def test_a_bucket_that_is_away_is_tried_again_and_then_given_up(
     assert "no route to bucket" in late.state_reason
 
 
-STEPS = ("make_bundle", "store.create code", "store.create group", "transition", "enqueue")
+STEPS = (
+    "store.create owner",
+    "make_bundle",
+    "store.create code",
+    "store.create group",
+    "transition",
+    "enqueue",
+)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -142,7 +149,11 @@ def test_a_launch_killed_at_any_step_is_finished_by_the_next(
 def die_at(monkeypatch: pytest.MonkeyPatch, step: str, after: bool) -> None:
     target: Any = launch
     name = step
-    wanted = {"store.create code": "code/", "store.create group": keys.GROUP}.get(step)
+    wanted = {
+        "store.create owner": keys.OWNER,
+        "store.create code": "code/",
+        "store.create group": keys.GROUP,
+    }.get(step)
     if wanted:
         target, name = LocalStore, "create"
     real = getattr(target, name)

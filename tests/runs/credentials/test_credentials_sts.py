@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +14,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from diloco.rendezvous.fsspec_store import FsspecStore
 from diloco.rendezvous.store import PART_BYTES, MissingKey, Store, StoreDenied, open_store
 from emulators.s3 import ROLE_ARN
 from executors.base import NeedsPerson, RetryLater
@@ -57,8 +59,11 @@ def as_replica(run: Any) -> Store:
 
 
 @pytest.mark.django_db
-def test_a_replica_can_do_in_its_run_s_prefix_all_that_a_run_does(two: Any) -> None:
+@pytest.mark.parametrize("engine", ["obstore", "s3fs"])
+def test_a_replica_can_do_in_its_run_s_prefix_all_that_a_run_does(two: Any, engine: str) -> None:
     store = as_replica(two[0])
+    if engine == "s3fs":
+        store = FsspecStore(two[0].rendezvous, environment=given(two[0]).environment)
     assert store.get("a/secret") == b"of this run"
     store.put("a/b", b"x")
     assert (store.create("c", b"first"), store.create("c", b"second")) == (True, False)
@@ -94,6 +99,26 @@ def test_a_replica_can_do_nothing_in_another_run_s(
     with pytest.raises(StoreDenied):
         act(intruder)
     assert open_store(other.rendezvous, environment=s3.env).get("a/secret") == b"of this run"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("prefix", ["sts/run", "sts/run-", "sts/", ""])
+def test_a_listing_by_text_does_not_show_another_run_s(two: Any, s3: S3Server, prefix: str) -> None:
+    """Any S3 client can ask for keys that begin with the prefix but not with its slash."""
+    import boto3
+    from botocore.exceptions import ClientError
+
+    found = given(two[0]).environment
+    client = boto3.client(
+        "s3", endpoint_url=s3.endpoint_url, region_name="us-east-1",
+        aws_access_key_id=found["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=found["AWS_SECRET_ACCESS_KEY"],
+        aws_session_token=found["AWS_SESSION_TOKEN"],
+    )  # fmt: skip
+    listed = client.list_objects_v2(Bucket=s3.bucket, Prefix="sts/run/")
+    assert [item["Key"] for item in listed["Contents"]] == ["sts/run/a/secret"]
+    with pytest.raises(ClientError, match="AccessDenied"):
+        client.list_objects_v2(Bucket=s3.bucket, Prefix=prefix)
 
 
 @pytest.mark.django_db
@@ -253,7 +278,7 @@ def test_the_policy_is_of_exactly_the_prefix() -> None:
                 "Effect": "Allow",
                 "Action": "s3:ListBucket",
                 "Resource": "arn:aws:s3:::bucket",
-                "Condition": {"StringLike": {"s3:prefix": ["runs/1", "runs/1/*"]}},
+                "Condition": {"StringLike": {"s3:prefix": "runs/1/*"}},
             },
             {
                 "Effect": "Allow",
@@ -268,6 +293,82 @@ def test_the_policy_is_of_exactly_the_prefix() -> None:
             },
         ],
     }
+
+
+def allows(policy: dict[str, Any], action: str, resource: str, prefix: str | None = None) -> bool:
+    """What S3 decides by a policy that only allows: some statement matches action, resource, and
+    its condition. A request without ``s3:prefix`` does not meet a condition on it.
+
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html
+    """
+    for statement in policy["Statement"]:
+        assert statement["Effect"] == "Allow"
+        assert set(statement) <= {"Effect", "Action", "Resource", "Condition"}
+        actions = statement["Action"]
+        if not any(
+            like(action, one) for one in ([actions] if isinstance(actions, str) else actions)
+        ):
+            continue
+        if not like(resource, statement["Resource"]):
+            continue
+        condition = statement.get("Condition", {"StringLike": {}})
+        assert set(condition) == {"StringLike"}
+        if all(
+            prefix is not None and like(prefix, wanted)
+            for name, wanted in condition["StringLike"].items()
+            if name == "s3:prefix"
+        ):
+            return True
+    return False
+
+
+def like(value: str, pattern: str) -> bool:
+    """``*`` any text, ``?`` any character; ``${*}`` and the like mean the character itself."""
+    parts = re.split(r"(\$\{[*?$]\}|[*?])", pattern)
+    signs = {"*": ".*", "?": "."}
+    expression = "".join(
+        signs.get(part) or re.escape(part[2] if part.startswith("${") else part) for part in parts
+    )
+    return re.fullmatch(expression, value, re.DOTALL) is not None
+
+
+OBJECT_ACTIONS = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject")
+
+
+@pytest.mark.parametrize("key", ["group.json", "rounds/00000001/plan.json", "a b", "*"])
+def test_a_policy_opens_every_object_of_the_prefix(key: str) -> None:
+    policy = sts.session_policy("s3://team/runs")
+    for action in OBJECT_ACTIONS:
+        assert allows(policy, action, f"arn:aws:s3:::team/runs/{key}")
+    for prefix in ("runs/", "runs/rounds/", f"runs/{key}"):
+        assert allows(policy, "s3:ListBucket", "arn:aws:s3:::team", prefix)
+
+
+@pytest.mark.parametrize(
+    "key", ["runs", "runs-other/x", "runsx", "run/x", "x", "Runs/x", "other/runs/x", ""]
+)
+def test_a_policy_opens_nothing_beside_the_prefix(key: str) -> None:
+    policy = sts.session_policy("s3://team/runs")
+    for action in OBJECT_ACTIONS:
+        assert not allows(policy, action, f"arn:aws:s3:::team/{key}")
+        assert not allows(policy, action, f"arn:aws:s3:::team-b/runs/{key}")
+    assert not allows(policy, "s3:ListBucket", "arn:aws:s3:::team", key)
+    assert not allows(policy, "s3:ListBucket", "arn:aws:s3:::team")
+    assert not allows(policy, "s3:ListBucket", "arn:aws:s3:::team-b", "runs/x")
+    assert not allows(policy, "s3:PutBucketPolicy", "arn:aws:s3:::team")
+
+
+def test_signs_in_a_prefix_open_nothing_else() -> None:
+    policy = sts.session_policy("s3://team/a*/$b")
+    assert allows(policy, "s3:GetObject", "arn:aws:s3:::team/a*/$b/x")
+    assert not allows(policy, "s3:GetObject", "arn:aws:s3:::team/ab/$b/x")
+    assert not allows(policy, "s3:ListBucket", "arn:aws:s3:::team", "axx/$b/x")
+
+
+@pytest.mark.parametrize("uri", ["s3://team//runs", "s3://team/runs/..", "s3://Team/runs", "/srv"])
+def test_a_policy_is_made_of_a_canonical_prefix_only(uri: str) -> None:
+    with pytest.raises(NeedsPerson, match="expected"):
+        sts.session_policy(uri)
 
 
 def test_signs_of_patterns_mean_themselves() -> None:

@@ -87,7 +87,7 @@ def test_another_integrity_error_is_not_swallowed(
 ) -> None:
     taken = create_run(w.draft(), owner=olga, submit_key="other")
     monkeypatch.setattr(uuid, "uuid4", lambda: taken.pk)
-    monkeypatch.setattr(create, "check_draft", lambda draft, run_id: "file:///elsewhere")
+    monkeypatch.setattr(create, "check_draft", lambda draft, run_id, **_: "file:///elsewhere")
     with pytest.raises(IntegrityError):
         create_run(w.draft(), owner=olga, submit_key="k")
 

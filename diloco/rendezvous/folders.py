@@ -1,0 +1,195 @@
+"""Files below a folder that others can write to, opened without following a symbolic link.
+
+Every path is walked one name at a time, each folder opened relative to the one before with
+``O_NOFOLLOW``, so that neither a link nor a folder that is replaced by a link meanwhile can lead
+out of the root. Files are opened with ``O_NONBLOCK`` and read only if they are regular: a FIFO
+would block, and a device could do anything. A hard link is a regular file, and cannot be told from
+one; making one needs access to the file it names.
+
+Errors are ``OSError``: ``ENOTDIR`` or ``ELOOP`` for a link, ``EINVAL`` for what is no regular file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_TRIES = 100
+"""How often a folder can be removed by others, because it was empty, before a file is in it."""
+_DEEPEST = 32
+"""Folders in folders that :func:`walk` enters; no key of the protocol has more than five parts."""
+
+
+def open_folder(root: Path, path: Sequence[str], *, make: bool = False) -> int:
+    """A descriptor of the folder at ``path`` below ``root``, which the caller closes."""
+    if make:
+        folder = _open_made_root(root)
+    else:
+        folder = os.open(root, _FOLDER)
+    for name in path:
+        try:
+            try:
+                inner = os.open(name, _FOLDER, dir_fd=folder)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=folder)
+                inner = os.open(name, _FOLDER, dir_fd=folder)
+        finally:
+            os.close(folder)
+        folder = inner
+    return folder
+
+
+def _open_made_root(root: Path) -> int:
+    try:
+        return os.open(root, _FOLDER)
+    except FileNotFoundError:
+        root.mkdir(parents=True, exist_ok=True)
+        return os.open(root, _FOLDER)
+
+
+def new_file(root: Path, path: Sequence[str], name: str) -> tuple[int, int]:
+    """Descriptors of the folder at ``path``, made where it is missing, and of a new file in it,
+    both for the caller to close."""
+    for tried in range(_TRIES):
+        try:
+            folder = open_folder(root, path, make=True)
+            try:
+                return folder, os.open(name, _NEW, 0o666, dir_fd=folder)
+            except BaseException:
+                os.close(folder)
+                raise
+        except FileNotFoundError:  # removed between two steps
+            if tried == _TRIES - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def open_file(root: Path, path: Sequence[str]) -> BinaryIO:
+    """The regular file at ``path``, for reading."""
+    folder = open_folder(root, path[:-1])
+    try:
+        descriptor = os.open(path[-1], _READ, dir_fd=folder)
+    finally:
+        os.close(folder)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "expected a regular file, found another kind", path[-1])
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def walk(root: Path, path: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Key and size of every regular file at or below the folder ``path``, in no order.
+
+    Left out: what is removed meanwhile, what is neither a folder nor a regular file, and what lies
+    deeper than any key of the protocol.
+    """
+    try:
+        folder = open_folder(root, path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return
+        raise
+    try:
+        yield from _walk(folder, "".join(f"{name}/" for name in path), _DEEPEST)
+    finally:
+        os.close(folder)
+
+
+def _walk(folder: int, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
+    inner: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                inner.append(entry.name)
+            elif entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(FileNotFoundError):
+                    yield f"{prefix}{entry.name}", entry.stat(follow_symlinks=False).st_size
+    for name in inner if depth else ():
+        try:
+            child = os.open(name, _FOLDER, dir_fd=folder)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                continue
+            raise
+        try:
+            yield from _walk(child, f"{prefix}{name}/", depth - 1)
+        finally:
+            os.close(child)
+
+
+def remove_file(root: Path, path: Sequence[str]) -> None:
+    """Remove the name at ``path``, not what it may link to. One that is missing is no error."""
+    folder = open_folder(root, path[:-1])
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path[-1], dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def remove_empty(root: Path, path: Sequence[str]) -> None:
+    """Remove the folder at ``path`` and those above it, up to the root, as far as they are
+    empty."""
+    for count in range(len(path), 0, -1):
+        try:
+            folder = open_folder(root, path[: count - 1])
+        except OSError:
+            continue
+        try:
+            os.rmdir(path[count - 1], dir_fd=folder)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return
+        finally:
+            os.close(folder)
+
+
+def remove_empty_tree(root: Path, is_ours: Callable[[str], bool]) -> None:
+    """Remove the empty folders below ``root`` whose path ``is_ours`` knows, innermost first, and
+    then the root itself, if it is empty."""
+    try:
+        folder = open_folder(root, [])
+    except OSError:
+        return
+    try:
+        _remove_empty_tree(folder, "", is_ours, _DEEPEST)
+    finally:
+        os.close(folder)
+    with contextlib.suppress(OSError):
+        root.rmdir()
+
+
+def _remove_empty_tree(
+    folder: int, prefix: str, is_ours: Callable[[str], bool], depth: int
+) -> None:
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for name in names:
+        if not depth or not is_ours(f"{prefix}{name}"):
+            continue
+        with contextlib.suppress(OSError):
+            child = os.open(name, _FOLDER, dir_fd=folder)
+            try:
+                _remove_empty_tree(child, f"{prefix}{name}/", is_ours, depth - 1)
+            finally:
+                os.close(child)
+            os.rmdir(name, dir_fd=folder)

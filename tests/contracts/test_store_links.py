@@ -1,0 +1,213 @@
+"""A folder that others can write to: links, FIFOs and devices are no objects, and nothing outside
+the folder is read, written, listed, or deleted through it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diloco.rendezvous import folders
+from diloco.rendezvous.store import LocalStore, ObjectInfo, StoreDenied, StoreError
+
+SECRET = b"of the server"
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    folder = tmp_path / "outside"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "key").write_bytes(SECRET)
+    (folder / "deep" / "key").write_bytes(SECRET)
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    root.mkdir()
+    return root
+
+
+@pytest.fixture
+def store(root: Path) -> LocalStore:
+    return LocalStore(root)
+
+
+def untouched(outside: Path) -> bool:
+    found = sorted(path.name for path in outside.rglob("*"))
+    return found == ["deep", "key", "key"] and (outside / "key").read_bytes() == SECRET
+
+
+ACTS: dict[str, Callable[[LocalStore, str], Any]] = {
+    "get": lambda store, key: store.get(key),
+    "get_range": lambda store, key: store.get_range(key, 0, 5),
+    "put": lambda store, key: store.put(key, b"x"),
+    "put_stream": lambda store, key: store.put_stream(key, lambda: [b"x"]),
+    "create": lambda store, key: store.create(key, b"x"),
+    "delete": lambda store, key: store.delete([key]),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_no_part_of_a_key_leads_through_a_link(
+    store: LocalStore, root: Path, outside: Path, act: str, depth: int
+) -> None:
+    link = root.joinpath(*["a"] * depth, "link")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(outside)
+    prefix = "a/" * depth
+    for key in (f"{prefix}link/key", f"{prefix}link/deep/key"):
+        with pytest.raises(StoreDenied):
+            ACTS[act](store, key)
+    assert untouched(outside)
+    assert store.list("") == store.list(f"{prefix}link/") == []
+
+
+@pytest.mark.parametrize("target", ["{outside}/key", "../outside/key", "/dev/zero", "nowhere"])
+def test_a_link_is_no_object(store: LocalStore, root: Path, outside: Path, target: str) -> None:
+    (root / "a").symlink_to(target.format(outside=outside))
+    for act in ("get", "get_range"):
+        with pytest.raises(StoreDenied):
+            ACTS[act](store, "a")
+    assert store.list("") == []
+    assert store.create("a", b"x") is False
+    store.put("a", b"new")  # replaces the link
+    assert (store.get("a"), (root / "a").is_symlink()) == (b"new", False)
+    (root / "b").symlink_to(outside / "key")
+    store.delete(["b"])
+    assert not os.path.lexists(root / "b")
+    assert untouched(outside)
+
+
+def test_what_is_no_regular_file_is_not_read_and_blocks_nothing(
+    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(root / "fifo")
+    monkeypatch.chdir(root)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket")
+        (root / "folder").mkdir()
+        for key in ("fifo", "socket", "folder"):
+            for act in ("get", "get_range"):
+                with pytest.raises(StoreDenied):
+                    ACTS[act](store, key)
+    assert store.list("") == []
+
+
+def test_a_folder_that_becomes_a_link_between_two_steps_leads_nowhere(
+    store: LocalStore, root: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each system call that opens something, one folder on the way is replaced by a link."""
+    real = os.open
+    for act in ACTS:
+        for step in range(1, 5):
+            for path in root.iterdir():
+                path.unlink() if path.is_symlink() else _removed(path)
+            (root / "a" / "deep").mkdir(parents=True)
+            (root / "a" / "deep" / "key").write_bytes(b"ours")
+            calls = 0
+
+            def swapping(*args: Any, step: int = step, **kwargs: Any) -> int:
+                nonlocal calls
+                calls += 1
+                if calls == step:
+                    (root / "a").rename(root / f"away{step}")
+                    (root / "a").symlink_to(outside)
+                return real(*args, **kwargs)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(folders.os, "open", swapping)
+                try:
+                    found = ACTS[act](store, "a/deep/key")
+                except StoreError:
+                    found = None
+            assert SECRET not in (found if isinstance(found, bytes) else b"")
+            assert SECRET[:5] != found
+            assert untouched(outside), (act, step)
+
+
+def _removed(path: Path) -> None:
+    for inner in sorted(path.rglob("*"), reverse=True):
+        inner.rmdir() if inner.is_dir() else inner.unlink()
+    path.rmdir()
+
+
+def test_the_root_may_be_a_link_when_it_is_opened_and_not_later(
+    tmp_path: Path, root: Path, outside: Path
+) -> None:
+    (tmp_path / "alias").symlink_to(root)
+    store = LocalStore(tmp_path / "alias")
+    store.put("a", b"x")
+    assert (root / "a").read_bytes() == b"x"
+    assert store.uri == root.as_uri()
+    root.rename(tmp_path / "moved")
+    root.symlink_to(outside)
+    for act in ACTS:
+        with pytest.raises(StoreDenied):
+            ACTS[act](store, "key")
+    assert untouched(outside)
+
+
+def test_an_object_with_a_second_name_is_still_an_object(store: LocalStore, root: Path) -> None:
+    """So a run's folder can be backed up with hard links."""
+    store.put("a", b"x")
+    (root / "backup").hardlink_to(root / "a")
+    store.put("a", b"y")
+    assert (store.get("a"), (root / "backup").read_bytes()) == (b"y", b"x")
+
+
+def test_folders_that_are_too_deep_are_left_out(store: LocalStore, root: Path) -> None:
+    deep = root.joinpath(*["d"] * 60)
+    deep.mkdir(parents=True)
+    (deep / "x").write_bytes(b"x")
+    store.put("a/b", b"x")
+    assert store.list("") == [ObjectInfo("a/b", 1)]
+
+
+def test_a_deletion_removes_folders_that_it_leaves_empty(store: LocalStore, root: Path) -> None:
+    for key in ("a/b/c", "a/b/d", "a/e/f", "g/h"):
+        store.put(key, b"x")
+    store.delete(["a/b/c", "g/h", "not/there"])
+    assert sorted(path.name for path in root.iterdir()) == ["a"]
+    assert (root / "a" / "b" / "d").exists()
+    store.delete(["a/b/d", "a/e/f"])
+    assert [*root.iterdir()] == []
+
+
+def test_a_write_survives_that_its_folder_is_removed_as_empty(
+    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, removed = os.open, 0
+
+    def removing(name: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        nonlocal removed
+        if flags & os.O_CREAT and removed < 3:
+            removed += 1
+            (root / "a").rmdir()
+        return real(name, flags, *args, **kwargs)
+
+    monkeypatch.setattr(folders.os, "open", removing)
+    store.put("a/b", b"x")
+    assert (store.get("a/b"), removed) == (b"x", 3)
+
+
+def test_some_of_many_objects_are_listed(store: LocalStore) -> None:
+    assert store.list_some(2) == []
+    for n in range(5):
+        store.put(f"n/{n}", b"x")
+    assert len(store.list_some(2)) == 2
+    assert len(store.list_some(10)) == 5
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left_open() -> Iterator[None]:
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    yield
+    after = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    assert after == before
