@@ -155,7 +155,7 @@ class Lease:
         """Read new commands, and look for a newer incarnation of this replica."""
         for info in self._store.list(keys.member(self.identity.replica)):
             parsed = keys.parse_beat(info.key)
-            if parsed and parsed[1] > self.identity.incarnation:
+            if parsed and parsed[1] > self.identity.incarnation and not self.fenced:
                 log.error("%s is fenced out by incarnation %s", self.identity, parsed[1])
                 self.fenced = True
         self._read_commands()
@@ -229,6 +229,8 @@ class Lease:
         while not self._ended.wait(self._interval_s):
             try:
                 self.look_around()
+                if self.fenced:
+                    return  # the lease is the newer process's
                 self.beat()
             except StoreError as error:
                 log.warning("heartbeat failed, will try again: %s", error)
@@ -323,6 +325,11 @@ class Observer:
             return True
         looked_s = self._looked_s
         return looked_s is not None and looked_s - seen.since_s >= self._timeout_s
+
+    def newer_process(self, identity: Identity) -> str:
+        """The incarnation of that replica's newest process, if newer than this one; else ''."""
+        seen = self._seen.get(identity.replica)
+        return seen.incarnation if seen and seen.incarnation > identity.incarnation else ""
 
     def working_towards(self, round: int) -> frozenset[int]:
         """Live replicas that a round may wait for: those neither in a later one already nor still

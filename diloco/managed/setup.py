@@ -6,6 +6,7 @@ import os
 import re
 import uuid
 from datetime import timedelta
+from typing import Literal
 from urllib.parse import urlsplit
 
 from diloco.rendezvous import keys
@@ -20,6 +21,17 @@ def timeouts_s(timeout: timedelta, quorum_timeout: timedelta) -> tuple[float, fl
         float(operations) if operations else timeout.total_seconds(),
         float(quorum) if quorum else quorum_timeout.total_seconds(),
     )
+
+
+def what_to_resume(resume: object, save_every: int) -> bool | Literal["auto"]:
+    """``resume`` as the Manager obeys it. Raises :class:`ValueError`."""
+    if save_every < 0:
+        raise ValueError(f"save_every: expected 0 (never) or more steps, found {save_every}")
+    if resume == "auto":
+        return "auto" if save_every else False
+    if isinstance(resume, bool):
+        return resume
+    raise ValueError(f"resume: expected True, False or 'auto', found {resume!r}")
 
 
 def find_store(rendezvous: str | Store | None, lighthouse_addr: str | None) -> Store:
