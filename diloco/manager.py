@@ -50,7 +50,7 @@ from diloco.rendezvous.manager_branches import AbandonedBranch
 from diloco.rendezvous.manager_records import Quorum, Seat, Vote
 from diloco.rendezvous.manager_rounds import Standing, counts
 from diloco.rendezvous.records import Identity
-from diloco.rendezvous.store import Store
+from diloco.rendezvous.store import Store, StoreError
 from diloco.retry import RetryingStore
 
 __all__ = [
@@ -205,6 +205,7 @@ class Manager:
         self._needed: frozenset[int] = frozenset()
         self._commits_asked = 0
         self._calls: Calls | None = None
+        self._most_calls = 0
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -375,6 +376,7 @@ class Manager:
             divisor=part.size,
             timeout_s=self._timeout_s,
             coalesce_s=self._coalesce_s,
+            expected_calls=self._most_calls,
         )
         return Exchange(
             self._store,
@@ -426,6 +428,7 @@ class Manager:
         if callable(errored) and isinstance(error := errored(), Exception):
             self.report_error(error)
         if self._calls is not None:
+            self._most_calls = max(self._most_calls, self._calls.made)
             self._calls.finish(lambda: self._errored is not None)
             self._calls = None
         if self._healing:
@@ -453,7 +456,7 @@ class Manager:
         if verdict.closed:
             log.warning("round %d went on without this process: its step is discarded", quorum.n)
         if quorum.seats[0].member == me and self._commits_asked == 1:
-            self._sweeping = self._executor.submit(self._session.sweep, quorum.n - 1)
+            self._sweeping = self._executor.submit(self._sweep, quorum.n - 1)
         if committed:
             self._recovery.committed(quorum)
             self._step += 1
@@ -467,6 +470,13 @@ class Manager:
                 f"exceeding max_retries={self._max_retries}"
             )
         return False
+
+    def _sweep(self, n: int) -> None:
+        """What cannot be deleted now is found by the next sweep."""
+        try:
+            self._session.sweep(n)
+        except StoreError as error:
+            log.warning("round %d could not be swept, the next sweep tries again: %s", n, error)
 
     def _apply_healed(self) -> None:
         if not self._recovery.apply() and self._errored is None:

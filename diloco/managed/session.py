@@ -314,17 +314,25 @@ class Session:
             return any(verdict.committed for verdict in verdicts)
 
     def _live_holders(self, previous: Quorum, line: Line) -> frozenset[Identity]:
-        """Processes not known to be gone that hold the newest committed state, or may."""
-        holders: set[Identity] = set()
+        """Processes that hold the newest committed state, or could, of replicas all of whose ranks
+        live."""
+        groups: list[list[Seat]] = []
         if line.head < previous.n:  # it failed: those whose state it started from still hold it
-            holders |= {_process(seat) for seat in previous.seats if seat.newest}
+            groups += _by_replica(seat for seat in previous.seats if seat.newest)
         maker = self._find(manager_keys.quorum(line.head), Quorum) if line.head else None
         if maker is not None:
             included = {m for v in self._verdicts(line.head) if v.committed for m in v.included}
-            holders |= {_process(seat) for seat in maker.seats if seat.member in included}
+            groups += [
+                group
+                for group in _by_replica(maker.seats)
+                if included >= {seat.member for seat in group}
+            ]
         live = self._observer.live()
         return frozenset(
-            who for who in holders if who.replica in live and not self._observer.is_gone(who)
+            _process(seat)
+            for group in groups
+            if all(s.member in live and not self._observer.is_gone(_process(s)) for s in group)
+            for seat in group
         )
 
     def _names_of(self, members: Iterable[int]) -> Mapping[int, str]:
@@ -487,6 +495,13 @@ def claim_number(store: Store, *, replica_id: str, rank: int, nonce: str) -> int
 
 def _process(record: Join | Seat | Vote) -> Identity:
     return Identity(replica=record.member, incarnation=record.incarnation)
+
+
+def _by_replica(seats: Iterable[Seat]) -> list[list[Seat]]:
+    groups: dict[str, list[Seat]] = {}
+    for seat in seats:
+        groups.setdefault(seat.replica_id, []).append(seat)
+    return list(groups.values())
 
 
 def _all_joined(quorum: Quorum, joins: Iterable[Join]) -> bool:

@@ -30,7 +30,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 from urllib.parse import unquote, urlsplit
 
 from diloco.rendezvous.streaming import StreamedParts
@@ -142,10 +142,9 @@ class LocalStore:
     def _written(self, key: str, parts: Iterable[Data]) -> Iterator[tuple[Path, Path]]:
         target = self._path(key)
         with _local_errors(key):
-            target.parent.mkdir(parents=True, exist_ok=True)
             temporary = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
             try:
-                with temporary.open("wb") as file:
+                with _opened_below(temporary) as file:
                     for part in parts:
                         file.write(part)
                     file.flush()
@@ -198,7 +197,25 @@ class LocalStore:
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             with _local_errors(key):
-                self._path(key).unlink(missing_ok=True)
+                path = self._path(key)
+                path.unlink(missing_ok=True)
+                self._remove_empty(path.parent)
+
+    def _remove_empty(self, folder: Path) -> None:
+        """Remove a folder that holds nothing any more, and those above it, below the root."""
+        with contextlib.suppress(OSError):  # not empty, or another process was first
+            while folder != self.root and self.root in folder.parents:
+                folder.rmdir()
+                folder = folder.parent
+
+
+def _opened_below(path: Path) -> IO[bytes]:
+    """A new file to write, its folder made. A deletion can remove the empty folder in between."""
+    for _ in range(100):
+        with contextlib.suppress(FileNotFoundError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.open("wb")
+    raise StoreUnavailable(f"{path}: its folder is removed again and again")
 
 
 _DENIED_ERRNOS = frozenset(
