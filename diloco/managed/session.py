@@ -80,7 +80,6 @@ class Session:
         self._poll_interval_s = poll_interval_s
         number = claim_number(store, replica_id=replica_id, rank=rank, nonce=nonce)
         self.me = claim_incarnation(store, number, nonce=nonce)
-        self._observer = Observer(store, clock=clock, timeout_s=heartbeat_timeout_s)
         self._look_every_s = heartbeat_interval_s
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._is_new = True
@@ -93,6 +92,12 @@ class Session:
             interval_s=heartbeat_interval_s,
             heartbeat_timeout_s=heartbeat_timeout_s,
             device="",
+        )
+        self._observer = Observer(
+            store,
+            clock=clock,
+            timeout_s=heartbeat_timeout_s,
+            steady_since=lambda: self._lease.steady_since_s,
         )
         self._replicas: dict[int, str] = {number: replica_id}
         self._lease.start()
@@ -173,7 +178,7 @@ class Session:
         others = [_process(seat) for seat in seats if seat.member != self.me.replica]
         wait = self.wait(1.5 * self._heartbeat_timeout_s)
         self.look(at_once=True)
-        while not all(self._observer.is_gone(other) for other in others):
+        while not all(self._is_gone(other) for other in others):
             if not wait.pause():
                 return False
             self.look()
@@ -215,10 +220,10 @@ class Session:
             if len(seen) > known:
                 last_came_s = wait.waited_s
             absent = previous is None or not _all_joined(previous, seen.values())
-            if absent or any(self._observer.is_gone(_process(join)) for join in seen.values()):
+            if absent or any(self._is_gone(_process(join)) for join in seen.values()):
                 self.look(at_once=not looked)
                 looked = True
-            joins = [join for join in seen.values() if not self._observer.is_gone(_process(join))]
+            joins = [join for join in seen.values() if not self._is_gone(_process(join))]
             if quorum := self._form(n, joins, previous, wait.waited_s - last_came_s):
                 return None if quorum.writer == self.me and self._was_deleted(quorum) else quorum
             if wait.waited_s >= look_at_floor_s:
@@ -236,7 +241,7 @@ class Session:
         self, n: int, joins: list[Join], previous: Quorum | None, waited_s: float
     ) -> Quorum | None:
         """Create quorum ``n`` if these joins make one, after the round before is settled."""
-        live = self._observer.live()
+        live = self._observer.live() | {self.me.replica}
 
         def decide(line: Line | None, holders: Collection[Identity] = ()) -> Quorum | None:
             return decide_quorum(
@@ -327,11 +332,11 @@ class Session:
                 for group in _by_replica(maker.seats)
                 if included >= {seat.member for seat in group}
             ]
-        live = self._observer.live()
+        live = self._observer.live() | {self.me.replica}
         return frozenset(
             _process(seat)
             for group in groups
-            if all(s.member in live and not self._observer.is_gone(_process(s)) for s in group)
+            if all(s.member in live and not self._is_gone(_process(s)) for s in group)
             for seat in group
         )
 
@@ -383,7 +388,7 @@ class Session:
                 c=c,
                 me=self.me,
                 needed=needed,
-                gone={who.replica for who in processes if self._observer.is_gone(who)},
+                gone={who.replica for who in processes if self._is_gone(who)},
                 out_of_time=wait.out_of_time,
             )
             if plan is not None:
@@ -404,7 +409,7 @@ class Session:
         """Why ``who`` will send nothing more in round ``n``; '' where nothing says so."""
         if not self.look():
             return ""
-        if self._observer.is_gone(who):
+        if self._is_gone(who):
             return "is gone"
         vote = self._find(manager_keys.vote(n, 0, who.replica, who.incarnation), Vote)
         return f"gave up: {vote.error}" if vote is not None and not vote.ok else ""
@@ -428,6 +433,9 @@ class Session:
         """The oldest round whose records are kept."""
         floor = self._find(manager_keys.FLOOR, Floor)
         return floor.n if floor else 1
+
+    def _is_gone(self, who: Identity) -> bool:
+        return who != self.me and self._observer.is_gone(who)
 
     # -- reading ---------------------------------------------------------------------------------
 
