@@ -65,7 +65,15 @@ class Work:
         self._step_started_s = self._clock.monotonic()
 
     def count(self, *, tokens: int, loss: Number) -> float:
-        """Count one step that has just ended; returns its duration in seconds."""
+        """Count one step that has just ended; returns its duration in seconds. Raises
+        :class:`ValueError` for a negative count of tokens or a loss that is no scalar."""
+        if tokens < 0:
+            raise ValueError(f"tokens: expected 0 or more, found {tokens}")
+        if isinstance(loss, Tensor) and loss.numel() != 1:
+            raise ValueError(
+                f"loss: expected a scalar, the step's mean loss, found a tensor of shape "
+                f"{tuple(loss.shape)}; pass loss.mean()"
+            )
         now_s = self._clock.monotonic()
         step_s, self._step_started_s = now_s - self._step_started_s, now_s
         self.now = Mark(self.now.steps + 1, self.now.tokens + tokens, self.now.compute_s + step_s)

@@ -15,8 +15,9 @@ _FOLDERS = ("file", "local")
 _ENTER = "Enter a URI such as s3://bucket/run or an absolute folder such as /mnt/shared/run"
 
 
-def check_rendezvous(uri: str) -> str:
-    """``uri`` itself, or :class:`ValueError` with what to enter."""
+def check_rendezvous(uri: str, *, relative: bool = False) -> str:
+    """``uri`` itself, or :class:`ValueError` with what to enter. ``relative``: a folder below the
+    working directory is meant where it does not look like a URI."""
     text = uri.strip()
     if not text or text != uri:
         raise ValueError(f"rendezvous: expected a URI or a folder, found {uri!r}. {_ENTER}")
@@ -27,7 +28,7 @@ def check_rendezvous(uri: str) -> str:
                 raise ValueError(
                     f"rendezvous: expected {missing[1].lower()}://..., found {uri!r}. {_ENTER}"
                 )
-        if not Path(uri).is_absolute():
+        if not relative and not Path(uri).is_absolute():
             raise ValueError(
                 f"rendezvous: expected an absolute folder or a URI, found {uri!r}, which is a "
                 f"different folder on every machine and in every working directory. {_ENTER}"

@@ -66,6 +66,30 @@ def _submitted(submit_key: str, owner: User) -> Run | None:
     return run
 
 
+def differing_field(run: Run, draft: RunDraft) -> str:
+    """The first field in which a run and the draft that was sent again differ; '' for none. Fields
+    that change in the life of a run (replicas, pools added later) are compared as they were made."""
+    settings, sent = dict(run.group_settings), draft.settings.to_dict()
+    for changing in ("num_replicas", "max_replicas"):
+        settings.pop(changing, None)
+        sent.pop(changing, None)
+    pools = list(run.pools.order_by("pk").values_list("backend", "hardware", "region", "spot"))
+    compared = {
+        "name": (run.name, draft.name.strip()),
+        "settings": (settings, sent),
+        "workload": (run.workload, draft.workload.to_dict()),
+        "rendezvous": (run.rendezvous, draft.rendezvous.strip().rstrip("/") or run.rendezvous),
+        "time_limit_s": (run.time_limit_s, draft.time_limit_s),
+        "budget_usd": (run.budget_usd, draft.budget_usd),
+        "start_timeout_s": (run.start_timeout_s, draft.start_timeout_s),
+        "max_restarts": (run.max_restarts, draft.max_restarts),
+        "store_credential": (run.store_credential_id, draft.store_credential),
+        "pools": (pools[: len(draft.pools)],
+                  [(p.backend, p.hardware, p.region, p.spot) for p in draft.pools]),
+    }  # fmt: skip
+    return next((name for name, (was, now) in compared.items() if was != now), "")
+
+
 def check_draft(draft: RunDraft, run_id: uuid.UUID) -> str:
     """The rendezvous URI of a draft that is all right; :class:`InvalidRun` otherwise."""
     name = draft.name.strip()
