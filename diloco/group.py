@@ -245,8 +245,8 @@ class Group:
         if tokens == 0 and not self._warned_of_tokens:
             self._warned_of_tokens = True
             log.warning(
-                "step %d counted tokens=0: a contribution without tokens weighs nothing beside "
-                "others. Pass the tokens or samples of the batch",
+                "step %d counted tokens=0: a contribution without tokens weighs next to nothing "
+                "beside others. Pass the tokens or samples of the batch",
                 step,
             )
         if self._loop.work.steps_in_round == 1:

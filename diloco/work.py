@@ -100,13 +100,15 @@ class Work:
 
     def contribute(self, fragment: int) -> LocalWork:
         """The work since the fragment's base. Tokens that were not counted before are counted with
-        it, unless :meth:`take_back` says that it was missed."""
+        it, unless :meth:`take_back` says that it was missed. Steps of which the caller counted no
+        tokens weigh as one token: a contribution of none is not waited for, nor is its round ever
+        committed."""
         base, now = self._bases[fragment], self.now
         first = base.steps - self._losses_from
         losses = torch.stack([loss.float().reshape(()) for loss in list(self._losses)[first:]])
         new_tokens, self._uncounted_tokens = self._uncounted_tokens, 0
         return LocalWork(
-            tokens=now.tokens - base.tokens,
+            tokens=max(now.tokens - base.tokens, min(1, now.steps - base.steps)),
             new_tokens=new_tokens,
             steps=now.steps - base.steps,
             loss=float(losses.mean()),

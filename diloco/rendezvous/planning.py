@@ -161,7 +161,7 @@ def weight_of(record: ContributionRecord, weighting: str) -> float:
     ``tokens``: tokens * tokens / steps (Decoupled DiLoCo, arXiv:2604.21428).
     """
     if weighting == "tokens":
-        return record.tokens * record.tokens / max(1, record.steps)
+        return record.tokens * record.tokens / record.steps
     return 1.0
 
 
@@ -191,8 +191,6 @@ def make_plan(
     """The plan of a round that is to be closed with the ``accepted``."""
     settings = view.settings
     weights = [weight_of(record, settings.weighting) for record in accepted]
-    if sum(weights) <= 0:  # no replica counted a token: the mean is over replicas
-        weights = [1.0] * len(weights)
     mode = reduce_mode(view, len(accepted))
     owners: tuple[int, ...] = ()
     if mode == SHARDED:

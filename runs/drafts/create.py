@@ -18,7 +18,8 @@ from django.utils import timezone
 from executors.catalogue import Hardware
 from runs.control.backends import BACKENDS, catalogue
 from runs.credentials import check_store
-from runs.drafts.archives import kept_archive, store_archive
+from diloco.rendezvous.workload import CustomWorkload
+from runs.drafts.archives import check_archive, check_function, kept_archive, store_archive
 from runs.drafts.copies import check_fork
 from runs.drafts.presets import Fork, PoolDraft, RunDraft
 from runs.exceptions import InvalidRun
@@ -111,6 +112,7 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID) -> str:
     _check_budget(draft)
     if draft.fork is not None:
         check_fork(draft.fork, draft)
+    _check_code(draft)
     rendezvous = rendezvous_uri(draft.rendezvous, run_id)
     if draft.store_credential is not None:
         store = _credential(draft.store_credential, "store", "store_credential")
@@ -121,6 +123,25 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID) -> str:
             "rendezvous", f"expected a prefix no run has used, found one that has: {rendezvous}"
         )
     return rendezvous
+
+
+def _check_code(draft: RunDraft) -> None:
+    """That a custom workload's function can be there when the jobs start."""
+    if not isinstance(draft.workload, CustomWorkload):
+        return
+    data = draft.archive
+    if not data and draft.workload.archive:
+        kept = kept_archive(draft.workload.archive)
+        if kept is None:
+            raise InvalidRun(
+                "workload.archive",
+                f"expected an archive that was uploaded, found none of sha256 "
+                f"{draft.workload.archive[:12]}…",
+            )
+        data = bytes(kept.data)
+    if data:
+        check_archive(data)
+        check_function(data, draft.workload.function)
 
 
 def check_pool(pool: PoolDraft, index: int = 0) -> Hardware:

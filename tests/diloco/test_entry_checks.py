@@ -89,7 +89,7 @@ def model_of(*sizes: int) -> nn.Module:
 
 def described(store: LocalStore, model: nn.Module) -> None:
     layout = Layout(model)
-    outer = OuterOptimizer(GroupSettings(), layout.numel)
+    outer = OuterOptimizer(lr=1.0, momentum=0.9, numel=layout.numel)
     save_checkpoint(
         store, ME, layout, round=0, weights=layout.read(), base_rounds=(0,), outer=outer,
         totals=Totals(), wall_s=0.0,
@@ -98,7 +98,7 @@ def described(store: LocalStore, model: nn.Module) -> None:
 
 def mismatch(store: LocalStore, model: nn.Module, clock: Clock) -> str:
     layout = Layout(model)
-    outer = OuterOptimizer(GroupSettings(), layout.numel)
+    outer = OuterOptimizer(lr=1.0, momentum=0.9, numel=layout.numel)
     with pytest.raises(ModelMismatch) as error:
         newest_state(store, layout, outer, 0, clock, lambda: None)
     return str(error.value)
@@ -174,7 +174,11 @@ def test_a_group_without_tokens_goes_on_and_warns(
     tiny_group: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = Work.count
-    monkeypatch.setattr(Work, "count", lambda self, *, tokens, loss: count(self, tokens=0, loss=loss))
+
+    def without(self: Work, *, tokens: int, loss: Any) -> float:
+        return count(self, tokens=0, loss=loss)
+
+    monkeypatch.setattr(Work, "count", without)
     group = tiny_group(num_replicas=2, total_rounds=2)
     members = [group.start(0), group.start(1)]
     group.wait(*members)
