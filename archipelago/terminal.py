@@ -34,7 +34,7 @@ def painted(text: str, state: str, *, colour: bool) -> str:
 
 
 def safe(text: str) -> str:
-    """On one line, without what a terminal would obey: names come from other people and machines."""
+    """On one line, without what a terminal would obey: names come from other people."""
     return "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in text)
 
 

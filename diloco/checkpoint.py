@@ -176,8 +176,8 @@ def _difference(manifest: CheckpointManifest, layout: Layout) -> str:
     theirs, own = pairs[different[0]]
     more = f", and {len(different) - 1} more differ" if len(different) > 1 else ""
     return (
-        f"{fingerprints}parameter {different[0]}: expected {_described(theirs)} (of {len(expected)} "
-        f"parameters), found {_described(own)} (of {len(found)}){more}{remedy}"
+        f"{fingerprints}parameter {different[0]}: expected {_described(theirs)} (of "
+        f"{len(expected)} parameters), found {_described(own)} (of {len(found)}){more}{remedy}"
     )
 
 

@@ -32,9 +32,9 @@ from diloco.rendezvous.document import GroupDocument, ProtocolMismatch
 from diloco.rendezvous.store import MissingKey, Store, StoreError, open_store
 from diloco.rendezvous.workload import HuggingFaceWorkload
 from diloco.sync import read_document
+from diloco.versions import add_version
 from diloco.workloads.huggingface import model_config
 from diloco.workloads.tokens import Tokenizer, load_tokenizer
-from diloco.versions import add_version
 
 
 def export(store: Store, folder: Path, *, tokenizer: str = "") -> str:

@@ -27,9 +27,9 @@ from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.store import MissingKey, Store, StoreError, open_store
 from diloco.rendezvous.workload import STDLIB, ByteGPTWorkload
 from diloco.sample import SAMPLE_BYTES, SEED, TEMPERATURE
+from diloco.versions import add_version
 from diloco.workloads.base import first_words
 from diloco.workloads.byte_gpt import ByteGPT, model_config, model_from_config, sample_bytes
-from diloco.versions import add_version
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,9 +32,9 @@ from diloco.rendezvous.store import open_store
 from diloco.sample import sampler_of
 from diloco.startup import startup_of_process
 from diloco.sync import read_document
+from diloco.versions import add_version
 from diloco.workloads import load_workload
 from diloco.workloads.base import Workload
-from diloco.versions import add_version
 
 log = logging.getLogger("diloco.replica")
 

@@ -472,11 +472,10 @@ class Oracle:
             self.branches[n] = process.recovery.branch
         if known != history:
             self._report("diverged", f"round {n}: {known} and {history}")
-        if back := set(history) & self.abandoned:
-            # A process may learn late that its round was committed; the state is then left behind.
-            if max(self.results) == n:
-                self._report("resurrected", f"round {n} continues rounds {sorted(back)}")
+        # A process can learn late that its round was committed; the state is then left behind.
         if max(self.results) == n:
+            if back := set(history) & self.abandoned:
+                self._report("resurrected", f"round {n} continues rounds {sorted(back)}")
             gone = {old for old in self.results if old < n} - set(history) - self.abandoned
             self.counts["abandoned rounds"] += len(gone)
             self.abandoned |= gone

@@ -90,7 +90,7 @@ def starting_state(states: Mapping[str, StateId], line: Line) -> StateId:
     ]
     if not usable:
         raise AbandonedBranch(
-            f"expected a replica with a state of branch {line.branch}, which the group is on, found "
+            f"expected a replica with a state of the group's branch {line.branch}, found "
             f"only states that it has left behind, of {', '.join(sorted(states))}. Restart these "
             "processes: they resume from the newest saved state"
         )

@@ -10,7 +10,7 @@
     manager/rounds/<n>/payloads/...            what each member's allreduce calls brought
     manager/rounds/<n>/votes/<c>/...           whether a member came through
     manager/rounds/<n>/state/<rank>...         what a healing member takes
-    manager/states/<branch>.<head>.<step>/<rank>...  what a group resumes from after everyone has died
+    manager/states/<branch>.<head>.<step>/...  what a group resumes from after everyone has died
     manager/floor.json                         the oldest round whose quorum and commits are kept
 
 A *member* is one rank of one replica group. Rounds are numbered on their own, because a step whose

@@ -204,9 +204,7 @@ def standing(
 
 def participants(quorum: Quorum, *, healed_take_part: bool) -> frozenset[int]:
     """The members without all of whom the step does not count."""
-    return frozenset(
-        seat.member for seat in quorum.seats if healed_take_part or seat.newest
-    )
+    return frozenset(seat.member for seat in quorum.seats if healed_take_part or seat.newest)
 
 
 def decide_verdict(

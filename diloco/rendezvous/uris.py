@@ -23,11 +23,11 @@ def check_rendezvous(uri: str, *, relative: bool = False) -> str:
         raise ValueError(f"rendezvous: expected a URI or a folder, found {uri!r}. {_ENTER}")
     scheme = urlsplit(uri).scheme
     if re.match(r"^[A-Za-z][A-Za-z0-9+.-]*://", uri) is None:
-        if missing := re.match(r"^([A-Za-z0-9]+)(?::|:/|/)?/(?=[^/])", uri):
-            if missing[1].lower() in SCHEMES:
-                raise ValueError(
-                    f"rendezvous: expected {missing[1].lower()}://..., found {uri!r}. {_ENTER}"
-                )
+        start = re.match(r"^([A-Za-z0-9]+)(?::|:/|/)?/(?=[^/])", uri)
+        if start and start[1].lower() in SCHEMES:
+            raise ValueError(
+                f"rendezvous: expected {start[1].lower()}://..., found {uri!r}. {_ENTER}"
+            )
         if not relative and not Path(uri).is_absolute():
             raise ValueError(
                 f"rendezvous: expected an absolute folder or a URI, found {uri!r}, which is a "
@@ -46,5 +46,7 @@ def check_rendezvous(uri: str, *, relative: bool = False) -> str:
                 f"rendezvous: expected {scheme}:///absolute/folder, found {uri!r}. {_ENTER}"
             )
     elif not parts.netloc:
-        raise ValueError(f"rendezvous: expected a bucket after {scheme}://, found {uri!r}. {_ENTER}")
+        raise ValueError(
+            f"rendezvous: expected a bucket after {scheme}://, found {uri!r}. {_ENTER}"
+        )
     return uri

@@ -3,9 +3,11 @@ if no run comes of them."""
 
 from __future__ import annotations
 
-import hashlib
 import ast
+import hashlib
+import importlib.util
 import io
+import sys
 import zipfile
 from datetime import datetime, timedelta
 from pathlib import PurePosixPath
@@ -60,7 +62,10 @@ def check_function(data: bytes, function: str) -> None:
         found = next((p for p in (f"{path}.py", f"{path}/__init__.py") if p in names), None)
         if found is None:
             top = module.partition(".")[0]
-            if any(entry.startswith((f"{top}/", f"{top}.")) for entry in names) or "." not in module:
+            if (
+                any(entry.startswith((f"{top}/", f"{top}.")) for entry in names)
+                or "." not in module
+            ):
                 modules = sorted(entry for entry in names if entry.endswith(".py"))
                 raise InvalidRun(
                     "workload.function",
@@ -73,13 +78,23 @@ def check_function(data: bytes, function: str) -> None:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InvalidRun("workload.function", f"expected Python in {found}, found {error}") from None
+        raise InvalidRun(
+            "workload.function", f"expected Python in {found}, found {error}"
+        ) from None
     defined = defined_names(tree)
     if defined is not None and name not in defined:
         raise InvalidRun(
             "workload.function",
             f"expected a function {name} in {found}, found {', '.join(sorted(defined)[:10]) or 'none'}",
         )
+
+
+def is_installed(module: str) -> bool:
+    """Whether a top-level module can be found, which does not import it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return module in sys.modules
 
 
 def defined_names(tree: ast.Module) -> set[str] | None:

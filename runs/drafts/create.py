@@ -15,11 +15,17 @@ from django.db import IntegrityError, transaction
 from django.db.models import Max
 from django.utils import timezone
 
+from diloco.rendezvous.workload import CustomWorkload
 from executors.catalogue import Hardware
 from runs.control.backends import BACKENDS, catalogue
 from runs.credentials import check_store
-from diloco.rendezvous.workload import CustomWorkload
-from runs.drafts.archives import check_archive, check_function, kept_archive, store_archive
+from runs.drafts.archives import (
+    check_archive,
+    check_function,
+    is_installed,
+    kept_archive,
+    store_archive,
+)
 from runs.drafts.copies import check_fork
 from runs.drafts.presets import Fork, PoolDraft, RunDraft
 from runs.exceptions import InvalidRun
@@ -142,6 +148,14 @@ def _check_code(draft: RunDraft) -> None:
     if data:
         check_archive(data)
         check_function(data, draft.workload.function)
+    elif not draft.workload.requirements and all(p.backend == "local" for p in draft.pools):
+        # Local replicas have this server's own packages. A top-level module is found, not imported.
+        module = draft.workload.function.partition(":")[0].partition(".")[0]
+        if not is_installed(module):
+            raise InvalidRun(
+                "workload.archive",
+                f"expected a zip with the module {module}, which is not installed here, found none",
+            )
 
 
 def check_pool(pool: PoolDraft, index: int = 0) -> Hardware:

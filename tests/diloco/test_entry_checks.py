@@ -194,7 +194,8 @@ def test_dir_lists_what_the_package_offers() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["export", "generate", "init", "inspect", "preflight", "replica", "simulate", "syncer"]
+    "command",
+    ["export", "generate", "init", "inspect", "preflight", "replica", "simulate", "syncer"],
 )
 def test_every_command_has_a_version(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

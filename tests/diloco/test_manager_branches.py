@@ -268,9 +268,7 @@ def skipped(world: World, rounds: int, *, first: int = 1) -> None:
     for n in range(first, first + rounds):
         seat = Seat(member=90, incarnation=other.incarnation, replica_id="z", rank=0, step=n - 1,
                     heals=False)  # fmt: skip
-        quorum = Quorum(
-            n=n, step=n - 1, mode="", seats=(seat,), writer=other, branch=0, head=n - 1
-        )
+        quorum = Quorum(n=n, step=n - 1, mode="", seats=(seat,), writer=other, branch=0, head=n - 1)
         world.store.put(manager_keys.quorum(n), quorum.to_bytes())
 
 

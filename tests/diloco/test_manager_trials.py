@@ -26,9 +26,7 @@ def test_faults_neither_lose_nor_double_a_step(seed: int) -> None:
 
 
 def test_without_faults_a_group_starts_and_goes_on() -> None:
-    oracle = run_trial(
-        Trial(seed=1, kill=0, pause=0, hang=0, stale=0, faults_s=60.0, quiet_s=40.0)
-    )
+    oracle = run_trial(Trial(seed=1, kill=0, pause=0, hang=0, stale=0, faults_s=60.0, quiet_s=40.0))
     assert oracle.violations == []
     assert oracle.counts["quorum timeouts"] == oracle.counts["abandoned rounds"] == 0
 
