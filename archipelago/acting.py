@@ -62,7 +62,7 @@ def plan(client: Client, options: argparse.Namespace) -> int:
         print(line)
     problems = found["problems"]
     for problem in problems:
-        print(terminal.safe(f"{problem['field']}: {problem['message']}"), file=sys.stderr)
+        print(terminal.block(f"{problem['field']}: {problem['message']}"), file=sys.stderr)
     return Invalid.exit_code if problems else 0
 
 

@@ -10,8 +10,9 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 
-from archipelago import acting, looking
+from archipelago import acting, looking, terminal
 from archipelago.client import POLL_S, Client
 from archipelago.errors import ApiError, Invalid, LoginNeeded
 
@@ -38,12 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.problems:
             for problem in error.problems:
                 where = f"{problem.field}: " if problem.field else ""
-                print(f"archipelago: {where}{problem.message}", file=sys.stderr)
+                print(terminal.block(f"archipelago: {where}{problem.message}"), file=sys.stderr)
         else:
-            print(f"archipelago: {error}", file=sys.stderr)
+            print(terminal.block(f"archipelago: {error}"), file=sys.stderr)
         return error.exit_code
     except ApiError as error:
-        print(f"archipelago: {error}", file=sys.stderr)
+        print(terminal.block(f"archipelago: {error}"), file=sys.stderr)
         if isinstance(error, LoginNeeded) and error.status == 401:
             print("archipelago: sign in again: archipelago login URL", file=sys.stderr)
         return error.exit_code
@@ -57,8 +58,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("the run goes on; archipelago stop ends it", file=sys.stderr)
         return 130
     except (ValueError, OSError) as error:
-        print(f"archipelago: {error}", file=sys.stderr)
+        print(terminal.block(f"archipelago: {error}"), file=sys.stderr)
         return 2
+
+
+def _version() -> str:
+    """Of the installed distribution; that of the source tree where it is not installed."""
+    try:
+        return version("archipelago-diloco")
+    except PackageNotFoundError:
+        return "0.1.0 (not installed)"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -67,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
         description="Runs of an Archipelago server, without a browser.",
         epilog="RUN is an id, the beginning of one, a name (the newest so called) or `last`.",
     )
+    top.add_argument("--version", action="version", version=f"archipelago {_version()}")
     top.set_defaults(local=None)
     commands = top.add_subparsers(required=True, metavar="COMMAND", dest="name_of_command")
 

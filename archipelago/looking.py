@@ -61,7 +61,7 @@ def show(client: Client, options: argparse.Namespace) -> int:
     if options.json:
         return _json(run.raw)
     colour = terminal.has_colour(sys.stdout)
-    why = f": {terminal.safe(run.state_reason)}" if run.state_reason else ""
+    why = f": {terminal.block(run.state_reason)}" if run.state_reason else ""
     print(terminal.safe(f"{run.name}  {run.id}"))
     print(terminal.painted(run.state, run.state, colour=colour) + why)
     for part in (_facts(run), [], _pools(run), [], _replicas(client.replicas(run.id))):
@@ -140,12 +140,12 @@ def watch_run(client: Client, run: Run, *, every_s: float) -> int:
                 last_event = event.id
                 if event.level != "info":
                     who = "" if event.replica is None else f"replica {event.replica}: "
-                    said = terminal.safe(f"{event.level}: {who}{event.message}")
+                    said = terminal.block(f"{event.level}: {who}{event.message}")
                     progress.say(terminal.painted(said, event.level, colour=colour))
             progress.show(run, now=datetime.now(UTC))
             if run.ended:
                 progress.finish()
-                why = f": {terminal.safe(run.state_reason)}" if run.state_reason else ""
+                why = f": {terminal.block(run.state_reason)}" if run.state_reason else ""
                 print(f"{run.state}{why}")
                 return 0 if run.state == SUCCEEDED else 1
             client.sleep(every_s)
@@ -164,7 +164,7 @@ def logs(client: Client, options: argparse.Namespace) -> int:
         for line in found:
             last = line.id
             at = terminal.local_time(line.at)
-            said = terminal.safe(f"{at}  {line.replica:>3}  {line.level:<7}  {line.message}")
+            said = terminal.block(f"{at}  {line.replica:>3}  {line.level:<7}  {line.message}")
             print(terminal.painted(said, line.level, colour=colour))
         sys.stdout.flush()
         if not options.follow:
@@ -186,7 +186,7 @@ def events(client: Client, options: argparse.Namespace) -> int:
             last = event.id
             who = "" if event.replica is None else f"replica {event.replica}: "
             by = f" ({event.actor})" if event.actor else ""
-            said = terminal.safe(f"{terminal.local_time(event.at)}  {who}{event.message}{by}")
+            said = terminal.block(f"{terminal.local_time(event.at)}  {who}{event.message}{by}")
             print(terminal.painted(said, event.level, colour=colour))
     return 0
 
@@ -200,7 +200,7 @@ def alerts(client: Client, options: argparse.Namespace) -> int:
         by = f", {alert.acknowledged_by} looks after it" if alert.acknowledged_by else ""
         times = f" ({alert.times} times)" if alert.times > 1 else ""
         at = terminal.local_time(alert.opened_at)
-        said = terminal.safe(f"{at}  {state:<6}  {alert.title}: {alert.message}{times}{by}")
+        said = terminal.block(f"{at}  {state:<6}  {alert.title}: {alert.message}{times}{by}")
         print(terminal.painted(said, "" if alert.closed_at else alert.level, colour=colour))
     return 1 if any(not a.closed_at and not a.acknowledged_by for a in found) else 0
 

@@ -34,8 +34,15 @@ def painted(text: str, state: str, *, colour: bool) -> str:
 
 
 def safe(text: str) -> str:
-    """Without what a terminal would obey: names and lines come from other people and machines."""
-    return "".join(c if c.isprintable() or c == "\t" else "�" for c in text)
+    """On one line, without what a terminal would obey: names come from other people."""
+    return "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in text)
+
+
+def block(text: str) -> str:
+    """A message that can have several lines, each :func:`safe`. Those after the first are indented,
+    so that no line passes for a message of its own."""
+    lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")
+    return "\n    ".join(safe(line) for line in lines)
 
 
 def count(value: float | None) -> str:

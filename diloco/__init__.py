@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from diloco.allreduce import ObjectStoreAllReduce
+    from diloco.errors import FencedOut, ModelMismatch, ReplicaError
     from diloco.group import Group, join
     from diloco.init import create_group
     from diloco.manager import Manager, WorldSizeMode
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "FencedOut": "diloco.errors",
+    "ModelMismatch": "diloco.errors",
+    "ReplicaError": "diloco.errors",
     "Group": "diloco.group",
     "ObjectStoreAllReduce": "diloco.allreduce",
     "Manager": "diloco.manager",
@@ -34,12 +38,15 @@ _HOME = {
 }
 
 __all__ = [
+    "FencedOut",
     "Group",
     "GroupDocument",
     "GroupSettings",
     "Manager",
     "MockManager",
+    "ModelMismatch",
     "ObjectStoreAllReduce",
+    "ReplicaError",
     "WorldSizeMode",
     "create_group",
     "join",
@@ -59,3 +66,7 @@ def __getattr__(name: str) -> Any:
             f"diloco.{name}: expected torch, found none; pip install 'archipelago-diloco[torch]'",
             name="torch",
         ) from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -133,10 +134,7 @@ def load_checkpoint(
     has been swept since its manifest was read.
     """
     if manifest.model_hash != layout.model_hash:
-        raise ModelMismatch(
-            f"expected the group's model with fingerprint {manifest.model_hash}, "
-            f"found {layout.model_hash} with {layout.numel:,} parameters"
-        )
+        raise ModelMismatch(_difference(manifest, layout))
     weights = layout.join(load_tensors(store, manifest.weights))
     committed = 0
     if manifest.outer is not None:
@@ -154,6 +152,40 @@ def load_checkpoint(
         base_rounds=manifest.base_rounds,
         totals=Totals(committed=committed, tokens=manifest.tokens_total),
     )
+
+
+def _difference(manifest: CheckpointManifest, layout: Layout) -> str:
+    """What the group's model has and this replica's has not, for :class:`ModelMismatch`."""
+    expected = [(t.name, tuple(t.shape), t.dtype) for t in manifest.tensors]
+    found = [(t.name, tuple(t.shape), t.dtype) for t in layout.tensors]
+    pairs = list(zip_longest(expected, found))
+    different = [index for index, (theirs, own) in enumerate(pairs) if theirs != own]
+    remedy = ""
+    if manifest.round == 0:
+        remedy = (
+            f". Replica {manifest.writer.replica} joined first and described the group's model. If "
+            "that one is wrong and no round is committed, stop the replicas and run "
+            "python -m diloco.init URI --replace-model"
+        )
+    fingerprints = (
+        f"expected the group's model with fingerprint {manifest.model_hash}, found "
+        f"{layout.model_hash}: "
+    )
+    if not different:
+        return f"{fingerprints}the parameters are alike, but not which are embeddings{remedy}"
+    theirs, own = pairs[different[0]]
+    more = f", and {len(different) - 1} more differ" if len(different) > 1 else ""
+    return (
+        f"{fingerprints}parameter {different[0]}: expected {_described(theirs)} (of "
+        f"{len(expected)} parameters), found {_described(own)} (of {len(found)}){more}{remedy}"
+    )
+
+
+def _described(parameter: tuple[str, tuple[int, ...], str] | None) -> str:
+    if parameter is None:
+        return "none"
+    name, shape, dtype = parameter
+    return f"{name} {list(shape)} {dtype}"
 
 
 def sweep(store: Store) -> int:

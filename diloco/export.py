@@ -32,6 +32,7 @@ from diloco.rendezvous.document import GroupDocument, ProtocolMismatch
 from diloco.rendezvous.store import MissingKey, Store, StoreError, open_store
 from diloco.rendezvous.workload import HuggingFaceWorkload
 from diloco.sync import read_document
+from diloco.versions import add_version
 from diloco.workloads.huggingface import model_config
 from diloco.workloads.tokens import Tokenizer, load_tokenizer
 
@@ -134,6 +135,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m diloco.export",
         description="Write the result of a run as a directory that from_pretrained loads.",
     )
+    add_version(parser)
     parser.add_argument("uri", help="rendezvous URI of the run")
     parser.add_argument("folder", type=Path, help="directory to write")
     parser.add_argument("--tokenizer", default="", help="directory, name on the hub or 'bytes'")

@@ -27,6 +27,7 @@ from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.store import MissingKey, Store, StoreError, open_store
 from diloco.rendezvous.workload import STDLIB, ByteGPTWorkload
 from diloco.sample import SAMPLE_BYTES, SEED, TEMPERATURE
+from diloco.versions import add_version
 from diloco.workloads.base import first_words
 from diloco.workloads.byte_gpt import ByteGPT, model_config, model_from_config, sample_bytes
 
@@ -90,6 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m diloco.generate", description="Sample text from the result of a run."
     )
+    add_version(parser)
     parser.add_argument("uri", help="rendezvous URI of the run")
     parser.add_argument(
         "--prompt", default=first_words(STDLIB), help="text to go on from (default: 'def ')"

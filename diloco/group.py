@@ -43,6 +43,7 @@ from diloco.progress import OnRound, on_round_of
 from diloco.rendezvous.clock import Clock, SystemClock
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import MeteredStore, Store, StoreError, open_store
+from diloco.rendezvous.uris import check_rendezvous
 from diloco.reporter import Number, Reporter
 from diloco.retry import RetryingStore
 from diloco.sample import Sampler
@@ -90,6 +91,8 @@ def join(
     :class:`~diloco.rendezvous.settings.SettingsError` or
     :class:`~diloco.rendezvous.store.StoreError`.
     """
+    if store is None:
+        check_rendezvous(uri, relative=True)
     if replica is None:
         replica = int(os.environ["REPLICA_RANK"])
     options: dict[str, Any] = {
@@ -150,6 +153,10 @@ class Group:
             raise ReplicaError(
                 f"expected a replica number from 0 to {settings.max_replicas - 1}, found {replica}"
             )
+        parameters.check_optimizer(model, inner_optimizer)
+        parameters.warn_of_buffers(model)
+        self._trained = frozenset(name for name, _ in parameters.trained(model))
+        self._warned_of_tokens = False
         self._model = model
         self.inner_optimizer = inner_optimizer
         self._config = config
@@ -235,6 +242,15 @@ class Group:
             return False
         step = self.data_step
         step_s = self._loop.work.count(tokens=tokens, loss=loss)
+        if tokens == 0 and not self._warned_of_tokens:
+            self._warned_of_tokens = True
+            log.warning(
+                "step %d counted tokens=0: a contribution without tokens weighs next to nothing "
+                "beside others. Pass the tokens or samples of the batch",
+                step,
+            )
+        if self._loop.work.steps_in_round == 1:
+            parameters.check_trained(self._model, self._trained)
         self._tokens_seen += tokens
         self._reporter.step(
             step=step,

@@ -10,11 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from diloco.errors import ReplicaError
+from diloco.membership import Observer
 from diloco.rendezvous import keys
+from diloco.rendezvous.clock import Clock, SystemClock
 from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.settings import GroupSettings, SettingsError, setting_fields
-from diloco.rendezvous.store import StoreError, open_store
+from diloco.rendezvous.store import MissingKey, Store, StoreError, open_store
+from diloco.rendezvous.uris import check_rendezvous
 from diloco.rendezvous.workload import WORKLOADS, ByteGPTWorkload
+from diloco.versions import add_version
 
 
 def create_group(
@@ -56,6 +61,42 @@ def _workload(arguments: argparse.Namespace) -> Mapping[str, Any] | None:
     return WORKLOADS[values["kind"]].from_dict(values).to_dict()
 
 
+def replace_model(store: Store, *, clock: Clock) -> None:
+    """Delete checkpoint 0, so that the next replica to join describes the model anew.
+
+    Raises :class:`~diloco.errors.ReplicaError` where a round has been committed or a replica lives:
+    then the group trains that model. Waits for one lease's time where a lease has not ended.
+    """
+    document = GroupDocument.from_bytes(store.get(keys.GROUP))
+    try:
+        store.get(keys.commit(1))
+    except MissingKey:
+        pass
+    else:
+        raise ReplicaError(
+            f"expected no committed round in {store.uri}, found some: its model can't be replaced. "
+            "Start a new group under another URI"
+        )
+    timeout_s = document.settings.heartbeat_timeout_s
+    observer = Observer(store, clock=clock, timeout_s=timeout_s)
+    observer.look()
+    if observer.live():
+        clock.sleep(timeout_s)
+        observer.look()
+    if live := sorted(observer.live()):
+        raise ReplicaError(
+            f"expected no live replica, found {', '.join(map(str, live))}: stop it, then try again"
+        )
+    found = [info.key for info in store.list(keys.CHECKPOINTS)]
+    store.delete(sorted(found, key=lambda key: not key.endswith(".json")))
+
+
+def _replace_model(uri: str) -> int:
+    replace_model(open_store(uri, sole_creator=True), clock=SystemClock())
+    print(f"the model of {uri} is deleted; the next replica to join describes it anew")
+    return 0
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m diloco.init", description=__doc__)
     parser.add_argument("uri", help="rendezvous URI, e.g. s3://bucket/run or a folder")
@@ -74,12 +115,24 @@ def main(argv: list[str] | None = None) -> int:
         parser.add_argument(
             f"--{spec.name.replace('_', '-')}", dest=spec.name, type=kind, help=spec.help
         )
+    parser.add_argument(
+        "--replace-model",
+        action="store_true",
+        help="in a group that has committed no round and has no live replica: delete the model "
+        "that the first replica to join has described, so that the next one describes it anew",
+    )
+    add_version(parser)
     arguments = parser.parse_args(argv)
     try:
+        check_rendezvous(arguments.uri, relative=True)
+        if arguments.replace_model:
+            return _replace_model(arguments.uri)
         chosen = json.loads(arguments.settings.read_text()) if arguments.settings else {}
         for spec in setting_fields():
             if getattr(arguments, spec.name) is not None:
                 chosen[spec.name] = getattr(arguments, spec.name)
+        if arguments.own_loop:
+            chosen.setdefault("warmup_steps", 0)  # a setting of built-in workloads only
         workload = _workload(arguments)
         document = create_group(
             arguments.uri,
@@ -87,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
             workload=workload,
             name=arguments.name,
         )
-    except (SettingsError, StoreError, OSError, ValueError) as error:
+    except (ReplicaError, SettingsError, StoreError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"group {document.run_id} at {arguments.uri}")

@@ -30,6 +30,7 @@ from diloco.rendezvous.clock import Clock, SystemClock
 from diloco.rendezvous.document import PROTOCOL
 from diloco.rendezvous.store import Store, StoreDenied, StoreError, open_store
 from diloco.retry import RetryingStore
+from diloco.versions import add_version
 
 THREADS = 16
 PATIENCE_S = 20.0
@@ -54,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m diloco.inspect", description="Show a run from its bucket alone."
     )
+    add_version(parser)
     add = parser.add_argument
     add("uri", help="rendezvous URI of the run, or its folder")
     which = parser.add_mutually_exclusive_group()

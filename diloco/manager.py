@@ -31,12 +31,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from enum import Enum
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from diloco.errors import FencedOut, ReplicaError
 from diloco.managed import setup
 from diloco.managed.exchange import OPS, Exchange, Round
 from diloco.managed.futures import ExceptionWithTraceback, guarded
@@ -45,13 +46,20 @@ from diloco.managed.session import Asking, Session
 from diloco.managed.step import Calls, Mode, Part, nothing_to_do
 from diloco.managed.work import ManagedWork
 from diloco.rendezvous.clock import Clock, SystemClock
+from diloco.rendezvous.manager_branches import AbandonedBranch
 from diloco.rendezvous.manager_records import Quorum, Seat, Vote
 from diloco.rendezvous.manager_rounds import Standing, counts
 from diloco.rendezvous.records import Identity
-from diloco.rendezvous.store import Store
+from diloco.rendezvous.store import Store, StoreError
 from diloco.retry import RetryingStore
 
-__all__ = ["ExceptionWithTraceback", "Manager", "WorldSizeMode"]
+__all__ = [
+    "AbandonedBranch",
+    "ExceptionWithTraceback",
+    "FencedOut",
+    "Manager",
+    "WorldSizeMode",
+]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -83,6 +91,13 @@ class Manager:
     members once enough are there; ``save_every`` committed steps the state is saved, to resume
     from after everyone has died (0: never); allreduce calls are sent as one object once somebody
     waits for one or none has come for ``coalesce``.
+
+    ``majority_guard``: a quorum needs more than half of the healthy replicas, and one that holds
+    the newest committed state if any such process lives. ``resume``: what a new process does
+    before its first quorum, unless :meth:`load_state_dict` was called: "auto" loads the newest
+    saved state where there is one, and nothing with ``save_every=0``; True expects one, unless the
+    group is at work; False never loads one. Without one, and with no live replica to heal from, a
+    rendezvous that was used before begins a new branch at this process's own state.
     """
 
     def __init__(
@@ -117,10 +132,13 @@ class Manager:
         coalesce: timedelta = timedelta(milliseconds=50),
         save_every: int = 10,
         clock: Clock | None = None,
+        majority_guard: bool = True,
+        resume: bool | Literal["auto"] = "auto",
     ) -> None:
         del connect_timeout, port, hostname, checkpoint_transport, quorum_retries
         if min_replica_size < 1:
             raise ValueError(f"min_replica_size: expected at least 1, found {min_replica_size}")
+        self._resume_from = setup.what_to_resume(resume, save_every)
         rank, world_size = setup.rank_and_size(rank, world_size)
         name = setup.name_of_replica(
             replica_id, world_size=world_size, store_addr=store_addr, store_port=store_port
@@ -160,6 +178,7 @@ class Manager:
             ),
             join_timeout_s=join_timeout.total_seconds(),
             poll_interval_s=self._poll_interval_s,
+            majority_guard=majority_guard,
         )
         self._recovery = Recovery(
             self._session,
@@ -167,6 +186,7 @@ class Manager:
             timeout_s=self._timeout_s,
             save_every=save_every,
             own_state=self.state_dict,
+            clock=self._clock,
         )
         if load_state_dict and state_dict:
             self.register_state_dict_fn("default", load_state_dict, state_dict)
@@ -185,6 +205,7 @@ class Manager:
         self._needed: frozenset[int] = frozenset()
         self._commits_asked = 0
         self._calls: Calls | None = None
+        self._most_calls = 0
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -213,9 +234,13 @@ class Manager:
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
         """Take up the step counts of a checkpoint; the group's own saved state is then not
         looked for."""
+        self._count_from(state_dict)
+        self._recovery.forget()
+        self._restored = True
+
+    def _count_from(self, state_dict: Mapping[str, int]) -> None:
         self._step = state_dict["step"]
         self._batches_committed = state_dict["batches_committed"]
-        self._restored = True
 
     def _manager_state_dict(self) -> dict[str, Any]:
         return self._recovery.state()
@@ -251,13 +276,16 @@ class Manager:
 
         With a synchronous quorum that is done on return; otherwise a healing member contributes
         zeros and takes its state in :meth:`should_commit`. All must pass the same ``allow_heal``.
-        Raises :class:`TimeoutError` (an asynchronous quorum: wherever it is waited for).
+        Raises :class:`TimeoutError`, and :class:`FencedOut` where a newer process has this one's
+        ``replica_id`` (an asynchronous quorum: wherever it is waited for).
         """
         if self._quorum_future is not None:
             concurrent.futures.wait([self._quorum_future])
         if self._calls is not None:
             self._calls.abandon()
             self._calls = None
+        if self._healing:  # should_commit was not called: the step counts are the source's already
+            self._recovery.apply()
         self._errored = None
         self._healing = False
         self._quorum = None
@@ -279,11 +307,29 @@ class Manager:
         self._quorum_future.result()
 
     def _resume(self) -> None:
-        """Before a new process's first quorum: what its group last saved, where there is any."""
+        """Before a new process's first quorum: load what its group last saved, as ``resume``
+        says."""
         self._restored = True
-        if self._step == 0 and (own := self._recovery.resume()) is not None:
-            self.load_state_dict(own)
-            log.info("resumed at step %d", self._step)
+        if self._step != 0:
+            return
+        if self._resume_from is not False and (own := self._recovery.resume()) is not None:
+            self._count_from(own)
+            return
+        if self._resume_from is True and (self._session.n == 0 or self._session.others_gone()):
+            raise ReplicaError(
+                f"resume=True: expected a saved state of {self._session.world_size} ranks in "
+                f"{self._store.uri}, found none. Pass resume='auto' to start without one"
+            )
+        if self._session.n > 0:
+            log.warning(
+                "%s has been used before: its last round was %d, at step %d. No saved state is "
+                "loaded (resume=%r): this process heals from a live replica, or a new branch "
+                "begins at its own state",
+                self._store.uri,
+                self._session.n,
+                self._session.quorum.step if self._session.quorum else 0,
+                self._resume_from,
+            )
 
     def _take_quorum(self, allow_heal: bool, shrink_only: bool, timeout_s: float) -> None:
         asking = Asking(
@@ -293,6 +339,8 @@ class Manager:
             shrink_only=shrink_only,
             allow_heal=allow_heal,
             mode=str(self._mode),
+            branch=self._recovery.branch,
+            head=self._recovery.head,
         )
         quorum = self._session.join(asking, timeout_s=timeout_s)
         part = self._mode.part(quorum, self._session.me.replica, allow_heal=allow_heal)
@@ -304,6 +352,8 @@ class Manager:
         self._quorum = quorum
         if allow_heal:
             self._recover(quorum, part.standing)
+        elif part.standing.seat.newest:
+            self._recovery.branch, self._recovery.head = quorum.branch, quorum.head
 
     def _recover(self, quorum: Quorum, place: Standing) -> None:
         """Hand this member's state to those who need it, or take one. TypeError is the caller's
@@ -312,8 +362,8 @@ class Manager:
             self._healing = place.heals
             own = self._recovery.recover(quorum, place)
             if own is not None:
-                self.load_state_dict(own)
-        except TypeError:
+                self._count_from(own)
+        except (TypeError, FencedOut):
             raise
         except Exception as error:
             self.report_error(error)
@@ -326,6 +376,7 @@ class Manager:
             divisor=part.size,
             timeout_s=self._timeout_s,
             coalesce_s=self._coalesce_s,
+            expected_calls=self._most_calls,
         )
         return Exchange(
             self._store,
@@ -377,6 +428,7 @@ class Manager:
         if callable(errored) and isinstance(error := errored(), Exception):
             self.report_error(error)
         if self._calls is not None:
+            self._most_calls = max(self._most_calls, self._calls.made)
             self._calls.finish(lambda: self._errored is not None)
             self._calls = None
         if self._healing:
@@ -396,13 +448,17 @@ class Manager:
             needed=self._needed,
             timeout_s=timeout.total_seconds() if timeout else self._timeout_s,
         )
-        self._commits_asked += 1
+        if not verdict.closed:
+            self._commits_asked += 1
         me = self._session.me.replica
         committed = counts(quorum, verdict, needed=self._needed, member=me)
         log.info("step %d %s", self._step, "is committed" if committed else "is not committed")
+        if verdict.closed:
+            log.warning("round %d went on without this process: its step is discarded", quorum.n)
         if quorum.seats[0].member == me and self._commits_asked == 1:
-            self._sweeping = self._executor.submit(self._session.sweep, quorum.n - 1)
+            self._sweeping = self._executor.submit(self._sweep, quorum.n - 1)
         if committed:
+            self._recovery.committed(quorum)
             self._step += 1
             self._batches_committed += self.num_participants()
             self._commit_failures = 0
@@ -414,6 +470,13 @@ class Manager:
                 f"exceeding max_retries={self._max_retries}"
             )
         return False
+
+    def _sweep(self, n: int) -> None:
+        """What cannot be deleted now is found by the next sweep."""
+        try:
+            self._session.sweep(n)
+        except StoreError as error:
+            log.warning("round %d could not be swept, the next sweep tries again: %s", n, error)
 
     def _apply_healed(self) -> None:
         if not self._recovery.apply() and self._errored is None:

@@ -105,6 +105,8 @@ class Lease:
         self._started_wall_s = clock.wall()
         self._progress = Progress()
         self._count = 0
+        self._longest_gap_s = heartbeat_timeout_s / 2
+        self._beat_s, self._steady_s = clock.monotonic(), float("-inf")
         self._next_command = 1
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -150,12 +152,23 @@ class Lease:
         self._store.put(
             keys.beat(self.identity.replica, self.identity.incarnation), beat.to_bytes()
         )
+        now_s = self._clock.monotonic()
+        if now_s - self._beat_s > self._longest_gap_s:
+            self._steady_s = now_s
+        self._beat_s = now_s
+
+    @property
+    def steady_since_s(self) -> float:
+        """Since when (monotonic) this process has written its lease without a long gap. A gap means
+        that the store was away or this process paused: other leases must not be judged by it."""
+        now_s = self._clock.monotonic()
+        return now_s if now_s - self._beat_s > self._longest_gap_s else self._steady_s
 
     def look_around(self) -> None:
         """Read new commands, and look for a newer incarnation of this replica."""
         for info in self._store.list(keys.member(self.identity.replica)):
             parsed = keys.parse_beat(info.key)
-            if parsed and parsed[1] > self.identity.incarnation:
+            if parsed and parsed[1] > self.identity.incarnation and not self.fenced:
                 log.error("%s is fenced out by incarnation %s", self.identity, parsed[1])
                 self.fenced = True
         self._read_commands()
@@ -229,6 +242,8 @@ class Lease:
         while not self._ended.wait(self._interval_s):
             try:
                 self.look_around()
+                if self.fenced:
+                    return  # the lease is the newer process's
                 self.beat()
             except StoreError as error:
                 log.warning("heartbeat failed, will try again: %s", error)
@@ -249,9 +264,20 @@ class _Seen:
 
 
 class Observer:
-    """Remembers when each lease last changed, on the observer's own clock."""
+    """Remembers when each lease last changed, on the observer's own clock.
 
-    def __init__(self, store: Store, *, clock: Clock, timeout_s: float) -> None:
+    ``steady_since`` is :attr:`Lease.steady_since_s` of the observer's own process; with it, no
+    process is taken for gone because of a time in which this one could not have seen it."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Clock,
+        timeout_s: float,
+        steady_since: Callable[[], float] = lambda: float("-inf"),
+    ) -> None:
+        self._steady_since = steady_since
         self._store = store
         self._clock = clock
         self._timeout_s = timeout_s
@@ -293,13 +319,13 @@ class Observer:
         return self._alive(SYNCER)
 
     def _alive(self, role: str) -> frozenset[int]:
-        now_s = self._clock.monotonic()
+        now_s, steady_s = self._clock.monotonic(), self._steady_since()
         return frozenset(
             replica
             for replica, seen in list(self._seen.items())
             if seen.beat.state not in ENDED_STATES
             and seen.beat.role == role
-            and now_s - seen.since_s < self._timeout_s
+            and now_s - max(seen.since_s, steady_s) < self._timeout_s
         )
 
     def ready_to_begin(self) -> frozenset[int]:
@@ -322,7 +348,13 @@ class Observer:
         if identity.incarnation < seen.incarnation or seen.beat.state in ENDED_STATES:
             return True
         looked_s = self._looked_s
-        return looked_s is not None and looked_s - seen.since_s >= self._timeout_s
+        since_s = max(seen.since_s, self._steady_since())
+        return looked_s is not None and looked_s - since_s >= self._timeout_s
+
+    def newer_process(self, identity: Identity) -> str:
+        """The incarnation of that replica's newest process, if newer than this one; else ''."""
+        seen = self._seen.get(identity.replica)
+        return seen.incarnation if seen and seen.incarnation > identity.incarnation else ""
 
     def working_towards(self, round: int) -> frozenset[int]:
         """Live replicas that a round may wait for: those neither in a later one already nor still

@@ -11,6 +11,7 @@ own, and tensor parallelism inside FSDP2 (strided shards).
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from itertools import chain
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
+
+log = logging.getLogger(__name__)
 
 _INSIDE = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 """What torch.compile, activation checkpointing and FSDP1 put into the names of what they wrap."""
@@ -58,6 +61,62 @@ def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     if not found:
         raise ValueError("expected a model with trainable parameters, found none")
     return found
+
+
+def check_optimizer(model: nn.Module, optimizer: object) -> None:
+    """Raise :class:`ValueError` for an optimizer that holds none of the trained parameters: that of
+    another model, or made before the parameters were replaced (moved to FSDP, for example)."""
+    groups = getattr(optimizer, "param_groups", None)
+    if not groups:
+        return
+    held = {id(parameter) for group in groups for parameter in group["params"]}
+    named = trained(model)
+    missing = [name for name, parameter in named if id(parameter) not in held]
+    if len(missing) == len(named):
+        raise ValueError(
+            f"inner_optimizer: expected the parameters of the model that joins, found none of its "
+            f"{len(named)} (the first is {missing[0]}). Make the optimizer from model.parameters() "
+            "after the model is wrapped or moved"
+        )
+    if missing:
+        log.warning(
+            "%d trained parameters are not in the inner optimizer and will not change here: %s",
+            len(missing), _first(missing),
+        )  # fmt: skip
+
+
+def warn_of_buffers(model: nn.Module) -> None:
+    """Log the buffers that training changes: each replica keeps its own."""
+    model = bare(model)
+    kept = model.state_dict().keys()
+    found = [
+        bare_name(name)
+        for name, buffer in model.named_buffers()
+        if name in kept and buffer.is_floating_point()
+    ]
+    if found:
+        log.warning(
+            "buffers are never exchanged, each replica keeps its own (%d, such as %s): running "
+            "statistics of BatchNorm differ between replicas, and the final weights have those of "
+            "the replica that publishes them",
+            len(found), _first(found),
+        )  # fmt: skip
+
+
+def check_trained(model: nn.Module, names: frozenset[str]) -> None:
+    """Raise :class:`ValueError` if parameters are trained that were frozen, or not there, when the
+    model joined: they would never be exchanged."""
+    new = [name for name, _ in trained(model) if name not in names]
+    if new:
+        raise ValueError(
+            f"expected the {len(names)} parameters that were trained when the model joined, found "
+            f"{len(new)} more: {_first(new)}. Set requires_grad and add parameters before join; a "
+            "group trains the same parameters to its end"
+        )
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def is_sharded(parameter: Tensor) -> bool:

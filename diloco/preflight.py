@@ -24,9 +24,20 @@ from urllib.parse import urlsplit
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock, SystemClock
-from diloco.rendezvous.store import PART_BYTES, LocalStore, Store, StoreError, open_store
+from diloco.rendezvous.store import (
+    PART_BYTES,
+    LocalStore,
+    Store,
+    StoreError,
+    StoreUnavailable,
+    open_store,
+)
+from diloco.versions import add_version
 
 RACERS = 8
+NO_ANSWER = (
+    "an answer from the store: check network, endpoint and proxy (this is not about permissions)"
+)
 
 _BODY = b"archipelago preflight"
 _TAIL = b"the end"
@@ -146,6 +157,9 @@ def _try(name: str, call: Callable[[], str], clock: Clock, needs: str) -> Check:
     begun = clock.monotonic()
     try:
         wrong = call()
+    except StoreUnavailable as error:
+        wrong = str(error) or type(error).__name__
+        needs = NO_ANSWER
     except StoreError as error:
         wrong = str(error) or type(error).__name__
     seconds = clock.monotonic() - begun
@@ -213,6 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m diloco.preflight", description="Whether a bucket can carry a run."
     )
+    add_version(parser)
     parser.add_argument("uri", metavar="URI", help="the rendezvous: s3://..., gs://..., a folder")
     parser.add_argument("--quick", action="store_true", help="no large object and no race")
     given: Any = parser.parse_args(arguments)

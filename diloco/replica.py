@@ -32,6 +32,7 @@ from diloco.rendezvous.store import open_store
 from diloco.sample import sampler_of
 from diloco.startup import startup_of_process
 from diloco.sync import read_document
+from diloco.versions import add_version
 from diloco.workloads import load_workload
 from diloco.workloads.base import Workload
 
@@ -159,6 +160,7 @@ def end_rank() -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m diloco.replica", description=__doc__)
+    add_version(parser)
     parser.add_argument("uri", help="rendezvous URI of the run")
     arguments = parser.parse_args(argv)
     logging.basicConfig(

@@ -28,6 +28,7 @@ from diloco.rendezvous.simulation import (
     predict_modes,
 )
 from diloco.tables import columns, size
+from diloco.versions import add_version
 
 SETTINGS = (
     "num_replicas", "sync_every", "num_fragments", "overlap_steps", "codec", "topk", "reduce_plan",
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m diloco.simulate",
         description="Predict utilisation, bytes, goodput, time and cost of a plan.",
     )
+    add_version(parser)
     add = parser.add_argument
     add("--parameters", type=number, required=True, help="of the model, e.g. 150M or 1B")
     add("--step-s", type=number, required=True, help="seconds of one inner step of one replica")

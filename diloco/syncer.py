@@ -32,6 +32,7 @@ from diloco.rendezvous.store import MissingKey, Store, open_store
 from diloco.retry import RetryingStore
 from diloco.sight import Base, Sight
 from diloco.sync import read_document
+from diloco.versions import add_version
 
 log = logging.getLogger(__name__)
 
@@ -176,6 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m diloco.syncer",
         description="Reduce for all replicas of a run, next to its bucket.",
     )
+    add_version(parser)
     parser.add_argument("uri", help="rendezvous URI of the run")
     options = parser.parse_args(arguments)
     logging.basicConfig(

@@ -65,7 +65,15 @@ class Work:
         self._step_started_s = self._clock.monotonic()
 
     def count(self, *, tokens: int, loss: Number) -> float:
-        """Count one step that has just ended; returns its duration in seconds."""
+        """Count one step that has just ended; returns its duration in seconds. Raises
+        :class:`ValueError` for a negative count of tokens or a loss that is no scalar."""
+        if tokens < 0:
+            raise ValueError(f"tokens: expected 0 or more, found {tokens}")
+        if isinstance(loss, Tensor) and loss.numel() != 1:
+            raise ValueError(
+                f"loss: expected a scalar, the step's mean loss, found a tensor of shape "
+                f"{tuple(loss.shape)}; pass loss.mean()"
+            )
         now_s = self._clock.monotonic()
         step_s, self._step_started_s = now_s - self._step_started_s, now_s
         self.now = Mark(self.now.steps + 1, self.now.tokens + tokens, self.now.compute_s + step_s)
@@ -92,13 +100,15 @@ class Work:
 
     def contribute(self, fragment: int) -> LocalWork:
         """The work since the fragment's base. Tokens that were not counted before are counted with
-        it, unless :meth:`take_back` says that it was missed."""
+        it, unless :meth:`take_back` says that it was missed. Steps of which the caller counted no
+        tokens weigh as one token: a contribution of none is not waited for, nor is its round ever
+        committed."""
         base, now = self._bases[fragment], self.now
         first = base.steps - self._losses_from
         losses = torch.stack([loss.float().reshape(()) for loss in list(self._losses)[first:]])
         new_tokens, self._uncounted_tokens = self._uncounted_tokens, 0
         return LocalWork(
-            tokens=now.tokens - base.tokens,
+            tokens=max(now.tokens - base.tokens, min(1, now.steps - base.steps)),
             new_tokens=new_tokens,
             steps=now.steps - base.steps,
             loss=float(losses.mean()),

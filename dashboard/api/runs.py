@@ -104,7 +104,8 @@ def submit_run(
     """Make a run of a document, JSON or TOML, and launch it.
 
     It is checked as the form checks it: backends, bucket and data are asked first. Sent again with
-    the same ``Idempotency-Key`` it answers 200 with the run that was made the first time.
+    the same ``Idempotency-Key`` it answers 200 with the run that was made the first time; with that
+    key and another document it is refused.
     """
     user = submitter(request)
     key = idempotency_key or secrets.token_urlsafe(24)
@@ -116,6 +117,12 @@ def submit_run(
     if problems and not sent.exists():
         raise Invalid(problems)
     run = services.create_run(draft, owner=user, submit_key=key)
+    if field := create.differing_field(run, draft):
+        message = (
+            f"expected the document that this Idempotency-Key submitted before, run {run.pk}, "
+            f"found another {field}. Send it with a new key"
+        )
+        raise Invalid([at("submit_key", message)])
     response["Location"] = reverse("api:get_run", args=[run.pk])
     return Status(200 if again else 201, _detail(request, run))
 

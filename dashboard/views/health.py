@@ -29,7 +29,10 @@ def readyz(request: HttpRequest) -> JsonResponse:
     """503 unless database, broker and a worker are there."""
     found = health.readiness()
     well = all(said == "ok" for said in found.values())
-    return JsonResponse({"ready": well, **found}, status=200 if well else 503)
+    answer = JsonResponse({"ready": well, **found}, status=200 if well else 503)
+    # Probes ask every few seconds: Django would log each 503 as a server error.
+    answer._has_been_logged = True  # type: ignore[attr-defined]
+    return answer
 
 
 @login_not_required

@@ -1,8 +1,10 @@
 """One step's allreduce calls: coalesced, uploaded, and everybody's summed, in the background.
 
 torchft calls ``allreduce`` once per parameter, and one object per tensor would cost a request each.
-So calls are gathered until somebody waits for one or none has come for ``coalesce_s``; then they
-go up as one object, a *batch*, while the caller computes on. Members need not cut their calls into
+So calls are gathered until the caller waits for one or none has come for ``coalesce_s``; then they
+go up as one object, a *batch*, while the caller computes on. While fewer calls have come than an
+earlier step made, the pause has to be :data:`PATIENCE` times as long, because on a busy machine the
+calls of one sync can be far apart. Members need not cut their calls into
 the same batches: a reader asks a member for its call number i, and takes as many of that member's
 batches as that takes. What does have to agree is the sequence of calls.
 
@@ -34,6 +36,8 @@ from diloco.rendezvous.store import MissingKey, Store
 
 READERS = 8
 """Members read from at once."""
+PATIENCE = 40
+"""How much longer than ``coalesce_s`` a pause between the expected calls of a step can be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,7 @@ class Round:
     divisor: int
     timeout_s: float
     coalesce_s: float
+    expected_calls: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class Exchange:
             if who != round.me
         }  # fmt: skip
         self._calls = 0
+        self._arriving = 0
         self._batches = 0
         self._pending: list[Call] = []
         self._wanted = False
@@ -91,7 +97,13 @@ class Exchange:
     def submit(self, tensor: Tensor, spec: Spec) -> Call:
         """Take a copy of ``tensor`` as the next call."""
         contributes = self._round.me in self._round.contributors
-        body = encode(tensor, spec) if contributes else memoryview(b"")
+        with self._changed:
+            self._arriving += 1
+        try:
+            body = encode(tensor, spec) if contributes else memoryview(b"")
+        finally:
+            with self._changed:
+                self._arriving -= 1
         with self._changed:
             call = Call(self._calls, spec, body)
             self._calls += 1
@@ -102,8 +114,13 @@ class Exchange:
                 self._thread.start()
         return call
 
+    @property
+    def calls(self) -> int:
+        """How many calls this step has made so far."""
+        return self._calls
+
     def flush(self) -> None:
-        """Send what has been gathered now: somebody waits."""
+        """Send what has been gathered now: the caller waits."""
         with self._changed:
             self._wanted = True
             self._changed.notify_all()
@@ -136,9 +153,14 @@ class Exchange:
             while not self._pending and not self._closed:
                 self._changed.wait()
             seen = 0
-            while len(self._pending) > seen and not (self._wanted or self._closed):
+            while not (self._wanted or self._closed):
+                if len(self._pending) == seen and not self._arriving:
+                    break
                 seen = len(self._pending)
-                self._changed.wait(self._round.coalesce_s)  # any call, flush or close ends it
+                pause_s = self._round.coalesce_s
+                if self._calls < self._round.expected_calls:
+                    pause_s *= PATIENCE
+                self._changed.wait(pause_s)  # any call, flush or close ends it
             calls, self._pending = self._pending, []
             self._wanted = False
             return calls

@@ -6,14 +6,19 @@ The state is what the registered functions give, beside the Manager's own step c
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from diloco.errors import ReplicaError
 from diloco.managed import states
 from diloco.managed.session import Session
+from diloco.rendezvous.clock import Clock
+from diloco.rendezvous.manager_branches import UNKNOWN, Line, line_before
+from diloco.rendezvous.manager_keys import Saved
 from diloco.rendezvous.manager_records import Quorum
 from diloco.rendezvous.manager_rounds import Standing
 from diloco.rendezvous.records import Identity
@@ -22,9 +27,15 @@ from diloco.rendezvous.store import MissingKey
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+log = logging.getLogger(__name__)
+
 
 class Recovery:
-    """``own_state`` gives the Manager's step counts; ``ranks`` of a replica save together."""
+    """``own_state`` gives the Manager's step counts; ``ranks`` of a replica save together.
+
+    ``branch`` and ``head`` say where the state that this member holds comes from
+    (:mod:`diloco.rendezvous.manager_branches`).
+    """
 
     def __init__(
         self,
@@ -34,7 +45,11 @@ class Recovery:
         timeout_s: float,
         save_every: int,
         own_state: Callable[[], dict[str, int]],
+        clock: Clock,
     ) -> None:
+        self._clock = clock
+        self.branch, self.head = UNKNOWN, 0
+        self._taken = (UNKNOWN, 0)
         self._session = session
         self._store = session.store
         self._ranks = list(range(ranks))
@@ -44,7 +59,7 @@ class Recovery:
         self._load: dict[str, Callable[[Any], None]] = {}
         self._save: dict[str, Callable[[], Any]] = {}
         self._pending: dict[str, Any] | None = None
-        self._saved_step = 0
+        self._saved: Saved | None = None
         self._reading = threading.Lock()
         self._readable = True
 
@@ -96,20 +111,20 @@ class Recovery:
         What was fetched waits for :meth:`apply`, which loads it in the caller's thread.
         """
         self._pending = None
+        if place.seat.newest and not place.heals:
+            self.branch, self.head = quorum.branch, quorum.head
         rank, me = place.seat.rank, self._session.me
         if place.source == place.seat:
             needed = any(seat.heals and seat.rank == rank for seat in quorum.seats)
-            due = self._save_every > 0 and quorum.step > self._saved_step
-            due = due and quorum.step % self._save_every == 0
+            due = bool(self._load) and self._is_due(quorum)
             if needed or due:
                 state = self.state()
                 if needed:
                     states.send(
                         self._store, quorum.n, rank, state, step=quorum.step, writer=me
                     )  # fmt: skip
-                if due and self._load:
-                    states.save(self._store, rank, state, step=quorum.step, writer=me)
-                    self._saved_step = quorum.step
+                if due:
+                    self._save_state(quorum, rank, state)
         if not place.heals:
             return None
         wait = self._session.wait(self._timeout_s)
@@ -122,6 +137,7 @@ class Recovery:
             why_lost=lambda: self._session.why_lost(quorum.n, source),
         )
         self._pending = self._checked(state)
+        self._taken = (quorum.branch, quorum.head)
         own: dict[str, int] = self._pending["torchft"]
         return own
 
@@ -132,19 +148,67 @@ class Recovery:
         user, self._pending = self._pending["user"], None
         for key, load in self._load.items():
             load(user[key])
+        self.branch, self.head = self._taken
         return True
 
+    def forget(self) -> None:
+        """The caller has loaded a state of its own, which no round has started from."""
+        self.branch, self.head = UNKNOWN, 0
+
+    def committed(self, quorum: Quorum) -> None:
+        """This member's state is now what round ``quorum.n`` committed, if it started from the
+        same as the round."""
+        if (self.branch, self.head) in ((quorum.branch, quorum.head), (quorum.branch, quorum.n)):
+            self.branch, self.head = quorum.branch, quorum.n
+
+    # -- saved states ----------------------------------------------------------------------------
+
+    def _is_due(self, quorum: Quorum) -> bool:
+        """Every ``save_every`` steps; and at once where a branch begins with a state that is saved
+        nowhere on its line."""
+        if not self._save_every or not quorum.step:
+            return False
+        if self._saved == Saved(quorum.branch, quorum.head, quorum.step):
+            return False
+        begins = quorum.head == 0 and not quorum.line
+        return begins or quorum.step % self._save_every == 0
+
+    def _save_state(self, quorum: Quorum, rank: int, state: Any) -> None:
+        saved = Saved(quorum.branch, quorum.head, quorum.step)
+        states.save(
+            self._store,
+            rank,
+            state,
+            saved=saved,
+            writer=self._session.me,
+            wall_s=self._clock.wall(),
+        )
+        self._saved = saved
+        if self._session.is_newest(quorum.n):
+            states.sweep(self._store, line_before(quorum, committed=False), ranks=self._ranks)
+
     def resume(self) -> dict[str, int] | None:
-        """Load the newest state that all ranks have saved; its step counts, None without one."""
-        for step in reversed(states.saved_steps(self._store, ranks=self._ranks)):
+        """Load the newest state of the group's line that all ranks have saved; its step counts,
+        None without one."""
+        newest = self._session.quorum
+        line = line_before(newest, committed=False) if newest else Line()
+        for saved in reversed(states.complete_states(self._store, line, ranks=self._ranks)):
             try:
-                state = states.load(self._store, self._session.rank, step)
+                state, wall_s = states.load(self._store, self._session.rank, saved)
             except MissingKey:
                 continue  # superseded since it was listed
             self._pending = self._checked(state)
-            self._saved_step = step
+            self._taken = (saved.branch, saved.head)
+            self._saved = saved
             own: dict[str, int] = self._pending["torchft"]
             self.apply()
+            log.warning(
+                "resumed at step %d from the state that was saved %s in %s; resume=False would "
+                "begin a new branch instead",
+                own["step"],
+                _age(self._clock.wall(), wall_s),
+                self._store.uri,
+            )
             return own
         return None
 
@@ -158,3 +222,9 @@ class Recovery:
                     )
                 return {"user": user, "torchft": state["torchft"]}
         raise ReplicaError(f"expected a Manager's state, found {type(state).__name__}")
+
+
+def _age(now_s: float, then_s: float) -> str:
+    if not then_s:
+        return "by an earlier release"
+    return f"{timedelta(seconds=max(0, round(now_s - then_s)))} ago (h:mm:ss)"

@@ -6,10 +6,12 @@ import os
 import re
 import uuid
 from datetime import timedelta
+from typing import Literal
 from urllib.parse import urlsplit
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.store import MissingKey, Store, open_store
+from diloco.rendezvous.uris import check_rendezvous
 
 
 def timeouts_s(timeout: timedelta, quorum_timeout: timedelta) -> tuple[float, float]:
@@ -22,18 +24,31 @@ def timeouts_s(timeout: timedelta, quorum_timeout: timedelta) -> tuple[float, fl
     )
 
 
+def what_to_resume(resume: object, save_every: int) -> bool | Literal["auto"]:
+    """``resume`` as the Manager obeys it. Raises :class:`ValueError`."""
+    if save_every < 0:
+        raise ValueError(f"save_every: expected 0 (never) or more steps, found {save_every}")
+    if resume == "auto":
+        return "auto" if save_every else False
+    if isinstance(resume, bool):
+        return resume
+    raise ValueError(f"resume: expected True, False or 'auto', found {resume!r}")
+
+
 def find_store(rendezvous: str | Store | None, lighthouse_addr: str | None) -> Store:
     """The group's store: ``rendezvous``; else a lighthouse address that is a store's URI; else a
     folder named after that address in ``ARCHIPELAGO_RENDEZVOUS``. Raises :class:`ValueError`."""
     if rendezvous is not None:
-        store = open_store(rendezvous) if isinstance(rendezvous, str) else rendezvous
+        store = (
+            open_store(check_rendezvous(rendezvous)) if isinstance(rendezvous, str) else rendezvous
+        )
     else:
         address = lighthouse_addr or os.environ.get("TORCHFT_LIGHTHOUSE", "")
         if urlsplit(address).scheme not in ("", "http", "https") and "//" in address:
-            store = open_store(address)
+            store = open_store(check_rendezvous(address))
         elif base := os.environ.get("ARCHIPELAGO_RENDEZVOUS"):
             group = re.sub(r"[^A-Za-z0-9_-]+", "-", address).strip("-") or "manager"
-            store = open_store(f"{base.rstrip('/')}/{group}")
+            store = open_store(f"{check_rendezvous(base).rstrip('/')}/{group}")
         else:
             raise ValueError(
                 "rendezvous: expected a store's URI, here or as lighthouse_addr, "

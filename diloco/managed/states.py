@@ -1,12 +1,16 @@
 """State trees in the store: for a member that heals, and to resume from after everyone has died.
 
 The tensors are written first, then a manifest that names them by digest. A healing state has one
-writer; of a saved one, whoever first creates its manifest.
+writer; of a saved one, the first process to create its manifest.
+
+A saved state is of a branch (:mod:`diloco.rendezvous.manager_branches`). Only those on the group's
+line are complete, are resumed from, and count for the two that are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from safetensors.torch import save as save_safetensors
@@ -14,13 +18,15 @@ from safetensors.torch import save as save_safetensors
 from diloco.checkpoint import load_tensors, put_object
 from diloco.managed.waiting import MemberLost, Waiting
 from diloco.rendezvous import manager_keys
+from diloco.rendezvous.manager_branches import Line
+from diloco.rendezvous.manager_keys import Saved
 from diloco.rendezvous.manager_records import StateManifest
 from diloco.rendezvous.records import Identity
 from diloco.rendezvous.store import MissingKey, Store
 from diloco.tree import join_tree, split_tree
 
 KEPT = 2
-"""Saved states of each rank."""
+"""Complete saved states of the group's line that are kept."""
 
 
 def _manifest(
@@ -59,29 +65,49 @@ def _read(store: Store, key: str) -> Any:
     return join_tree(manifest.tree, load_tensors(store, manifest.tensors))
 
 
-def save(store: Store, rank: int, state: Any, *, step: int, writer: Identity) -> None:
-    """Save the state of one rank after ``step``, and delete what it supersedes."""
-    tensors_key = manager_keys.saved_tensors(step, rank, writer.replica, writer.incarnation)
-    manifest = _manifest(store, tensors_key, state, step=step, writer=writer)
-    if not store.create(f"{manager_keys.saved_state(step, rank)}.json", manifest.to_bytes()):
+def save(
+    store: Store, rank: int, state: Any, *, saved: Saved, writer: Identity, wall_s: float
+) -> None:
+    """Save the state of one rank, unless that rank of it has been saved."""
+    tensors_key = manager_keys.saved_tensors(saved, rank, writer.replica, writer.incarnation)
+    manifest = _manifest(store, tensors_key, state, step=saved.step, writer=writer)
+    manifest = replace(manifest, wall_s=wall_s)
+    if not store.create(f"{manager_keys.saved_state(saved, rank)}.json", manifest.to_bytes()):
         store.delete([tensors_key])
+
+
+def sweep(store: Store, line: Line, *, ranks: Sequence[int]) -> None:
+    """Delete the saved states before the newest :data:`KEPT` complete ones of ``line``; those of
+    abandoned branches, once the line has as many. What is newer than the line is not touched: this
+    process may be the one that was left behind."""
+    complete = complete_states(store, line, ranks=ranks)
+    if len(complete) < KEPT:
         return
-    steps = saved_steps(store, ranks=[rank])
-    doomed = {manager_keys.saved_state(old, rank) for old in steps[:-KEPT]}
-    listed = [info.key for info in store.list(manager_keys.STATES)] if doomed else []
-    keys = [key for key in listed if key.partition(".")[0] in doomed]
+    oldest_kept = complete[-KEPT]
+    newest = (line.branch, line.head)
+    found = [(parsed, info.key) for info in store.list(manager_keys.STATES)
+             if (parsed := manager_keys.parse_saved(info.key))]  # fmt: skip
+    doomed = [
+        (is_manifest, key)
+        for (saved, _, is_manifest), key in found
+        if (saved.branch, saved.head) <= newest
+        and (saved < oldest_kept or not line.contains(saved.branch, saved.head))
+    ]
     # Manifests first: what has no manifest is not looked for.
-    store.delete(sorted(keys, key=lambda key: not key.endswith(".json")))
+    store.delete([key for is_manifest, key in sorted(doomed, key=lambda pair: not pair[0])])
 
 
-def saved_steps(store: Store, *, ranks: list[int]) -> list[int]:
-    """Steps of which the states of all ``ranks`` are there, ascending."""
-    found: dict[int, set[int]] = {}
+def complete_states(store: Store, line: Line, *, ranks: Sequence[int]) -> list[Saved]:
+    """The states of ``line`` that all ``ranks`` have saved, oldest first."""
+    there: dict[Saved, set[int]] = {}
     for info in store.list(manager_keys.STATES):
-        if parsed := manager_keys.parse_saved_state(info.key):
-            found.setdefault(parsed[0], set()).add(parsed[1])
-    return sorted(step for step, there in found.items() if there >= set(ranks))
+        parsed = manager_keys.parse_saved(info.key)
+        if parsed and parsed[2] and line.contains(parsed[0].branch, parsed[0].head):
+            there.setdefault(parsed[0], set()).add(parsed[1])
+    return sorted(saved for saved, found in there.items() if found >= set(ranks))
 
 
-def load(store: Store, rank: int, step: int) -> Any:
-    return _read(store, f"{manager_keys.saved_state(step, rank)}.json")
+def load(store: Store, rank: int, saved: Saved) -> tuple[Any, float]:
+    """The state, and when it was saved (wall clock; 0: not known)."""
+    key = f"{manager_keys.saved_state(saved, rank)}.json"
+    return _read(store, key), StateManifest.from_bytes(store.get(key)).wall_s

@@ -69,6 +69,10 @@ class Calls:
         self._report = report
         self._works: list[ManagedWork] = []
 
+    @property
+    def made(self) -> int:
+        return self._exchange.calls
+
     def begin(self, tensor: Tensor, *, op: str, quantise: bool) -> ManagedWork:
         target = tensor.detach()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from diloco.rendezvous.clock import Clock
 
@@ -18,14 +19,22 @@ class MemberLost(RuntimeError):
 
 
 class Waiting:
-    """One wait. ``stop`` ends it early, at its next pause."""
+    """One wait. ``stop`` ends it early, at its next pause; so does an exception of ``check``,
+    which is called before each pause."""
 
     def __init__(
-        self, clock: Clock, stop: threading.Event, *, timeout_s: float, longest_pause_s: float
+        self,
+        clock: Clock,
+        stop: threading.Event,
+        *,
+        timeout_s: float,
+        longest_pause_s: float,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._clock = clock
         self._stop = stop
         self._longest_pause_s = longest_pause_s
+        self._check = check
         self._began_s = clock.monotonic()
         self._give_up_s = self._began_s + timeout_s
         self._pause_s = min(FIRST_PAUSE_S, longest_pause_s)
@@ -42,6 +51,7 @@ class Waiting:
         """Sleep a little; False, without sleeping, when the deadline has passed."""
         if self._stop.is_set():
             raise ShutDown("the manager was shut down")
+        self._check()
         left_s = self._give_up_s - self._clock.monotonic()
         if left_s <= 0:
             return False

@@ -10,19 +10,42 @@
     manager/rounds/<n>/payloads/...            what each member's allreduce calls brought
     manager/rounds/<n>/votes/<c>/...           whether a member came through
     manager/rounds/<n>/state/<rank>...         what a healing member takes
-    manager/states/<step>/<rank>...            what a group resumes from after everyone has died
+    manager/states/<branch>.<head>.<step>/...  what a group resumes from after everyone has died
+    manager/floor.json                         the oldest round whose quorum and commits are kept
 
 A *member* is one rank of one replica group. Rounds are numbered on their own, because a step whose
-commit failed is done again in another round. Rounds are deleted when the one after the next has
-begun; names, quorums and commits are kept, so that nothing that was decided can be decided again.
+commit failed is done again in another round. What was exchanged in a round is deleted when the
+next one has ended. Quorums and commits are kept for some hundred rounds, names for ever; who
+creates a quorum or commits alone reads the floor afterwards, so that no decision is made again.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 NAMES = "manager/names/"
 STATES = "manager/states/"
+QUORUMS = "manager/quorums/"
+COMMITS = "manager/commits/"
+ROUNDS = "manager/rounds/"
+FLOOR = "manager/floor.json"
+
+
+@dataclass(frozen=True, order=True)
+class Saved:
+    """Which state was saved: that of ``branch`` after the commit of round ``head``, at ``step``.
+    States of one line are in order; a step number alone comes again on another branch."""
+
+    branch: int
+    head: int
+    step: int
+
+    @property
+    def folder(self) -> str:
+        if (self.branch, self.head) == (0, 0):  # where earlier releases saved every step
+            return f"{STATES}{self.step:08d}/"
+        return f"{STATES}{self.branch:08d}.{self.head:08d}.{self.step:08d}/"
 
 
 def name(number: int) -> str:
@@ -30,15 +53,15 @@ def name(number: int) -> str:
 
 
 def quorum(n: int) -> str:
-    return f"manager/quorums/{n:08d}.json"
+    return f"{QUORUMS}{n:08d}.json"
 
 
 def commit(n: int, c: int) -> str:
-    return f"manager/commits/{n:08d}.{c:04d}.json"
+    return f"{COMMITS}{n:08d}.{c:04d}.json"
 
 
 def round_dir(n: int) -> str:
-    return f"manager/rounds/{n:08d}/"
+    return f"{ROUNDS}{n:08d}/"
 
 
 def joins(n: int) -> str:
@@ -66,15 +89,27 @@ def heal_state(n: int, rank: int) -> str:
     return f"{round_dir(n)}state/{rank:05d}"
 
 
-def saved_state(step: int, rank: int) -> str:
-    return f"{STATES}{step:08d}/{rank:05d}"
+def round_of(key: str) -> int | None:
+    """The number of the round that a quorum, a commit or an exchanged object belongs to."""
+    match = re.match(r"manager/(?:quorums|commits|rounds)/(\d{8})[./]", key)
+    return int(match[1]) if match else None
 
 
-def saved_tensors(step: int, rank: int, member: int, incarnation: str) -> str:
-    return f"{STATES}{step:08d}/{rank:05d}.{member:05d}.{incarnation}.safetensors"
+def saved_state(saved: Saved, rank: int) -> str:
+    """Without its ending: ``.json`` is the manifest."""
+    return f"{saved.folder}{rank:05d}"
 
 
-def parse_saved_state(key: str) -> tuple[int, int] | None:
-    """(step, rank) of a saved state's manifest, None for any other key."""
-    match = re.fullmatch(r"manager/states/(\d{8})/(\d{5})\.json", key)
-    return (int(match[1]), int(match[2])) if match else None
+def saved_tensors(saved: Saved, rank: int, member: int, incarnation: str) -> str:
+    return f"{saved.folder}{rank:05d}.{member:05d}.{incarnation}.safetensors"
+
+
+def parse_saved(key: str) -> tuple[Saved, int, bool] | None:
+    """What a saved object is of, its rank, and whether it is the manifest; None for other keys."""
+    match = re.fullmatch(
+        rf"{STATES}(?:(\d{{8}})\.(\d{{8}})\.)?(\d{{8}})/(\d{{5}})(\.json|\.\d{{5}}\..*)", key
+    )
+    if match is None:
+        return None
+    saved = Saved(int(match[1] or 0), int(match[2] or 0), int(match[3]))
+    return saved, int(match[4]), match[5] == ".json"

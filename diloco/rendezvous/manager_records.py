@@ -21,7 +21,8 @@ class Name(Record):
 @dataclass(frozen=True, kw_only=True)
 class Join(Record):
     """A member wants to be in the next quorum. ``mode`` is what a group agrees on for good,
-    ``allow_heal`` what it agrees on in a round."""
+    ``allow_heal`` what it agrees on in a round. ``branch`` and ``head`` say where its state comes
+    from: the branch, and the round whose commit made it (:mod:`manager_branches`)."""
 
     member: int
     incarnation: str
@@ -34,11 +35,14 @@ class Join(Record):
     shrink_only: bool
     allow_heal: bool
     mode: str
+    branch: int = -1
+    head: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """A member in a quorum. ``heals``: it takes the first participant's state."""
+    """A member in a quorum. ``heals``: it takes the first participant's state; ``newest``: its
+    own state is the one that the round starts from."""
 
     member: int
     incarnation: str
@@ -46,17 +50,31 @@ class Seat:
     rank: int
     step: int
     heals: bool
+    newest: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """The rounds up to ``until`` of a branch, as far as another branch continues them."""
+
+    branch: int
+    until: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quorum(Record):
-    """Who starts round ``n``, by replica and rank; ``step`` is the newest step among them."""
+    """Who starts round ``n``, by replica and rank; ``step`` is the step of the state it starts
+    from, which round ``head`` of ``branch`` committed. ``line`` are the segments before that
+    branch. In a record of an earlier release ``head`` is -1: unknown."""
 
     n: int
     step: int
     mode: str
     seats: tuple[Seat, ...]
     writer: Identity
+    branch: int = 0
+    head: int = -1
+    line: tuple[Segment, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,19 +89,31 @@ class Vote(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict(Record):
-    """The commit of a round: the members that are in. ``writer`` is who was first to say so."""
+    """The commit of a round: the members that are in. ``committed``: they are all that the step
+    needs. ``closed``: the group has gone on without this round, nothing more is committed in it."""
 
     n: int
     c: int
     included: tuple[int, ...]
     writer: Identity
+    committed: bool = False
+    closed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor(Record):
+    """Records of rounds before ``n`` are deleted, and must not be created again."""
+
+    n: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateManifest(Record):
-    """A state tree: its JSON skeleton (:mod:`diloco.tree`) and where its tensors are."""
+    """A state tree: its JSON skeleton (:mod:`diloco.tree`) and where its tensors are. ``wall_s``
+    is when it was written, for people; 0 where that is not known."""
 
     step: int
     writer: Identity
     tree: Any
     tensors: StoredObject
+    wall_s: float = 0.0

@@ -4,7 +4,12 @@ A quorum is made when every live member has asked for it; when everybody of the 
 so that a newcomer that is not ready holds nobody up; or when the others have waited long enough. A
 replica group counts when all its ranks are there. The replicas with the newest step *participate*;
 the others heal: they take the first participant's state. At step 0, unless told that all begin
-with equal weights, all but the first participant heal.
+with equal weights, all but the first participant heal. :mod:`~diloco.rendezvous.manager_branches`
+decides which state is the newest.
+
+The majority guard, torchft's rule: unless everybody of the quorum before is there, more than half
+of the healthy replicas have to be in a quorum. And beyond torchft: no quorum starts from an older
+state while a process that holds the newest committed one lives and has not asked.
 
 A commit is made when everybody of the quorum has voted, or is gone, or it has taken too long; a
 participant's vote against settles it at once. The step counts only if all who participate, of all
@@ -16,6 +21,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from diloco.rendezvous.manager_branches import (
+    UNKNOWN,
+    Line,
+    StateId,
+    continues,
+    starting_state,
+    state_of,
+)
 from diloco.rendezvous.manager_records import Join, Quorum, Seat, Verdict, Vote
 from diloco.rendezvous.records import Identity
 
@@ -54,18 +67,25 @@ def decide_quorum(
     live: Collection[int],
     waited_s: float,
     join_timeout_s: float,
+    replica_of: Mapping[int, str] | None = None,
+    majority_guard: bool = False,
+    line: Line | None = None,
+    holders: Collection[Identity] = (),
 ) -> Quorum | None:
     """The quorum to propose, or None to go on waiting. ``joins`` are of processes not known to be
     gone, ``live`` the members whose lease is; ``waited_s`` since there were enough replicas.
+    ``replica_of`` names the replica of a live member that has not joined; one that it lacks counts
+    as a replica of its own. ``line`` is what this round continues, and ``holders`` the live
+    processes that have the newest state of it; without a line the highest step is the newest.
 
-    Raises :class:`Disagreement`.
+    Raises :class:`Disagreement`, :class:`~diloco.rendezvous.manager_branches.AbandonedBranch`.
     """
     newest = newest_joins(joins)
     for what in ("mode", "allow_heal"):
         found = {str(getattr(join, what)) for join in newest.values()}
         if len(found) > 1:
             raise Disagreement(f"expected the same {what} of every member, found {sorted(found)}")
-    replicas = whole_replicas(newest.values())
+    joined = replicas = whole_replicas(newest.values())
     former = {seat.replica_id for seat in previous.seats} if previous else set()
     shrinking = previous is not None and any(join.shrink_only for join in newest.values())
     if shrinking:
@@ -76,16 +96,25 @@ def decide_quorum(
     there = {join.member for join in present}
     before = {seat.member for seat in previous.seats} if previous else set()
     awaited = set(live) & before if shrinking else set(live)
-    everybody_again = bool(before) and before <= there
-    if not everybody_again and awaited - there and waited_s < join_timeout_s:
+    if not (bool(before) and before <= there):
+        if awaited - there and waited_s < join_timeout_s:
+            return None
+        if majority_guard and not is_majority(joined, newest, live, replica_of or {}):
+            return None
+    if majority_guard and _newest_is_elsewhere(present, line, holders):
         return None
-    steps = {name: min(join.step for join in group) for name, group in replicas.items()}
-    step = max(steps.values())
-    first = next(name for name in replicas if steps[name] == step)
-    sync = step == 0 and any(join.init_sync for join in present)
+    line_or_none, line = line, line or Line()
+    states = {name: state_of(group, line) for name, group in replicas.items()}
+    if line_or_none is None:
+        states = {name: StateId(UNKNOWN, 0, state.step) for name, state in states.items()}
+    start = starting_state(states, line)
+    if previous is not None and not continues(line, start):
+        line = line.forked_from(start, n)
+    first = next(name for name in replicas if states[name] == start)
+    sync = start.step == 0 and any(join.init_sync for join in present)
     return Quorum(
         n=n,
-        step=step,
+        step=start.step,
         mode=present[0].mode,
         seats=tuple(
             Seat(
@@ -93,13 +122,41 @@ def decide_quorum(
                 incarnation=join.incarnation,
                 replica_id=join.replica_id,
                 rank=join.rank,
-                step=steps[join.replica_id],
-                heals=steps[join.replica_id] != step or (sync and join.replica_id != first),
+                step=states[join.replica_id].step,
+                heals=states[join.replica_id] != start or (sync and join.replica_id != first),
+                newest=states[join.replica_id] == start,
             )
             for join in present
         ),
         writer=me,
+        branch=line.branch,
+        head=line.head,
+        line=line.past,
     )
+
+
+def is_majority(
+    joined: Collection[str],
+    newest: Mapping[int, Join],
+    live: Collection[int],
+    replica_of: Mapping[int, str],
+) -> bool:
+    """Whether the replicas that ``joined`` are more than half of the healthy ones: those and the
+    replicas of all live members."""
+    healthy = set(joined)
+    for member in live:
+        join = newest.get(member)
+        healthy.add(join.replica_id if join else replica_of.get(member, f"member {member}"))
+    return 2 * len(joined) > len(healthy)
+
+
+def _newest_is_elsewhere(
+    present: Iterable[Join], line: Line | None, holders: Collection[Identity]
+) -> bool:
+    """Whether only processes that have not asked hold the newest committed state."""
+    if line is None or line.head == 0 or not holders:
+        return False
+    return not any((join.branch, join.head) == (line.branch, line.head) for join in present)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +184,7 @@ def standing(
     without ``heal`` nobody heals; ``at_most`` replicas contribute, the others are spares."""
     seat = next(seat for seat in quorum.seats if seat.member == member)
     row = [other for other in quorum.seats if other.rank == seat.rank]
-    newest = [other for other in row if other.step == quorum.step]
+    newest = [other for other in row if other.newest]
     names = [other.replica_id for other in newest]
     taking_part = row if healed_take_part else newest
     contributors = [
@@ -147,9 +204,7 @@ def standing(
 
 def participants(quorum: Quorum, *, healed_take_part: bool) -> frozenset[int]:
     """The members without all of whom the step does not count."""
-    return frozenset(
-        seat.member for seat in quorum.seats if healed_take_part or seat.step == quorum.step
-    )
+    return frozenset(seat.member for seat in quorum.seats if healed_take_part or seat.newest)
 
 
 def decide_verdict(
@@ -168,7 +223,8 @@ def decide_verdict(
     if missing and not out_of_time and not against & needed:
         return None
     included = tuple(sorted(member for member, vote in votes.items() if vote.ok))
-    return Verdict(n=quorum.n, c=c, included=included, writer=me)
+    committed = needed <= set(included)
+    return Verdict(n=quorum.n, c=c, included=included, writer=me, committed=committed)
 
 
 def counts(quorum: Quorum, verdict: Verdict, *, needed: frozenset[int], member: int) -> bool:

@@ -3,8 +3,11 @@ if no run comes of them."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import importlib.util
 import io
+import sys
 import zipfile
 from datetime import datetime, timedelta
 from pathlib import PurePosixPath
@@ -15,6 +18,8 @@ from runs.exceptions import InvalidRun
 from runs.models import Archive
 
 ARCHIVE_BYTES = 20_000_000
+SOURCE_BYTES = 1_000_000
+"""A module that is longer is not parsed."""
 KEPT = timedelta(days=1)
 """How long an upload waits for a run of it."""
 
@@ -44,6 +49,70 @@ def sweep_archives(*, now: datetime) -> int:
     """Forget what was uploaded a day ago and no run needs; how many."""
     unused = Archive.objects.filter(created_at__lt=now - KEPT, run=None)
     return unused.delete()[0]
+
+
+def check_function(data: bytes, function: str) -> None:
+    """Raises :class:`InvalidRun` where a zip cannot have the function that a workload names, as far
+    as its source shows: nothing is imported or run. A module that fills its names in another way
+    (star imports, ``__getattr__``, ``globals()``) is not judged."""
+    module, _, name = function.partition(":")
+    path = module.replace(".", "/")
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        names = set(archive.namelist())
+        found = next((p for p in (f"{path}.py", f"{path}/__init__.py") if p in names), None)
+        if found is None:
+            top = module.partition(".")[0]
+            if (
+                any(entry.startswith((f"{top}/", f"{top}.")) for entry in names)
+                or "." not in module
+            ):
+                modules = sorted(entry for entry in names if entry.endswith(".py"))
+                raise InvalidRun(
+                    "workload.function",
+                    f"expected a module {module} in the archive, found {', '.join(modules[:5])}",
+                )
+            return
+        if archive.getinfo(found).file_size > SOURCE_BYTES:
+            return
+        source = archive.read(found)
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InvalidRun(
+            "workload.function", f"expected Python in {found}, found {error}"
+        ) from None
+    defined = defined_names(tree)
+    if defined is not None and name not in defined:
+        raise InvalidRun(
+            "workload.function",
+            f"expected a function {name} in {found}, found {', '.join(sorted(defined)[:10]) or 'none'}",
+        )
+
+
+def is_installed(module: str) -> bool:
+    """Whether a top-level module can be found, which does not import it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return module in sys.modules
+
+
+def defined_names(tree: ast.Module) -> set[str] | None:
+    """The names that a module's source binds, in any block; None where it can bind others too."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                if alias.name == "*":
+                    return None
+                found.add((alias.asname or alias.name).partition(".")[0])
+        elif isinstance(node, ast.Name) and node.id in ("globals", "vars", "exec", "setattr"):
+            return None
+    return None if "__getattr__" in found else found
 
 
 def check_archive(data: bytes) -> None:

@@ -13,11 +13,18 @@ from django.db.models import Max
 from django.utils import timezone
 
 from diloco.rendezvous.location import canonical
+from diloco.rendezvous.workload import CustomWorkload
 from executors.catalogue import Hardware
 from runs.control.backends import BACKENDS, catalogue
 from runs.credentials import check_store
 from runs.drafts import prefixes
-from runs.drafts.archives import kept_archive, store_archive
+from runs.drafts.archives import (
+    check_archive,
+    check_function,
+    is_installed,
+    kept_archive,
+    store_archive,
+)
 from runs.drafts.copies import check_fork
 from runs.drafts.presets import Fork, PoolDraft, RunDraft
 from runs.exceptions import InvalidRun
@@ -64,6 +71,30 @@ def _submitted(submit_key: str, owner: User) -> Run | None:
     return run
 
 
+def differing_field(run: Run, draft: RunDraft) -> str:
+    """The first field in which a run and the draft that was sent again differ; '' for none. Fields
+    that change in the life of a run (replicas, pools added later) are compared as they were made."""
+    settings, sent = dict(run.group_settings), draft.settings.to_dict()
+    for changing in ("num_replicas", "max_replicas"):
+        settings.pop(changing, None)
+        sent.pop(changing, None)
+    pools = list(run.pools.order_by("pk").values_list("backend", "hardware", "region", "spot"))
+    compared = {
+        "name": (run.name, draft.name.strip()),
+        "settings": (settings, sent),
+        "workload": (run.workload, draft.workload.to_dict()),
+        "rendezvous": (run.rendezvous, rendezvous_uri(draft.rendezvous, run.pk)),
+        "time_limit_s": (run.time_limit_s, draft.time_limit_s),
+        "budget_usd": (run.budget_usd, draft.budget_usd),
+        "start_timeout_s": (run.start_timeout_s, draft.start_timeout_s),
+        "max_restarts": (run.max_restarts, draft.max_restarts),
+        "store_credential": (run.store_credential_id, draft.store_credential),
+        "pools": (pools[: len(draft.pools)],
+                  [(p.backend, p.hardware, p.region, p.spot) for p in draft.pools]),
+    }  # fmt: skip
+    return next((name for name, (was, now) in compared.items() if was != now), "")
+
+
 def check_draft(draft: RunDraft, run_id: uuid.UUID, *, viewer: User | None = None) -> str:
     """The rendezvous URI of a draft that is all right; :class:`InvalidRun` otherwise. ``viewer``:
     see :func:`runs.drafts.prefixes.check_free`."""
@@ -86,6 +117,7 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID, *, viewer: User | None = Non
     _check_budget(draft)
     if draft.fork is not None:
         check_fork(draft.fork, draft)
+    _check_code(draft)
     rendezvous = rendezvous_uri(draft.rendezvous, run_id)
     if draft.store_credential is not None:
         store = _credential(draft.store_credential, "store", "store_credential")
@@ -100,6 +132,33 @@ def free_prefix(wanted: str, run_id: uuid.UUID, *, viewer: User) -> str:
     location = prefixes.location_for(wanted, run_id)
     prefixes.check_free(location, viewer=viewer)
     return location.uri
+
+
+def _check_code(draft: RunDraft) -> None:
+    """That a custom workload's function can be there when the jobs start."""
+    if not isinstance(draft.workload, CustomWorkload):
+        return
+    data = draft.archive
+    if not data and draft.workload.archive:
+        kept = kept_archive(draft.workload.archive)
+        if kept is None:
+            raise InvalidRun(
+                "workload.archive",
+                f"expected an archive that was uploaded, found none of sha256 "
+                f"{draft.workload.archive[:12]}…",
+            )
+        data = bytes(kept.data)
+    if data:
+        check_archive(data)
+        check_function(data, draft.workload.function)
+    elif not draft.workload.requirements and all(p.backend == "local" for p in draft.pools):
+        # Local replicas have this server's own packages. A top-level module is found, not imported.
+        module = draft.workload.function.partition(":")[0].partition(".")[0]
+        if not is_installed(module):
+            raise InvalidRun(
+                "workload.archive",
+                f"expected a zip with the module {module}, which is not installed here, found none",
+            )
 
 
 def check_pool(pool: PoolDraft, index: int = 0) -> Hardware:

@@ -18,6 +18,9 @@ from diloco.managed import states
 from diloco.managed.session import Asking
 from diloco.manager import Manager
 from diloco.rendezvous import manager_keys
+from diloco.rendezvous.manager_branches import Line, line_before
+from diloco.rendezvous.manager_keys import Saved
+from diloco.rendezvous.manager_records import Quorum
 from diloco.rendezvous.manager_rounds import Disagreement
 from tests.diloco.manager_world import World
 
@@ -195,7 +198,7 @@ def test_a_group_resumes_after_everyone_has_died(world: World) -> None:
         assert both(world, lambda: a.step(1.0), lambda: b.step(1.0)) == [True, True]
     for member in (a, b):
         member.manager.shutdown()
-    assert states.saved_steps(world.store, ranks=[0]) == [2]
+    assert saved_steps(world) == [2]
 
     a, b = Trainee(world, 0, 0.0, **options), Trainee(world, 1, 0.0, **options)
     assert both(world, lambda: a.step(1.0), lambda: b.step(1.0)) == [True, True]
@@ -217,18 +220,32 @@ def test_the_newest_saved_states_are_kept(world: World) -> None:
     a = Trainee(world, 0, 10.0, save_every=1)
     for _ in range(6):
         assert a.step(1.0)
-    assert states.saved_steps(world.store, ranks=[0]) == [4, 5]
+    assert saved_steps(world) == [4, 5]
     keys = [info.key for info in world.store.list(manager_keys.STATES)]
     assert len(keys) == 2 * len([4, 5])
+
+
+def saved_steps(world: World, ranks: int = 1) -> list[int]:
+    """Steps of the complete saved states of the group's line."""
+    newest = newest_quorum(world)
+    line = line_before(newest, committed=True)
+    return [saved.step for saved in states.complete_states(world.store, line, ranks=range(ranks))]
+
+
+def newest_quorum(world: World) -> Quorum | None:
+    found = world.store.list(manager_keys.QUORUMS)
+    return Quorum.from_bytes(world.store.get(found[-1].key)) if found else None
 
 
 def test_a_group_resumes_only_from_what_all_its_ranks_have_saved(world: World) -> None:
     writer = Trainee(world, 9, 0.0).manager._session.me
     for step, ranks in ((2, (0, 1)), (4, (0,))):
         for rank in ranks:
-            states.save(world.store, rank, {"at": step}, step=step, writer=writer)
-    assert states.saved_steps(world.store, ranks=[0, 1]) == [2]
-    assert states.load(world.store, 1, 2) == {"at": 2}
+            saved = Saved(0, step, step)
+            states.save(world.store, rank, {"at": step}, saved=saved, writer=writer, wall_s=5.0)
+    line = Line(branch=0, head=9)
+    assert states.complete_states(world.store, line, ranks=[0, 1]) == [Saved(0, 2, 2)]
+    assert states.load(world.store, 1, Saved(0, 2, 2)) == ({"at": 2}, 5.0)
 
 
 def test_the_state_is_not_read_while_it_changes(world: World) -> None:

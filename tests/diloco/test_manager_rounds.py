@@ -53,6 +53,8 @@ def quorum_of(
     live: str = "",
     before: str = "",
     waited_s: float = 0.0,
+    majority_guard: bool = False,
+    replica_of: dict[int, str] | None = None,
     **fields: object,
 ) -> Quorum | None:
     previous = quorum_of(before, waited_s=99.0) if before else None
@@ -64,6 +66,8 @@ def quorum_of(
         live=[number(one) for one in live.split()],
         waited_s=waited_s,
         join_timeout_s=60.0,
+        majority_guard=majority_guard,
+        replica_of=replica_of,
     )
 
 
@@ -104,6 +108,43 @@ def shown(quorum: Quorum | None) -> str:
 )
 def test_a_quorum(joins: str, given: dict[str, object], expected: str) -> None:
     assert shown(quorum_of(joins, **given)) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("joins", "given", "expected"),
+    [
+        # More than half of the healthy replicas, however long the others are waited for.
+        ("a@3", {"live": "a b"}, "wait"),
+        ("a@3", {"live": "a b c"}, "wait"),
+        ("a@3 b@3", {"live": "a b c"}, "step 3: a, b"),
+        ("a@3 b@3", {"live": "a b c d"}, "wait"),
+        ("a@3 b@3 c@0", {"live": "a b c d"}, "step 3: a, b, heal c"),
+        # Those whose lease has run out do not count, so a group can shrink and can start.
+        ("a@3", {"live": "a"}, "step 3: a"),
+        ("a@3", {}, "step 3: a"),
+        # Everybody of the quorum before goes on, as with torchft's lighthouse.
+        ("a@3", {"live": "a b c", "before": "a@2"}, "step 3: a"),
+        ("a@3", {"live": "a b c", "before": "a@2 b@2"}, "wait"),
+        # When shrinking, a newcomer that asks is counted on both sides, as with torchft's.
+        ("a@3 c@0", {"live": "a b c", "before": "a@2 b@2", "shrink_only": True}, "step 3: a"),
+        ("a@3", {"live": "a b c", "before": "a@2 b@2", "shrink_only": True}, "wait"),
+        # Replicas are counted, not ranks.
+        ("a/0of2@3 a/1of2@3 b/0of2@3", {"live": "a b"}, "wait"),
+    ],
+)
+def test_the_majority_guard(joins: str, given: dict[str, object], expected: str) -> None:
+    late = {"waited_s": 1e9, "majority_guard": True}
+    assert shown(quorum_of(joins, **late, **given)) == expected  # type: ignore[arg-type]
+    if expected == "wait":
+        assert shown(quorum_of(joins, waited_s=1e9, **given)) != "wait"  # type: ignore[arg-type]
+
+
+def test_ranks_of_one_replica_count_once() -> None:
+    """Two members that live and have not asked are one replica where their names say so."""
+    given = {"live": "a b c", "waited_s": 1e9, "majority_guard": True}
+    assert shown(quorum_of("a@3", **given)) == "wait"  # type: ignore[arg-type]
+    names = {number("b"): "a", number("c"): "a"}
+    assert shown(quorum_of("a@3", replica_of=names, **given)) == "step 3: a"  # type: ignore[arg-type]
 
 
 def test_of_a_members_processes_the_newest_counts() -> None:

@@ -118,6 +118,17 @@ def test_one_key_one_run(owner: Any, program: Any, token_of: Any) -> None:
     assert Run.objects.count() == 1
 
 
+@pytest.mark.parametrize("change", [{"name": "another"}, {"budget_usd": 7.0}, {"max_restarts": 9}])
+def test_one_key_with_another_document_is_refused(owner: Any, change: dict[str, Any]) -> None:
+    assert owner.post("/runs", DOCUMENT, **{"Idempotency-Key": "k"}).status_code == 201
+    again = owner.post("/runs", DOCUMENT | change, **{"Idempotency-Key": "k"})
+    assert again.status_code == 422
+    problem = again.json()["errors"][0]
+    assert problem["field"] == "submit_key"
+    assert f"another {next(iter(change))}" in problem["message"]
+    assert Run.objects.count() == 1
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from diloco.rendezvous.workload import CustomWorkload
-from runs.drafts.archives import ARCHIVE_BYTES, KEPT, check_archive, kept_archive, store_archive
+from runs.drafts.archives import (
+    ARCHIVE_BYTES,
+    KEPT,
+    check_archive,
+    check_function,
+    kept_archive,
+    store_archive,
+)
 from runs.exceptions import InvalidRun
 from runs.models import Archive, Run
 from runs.tasks import forget_uploads
@@ -116,3 +123,55 @@ def test_beat_knows_the_task() -> None:
 
     [entry] = [e for e in app.conf.beat_schedule.values() if e["task"] == forget_uploads.name]
     assert entry["schedule"] <= KEPT.total_seconds() / 2
+
+
+def zip_of(**modules: str) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, source in modules.items():
+            archive.writestr(f"{name.replace('__in__', '/')}.py", source)
+    return data.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("modules", "function", "message"),
+    [
+        ({"spirals": "def build(): ..."}, "spirals:bild", "expected a function bild in spirals.py"),
+        (
+            {"spirals": "def build(): ..."},
+            "spiral:build",
+            "expected a module spiral in",
+        ),
+        ({"a__in__b": "x = 1"}, "a.b:build", "expected a function build in a/b.py, found x"),
+        ({"a__in__b": "x = 1"}, "a.c:build", "expected a module a.c in the archive"),
+        ({"spirals": "def build(:"}, "spirals:build", "expected Python in spirals.py"),
+    ],
+)
+def test_a_function_that_cannot_be_in_the_archive_is_refused(
+    modules: dict[str, str], function: str, message: str
+) -> None:
+    with pytest.raises(InvalidRun, match=message) as refused:
+        check_function(zip_of(**modules), function)
+    assert refused.value.field == "workload.function"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def build(): ...",
+        "async def build(): ...",
+        "class build: ...",
+        "build = lambda: 0",
+        "from elsewhere import other as build",
+        "import build",
+        "if True:\n    def build(): ...",
+        "try:\n    from fast import build\nexcept ImportError:\n    build = None",
+        "from elsewhere import *",
+        "def __getattr__(name): ...",
+        "globals()['build'] = 1",
+        "raise RuntimeError('is never run')\ndef build(): ...",
+    ],
+)
+def test_a_function_that_can_be_there_is_accepted(source: str) -> None:
+    check_function(zip_of(spirals=source), "spirals:build")
+    check_function(zip_of(spirals__in____init__=source), "spirals:build")

@@ -1,0 +1,530 @@
+"""Trials of the Manager's rounds under virtual time: kills, hangs, pauses and stale lists.
+
+The session, recovery and saved states are the Manager's own; only what a step computes is replaced,
+by a history of the rounds whose commits made a state. Every store operation is a point where
+another process can go on, and where this one can die or fall asleep. One task runs at a time, and
+the next is chosen by virtual time and seed, so a seed is one trial.
+
+The oracle knows every process's state. It reports:
+
+- ``diverged``: two members committed one round with different results;
+- ``doubled``: a state that holds a round twice, or whose step is not the number of its rounds;
+- ``resurrected``: a commit from a state that holds a round which an earlier commit had left out;
+- ``lost``: a round left out although a process that held its result had written its lease within
+  the timeout (counted only with the majority guard);
+- ``stuck``: no commit by every living replica after the faults had ended.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+from diloco.managed import session as session_module
+from diloco.managed.recovery import Recovery
+from diloco.managed.session import Asking, Session
+from diloco.managed.step import Mode
+from diloco.membership import Lease
+from diloco.rendezvous import manager_keys
+from diloco.rendezvous.manager_branches import AbandonedBranch, line_before
+from diloco.rendezvous.manager_records import Quorum, Vote
+from diloco.rendezvous.manager_rounds import Standing, counts
+from diloco.rendezvous.records import Identity
+from diloco.rendezvous.store import Data, MakeParts, MissingKey, ObjectInfo
+
+BEAT_S, LEASE_S, JOIN_S, QUORUM_S, ROUND_S = 2.0, 10.0, 20.0, 90.0, 40.0
+
+
+class Killed(BaseException):
+    """Ends a task whose process was killed."""
+
+
+class Scheduler:
+    """Virtual time for tasks, each a thread of which one runs at a time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._queue: list[tuple[float, int, Task]] = []
+        self._count = 0
+        self.current: Task | None = None
+        self._yielded = threading.Semaphore(0)
+
+    def spawn(self, process: Process, run: Callable[[], None]) -> None:
+        self._push(Task(self, process, run), self.now_s)
+
+    def _push(self, task: Task, at_s: float) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (at_s, self._count, task))
+
+    def sleep(self, seconds: float) -> None:
+        task = self.current
+        if task is None or threading.current_thread() is not task.thread:
+            return  # a helper thread of a task that waits for it
+        self._push(task, self.now_s + seconds)
+        self._yielded.release()
+        task.go.acquire()
+        task.process.check()
+
+    def run(self, until_s: float) -> None:
+        while self._queue and self._queue[0][0] <= until_s:
+            at_s, _, task = heapq.heappop(self._queue)
+            if at_s < task.process.asleep_until_s and not task.process.dead:
+                self._push(task, task.process.asleep_until_s)
+                continue
+            self.now_s, self.current = max(self.now_s, at_s), task
+            task.resume()
+            self._yielded.acquire()
+        self.now_s = until_s
+
+    def ended(self) -> None:
+        self._yielded.release()
+
+    def drain(self) -> None:
+        """Let every task end: its process is dead."""
+        while self._queue:
+            self.run(self._queue[0][0])
+
+
+class Task:
+    def __init__(self, scheduler: Scheduler, process: Process, run: Callable[[], None]) -> None:
+        self.process = process
+        self.go = threading.Semaphore(0)
+        self._scheduler = scheduler
+        self._run = run
+        self.thread = threading.Thread(target=self._main, daemon=True)
+
+    def resume(self) -> None:
+        if self.thread.is_alive():
+            self.go.release()
+        else:
+            self.thread.start()
+
+    def _main(self) -> None:
+        try:
+            self.process.check()
+            self._run()
+        except Killed:
+            pass
+        finally:
+            self._scheduler.ended()
+
+
+class VirtualClock:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.sleep = scheduler.sleep
+
+    def monotonic(self) -> float:
+        return self._scheduler.now_s
+
+    def wall(self) -> float:
+        return 1e9 + self._scheduler.now_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What a trial varies. Rates are per store operation of a process."""
+
+    seed: int
+    replicas: int = 3
+    ranks: int = 1
+    min_replicas: int = 1
+    save_every: int = 2
+    asynchronous: bool = False
+    majority_guard: bool = True
+    kill: float = 0.003
+    pause: float = 0.004
+    hang: float = 0.004
+    stale: float = 0.05
+    faults_s: float = 600.0
+    quiet_s: float = 300.0
+
+
+class World:
+    """The objects, the processes and the oracle of one trial."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+        self.rng = random.Random(trial.seed)
+        self.scheduler = Scheduler()
+        self.clock = VirtualClock(self.scheduler)
+        self.objects: dict[str, bytes] = {}
+        self.since: dict[str, float] = {}
+        self.deleted: dict[str, tuple[float, float]] = {}
+        self.processes: list[Process] = []
+        self.oracle = Oracle(self)
+        self.faulty = True
+
+    def start(self, replica: int, rank: int, after_s: float = 0.0) -> None:
+        process = Process(self, replica, rank)
+        self.processes.append(process)
+        process.asleep_until_s = self.scheduler.now_s + after_s
+        self.scheduler.spawn(process, process.main)
+
+
+class Process:
+    """One process of one rank of a replica: a heartbeat and a loop of steps."""
+
+    def __init__(self, world: World, replica: int, rank: int) -> None:
+        self.world, self.replica, self.rank = world, replica, rank
+        self.store = ProcessStore(self)
+        self.dead = False
+        self.asleep_until_s = 0.0
+        self.beat_s = -1e9
+        self.step = 0
+        self.history: tuple[int, ...] = ()
+        self.commits = 0
+        self.session: Session | None = None
+        self.recovery: Recovery | None = None
+        self.busy = threading.local()
+
+    def check(self) -> None:
+        if self.dead:
+            raise Killed
+
+    def kill(self) -> None:
+        self.dead = True
+
+    def own_state(self) -> dict[str, int]:
+        return {"step": self.step, "batches_committed": 0}
+
+    def load(self, state: Any) -> None:
+        self.history = tuple(state)
+
+    def main(self) -> None:
+        try:
+            self._main()
+        except Killed:
+            raise
+        except AbandonedBranch:
+            self.world.oracle.counts["restarted"] += 1
+        except Exception as error:  # a process that ends is started again
+            self.world.oracle.counts[f"ended by {type(error).__name__}"] += 1
+        self.kill()
+        self.world.start(self.replica, self.rank, self.world.rng.uniform(0, 15))
+
+    def _main(self) -> None:
+        trial, clock = self.world.trial, self.world.clock
+        self.session = Session(
+            self.store,
+            replica_id=f"r{self.replica}",
+            rank=self.rank,
+            world_size=trial.ranks,
+            nonce=f"{self.world.rng.getrandbits(32):08x}",
+            clock=clock,
+            heartbeat_interval_s=BEAT_S,
+            heartbeat_timeout_s=LEASE_S,
+            join_timeout_s=JOIN_S,
+            poll_interval_s=1.0,
+            majority_guard=trial.majority_guard,
+        )
+        self.recovery = Recovery(
+            self.session,
+            ranks=trial.ranks,
+            timeout_s=ROUND_S,
+            save_every=trial.save_every,
+            own_state=self.own_state,
+            clock=clock,
+        )
+        self.recovery.register("history", self.load, lambda: list(self.history))
+        if (own := self.recovery.resume()) is not None:
+            self.step = own["step"]
+            self.world.oracle.counts["resumed"] += 1
+        while True:
+            self._step(self.session, self.recovery)
+            clock.sleep(self.world.rng.uniform(0.5, 3.0))
+
+    def _step(self, session: Session, recovery: Recovery) -> None:
+        trial = self.world.trial
+        mode = Mode(
+            asynchronous=trial.asynchronous,
+            spares=False,
+            min_replica_size=trial.min_replicas,
+            world_size=trial.ranks,
+        )
+        asking = Asking(
+            step=self.step,
+            min_replicas=trial.min_replicas,
+            init_sync=True,
+            shrink_only=False,
+            allow_heal=True,
+            mode=str(mode),
+            branch=recovery.branch,
+            head=recovery.head,
+        )
+        try:
+            quorum = session.join(asking, timeout_s=QUORUM_S)
+        except TimeoutError:
+            self.world.oracle.counts["quorum timeouts"] += 1
+            return
+        part = mode.part(quorum, session.me.replica, allow_heal=True)
+        error = self._take_part(session, recovery, quorum, part.standing)
+        enough = part.size >= trial.min_replicas
+        vote = Vote(
+            member=session.me.replica,
+            incarnation=session.me.incarnation,
+            ok=enough and not error,
+            error=error,
+        )
+        verdict = session.agree(quorum, vote, c=0, needed=part.needed, timeout_s=ROUND_S)
+        if counts(quorum, verdict, needed=part.needed, member=session.me.replica):
+            recovery.committed(quorum)
+            self.step += 1
+            self.history = (*self.history, quorum.n)
+            self.commits += 1
+            self.world.oracle.committed(self, quorum.n)
+        if quorum.seats[0].member == session.me.replica:
+            session.sweep(quorum.n - 1)
+
+    def _take_part(
+        self, session: Session, recovery: Recovery, quorum: Quorum, place: Standing
+    ) -> str:
+        """Heal and exchange; the error that this member votes with."""
+        try:
+            if (own := recovery.recover(quorum, place)) is not None:
+                self.step = own["step"]
+                recovery.apply()
+            for seat in [session.me] if self._contributes(place) else []:
+                key = manager_keys.payload(quorum.n, seat.replica, seat.incarnation, 0)
+                self.store.put(key, b"x")
+            wait = session.wait(ROUND_S)
+            for seat in place.contributors:
+                who = Identity(replica=seat.member, incarnation=seat.incarnation)
+                key = manager_keys.payload(quorum.n, who.replica, who.incarnation, 0)
+                while not self.store.has(key):
+                    if why := session.why_lost(quorum.n, who):
+                        return why
+                    if not wait.pause():
+                        return "timeout"
+        except (RuntimeError, TimeoutError) as error:
+            return str(error) or "failed"
+        return ""
+
+    def _contributes(self, place: Standing) -> bool:
+        return place.seat in place.contributors
+
+
+class ProcessStore:
+    """The store as one process sees it, with what goes wrong for that process."""
+
+    uri = "memory://trial"
+    atomic_create = True
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._world = process.world
+
+    def has(self, key: str) -> bool:
+        try:
+            self.get(key)
+        except MissingKey:
+            return False
+        return True
+
+    def _pass(self) -> None:
+        world, process, rng = self._world, self._process, self._world.rng
+        task = world.scheduler.current
+        if task is None or threading.current_thread() is not task.thread:
+            return
+        world.scheduler.sleep(rng.uniform(0.005, 0.08))
+        trial = world.trial
+        if not world.faulty:
+            return
+        if rng.random() < trial.kill:
+            world.oracle.counts["kills"] += 1
+            process.kill()
+            world.start(process.replica, process.rank, rng.uniform(0, 60))
+        elif rng.random() < trial.pause:  # all of the process: its lease runs out, or nearly
+            world.oracle.counts["pauses"] += 1
+            process.asleep_until_s = world.scheduler.now_s + rng.uniform(2, 60)
+            world.scheduler.sleep(0.0)
+        elif rng.random() < trial.hang and threading.current_thread() is task.thread:
+            world.oracle.counts["hangs"] += 1
+            world.scheduler.sleep(rng.uniform(2, 50))  # this thread; its heartbeat goes on
+        process.check()
+
+    def _write(self, key: str, data: Data) -> None:
+        self._world.objects[key] = bytes(data)
+        self._world.since.setdefault(key, self._world.scheduler.now_s)
+        self._world.oracle.written(self._process, key)
+
+    def put(self, key: str, data: Data) -> None:
+        self._pass()
+        self._write(key, data)
+        self._pass()
+
+    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+        self.put(key, b"".join(bytes(part) for part in make_parts()))
+
+    def create(self, key: str, data: Data) -> bool:
+        self._pass()
+        created = key not in self._world.objects
+        if created:
+            self._write(key, data)
+        self._pass()
+        return created
+
+    def get(self, key: str) -> bytes:
+        self._pass()
+        try:
+            return self._world.objects[key]
+        except KeyError:
+            raise MissingKey(key) from None
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self.get(key)[start : start + length]
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        self._pass()
+        world = self._world
+        then_s = world.scheduler.now_s
+        if world.faulty and world.rng.random() < world.trial.stale:
+            then_s -= world.rng.uniform(0, 4)
+        there = {key for key, since_s in world.since.items() if since_s <= then_s}
+        there |= {k for k, (since_s, end_s) in world.deleted.items() if since_s <= then_s < end_s}
+        return [
+            ObjectInfo(key, len(world.objects.get(key, b"")))
+            for key in sorted(there)
+            if key.startswith(prefix)
+        ]
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self._pass()
+        for key in keys:
+            if self._world.objects.pop(key, None) is not None:
+                since_s = self._world.since.pop(key)
+                self._world.deleted[key] = (since_s, self._world.scheduler.now_s)
+        self._pass()
+
+
+class VirtualLease(Lease):
+    """A heartbeat that is a task of its process."""
+
+    def start(self) -> None:
+        self.beat()
+        self._read_commands(new=False)
+        process = self._store._process  # type: ignore[attr-defined]
+        process.world.scheduler.spawn(process, self._run)
+
+    def _run(self) -> None:
+        while not self.fenced:
+            self._clock.sleep(self._interval_s)
+            self.look_around()
+            if not self.fenced:
+                self.beat()
+
+
+@dataclass
+class Oracle:
+    world: World
+    counts: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+    results: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    abandoned: set[int] = field(default_factory=set)
+    branches: dict[int, int] = field(default_factory=dict)
+
+    def _report(self, kind: str, text: str) -> None:
+        self.counts[kind] += 1
+        self.violations.append(f"{self.world.scheduler.now_s:.1f} s: {kind}: {text}")
+
+    def written(self, process: Process, key: str) -> None:
+        if key.startswith("members/"):
+            process.beat_s = self.world.scheduler.now_s
+        elif key.startswith(manager_keys.QUORUMS) and self.world.trial.majority_guard:
+            self._check_fork(Quorum.from_bytes(self.world.objects[key]))
+
+    def _check_fork(self, quorum: Quorum) -> None:
+        """At its creation, a quorum leaves out no round whose result a live process holds."""
+        line = line_before(quorum, committed=False)
+        newest: dict[tuple[int, int], Process] = {}
+        for process in self.world.processes:
+            newest[process.replica, process.rank] = process
+        held: dict[int, list[int]] = {}
+        for process in newest.values():
+            held.setdefault(process.replica, []).append(self._round_held_by(process))
+        for rounds in held.values():
+            left_out = min(rounds) > 0 and len(set(rounds)) == 1 and rounds[0] not in self.abandoned
+            if left_out and not line.contains(self.branches[rounds[0]], rounds[0]):
+                self._report("lost", f"quorum {quorum.n} leaves out round {rounds[0]}")
+
+    def _round_held_by(self, process: Process) -> int:
+        """The committed round whose result a live process holds; 0 for none."""
+        fresh = self.world.scheduler.now_s - process.beat_s < LEASE_S - BEAT_S
+        recovery = process.recovery
+        if process.dead or not fresh or recovery is None or not process.history:
+            return 0
+        last = process.history[-1]
+        return last if recovery.head == last else 0
+
+    def committed(self, process: Process, n: int) -> None:
+        history = process.history
+        if len(set(history)) != len(history) or process.step != len(history):
+            self._report("doubled", f"round {n}: step {process.step} of {history}")
+        known = self.results.setdefault(n, history)
+        if process.recovery is not None:
+            self.branches[n] = process.recovery.branch
+        if known != history:
+            self._report("diverged", f"round {n}: {known} and {history}")
+        # A process can learn late that its round was committed; the state is then left behind.
+        if max(self.results) == n:
+            if back := set(history) & self.abandoned:
+                self._report("resurrected", f"round {n} continues rounds {sorted(back)}")
+            gone = {old for old in self.results if old < n} - set(history) - self.abandoned
+            self.counts["abandoned rounds"] += len(gone)
+            self.abandoned |= gone
+        self.counts["commits"] = len(self.results)
+
+
+def run_trial(trial: Trial) -> Oracle:
+    """The oracle after one trial."""
+    logging.disable(logging.CRITICAL)
+    world = World(trial)
+    try:
+        with patch.object(session_module, "Lease", VirtualLease):
+            for replica in range(trial.replicas):
+                for rank in range(trial.ranks):
+                    world.start(replica, rank, world.rng.uniform(0, 30))
+            world.scheduler.run(trial.faults_s)
+            world.faulty = False
+            for process in world.processes:
+                process.asleep_until_s = min(process.asleep_until_s, trial.faults_s + 60)
+            world.scheduler.run(trial.faults_s + trial.quiet_s)
+            alive = [p for p in world.processes if not p.dead]
+            before = {id(p): p.commits for p in alive}
+            world.scheduler.run(trial.faults_s + 2 * trial.quiet_s)
+            for process in alive:
+                if process.dead or process.commits == before[id(process)]:
+                    world.oracle._report("stuck", f"replica {process.replica}/{process.rank}")
+            for process in world.processes:
+                process.kill()
+            world.scheduler.drain()
+    finally:
+        logging.disable(logging.NOTSET)
+    return world.oracle
+
+
+VIOLATIONS = ("diverged", "doubled", "resurrected", "lost", "stuck")
+
+
+def trial_of(seed: int) -> Trial:
+    """A trial with everything chosen by its seed."""
+    rng = random.Random(f"trial {seed}")
+    return Trial(
+        seed=seed,
+        replicas=rng.choice([2, 3, 3, 4, 5]),
+        ranks=rng.choice([1, 1, 2]),
+        min_replicas=rng.choice([1, 1, 2]),
+        save_every=rng.choice([1, 2, 5]),
+        majority_guard=rng.random() < 0.8,
+        kill=rng.choice([0.0, 0.002, 0.006]),
+        pause=rng.choice([0.0, 0.004, 0.01]),
+        hang=rng.choice([0.0, 0.004, 0.01]),
+        stale=rng.choice([0.0, 0.0, 0.1]),
+    )

@@ -1,0 +1,215 @@
+"""What a replica is refused for, or warned of, when it joins or steps; and the command lines."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import diloco
+from diloco import parameters
+from diloco.checkpoint import save_checkpoint
+from diloco.errors import ModelMismatch, ReplicaError
+from diloco.init import create_group, main, replace_model
+from diloco.layout import Layout
+from diloco.managed.setup import find_store
+from diloco.outer import OuterOptimizer
+from diloco.preflight import preflight
+from diloco.rendezvous import keys
+from diloco.rendezvous.clock import Clock
+from diloco.rendezvous.records import Identity
+from diloco.rendezvous.settings import GroupSettings
+from diloco.rendezvous.store import LocalStore, StoreUnavailable
+from diloco.rendezvous.uris import check_rendezvous
+from diloco.rendezvous.view import Totals
+from diloco.sync import newest_state
+from diloco.work import Work
+from tests.diloco.conftest import FastClock
+
+ME = Identity(replica=3, incarnation="00001-00000001")
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("", "expected a URI or a folder"),
+        ("   ", "expected a URI or a folder"),
+        (" s3://b/x", "expected a URI or a folder"),
+        ("s3//b/x", "expected s3://"),
+        ("s3:/b/x", "expected s3://"),
+        ("S3//b/x", "expected s3://"),
+        ("gs//b", "expected gs://"),
+        ("runs/x", "expected an absolute folder or a URI"),
+        ("./x", "expected an absolute folder or a URI"),
+        ("s4://b/x", "expected a scheme of s3"),
+        ("http://b/x", "expected a scheme of s3"),
+        ("s3:///x", "expected a bucket after s3://"),
+        ("file://host/x", "expected file:///absolute/folder"),
+        ("file://x", "expected file:///absolute/folder"),
+    ],
+)
+def test_a_rendezvous_that_names_no_shared_place_is_refused(uri: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as refused:
+        find_store(uri, None)
+    assert "Enter a URI such as" in str(refused.value)
+
+
+def test_folders_and_buckets_are_accepted(tmp_path: Path) -> None:
+    for uri in ("s3://b", "gs://b/x", "/mnt/x", "file:///mnt/x", tmp_path.as_uri()):
+        assert check_rendezvous(uri) == uri
+    assert check_rendezvous("runs/x", relative=True) == "runs/x"
+    with pytest.raises(ValueError, match="expected s3://"):
+        check_rendezvous("s3//b/x", relative=True)
+
+
+def test_join_refuses_a_misspelt_bucket() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ValueError, match="expected s3://"):
+        diloco.join("s3//b/x", model=model, inner_optimizer=optimizer, replica=0)
+
+
+def test_a_group_of_own_loops_needs_no_warm_up(tmp_path: Path) -> None:
+    short = ["--sync-every", "10", "--total-rounds", "5"]
+    assert main([str(tmp_path / "own"), "--own-loop", *short]) == 0
+    assert main([str(tmp_path / "built-in"), *short]) == 1
+
+
+# -- the model -----------------------------------------------------------------------------------
+
+
+def model_of(*sizes: int) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(n, m) for n, m in zip(sizes, sizes[1:], strict=False)))
+
+
+def described(store: LocalStore, model: nn.Module) -> None:
+    layout = Layout(model)
+    outer = OuterOptimizer(lr=1.0, momentum=0.9, numel=layout.numel)
+    save_checkpoint(
+        store, ME, layout, round=0, weights=layout.read(), base_rounds=(0,), outer=outer,
+        totals=Totals(), wall_s=0.0,
+    )  # fmt: skip
+
+
+def mismatch(store: LocalStore, model: nn.Module, clock: Clock) -> str:
+    layout = Layout(model)
+    outer = OuterOptimizer(lr=1.0, momentum=0.9, numel=layout.numel)
+    with pytest.raises(ModelMismatch) as error:
+        newest_state(store, layout, outer, 0, clock, lambda: None)
+    return str(error.value)
+
+
+def test_a_mismatch_names_the_first_parameter_that_differs(tmp_path: Path) -> None:
+    store, clock = LocalStore(tmp_path), FastClock()
+    described(store, model_of(4, 3, 2))
+    message = mismatch(store, model_of(4, 3, 5), clock)
+    assert "parameter 2: expected 1.weight [2, 3] float32 (of 4 parameters)" in message
+    assert "found 1.weight [5, 3] float32 (of 4), and 1 more differ" in message
+    assert "Replica 3 joined first" in message
+    assert "--replace-model" in message
+    message = mismatch(store, model_of(4, 3), clock)
+    assert "parameter 2: expected 1.weight [2, 3] float32 (of 4 parameters), found none" in message
+
+
+def test_a_wrong_first_model_can_be_replaced_before_the_first_commit(tmp_path: Path) -> None:
+    create_group(str(tmp_path), GroupSettings())
+    store, clock = LocalStore(tmp_path), FastClock()
+    described(store, model_of(4, 3))
+    replace_model(store, clock=clock)
+    assert store.list(keys.CHECKPOINTS) == []
+    described(store, model_of(4, 2))
+    store.put(keys.commit(1), b"{}")
+    with pytest.raises(ReplicaError, match="expected no committed round"):
+        replace_model(store, clock=clock)
+
+
+def test_an_optimizer_of_another_model_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    model, other = model_of(4, 3, 2), model_of(4, 3, 2)
+    with pytest.raises(ValueError, match="found none of its 4"):
+        parameters.check_optimizer(model, torch.optim.SGD(other.parameters(), 0.1))
+    parameters.check_optimizer(model, torch.optim.SGD(model.parameters(), 0.1))
+    assert not caplog.records
+    parameters.check_optimizer(model, torch.optim.SGD(model[0].parameters(), 0.1))
+    assert "2 trained parameters are not in the inner optimizer" in caplog.text
+
+
+def test_parameters_unfrozen_after_the_join_are_an_error() -> None:
+    model = model_of(4, 3, 2)
+    model[1].requires_grad_(False)
+    names = frozenset(name for name, _ in parameters.trained(model))
+    parameters.check_trained(model, names)
+    model[0].requires_grad_(False)
+    model[1].weight.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"found 1 more: 1\.weight"):
+        parameters.check_trained(model, names)
+
+
+def test_buffers_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        parameters.warn_of_buffers(model_of(4, 3))
+        assert not caplog.records
+        parameters.warn_of_buffers(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
+    assert "buffers are never exchanged" in caplog.text
+    assert "1.running_mean, 1.running_var" in caplog.text
+
+
+@pytest.mark.parametrize("loss", [torch.ones(8), torch.ones(2, 1), torch.ones(0)])
+def test_a_loss_that_is_no_scalar_is_refused_with_its_shape(loss: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"loss: expected a scalar.*shape \(.*loss\.mean\(\)"):
+        Work(FastClock()).count(tokens=1, loss=loss)
+    Work(FastClock()).count(tokens=1, loss=torch.ones(1, 1))
+
+
+def test_a_negative_count_of_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="tokens: expected 0 or more, found -1"):
+        Work(FastClock()).count(tokens=-1, loss=1.0)
+
+
+def test_a_group_without_tokens_goes_on_and_warns(
+    tiny_group: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = Work.count
+
+    def without(self: Work, *, tokens: int, loss: Any) -> float:
+        return count(self, tokens=0, loss=loss)
+
+    monkeypatch.setattr(Work, "count", without)
+    group = tiny_group(num_replicas=2, total_rounds=2)
+    members = [group.start(0), group.start(1)]
+    group.wait(*members)
+    assert [member.error for member in members] == [None, None]
+
+
+# -- command lines -------------------------------------------------------------------------------
+
+
+def test_dir_lists_what_the_package_offers() -> None:
+    assert set(diloco.__all__) <= set(dir(diloco))
+    assert "join" in dir(diloco)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["export", "generate", "init", "inspect", "preflight", "replica", "simulate", "syncer"],
+)
+def test_every_command_has_a_version(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"diloco.{command}").main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"archipelago-diloco {diloco.__version__}\n"
+
+
+def test_no_network_is_not_a_missing_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(self: LocalStore, key: str, data: bytes) -> None:
+        raise StoreUnavailable(f"{key}: connection refused")
+
+    monkeypatch.setattr(LocalStore, "put", away)
+    check = preflight(str(tmp_path)).missing[0]
+    assert "check network, endpoint and proxy" in check.needs
