@@ -56,7 +56,7 @@ def _delete_objects(run: Run, store: Store) -> str:
     if other is not None:
         return f"the rendezvous of {other.name!r} lies inside this one's"
     try:
-        found = GroupDocument.from_bytes(store.get(keys.GROUP)).run_id
+        found = GroupDocument.read(store).run_id
     except MissingKey:
         return ""  # nothing was ever launched, or an earlier try came this far
     except (SettingsError, ProtocolMismatch) as error:

@@ -16,7 +16,7 @@ CONTROL = "control/"
 JOURNAL = "control/journal/"
 FINAL_MANIFEST = "final/manifest.json"
 
-_INCARNATION = re.compile(r"\d{5}-[0-9a-f]{8}")
+_INCARNATION = re.compile(r"[0-9]{5}-[0-9a-f]{8}")
 
 
 def incarnation(seq: int, nonce: str) -> str:
@@ -48,7 +48,7 @@ def beat(replica: int, incarnation: str) -> str:
 
 def parse_beat(key: str) -> tuple[int, str] | None:
     """(replica, incarnation) of a lease key, None for any other key."""
-    match = re.fullmatch(r"members/(\d{5})/(\d{5}-[0-9a-f]{8})/beat\.json", key)
+    match = re.fullmatch(r"members/([0-9]{5})/([0-9]{5}-[0-9a-f]{8})/beat\.json", key)
     return (int(match[1]), match[2]) if match else None
 
 
@@ -70,7 +70,9 @@ def contribution_record(round: int, replica: int, incarnation: str) -> str:
 
 def parse_contribution_record(key: str) -> tuple[int, int, str] | None:
     """(round, replica, incarnation) of a contribution record's key, None for any other key."""
-    match = re.fullmatch(r"rounds/(\d{8})/contributions/(\d{5})\.(\d{5}-[0-9a-f]{8})\.json", key)
+    match = re.fullmatch(
+        r"rounds/([0-9]{8})/contributions/([0-9]{5})\.([0-9]{5}-[0-9a-f]{8})\.json", key
+    )
     return (int(match[1]), int(match[2]), match[3]) if match else None
 
 
@@ -92,7 +94,7 @@ def reduced_shard(round: int, shard: int, digest: str) -> str:
 
 def parse_reduced_shard(key: str) -> tuple[int, int, str] | None:
     """(round, shard, digest) of a reduced object's key, None for any other key."""
-    match = re.fullmatch(r"rounds/(\d{8})/reduced/(\d{5})\.([0-9a-f]{64})", key)
+    match = re.fullmatch(r"rounds/([0-9]{8})/reduced/([0-9]{5})\.([0-9a-f]{64})", key)
     return (int(match[1]), int(match[2]), match[3]) if match else None
 
 
@@ -105,7 +107,7 @@ def checkpoint_manifest(round: int) -> str:
 
 
 def parse_checkpoint_manifest(key: str) -> int | None:
-    match = re.fullmatch(r"checkpoints/(\d{8})/manifest\.json", key)
+    match = re.fullmatch(r"checkpoints/([0-9]{8})/manifest\.json", key)
     return int(match[1]) if match else None
 
 
@@ -123,8 +125,12 @@ def replica_state_manifest(replica: int, incarnation: str, round: int) -> str:
 
 def parse_replica_state(key: str) -> tuple[int, str, int] | None:
     """(replica, incarnation, round) of a state manifest's key, None for any other key."""
-    match = re.fullmatch(r"state/(\d{5})/(\d{5}-[0-9a-f]{8})\.(\d{8})/manifest\.json", key)
+    match = re.fullmatch(r"state/([0-9]{5})/([0-9]{5}-[0-9a-f]{8})\.([0-9]{8})/manifest\.json", key)
     return (int(match[1]), match[2], int(match[3])) if match else None
+
+
+def telemetry_dir(replica: int, incarnation: str) -> str:
+    return f"telemetry/{replica:05d}/{incarnation}/"
 
 
 def telemetry(replica: int, incarnation: str, n: int) -> str:
@@ -137,6 +143,24 @@ def control(n: int) -> str:
 
 def journal(n: int) -> str:
     return f"{JOURNAL}{n:08d}.json"
+
+
+def parse_journal(key: str) -> int | None:
+    """The number of a journal object's key, None for any other key."""
+    match = re.fullmatch(r"control/journal/([0-9]{8})\.json", key)
+    return int(match[1]) if match else None
+
+
+def parse_commit(key: str) -> int | None:
+    """The round of a commit's key, None for any other key."""
+    match = re.fullmatch(r"rounds/([0-9]{8})/commit\.json", key)
+    return int(match[1]) if match else None
+
+
+def parse_telemetry(key: str) -> tuple[int, str, int] | None:
+    """(replica, incarnation, number) of a segment's key, None for any other key."""
+    match = re.fullmatch(r"telemetry/([0-9]{5})/([0-9]{5}-[0-9a-f]{8})/([0-9]{8})\.json", key)
+    return (int(match[1]), match[2], int(match[3])) if match else None
 
 
 def final_dir(replica: int, incarnation: str) -> str:
@@ -164,5 +188,5 @@ def allreduce_payload(round_id: str, group: str, call: int, rank: int) -> str:
 
 def parse_allreduce_payload(key: str) -> tuple[str, str, int, int] | None:
     """(round id, group, call, rank) of a payload's key, None for any other key."""
-    match = re.fullmatch(r"allreduce/([^/]+)/([0-9a-f]{32})/(\d{8})/(\d{5})\.bin", key)
+    match = re.fullmatch(r"allreduce/([^/]+)/([0-9a-f]{32})/([0-9]{8})/([0-9]{5})\.bin", key)
     return (match[1], match[2], int(match[3]), int(match[4])) if match else None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from diloco.rendezvous.records import Identity, Record, StoredObject
+from diloco.rendezvous.records import MEBIBYTE, Identity, Record, StoredObject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,8 @@ class Seat:
 class Quorum(Record):
     """Who starts round ``n``, by replica and rank; ``step`` is the newest step among them."""
 
+    LIMIT: ClassVar[int] = 4 * MEBIBYTE
+
     n: int
     step: int
     mode: str
@@ -82,6 +84,9 @@ class Verdict(Record):
 @dataclass(frozen=True, kw_only=True)
 class StateManifest(Record):
     """A state tree: its JSON skeleton (:mod:`diloco.tree`) and where its tensors are."""
+
+    LIMIT: ClassVar[int] = 64 * MEBIBYTE
+    CONTAINERS: ClassVar[int] = 4_000_000
 
     step: int
     writer: Identity

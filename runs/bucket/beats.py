@@ -15,7 +15,8 @@ from typing import Any
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord, Beat
 from diloco.rendezvous.store import MissingKey, Store
-from runs.bucket.reading import SMALL_LIMIT, count, refuse
+from runs.bucket.limits import SMALL_LIMIT, count
+from runs.bucket.reading import refuse
 from runs.control.decide import BeatView
 from runs.models import Replica, Run
 from runs.transitions import clean_text
@@ -50,7 +51,7 @@ def read_leases(store: Store) -> Leases:
 
 def _read(store: Store, replica: int, incarnation: str) -> Beat | BadRecord | None:
     try:
-        beat = Beat.from_bytes(store.get(keys.beat(replica, incarnation)))
+        beat = Beat.read(store, keys.beat(replica, incarnation))
         if (beat.replica, beat.incarnation) != (replica, incarnation):
             raise BadRecord("expected the lease of its own key, found another's")
         if not math.isfinite(beat.interval_s):
