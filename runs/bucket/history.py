@@ -24,8 +24,9 @@ from diloco.rendezvous.records import (
     Record,
 )
 from diloco.rendezvous.store import MissingKey, Store
+from runs.bucket.limits import finite
 from runs.bucket.pace import Before, commit_before, smoothed
-from runs.bucket.reading import Changes, check_record, finite, refuse, wall
+from runs.bucket.reading import Changes, check_record, refuse, wall
 from runs.bucket.segments import date_evaluation
 from runs.context import about
 from runs.models import Contribution, Event, Replica, Round, Run
@@ -100,7 +101,7 @@ def _ingest_next(
 
 def _get(store: Store, key: str, kind: type[R], bad: list[tuple[str, BadRecord]]) -> R | None:
     try:
-        record = kind.from_bytes(store.get(key))
+        record = kind.read(store, key)
         check_record(record)
         return record
     except MissingKey:
@@ -269,6 +270,10 @@ def _store_closed_round(
         _store_curves(run, row, before, changes)
         if commit is not None:
             date_evaluation(run, found.number, commit.tokens_total)
+        if row.eval_loss is not None:  # it was read before the commit
+            Run.objects.filter(pk=run.pk, eval_round__lte=found.number).update(
+                eval_loss=row.eval_loss, eval_round=found.number
+            )
     run.refresh_from_db()
     changes.run = True
     changes.rounds.add(found.number)

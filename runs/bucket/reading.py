@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from django.db.models import F
 
 from diloco.rendezvous.records import (
-    BadRecord,
     CheckpointManifest,
     Commit,
     ContributionRecord,
@@ -23,13 +22,10 @@ from diloco.rendezvous.records import (
     Record,
 )
 from diloco.rendezvous.telemetry import PHASES, STARTUP_PHASES
+from runs.bucket.limits import SECONDS_LIMIT, SMALL_LIMIT, count, is_wall_time
 from runs.models import Event, Replica, Run
 from runs.series.blocks import Points
 from runs.transitions import record_event
-
-INT_LIMIT = 2**53
-"""Counters above this are not exact in a browser, and no training gets there."""
-SMALL_LIMIT = 2**31 - 1
 
 REFUSAL_EVENTS = 20
 """Events per run about unreadable records; beyond that they are at most counted."""
@@ -81,29 +77,15 @@ def refuse(
         )
 
 
-def count(value: int, name: str, *, limit: int = INT_LIMIT) -> int:
-    if not 0 <= value <= limit:
-        raise BadRecord(f"{name}: expected 0 to {limit}, found {value}")
-    return value
-
-
-def finite(value: float | None) -> float | None:
-    """The value, or None where a column of the database cannot hold it."""
-    return value if value is not None and math.isfinite(value) else None
-
-
 def wall(value: float, now: datetime) -> datetime:
     """A label for people; ours where the writer's makes no sense."""
-    try:
-        return datetime.fromtimestamp(value, tz=UTC)
-    except (ValueError, OverflowError, OSError):
-        return now
+    return datetime.fromtimestamp(value, tz=UTC) if is_wall_time(value) else now
 
 
 def seconds(phases: Mapping[str, float]) -> dict[str, float]:
-    """The phases we know, as finite seconds."""
+    """The phases we know, as seconds of which sums are finite."""
     return {
-        name: round(value, 6)
+        name: round(min(value, SECONDS_LIMIT), 6)
         for name, value in phases.items()
         if name in PHASE_NAMES and math.isfinite(value) and value >= 0
     }

@@ -12,7 +12,8 @@ from typing import Any
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord, CheckpointManifest, FinalManifest, FinalSample
 from diloco.rendezvous.store import MissingKey, Store
-from runs.bucket.reading import check_record, count, finite, refuse, wall
+from runs.bucket.limits import count, finite
+from runs.bucket.reading import check_record, refuse, wall
 from runs.models import Checkpoint, Run
 from runs.transitions import clean_text
 
@@ -26,7 +27,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 def read_final(store: Store) -> FinalManifest | None:
     """Raises :class:`BadRecord` for one that cannot be read."""
     try:
-        manifest = FinalManifest.from_bytes(store.get(keys.FINAL_MANIFEST))
+        manifest = FinalManifest.read(store, keys.FINAL_MANIFEST)
     except MissingKey:
         return None
     check_record(manifest)
@@ -41,7 +42,7 @@ def ingest_checkpoints(run: Run, store: Store, *, now: datetime) -> None:
         if number is None or number in known:
             continue
         try:
-            manifest = CheckpointManifest.from_bytes(store.get(info.key))
+            manifest = CheckpointManifest.read(store, info.key)
             check_record(manifest)
         except MissingKey:
             continue
