@@ -66,6 +66,8 @@ def _check_type(column: models.Field[Any, Any], given: Any) -> None:
         texts = column.name != "tags" or all(isinstance(tag, str) for tag in given)
         if not isinstance(given, wanted) or not texts:
             raise TypeError
+        if column.name == "handle":
+            _check_handle(given)
     elif isinstance(column, models.BooleanField):
         if not isinstance(given, bool):
             raise TypeError
@@ -73,6 +75,14 @@ def _check_type(column: models.Field[Any, Any], given: Any) -> None:
         if isinstance(given, bool) or not isinstance(given, int | float):
             raise TypeError
     elif not isinstance(given, str):
+        raise TypeError
+
+
+def _check_handle(given: Mapping[str, Any]) -> None:
+    """What :class:`~executors.base.ReplicaHandle` is made of."""
+    texts = isinstance(given.get("backend"), str) and isinstance(given.get("launch_key"), str)
+    data = given.get("data", {})
+    if not texts or not isinstance(data, dict) or set(given) - {"backend", "launch_key", "data"}:
         raise TypeError
 
 
