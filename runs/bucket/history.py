@@ -91,7 +91,7 @@ def _ingest_next(
         .filter(Q(uploaded_at__isnull=False) | Q(state=ContributionState.REFUSED))
         .values_list("replica__number", "incarnation")
     )
-    found = _read_round(store, number, known)
+    found = _read_round(store, number, known, frozenset(replicas))
     if found.commit is None and not found.commit_refused:
         _store_open_round(run, found, replicas, now, changes)
         return False
@@ -111,8 +111,11 @@ def _get(store: Store, key: str, kind: type[R], bad: list[tuple[str, BadRecord]]
         return None
 
 
-def _read_round(store: Store, number: int, known: set[tuple[int, str]]) -> RoundRecords:
-    """I/O only. ``known`` are the contributions whose records were read before."""
+def _read_round(
+    store: Store, number: int, known: set[tuple[int, str]], replicas: frozenset[int]
+) -> RoundRecords:
+    """I/O only. ``known`` are the contributions whose records were read before; those of other
+    replicas than ``replicas``, of which the run has no row, are left alone."""
     bad: list[tuple[str, BadRecord]] = []
     commit = _get(store, keys.commit(number), Commit, bad)
     refused = str(bad[0][1]) if bad else ""
@@ -124,7 +127,7 @@ def _read_round(store: Store, number: int, known: set[tuple[int, str]]) -> Round
     listed = {
         parsed[1]: (parsed[2], info.key)
         for info in store.list(keys.contributions(number))
-        if (parsed := keys.parse_contribution_record(info.key))
+        if (parsed := keys.parse_contribution_record(info.key)) and parsed[1] in replicas
     }
     records: list[ContributionRecord] = []
     for replica, (incarnation, key) in listed.items():

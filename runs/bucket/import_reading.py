@@ -34,9 +34,9 @@ def document(store: Store) -> GroupDocument:
         raise CannotDo(str(error)) from error
 
 
-def final(store: Store, remarks: list[str]) -> FinalManifest | None:
+def final(run: Run, store: Store, remarks: list[str]) -> FinalManifest | None:
     try:
-        return read_final(store)
+        return read_final(run, store)
     except BadRecord as error:
         remarks.append(f"not read: {keys.FINAL_MANIFEST}: {error}")
         return None

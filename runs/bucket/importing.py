@@ -45,7 +45,7 @@ from runs.bucket.import_reading import (
     read_telemetry,
 )
 from runs.bucket.reading import Changes
-from runs.bucket.results import ingest_checkpoints, store_final
+from runs.bucket.results import MANIFESTS_OF_AN_IMPORT, ingest_checkpoints, store_final
 from runs.bucket.stores import store_for
 from runs.control.costs import cost_usd
 from runs.drafts.archives import ARCHIVE_BYTES, store_archive
@@ -144,8 +144,8 @@ class _Import:
         open_attempts = (a for a in told.attempts.values() if a.get("ended_at") is None)
         busy = frozenset(attempt.get("replica", -1) for attempt in open_attempts)
         self.remarks += read_telemetry(run, store, leases, changes, busy=busy)
-        ingest_checkpoints(run, store, now=now)
-        result = final(store, self.remarks)
+        ingest_checkpoints(run, store, now=now, at_most=MANIFESTS_OF_AN_IMPORT)
+        result = final(run, store, self.remarks)
         if result is not None:
             store_final(run, store, result, now=now)
         store_leases(run, list(run.replicas.all()), leases, now=now)

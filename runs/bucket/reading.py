@@ -7,13 +7,14 @@ what is refused is named in an Event, counted on the run, and never read again.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from django.db.models import F
 
 from diloco.rendezvous.records import (
+    BadRecord,
     CheckpointManifest,
     Commit,
     ContributionRecord,
@@ -95,9 +96,12 @@ def check_record(record: Record) -> None:
     """Numbers that a table cannot hold are refused before anything is stored."""
     match record:
         case Commit():
+            _distinct((c.replica for c in record.contributors), "contributors")
             count(record.fragment, "fragment", limit=SMALL_LIMIT)
             count(record.tokens_total, "tokens_total")
         case Plan():
+            _distinct((c.replica for c in record.contributions), "contributions")
+            _distinct((c.replica for c in record.refused), "refused")
             for line in record.contributions:
                 count(line.tokens, "tokens")
                 count(line.steps, "steps", limit=SMALL_LIMIT)
@@ -112,3 +116,10 @@ def check_record(record: Record) -> None:
             count(record.weights.size_bytes, "size_bytes")
         case _:
             pass
+
+
+def _distinct(replicas: Iterable[int], name: str) -> None:
+    """A replica is in a round once, or a record of a megabyte would be a hundred thousand rows."""
+    found = list(replicas)
+    if len(set(found)) != len(found):
+        raise BadRecord(f"{name}: expected each replica once, found one of them twice")

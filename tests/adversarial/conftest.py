@@ -13,8 +13,7 @@ from tests.browser import seed
 from tests.runs.conftest import clock, executor, make_run, make_world, outbox  # noqa: F401
 
 LONG = "ARCHIPELAGO_ADVERSARIAL_EXAMPLES"
-"""How many worlds are tried, each with :data:`RECORDS` hostile records."""
-RECORDS = 40
+"""How many worlds are tried, each with ``ARCHIPELAGO_ADVERSARIAL_RECORDS`` hostile records."""
 settings.register_profile(
     "adversarial",
     max_examples=int(os.environ.get(LONG, "4")),

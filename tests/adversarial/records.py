@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from diloco.rendezvous import keys
 from tests.runs.world import DIGEST, incarnation
 
 Object = tuple[str, bytes]
+RECORDS = int(os.environ.get("ARCHIPELAGO_ADVERSARIAL_RECORDS", "40"))
+"""In one world."""
 
 EXTREMES = (
     0, 1, -1, 2**31 - 1, 2**31, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 10**30, 0.0, -0.0, 5e-324,
@@ -164,7 +167,7 @@ def manifests(draw: Callable[..., Any]) -> Object:
 
 @st.composite
 def segments(draw: Callable[..., Any]) -> Object:
-    number, seq, n = draw(replicas), draw(seqs), draw(st.integers(1, 5))
+    number, seq, n = draw(replicas), draw(seqs), draw(st.integers(1, 5 + RECORDS // 40))
     length = draw(st.integers(0, 5))
     first = draw(st.sampled_from((1, 1, 1, 30, 2**40)))
 

@@ -1,7 +1,8 @@
 """Whatever a run's prefix holds: the run's tick ends after bounded work, a forced stop cancels its
 jobs, every page and export of it answers, and other runs go on.
 
-``ARCHIPELAGO_ADVERSARIAL_EXAMPLES=250`` tries ten thousand records, others each time.
+``ARCHIPELAGO_ADVERSARIAL_EXAMPLES=26 ARCHIPELAGO_ADVERSARIAL_RECORDS=400`` tries ten thousand
+records, others each time.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ from diloco.rendezvous.telemetry import MAX_LOGS
 from runs import life
 from runs.models import Event, LogLine, MetricBlock, Round
 from tests.adversarial.addresses import broken
-from tests.adversarial.conftest import RECORDS
-from tests.adversarial.records import hostile
+from tests.adversarial.records import RECORDS, hostile
 
 pytestmark = pytest.mark.django_db
 
-STATEMENTS = 4_000
-"""Of one tick with forty records, far above what it needs: it must not grow with what they say."""
+STATEMENTS = 100 * max(RECORDS, 40)
+"""Of one tick, far above what it needs: it may not grow with what the records hold."""
 
 
 @settings(settings.get_profile("adversarial"))
