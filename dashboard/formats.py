@@ -7,9 +7,15 @@ Unknown is an en dash, never 0.
 from __future__ import annotations
 
 import math
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
 
 UNKNOWN = "–"
+HUGE = 1e18
+"""From here on a number is written with an exponent: ``-1.70e+308``. Beyond this in a column is no
+figure of a training, but it may be there."""
+_DIGITS = Context(prec=800, rounding=ROUND_HALF_UP)
+"""Enough for every float exactly: the smallest has 767 digits."""
+_THREE = Context(prec=3, rounding=ROUND_HALF_UP)
 
 
 def count(value: float | None) -> str:
@@ -18,6 +24,8 @@ def count(value: float | None) -> str:
         return UNKNOWN
     if abs(value) < 10_000:
         return f"{_fixed(value, 0):,}"
+    if abs(value) >= HUGE:
+        return _exponent(value)
     for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size * 0.9995:
             return f"{_three(value / size)}{suffix}"
@@ -28,6 +36,8 @@ def size(value: float | None) -> str:
     """Bytes in decimal units: ``1.23 MB``."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
+    if abs(value) >= HUGE:
+        return f"{_exponent(value)} B"
     for unit, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(value) >= unit * 0.9995:
             return f"{_three(value / unit)} {suffix}"
@@ -48,6 +58,8 @@ def duration(value: float | None) -> str:
         return UNKNOWN
     if value < 0:
         value = 0
+    if value >= HUGE:
+        return f"{_exponent(value)} s"
     if value < 0.0995:
         return f"{_fixed(value * 1000, 0)} ms"
     if value < 9.95:
@@ -71,6 +83,8 @@ def age(value: float | None) -> str:
         return UNKNOWN
     if value < 2:
         return "now"
+    if value >= HUGE:
+        return f"{_exponent(value)} s"
     for unit, suffix in ((86_400, "d"), (3600, "h"), (60, "min")):
         if value >= unit:
             return f"{math.floor(value / unit)} {suffix}"
@@ -80,6 +94,8 @@ def age(value: float | None) -> str:
 def percent(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return UNKNOWN
+    if abs(value) >= HUGE:
+        return f"{_exponent(value)} x"
     return f"{_fixed(value * 100, 1)}%" if abs(value) < 0.0995 else f"{_fixed(value * 100, 0)}%"
 
 
@@ -109,4 +125,9 @@ def _three(value: float) -> str:
 
 def _fixed(value: float, digits: int) -> Decimal:
     """Rounded as the browser's ``toFixed`` does: exactly, halves away from zero."""
-    return Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+    return Decimal(value).quantize(Decimal(1).scaleb(-digits), context=_DIGITS)
+
+
+def _exponent(value: float) -> str:
+    """As the browser's ``toExponential(2)``: ``1.25e+20``."""
+    return f"{_THREE.create_decimal(value):.2e}"

@@ -42,7 +42,8 @@ from torch import Tensor
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock, SystemClock
-from diloco.rendezvous.store import MissingKey, Store, open_store
+from diloco.rendezvous.parsing import parse_json
+from diloco.rendezvous.store import MissingKey, ObjectTooLarge, Store, open_store
 from diloco.retry import RetryingStore
 from diloco.wire import BadPayload
 
@@ -52,6 +53,8 @@ FIRST_POLL_S = 0.02
 """The first pause of a wait; it doubles up to ``poll_interval_s``."""
 RETRY_S = 60.0
 """How long a store that does not answer is tried again."""
+SESSION_LIMIT = 1 << 20
+"""Bytes of a rank's session object; it has some tens of bytes for each rank."""
 MAGIC = b"ARCHIAR1"
 _PREFIX = struct.Struct("<8sI")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
@@ -240,11 +243,11 @@ class ObjectStoreAllReduce:
     def _read_session(self, rank: int) -> dict[str, Any] | None:
         key = self._session_key(rank)
         try:
-            found = json.loads(self._store.get(key))
+            found = parse_json(self._store.get(key, limit=SESSION_LIMIT))
             session, size, seen = found["session"], found["world_size"], found["seen"]
         except MissingKey:
             return None
-        except (ValueError, KeyError, TypeError):
+        except (ObjectTooLarge, ValueError, KeyError, TypeError):
             raise BadPayload(f"{key}: expected a session, found something else") from None
         if not isinstance(session, str) or not isinstance(seen, dict):
             raise BadPayload(f"{key}: expected a session, found something else")

@@ -31,7 +31,7 @@ from diloco.rendezvous.records import (
     StoredObject,
     TensorEntry,
 )
-from diloco.rendezvous.store import MissingKey, Store
+from diloco.rendezvous.store import MissingKey, ObjectTooLarge, Store
 from diloco.rendezvous.view import Totals
 
 
@@ -43,7 +43,10 @@ def put_object(store: Store, key: str, data: bytes) -> StoredObject:
 
 def get_object(store: Store, described: StoredObject) -> bytes:
     """The object a manifest names. Raises :class:`ReplicaError` if it is not what it says."""
-    data = store.get(described.key)
+    try:
+        data = store.get(described.key, limit=described.size_bytes)
+    except ObjectTooLarge as error:
+        raise ReplicaError(str(error)) from None
     found = hashlib.sha256(data).hexdigest()
     if found != described.sha256:
         raise ReplicaError(f"{described.key}: expected sha256 {described.sha256}, found {found}")
@@ -116,7 +119,7 @@ def newest_manifest(store: Store) -> CheckpointManifest | None:
     rounds = manifest_rounds(store)
     if not rounds:
         return None
-    return CheckpointManifest.from_bytes(store.get(keys.checkpoint_manifest(rounds[-1])))
+    return CheckpointManifest.read(store, keys.checkpoint_manifest(rounds[-1]))
 
 
 def manifest_rounds(store: Store) -> list[int]:
@@ -243,7 +246,7 @@ def publish_final(
 
 def read_final(store: Store) -> FinalManifest | None:
     try:
-        return FinalManifest.from_bytes(store.get(keys.FINAL_MANIFEST))
+        return FinalManifest.read(store, keys.FINAL_MANIFEST)
     except MissingKey:
         return None
 

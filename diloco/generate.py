@@ -45,7 +45,7 @@ class Result:
 def load_result(store: Store) -> Result:
     """The newest weights of a run. :class:`ValueError` where there are none or they do not fit."""
     try:
-        document = GroupDocument.from_bytes(store.get(keys.GROUP))
+        document = GroupDocument.read(store)
     except MissingKey:
         raise ValueError(f"expected a run at {store.uri}, found no {keys.GROUP}") from None
     try:

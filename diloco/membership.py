@@ -25,7 +25,7 @@ from diloco.rendezvous.records import (
     Identity,
 )
 from diloco.rendezvous.store import MissingKey, Store, StoreError
-from diloco.rendezvous.transfer import get_each
+from diloco.rendezvous.transfer import read_each
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ class Lease:
     def _read_commands(self, *, new: bool = True) -> None:
         while True:
             try:
-                command = Command.from_bytes(self._store.get(keys.control(self._next_command)))
+                command = Command.read(self._store, keys.control(self._next_command))
             except MissingKey:
                 break
             except BadRecord as error:
@@ -297,12 +297,10 @@ class Observer:
             if parsed and parsed[0] not in skip:
                 newest[parsed[0]] = max(parsed[1], newest.get(parsed[0], ""))
         leases = {keys.beat(replica, newest[replica]): replica for replica in newest}
-        for key, data in get_each(self._store, list(leases)).items():
+        for key, beat in read_each(self._store, Beat, list(leases)).items():
             replica, incarnation = leases[key], newest[leases[key]]
-            try:
-                beat = Beat.from_bytes(data)
-            except BadRecord as error:
-                log.warning("lease of replica %d is refused: %s", replica, error)
+            if isinstance(beat, BadRecord):
+                log.warning("lease of replica %d is refused: %s", replica, beat)
                 continue
             seen = self._seen.get(replica)
             if seen is None or (seen.incarnation, seen.count) != (incarnation, beat.count):

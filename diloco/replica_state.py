@@ -113,7 +113,7 @@ def load_replica_state(store: Store, replica: int) -> ReplicaState | None:
     ]
     for key in sorted(saves, reverse=True):
         try:
-            manifest = ReplicaStateManifest.from_bytes(store.get(key))
+            manifest = ReplicaStateManifest.read(store, key)
             tensors = load_tensors(store, manifest.tensors)
             trees = join_tree(manifest.tree, tensors)
         except (BadRecord, MissingKey, ReplicaError, ValueError) as error:

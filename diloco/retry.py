@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from diloco.rendezvous.clock import Clock
-from diloco.rendezvous.store import Data, MakeParts, MissingKey, ObjectInfo, Store, StoreUnavailable
+from diloco.rendezvous.store import (
+    Data,
+    MakeParts,
+    MissingKey,
+    ObjectInfo,
+    ObjectTooLarge,
+    Store,
+    StoreUnavailable,
+)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -63,12 +71,12 @@ class RetryingStore:
         if self._try(f"create {key}", lambda: self.inner.create(key, data)):
             return True
         try:
-            return self.get(key) == bytes(data)
-        except MissingKey:
+            return self.get(key, limit=len(data)) == bytes(data)
+        except (MissingKey, ObjectTooLarge):
             return False
 
-    def get(self, key: str) -> bytes:
-        return self._try(f"get {key}", lambda: self.inner.get(key))
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
+        return self._try(f"get {key}", lambda: self.inner.get(key, limit=limit))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self._try(f"get {key}", lambda: self.inner.get_range(key, start, length))

@@ -17,7 +17,7 @@ from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord, Commit, ContributionRecord, Identity, Plan
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import MissingKey, Store
-from diloco.rendezvous.transfer import get_each
+from diloco.rendezvous.transfer import read_each
 from diloco.rendezvous.view import MODES, Merge, RoundView, Totals
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Sight:
         commit = self._commits.get(round)  # once: another thread may forget it meanwhile
         if commit is None:
             try:
-                commit = Commit.from_bytes(self._store.get(keys.commit(round)))
+                commit = Commit.read(self._store, keys.commit(round))
             except MissingKey:
                 return None
             self._commits[round] = commit
@@ -79,7 +79,7 @@ class Sight:
     def plan_of(self, round: int) -> Plan | None:
         """The plan of a round, None if there is none yet."""
         try:
-            plan = Plan.from_bytes(self._store.get(keys.plan(round)))
+            plan = Plan.read(self._store, keys.plan(round))
         except MissingKey:
             return None
         if plan.mode not in MODES:
@@ -187,9 +187,10 @@ class Sight:
         known = {key: record for key in named if (record := self._records.get(key))}
         wanted = [key for key in named if key not in known and key not in self._refused_keys]
         # A store may list what it does not yet show: that is looked for again next time.
-        for key, data in get_each(self._store, wanted).items():
+        for key, record in read_each(self._store, ContributionRecord, wanted).items():
             try:
-                record = ContributionRecord.from_bytes(data)
+                if isinstance(record, BadRecord):
+                    raise record
                 if (record.replica, record.incarnation) != named[key][1:]:
                     raise BadRecord(f"expected the record of {named[key][1:]}, found another's")
             except BadRecord as error:

@@ -28,7 +28,7 @@ WAIT_S = 900.0
 def read_document(store: Store) -> GroupDocument:
     """``group.json`` of a rendezvous. Raises :class:`ReplicaError` where there is none."""
     try:
-        return GroupDocument.from_bytes(store.get(keys.GROUP))
+        return GroupDocument.read(store)
     except MissingKey:
         raise ReplicaError(f"expected {keys.GROUP} under {store.uri}, found none") from None
 
@@ -50,7 +50,7 @@ def first_state(
     turn_s = clock.monotonic() + TURN_S * min(identity.replica, 10)
     while True:
         try:
-            store.get(keys.checkpoint_manifest(0))
+            store.get_range(keys.checkpoint_manifest(0), 0, 1)
             return
         except MissingKey:
             pass

@@ -152,7 +152,7 @@ class Syncer:
         """Checkpoint 0's manifest, which says what tensors there are."""
         while True:
             try:
-                return CheckpointManifest.from_bytes(self._store.get(keys.checkpoint_manifest(0)))
+                return CheckpointManifest.read(self._store, keys.checkpoint_manifest(0))
             except MissingKey:
                 self._check()
                 self._clock.sleep(POLL_S)

@@ -71,9 +71,9 @@ class RecordingStore:
         self._count(key, puts=1, up=len(data))
         return created
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
         self._count(key, gets=1)
-        data = self.inner.get(key)
+        data = self.inner.get(key, limit=limit)
         self._count(key, down=len(data))
         return data
 

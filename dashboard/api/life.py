@@ -22,6 +22,7 @@ from runs.alerting import book as alerting
 from runs.drafts import copies
 from runs.exceptions import CannotDo
 from runs.models import Run
+from runs.plain import texts
 
 router = Router(tags=["life"])
 
@@ -86,7 +87,7 @@ def describe_run(request: HttpRequest, run_id: RunId, body: Description) -> Any:
             changed |= life.archive(run, actor=user, archived=body.archived)
         if body.notes is not None or body.tags is not None:
             notes = run.notes if body.notes is None else body.notes
-            tags = run.tags if body.tags is None else body.tags
+            tags = texts(run.tags) if body.tags is None else body.tags
             changed |= life.describe(run, notes=notes, tags=tags, actor=user)
         return changed
 

@@ -27,6 +27,7 @@ from runs.drafts import create, preflight, rates
 from runs.drafts.presets import RunDraft
 from runs.exceptions import InvalidRun
 from runs.models import Run
+from runs.plain import texts
 from runs.queries import fleet, paging, search
 from runs.states import RunState
 
@@ -187,7 +188,7 @@ def _detail(request: HttpRequest, run: Run) -> dict[str, Any]:
         "max_restarts": run.max_restarts,
         "store_credential": run.store_credential.name if run.store_credential else None,
         "notes": run.notes,
-        "tags": run.tags,
+        "tags": texts(run.tags),
         "archived": run.archived_at is not None,
         "may_operate": selectors.may_operate(request.user, run),
         "pools": fleet.pool_rows(run),

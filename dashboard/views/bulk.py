@@ -23,6 +23,7 @@ from django.views.decorators.http import require_POST
 from runs import life, selectors, services
 from runs.exceptions import CannotDo
 from runs.models import Run
+from runs.plain import texts
 
 MOST = 200
 DONE = {"stop": "stopping", "archive": "archived", "restore": "in the list again", "tag": "tagged"}
@@ -123,7 +124,7 @@ def _act(request: HttpRequest, what: str, run: Run) -> bool:
         "tag": lambda: life.describe(
             run,
             notes=run.notes,
-            tags=[*run.tags, *request.POST.get("tag", "").split()],
+            tags=[*texts(run.tags), *request.POST.get("tag", "").split()],
             actor=user,
         ),
     }

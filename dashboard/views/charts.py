@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dashboard.views.access import run_to_see
 from runs import selectors
-from runs.bucket.reading import INT_LIMIT, SMALL_LIMIT
+from runs.bucket.limits import INT_LIMIT, SMALL_LIMIT
 from runs.models import Run
 from runs.series import charts, strips, timeline
 from runs.series.bands import Band, band

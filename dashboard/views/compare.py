@@ -23,6 +23,7 @@ from runs.models import Run
 from runs.plain import finite, iso
 from runs.queries import comparison
 from runs.queries.comparison import MEASURES, MOST, Curve
+from runs.queries.export_formats import csv_text
 from runs.states import RUN_ENDED
 
 
@@ -150,5 +151,4 @@ def _number(value: float | None) -> float | str:
 
 def _text(value: Any) -> str:
     text = "" if value is None else str(value)
-    number = isinstance(value, int | float)
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") and not number else text
+    return text if isinstance(value, int | float) else csv_text(text)

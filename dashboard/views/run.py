@@ -19,7 +19,7 @@ from diloco.rendezvous.settings import SECTIONS, SettingSpec, setting_fields
 from diloco.rendezvous.workload import GPT_SIZES
 from runs import life, selectors
 from runs.alerting import book as alerting
-from runs.bucket.reading import INT_LIMIT, SMALL_LIMIT
+from runs.bucket.limits import INT_LIMIT, SMALL_LIMIT
 from runs.control import health
 from runs.control.health import is_stale
 from runs.drafts import copies

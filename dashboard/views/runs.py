@@ -26,6 +26,7 @@ from dashboard.list_address import ListAddress
 from runs import live, saved_views, selectors
 from runs.control import health
 from runs.models import Run
+from runs.plain import texts
 from runs.queries import listing, table
 from runs.queries.comparison import Difference
 from runs.queries.listing import Order
@@ -143,7 +144,7 @@ def rows_of(found: list[Run]) -> list[dict[str, Any]]:
         {
             "header": _header(run),
             "backends": pools.get(run.pk, ""),
-            "tags": run.tags,
+            "tags": texts(run.tags),
             "archived": run.archived_at is not None,
             "deleting": run.delete_requested_at is not None,
             "seen": run.last_seen_at.isoformat()

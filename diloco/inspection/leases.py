@@ -73,7 +73,7 @@ class LeaseWatch:
         if known is not None and self._ended(known):
             return known  # a last beat does not change
         try:
-            return Beat.from_bytes(self._store.get(key))
+            return Beat.read(self._store, key)
         except MissingKey:
             return None
         except BadRecord as error:

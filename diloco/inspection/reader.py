@@ -25,7 +25,7 @@ class Reader:
     def read(self, key: str, kind: type[R]) -> R | None:
         """None where there is no such object, or no such record in it."""
         try:
-            return kind.from_bytes(self.store.get(key))
+            return kind.read(self.store, key)
         except MissingKey:
             return None
         except BadRecord as error:

@@ -61,7 +61,7 @@ class Scope:
 
 def read_document(store: Store) -> GroupDocument:
     try:
-        return GroupDocument.from_bytes(store.get(keys.GROUP))
+        return GroupDocument.read(store)
     except MissingKey:
         raise NotARun(f"expected a run at {store.uri}, found no {keys.GROUP}") from None
     except (ProtocolMismatch, SettingsError) as error:

@@ -451,7 +451,7 @@ class Session:
 
     def _find(self, key: str, kind: type[R]) -> R | None:
         try:
-            return kind.from_bytes(self.store.get(key))
+            return kind.read(self.store, key)
         except MissingKey:
             return None
 
@@ -491,7 +491,7 @@ def claim_number(store: Store, *, replica_id: str, rank: int, nonce: str) -> int
     while True:
         own = Name(number=number, replica_id=replica_id, rank=rank, nonce=nonce)
         try:
-            found = Name.from_bytes(store.get(manager_keys.name(number)))
+            found = Name.read(store, manager_keys.name(number))
         except MissingKey:
             if store.create(manager_keys.name(number), own.to_bytes()):
                 return number

@@ -69,7 +69,7 @@ def find_store(rendezvous: str | Store | None, lighthouse_addr: str | None) -> S
 
 def exists(store: Store, key: str) -> bool:
     try:
-        store.get(key)
+        store.get_range(key, 0, 1)
     except MissingKey:
         return False
     return True

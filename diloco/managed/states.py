@@ -61,7 +61,7 @@ def receive(store: Store, n: int, rank: int, wait: Waiting, *, why_lost: Callabl
 
 
 def _read(store: Store, key: str) -> Any:
-    manifest = StateManifest.from_bytes(store.get(key))
+    manifest = StateManifest.read(store, key)
     return join_tree(manifest.tree, load_tensors(store, manifest.tensors))
 
 

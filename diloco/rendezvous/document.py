@@ -15,16 +15,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from diloco.rendezvous import keys
+from diloco.rendezvous.parsing import abridged, check_storable, parse_json
 from diloco.rendezvous.settings import GroupSettings, SettingsError
+from diloco.rendezvous.store import ObjectTooLarge, Store
 
 PROTOCOL = 2
 """Version of the object layout and of the record formats. Both sides must speak the same."""
 
 GROUP_FORMAT = "archipelago.group"
+GROUP_LIMIT = 4 << 20
+"""Bytes of the document: a workload's own settings may hold a lot of text."""
 
 
 class ProtocolMismatch(ValueError):
     """``group.json`` was written for another protocol version."""
+
+
+_TYPES = {"run_id": str, "name": str, "code": str, "settings": dict, "workload": dict}
+_NAMES = {str: "a text", dict: "an object"}
 
 
 def canonical_json(value: Any) -> bytes:
@@ -67,6 +76,14 @@ class GroupDocument:
         return json.dumps(body, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n"
 
     @classmethod
+    def read(cls, store: Store) -> GroupDocument:
+        """The document of a rendezvous. Raises as :meth:`from_bytes`, and what the store raises."""
+        try:
+            return cls.from_bytes(store.get(keys.GROUP, limit=GROUP_LIMIT))
+        except ObjectTooLarge as error:
+            raise SettingsError("", str(error)) from None
+
+    @classmethod
     def from_bytes(cls, data: bytes) -> GroupDocument:
         """Parse and verify ``group.json``.
 
@@ -74,19 +91,27 @@ class GroupDocument:
         else that is not as it should be.
         """
         try:
-            body = json.loads(data)
+            body = parse_json(data)
+            check_storable(body, "JSON")
         except ValueError as error:
             raise SettingsError("", f"group.json: expected JSON, found {error}") from None
         found = body.get("format") if isinstance(body, dict) else type(body).__name__
         if found != GROUP_FORMAT:
             raise SettingsError(
-                "", f"group.json: expected format {GROUP_FORMAT!r}, found {found!r}"
+                "", f"group.json: expected format {GROUP_FORMAT!r}, found {abridged(found)}"
             )
         if body.get("protocol") != PROTOCOL:
             raise ProtocolMismatch(
                 f"group.json: this library speaks protocol {PROTOCOL}, "
-                f"found protocol {body.get('protocol')!r}"
+                f"found protocol {abridged(body.get('protocol'))}"
             )
+        for name, kind in _TYPES.items():
+            value = body.get(name)
+            if not isinstance(value, kind):
+                wanted = _NAMES[kind]
+                raise SettingsError(
+                    "", f"group.json: {name}: expected {wanted}, found {abridged(value)}"
+                )
         try:
             document = cls(
                 run_id=body["run_id"],
@@ -95,12 +120,12 @@ class GroupDocument:
                 workload=body["workload"],
                 code=body["code"],
             )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise SettingsError("", f"group.json: malformed ({error!r})") from None
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise SettingsError("", f"group.json: malformed ({abridged(error)})") from None
         if body.get("fingerprint") != document.fingerprint:
             raise SettingsError(
                 "",
                 f"group.json: expected fingerprint {document.fingerprint}, "
-                f"found {body.get('fingerprint')}",
+                f"found {abridged(body.get('fingerprint'))}",
             )
         return document

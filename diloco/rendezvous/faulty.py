@@ -84,8 +84,8 @@ class FaultyStore:
         sent = [bytes(part) for part in make_parts()]
         self._write(what, lambda: self.inner.put_stream(key, lambda: sent))
 
-    def get(self, key: str) -> bytes:
-        return self._read(f"get {key}", lambda: self.inner.get(key))
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
+        return self._read(f"get {key}", lambda: self.inner.get(key, limit=limit))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self._read(f"get {key}", lambda: self.inner.get_range(key, start, length))

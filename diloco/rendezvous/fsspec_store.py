@@ -28,6 +28,7 @@ from diloco.rendezvous.store import (
     StoreDenied,
     StoreUnavailable,
     check_key,
+    check_size,
 )
 from diloco.rendezvous.streaming import StreamedParts, upload_behind
 
@@ -130,8 +131,10 @@ class FsspecStore:
             return True
         return False
 
-    def get(self, key: str) -> bytes:
-        return self._cat(key)
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
+        if limit is None:
+            return self._cat(key)
+        return check_size(key, self.get_range(key, 0, max(limit, 0) + 1), limit)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self._cat(key, start=start, end=start + length)

@@ -132,6 +132,10 @@ def parse_replica_state(key: str) -> tuple[int, str, int] | None:
     return (int(match[1]), match[2], int(match[3])) if match else None
 
 
+def telemetry_dir(replica: int, incarnation: str) -> str:
+    return f"telemetry/{replica:05d}/{incarnation}/"
+
+
 def telemetry(replica: int, incarnation: str, n: int) -> str:
     return f"telemetry/{replica:05d}/{incarnation}/{n:08d}.json"
 
@@ -142,6 +146,24 @@ def control(n: int) -> str:
 
 def journal(n: int) -> str:
     return f"{JOURNAL}{n:08d}.json"
+
+
+def parse_journal(key: str) -> int | None:
+    """The number of a journal object's key, None for any other key."""
+    match = re.fullmatch(r"control/journal/([0-9]{8})\.json", key)
+    return int(match[1]) if match else None
+
+
+def parse_commit(key: str) -> int | None:
+    """The round of a commit's key, None for any other key."""
+    match = re.fullmatch(r"rounds/([0-9]{8})/commit\.json", key)
+    return int(match[1]) if match else None
+
+
+def parse_telemetry(key: str) -> tuple[int, str, int] | None:
+    """(replica, incarnation, number) of a segment's key, None for any other key."""
+    match = re.fullmatch(r"telemetry/([0-9]{5})/([0-9]{5}-[0-9a-f]{8})/([0-9]{8})\.json", key)
+    return (int(match[1]), match[2], int(match[3])) if match else None
 
 
 def final_dir(replica: int, incarnation: str) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from diloco.rendezvous.records import Identity, Record, StoredObject
+from diloco.rendezvous.records import MEBIBYTE, Identity, Record, StoredObject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +67,8 @@ class Quorum(Record):
     from, which round ``head`` of ``branch`` committed. ``line`` are the segments before that
     branch. In a record of an earlier release ``head`` is -1: unknown."""
 
+    LIMIT: ClassVar[int] = 4 * MEBIBYTE
+
     n: int
     step: int
     mode: str
@@ -111,6 +113,9 @@ class Floor(Record):
 class StateManifest(Record):
     """A state tree: its JSON skeleton (:mod:`diloco.tree`) and where its tensors are. ``wall_s``
     is when it was written, for people; 0 where that is not known."""
+
+    LIMIT: ClassVar[int] = 64 * MEBIBYTE
+    CONTAINERS: ClassVar[int] = 4_000_000
 
     step: int
     writer: Identity

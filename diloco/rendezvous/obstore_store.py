@@ -45,6 +45,7 @@ from diloco.rendezvous.store import (
     MakeParts,
     MissingKey,
     ObjectInfo,
+    ObjectTooLarge,
     StoreDenied,
     StoreUnavailable,
     check_key,
@@ -261,24 +262,27 @@ class ObstoreStore:
                 return False
             return True
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
         """One request for an object of up to ``PART_BYTES``, ranges of that size at once for
         larger ones, all of one version."""
         check_key(key)
         for _ in range(REPLACED_WHILE_READ):
             with _store_errors(key), contextlib.suppress(PreconditionError):
-                return self._get_version(key)
+                return self._get_version(key, limit)
         raise StoreUnavailable(f"{key}: replaced again and again while it was read")
 
-    def _get_version(self, key: str) -> bytes:
+    def _get_version(self, key: str, limit: int | None) -> bytes:
+        end = PART_BYTES if limit is None else min(PART_BYTES, max(limit, 0) + 1)
         try:
-            answer = obstore.get(self._parts, key, options={"range": (0, PART_BYTES)})
+            answer = obstore.get(self._parts, key, options={"range": (0, end)})
             first = answer.bytes()
         except BaseError as error:
             if _status(error) == 416:
                 return b""
             raise
         size_bytes, version = answer.meta["size"], answer.meta["e_tag"]
+        if limit is not None and size_bytes > limit:
+            raise ObjectTooLarge(key, limit)
         if size_bytes <= PART_BYTES:
             return bytes(first)
 

@@ -36,7 +36,7 @@ class CannotPlant(ValueError):
 def read_manifest(source: Store, round: int) -> CheckpointManifest:
     """Raises :class:`CannotPlant` where that round has no checkpoint, or its objects are swept."""
     try:
-        manifest = CheckpointManifest.from_bytes(source.get(keys.checkpoint_manifest(round)))
+        manifest = CheckpointManifest.read(source, keys.checkpoint_manifest(round))
         source.get_range(manifest.weights.key, 0, 1)
     except MissingKey as error:
         raise CannotPlant(

@@ -14,9 +14,14 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Self, Union
+from typing import Any, ClassVar, Self, Union
 
 from diloco.rendezvous.document import PROTOCOL
+from diloco.rendezvous.parsing import MAX_CONTAINERS, abridged, check_depth, parse_json
+from diloco.rendezvous.store import ObjectTooLarge, Store
+
+INT_LIMIT = 2**63
+MEBIBYTE = 1 << 20
 
 
 class BadRecord(ValueError):
@@ -29,17 +34,40 @@ class Growing:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Base of all records: strict JSON in, compact JSON out."""
+    """Base of all records: strict JSON in, compact JSON out.
+
+    ``LIMIT`` is the size in bytes, ``CONTAINERS`` the number of objects and lists, of the largest
+    one that is read: with room to spare above what the largest group writes.
+    """
+
+    LIMIT: ClassVar[int] = MEBIBYTE
+    CONTAINERS: ClassVar[int] = MAX_CONTAINERS
 
     def to_bytes(self) -> bytes:
         body = {"v": PROTOCOL, **dataclasses.asdict(self)}
         return json.dumps(body, separators=(",", ":"), allow_nan=True).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
+    def read(cls, store: Store, key: str) -> Self:
+        """The record under a key. Raises :class:`BadRecord` for an object that is no such record or
+        larger than ``LIMIT``, and what the store raises: :class:`MissingKey` and the others."""
         try:
-            body = json.loads(data)
-        except (ValueError, RecursionError) as error:
+            data = store.get(key, limit=cls.LIMIT)
+        except ObjectTooLarge as error:
+            raise BadRecord(
+                f"{cls.__name__}: expected at most {error.limit} bytes, found more"
+            ) from None
+        return cls.from_bytes(data)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        if len(data) > cls.LIMIT:
+            raise BadRecord(
+                f"{cls.__name__}: expected at most {cls.LIMIT} bytes, found {len(data)}"
+            )
+        try:
+            body = parse_json(data, containers=cls.CONTAINERS)
+        except ValueError as error:
             raise BadRecord(f"{cls.__name__}: expected JSON, found {error}") from None
         if not isinstance(body, dict) or body.pop("v", None) != PROTOCOL:
             raise BadRecord(f"{cls.__name__}: expected version {PROTOCOL}")
@@ -56,6 +84,10 @@ def _hints(cls: type) -> dict[str, Any]:
 def _read(hint: Any, value: Any, where: str) -> Any:
     """``value`` as ``hint``, or :class:`BadRecord`. Knows just what records are made of."""
     if hint is Any:
+        try:
+            check_depth(value, where)
+        except ValueError as error:
+            raise BadRecord(str(error)) from None
         return value
     if dataclasses.is_dataclass(hint):
         assert isinstance(hint, type)
@@ -65,7 +97,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         fields = {f.name: f for f in dataclasses.fields(hint)}
         strange = set(value) - set(fields)
         if strange and not issubclass(hint, Growing):
-            raise BadRecord(f"{where}: unknown field {min(strange)!r}")
+            raise BadRecord(f"{where}: unknown field {abridged(min(strange))}")
         for name, f in fields.items():
             required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
             if name not in value and required:
@@ -81,7 +113,11 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, list):
             raise BadRecord(f"{where}: expected a list, found {type(value).__name__}")
         # Columns of a segment are hundreds of numbers: looked at one by one only if any is odd.
-        if arguments[0] in (int, float) and set(map(type, value)) <= {arguments[0]}:
+        if arguments[0] is float and set(map(type, value)) <= {float}:
+            return tuple(value)
+        if arguments[0] is int and set(map(type, value)) <= {int}:
+            for item in (min(value), max(value)) if value else ():
+                _read(int, item, where)
             return tuple(value)
         return tuple(_read(arguments[0], item, where) for item in value)
     if origin is not None and issubclass(origin, Mapping):
@@ -94,7 +130,9 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         except OverflowError:
             raise BadRecord(f"{where}: expected a float, found a number beyond them") from None
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise BadRecord(f"{where}: expected {hint.__name__}, found {value!r}")
+        raise BadRecord(f"{where}: expected {hint.__name__}, found {abridged(value)}")
+    if hint is int and not -INT_LIMIT <= value < INT_LIMIT:
+        raise BadRecord(f"{where}: expected an integer of 64 bits, found {abridged(value)}")
     return value
 
 
@@ -117,6 +155,8 @@ class Beat(Record):
     :data:`REPLICA_STATES` name; ``left`` says the process ended on purpose. ``round`` is the round
     the replica is working towards, ``step`` its inner step in the run.
     """
+
+    LIMIT: ClassVar[int] = 256 * 1024
 
     replica: int
     incarnation: str
@@ -164,6 +204,9 @@ class ContributionRecord(Record):
     contribution of the replica counted (with fragments, a token is in several).
     ``rounds_here`` counts the rounds this incarnation has followed since it joined.
     """
+
+    LIMIT: ClassVar[int] = 4 * MEBIBYTE
+    CONTAINERS: ClassVar[int] = 16
 
     round: int
     fragment: int
@@ -231,6 +274,8 @@ class Plan(Record):
     ``mode`` is the reduce plan: gather, sharded or syncer. ``owners`` are the replica numbers that
     reduce shard 0, 1, ...; empty for gather, where everyone reduces all.
     """
+
+    LIMIT: ClassVar[int] = 64 * MEBIBYTE
 
     round: int
     fragment: int
@@ -306,6 +351,8 @@ class CheckpointManifest(Record):
     made of, in its own order.
     """
 
+    LIMIT: ClassVar[int] = 16 * MEBIBYTE
+
     round: int
     writer: Identity
     model_hash: str
@@ -338,6 +385,9 @@ class ReplicaStateManifest(Record):
     ``handed_in`` are contributions that were made and not decided upon yet, ``data_step`` the first
     step whose data is in none of them.
     """
+
+    LIMIT: ClassVar[int] = 64 * MEBIBYTE
+    CONTAINERS: ClassVar[int] = 4_000_000
 
     writer: Identity
     round: int

@@ -65,8 +65,8 @@ class PerProcessStore:
     def create(self, key: str, data: Data) -> bool:
         return self.inner.create(key, data)
 
-    def get(self, key: str) -> bytes:
-        return self.inner.get(key)
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
+        return self.inner.get(key, limit=limit)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self.inner.get_range(key, start, length)

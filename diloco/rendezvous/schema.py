@@ -9,6 +9,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from diloco.rendezvous.parsing import abridged
+
+_HUGE = 2**63
+
 
 class SettingsError(ValueError):
     """A setting is missing, unknown or out of range. ``field`` is its name, or ''."""
@@ -41,17 +45,21 @@ class SettingSpec:
         if self.kind == "choice":
             if value not in self.choices:
                 raise SettingsError(
-                    self.name, f"expected one of {', '.join(self.choices)}, found {value!r}"
+                    self.name, f"expected one of {', '.join(self.choices)}, found {abridged(value)}"
                 )
             return value
         number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and not (
+            math.isfinite(value) if isinstance(value, float) else abs(value) < _HUGE
+        ):
+            raise SettingsError(self.name, f"expected a finite number, found {abridged(value)}")
         if self.kind == "int":
             if not number or value != int(value):
-                raise SettingsError(self.name, f"expected a whole number, found {value!r}")
+                raise SettingsError(self.name, f"expected a whole number, found {abridged(value)}")
             value = int(value)
         else:
             if not number or not math.isfinite(value):
-                raise SettingsError(self.name, f"expected a finite number, found {value!r}")
+                raise SettingsError(self.name, f"expected a finite number, found {abridged(value)}")
             value = float(value)
         if self.minimum is not None and value < self.minimum:
             raise SettingsError(

@@ -13,9 +13,13 @@ Semantics that every implementation guarantees and ``tests/contracts/test_store.
   next is made. The store takes a function, because a stream cannot be rewound for another try;
   it is called, and what it gives is iterated, in the calling thread. A part that was given is
   left as it is until ``put_stream`` has returned.
+- ``get`` with a ``limit`` reads hardly more than so many bytes: a larger object, of any size, is
+  :class:`ObjectTooLarge`. Records are read with one, as anybody who can write to the bucket can
+  replace them; only payloads whose size nothing else bounds are read without.
 - ``get``, ``get_range`` and ``list`` see every write that has returned (strong consistency).
 
-Errors: :class:`MissingKey` for a key that is not there; :class:`StoreUnavailable` where trying
+Errors: :class:`MissingKey` for a key that is not there; :class:`ObjectTooLarge` for an object
+beyond a caller's limit; :class:`StoreUnavailable` where trying
 again can help; :class:`StoreDenied` where it cannot (permissions, no such bucket, bad URI).
 Anything else an implementation raises is a bug.
 """
@@ -57,6 +61,15 @@ class MissingKey(StoreError):
     """There is no object under the key."""
 
 
+class ObjectTooLarge(StoreError):
+    """The object is larger than the caller's limit."""
+
+    def __init__(self, key: str, limit: int) -> None:
+        super().__init__(f"{key}: expected at most {limit} bytes, found more")
+        self.key = key
+        self.limit = limit
+
+
 class StoreUnavailable(StoreError):
     """The store did not answer as it should; trying again can help."""
 
@@ -81,7 +94,9 @@ class Store(Protocol):
 
     def create(self, key: str, data: Data) -> bool: ...
 
-    def get(self, key: str) -> bytes: ...
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
+        """A whole object; :class:`ObjectTooLarge` if it has more than ``limit`` bytes."""
+        ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Up to ``length`` bytes from ``start``; fewer, or none, where the object ends before."""
@@ -103,6 +118,14 @@ def check_key(key: str) -> str:
     if any(part in ("", ".", "..") for part in parts) or any(sign in key for sign in "\\?#\0"):
         raise ValueError(f"expected a relative object key, found {key!r}")
     return key
+
+
+def check_size(key: str, data: bytes, limit: int) -> bytes:
+    """``data`` itself; :class:`ObjectTooLarge` if it is longer than ``limit``. For stores, which
+    read up to one byte more."""
+    if len(data) > limit:
+        raise ObjectTooLarge(key, limit)
+    return data
 
 
 def open_store(
@@ -187,9 +210,13 @@ class LocalStore:
     def _opened(self, key: str) -> BinaryIO:
         return folders.open_file(self.root, check_key(key).split("/"))
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
         with _local_errors(key), self._opened(key) as file:
-            return file.read()
+            if limit is None:
+                return file.read()
+            # Not the limit: as much memory is reserved as may be read.
+            size_bytes = min(os.fstat(file.fileno()).st_size, max(limit, 0))
+            return check_size(key, file.read(size_bytes + 1), limit)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         with _local_errors(key), self._opened(key) as file:
@@ -295,9 +322,9 @@ class MeteredStore:
         self._count(up=len(data))
         return created
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
         self._count()
-        data = self.inner.get(key)
+        data = self.inner.get(key, limit=limit)
         self._count(0, down=len(data))
         return data
 

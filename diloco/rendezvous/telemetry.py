@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from diloco.rendezvous.records import Growing, Record
+from diloco.rendezvous.records import MEBIBYTE, Growing, Record
 
 PHASES = ("compute", "encode", "upload", "wait", "download", "reduce", "apply")
 """Phases of one round on one replica, in order; seconds each. Evaluation and checkpoint writing
@@ -25,6 +26,18 @@ are ``other`` of the round after which they came, in :class:`RoundReport`."""
 STARTUP_PHASES = ("bootstrap", "start")
 """What a process took before its first step, in the phases of its first round: installing and
 fetching code, then everything until it had joined. What it waited for others is in ``wait``."""
+
+
+MAX_STEPS = 20_000
+MAX_ROUNDS = 1_000
+MAX_EVALUATIONS = 1_000
+MAX_LOGS = 2_000
+MAX_LINE = 4_000
+"""Characters of a log line."""
+MAX_PHASES = 32
+MAX_SYSTEM = 64
+"""The most of each that one segment may hold. A writer splits what is more, at half of these, so
+that readers of a later version may lower them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +113,9 @@ class LogLine(Growing):
 class Segment(Growing, Record):
     """One object under ``telemetry/``. ``system`` is what the process used of its machine when it
     was written (:mod:`diloco.usage` names the figures); one that is not known is not there."""
+
+    LIMIT: ClassVar[int] = 4 * MEBIBYTE
+    CONTAINERS: ClassVar[int] = 50_000
 
     replica: int
     incarnation: str

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
+from diloco.rendezvous.records import BadRecord, Record
 from diloco.rendezvous.store import MissingKey, Store
 
+R = TypeVar("R", bound=Record)
+
 RECORDS_IN_FLIGHT = 8
-"""Small objects read at once by :func:`get_each`."""
+"""Small objects read at once by :func:`read_each`."""
 
 Range: TypeAlias = tuple[str, int, int]
 """Key, start and length in bytes."""
@@ -46,19 +49,22 @@ def read_parts(store: Store, requests: Iterable[Range], *, in_flight: int = 4) -
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def get_each(store: Store, keys: Sequence[str]) -> dict[str, bytes]:
-    """Small objects, read side by side: on a distant bucket their latencies do not add up. A key
-    that is not there is left out; any other error is raised."""
+def read_each(store: Store, kind: type[R], keys: Sequence[str]) -> dict[str, R | BadRecord]:
+    """Records, read side by side: on a distant bucket their latencies do not add up. A key that is
+    not there is left out, an object that is no such record is its error; any other error is
+    raised."""
 
-    def get(key: str) -> bytes | None:
+    def get(key: str) -> R | BadRecord | None:
         try:
-            return store.get(key)
+            return kind.read(store, key)
         except MissingKey:
             return None
+        except BadRecord as error:
+            return error
 
     if len(keys) < 2:
         found = [get(key) for key in keys]
     else:
-        with ThreadPoolExecutor(min(RECORDS_IN_FLIGHT, len(keys)), "get_each") as pool:
+        with ThreadPoolExecutor(min(RECORDS_IN_FLIGHT, len(keys)), "read_each") as pool:
             found = list(pool.map(get, keys))
-    return {key: data for key, data in zip(keys, found, strict=True) if data is not None}
+    return {key: one for key, one in zip(keys, found, strict=True) if one is not None}

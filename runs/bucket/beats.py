@@ -5,39 +5,50 @@ A beat is judged by when *we* saw it change, never by what it says the time is (
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord, Beat
 from diloco.rendezvous.store import MissingKey, Store
-from runs.bucket.reading import SMALL_LIMIT, count, refuse
+from runs.bucket.limits import SMALL_LIMIT, count
+from runs.bucket.reading import refuse
 from runs.control.decide import BeatView
 from runs.models import Replica, Run
 from runs.transitions import clean_text
 
 READERS = 8
+MAX_INCARNATIONS = 256
+"""Processes of one replica whose telemetry is read; of more, the newest."""
+MAX_REPLICAS = 4_096
+"""Replica numbers whose leases are read; a group has a thousand at most."""
+LONGEST_INTERVAL_S = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leases:
     """``incarnations`` are all that ever beat; ``newest`` the beat of each replica's newest, or
-    why it could not be read."""
+    why it could not be read. ``crowded`` are replicas with more incarnations than are read, and how
+    many they have."""
 
     incarnations: tuple[tuple[int, str], ...]
     newest: dict[int, Beat | BadRecord]
+    crowded: Mapping[int, int] = field(default_factory=dict)
 
 
 def read_leases(store: Store) -> Leases:
     """I/O only."""
-    found = [p for info in store.list(keys.MEMBERS) if (p := keys.parse_beat(info.key))]
-    newest: dict[int, str] = {}
-    for replica, incarnation in found:
-        newest[replica] = max(incarnation, newest.get(replica, ""))
+    names: dict[int, list[str]] = {}
+    for info in store.list(keys.MEMBERS):
+        if parsed := keys.parse_beat(info.key):
+            names.setdefault(parsed[0], []).append(parsed[1])
+    names = {replica: names[replica] for replica in sorted(names)[:MAX_REPLICAS]}
+    # Sorted by time: of two processes of a replica the higher name is the newer.
+    found = [(r, name) for r in names for name in sorted(names[r])[-MAX_INCARNATIONS:]]
+    newest = {replica: max(incarnations) for replica, incarnations in names.items()}
     with ThreadPoolExecutor(READERS) as pool:
         beats = pool.map(lambda item: _read(store, *item), newest.items())
     return Leases(
@@ -45,16 +56,19 @@ def read_leases(store: Store) -> Leases:
         newest={
             replica: beat for replica, beat in zip(newest, beats, strict=True) if beat is not None
         },
+        crowded={r: len(name) for r, name in names.items() if len(name) > MAX_INCARNATIONS},
     )
 
 
 def _read(store: Store, replica: int, incarnation: str) -> Beat | BadRecord | None:
     try:
-        beat = Beat.from_bytes(store.get(keys.beat(replica, incarnation)))
+        beat = Beat.read(store, keys.beat(replica, incarnation))
         if (beat.replica, beat.incarnation) != (replica, incarnation):
             raise BadRecord("expected the lease of its own key, found another's")
-        if not math.isfinite(beat.interval_s):
-            raise BadRecord(f"interval_s: expected a finite number, found {beat.interval_s}")
+        if not 0 <= beat.interval_s <= LONGEST_INTERVAL_S:
+            raise BadRecord(
+                f"interval_s: expected 0 to {LONGEST_INTERVAL_S:g}, found {beat.interval_s}"
+            )
         for name in ("round", "pid"):
             count(getattr(beat, name), name, limit=SMALL_LIMIT)
         for name in ("count", "step", "tokens"):
@@ -73,6 +87,11 @@ def store_leases(
     views: dict[int, BeatView] = {}
     for replica in replicas:
         beat = leases.newest.get(replica.number)
+        if replica.number in leases.crowded:
+            error = BadRecord(
+                f"expected at most {MAX_INCARNATIONS}, found {leases.crowded[replica.number]}"
+            )
+            refuse(run, f"incarnations of {replica}", error, replica=replica)
         if isinstance(beat, BadRecord):
             refuse(run, f"lease of {replica}", beat, replica=replica)
             beat = None

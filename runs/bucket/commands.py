@@ -64,7 +64,7 @@ def send_drain(replica: Replica, store: Store, now: datetime, *, within_s: float
 def _send(run: Run, store: Store, command: Command) -> None:
     while not store.create(keys.control(command.n), command.to_bytes()):
         try:
-            theirs = Command.from_bytes(store.get(keys.control(command.n)))
+            theirs = Command.read(store, keys.control(command.n))
             if _meaning(theirs) == _meaning(command):
                 break
         except BadRecord as error:

@@ -24,8 +24,9 @@ from diloco.rendezvous.records import (
     Record,
 )
 from diloco.rendezvous.store import MissingKey, Store
+from runs.bucket.limits import finite
 from runs.bucket.pace import Before, commit_before, smoothed
-from runs.bucket.reading import Changes, check_record, finite, refuse, wall
+from runs.bucket.reading import Changes, check_record, refuse, wall
 from runs.bucket.segments import date_evaluation
 from runs.context import about
 from runs.models import Contribution, Event, Replica, Round, Run
@@ -90,7 +91,7 @@ def _ingest_next(
         .filter(Q(uploaded_at__isnull=False) | Q(state=ContributionState.REFUSED))
         .values_list("replica__number", "incarnation")
     )
-    found = _read_round(store, number, known)
+    found = _read_round(store, number, known, frozenset(replicas))
     if found.commit is None and not found.commit_refused:
         _store_open_round(run, found, replicas, now, changes)
         return False
@@ -100,7 +101,7 @@ def _ingest_next(
 
 def _get(store: Store, key: str, kind: type[R], bad: list[tuple[str, BadRecord]]) -> R | None:
     try:
-        record = kind.from_bytes(store.get(key))
+        record = kind.read(store, key)
         check_record(record)
         return record
     except MissingKey:
@@ -110,8 +111,11 @@ def _get(store: Store, key: str, kind: type[R], bad: list[tuple[str, BadRecord]]
         return None
 
 
-def _read_round(store: Store, number: int, known: set[tuple[int, str]]) -> RoundRecords:
-    """I/O only. ``known`` are the contributions whose records were read before."""
+def _read_round(
+    store: Store, number: int, known: set[tuple[int, str]], replicas: frozenset[int]
+) -> RoundRecords:
+    """I/O only. ``known`` are the contributions whose records were read before; those of other
+    replicas than ``replicas``, of which the run has no row, are left alone."""
     bad: list[tuple[str, BadRecord]] = []
     commit = _get(store, keys.commit(number), Commit, bad)
     refused = str(bad[0][1]) if bad else ""
@@ -123,7 +127,7 @@ def _read_round(store: Store, number: int, known: set[tuple[int, str]]) -> Round
     listed = {
         parsed[1]: (parsed[2], info.key)
         for info in store.list(keys.contributions(number))
-        if (parsed := keys.parse_contribution_record(info.key))
+        if (parsed := keys.parse_contribution_record(info.key)) and parsed[1] in replicas
     }
     records: list[ContributionRecord] = []
     for replica, (incarnation, key) in listed.items():
@@ -269,6 +273,10 @@ def _store_closed_round(
         _store_curves(run, row, before, changes)
         if commit is not None:
             date_evaluation(run, found.number, commit.tokens_total)
+        if row.eval_loss is not None:  # it was read before the commit
+            Run.objects.filter(pk=run.pk, eval_round__lte=found.number).update(
+                eval_loss=row.eval_loss, eval_round=found.number
+            )
     run.refresh_from_db()
     changes.run = True
     changes.rounds.add(found.number)

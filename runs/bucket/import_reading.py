@@ -17,6 +17,7 @@ from diloco.rendezvous.settings import SettingsError
 from diloco.rendezvous.store import MissingKey, Store
 from runs.bucket.beats import Leases
 from runs.bucket.history import ingest_rounds
+from runs.bucket.import_journal import missing
 from runs.bucket.ingest import ingest_telemetry
 from runs.bucket.reading import Changes
 from runs.bucket.results import read_final
@@ -26,16 +27,16 @@ from runs.models import Replica, Run, TelemetryCursor
 
 def document(store: Store) -> GroupDocument:
     try:
-        return GroupDocument.from_bytes(store.get(keys.GROUP))
+        return GroupDocument.read(store)
     except MissingKey:
         raise CannotDo(f"expected {keys.GROUP} under {store.uri}, found none") from None
     except (SettingsError, ProtocolMismatch) as error:
         raise CannotDo(str(error)) from error
 
 
-def final(store: Store, remarks: list[str]) -> FinalManifest | None:
+def final(run: Run, store: Store, remarks: list[str]) -> FinalManifest | None:
     try:
-        return read_final(store)
+        return read_final(run, store)
     except BadRecord as error:
         remarks.append(f"not read: {keys.FINAL_MANIFEST}: {error}")
         return None
@@ -44,18 +45,26 @@ def final(store: Store, remarks: list[str]) -> FinalManifest | None:
 def read_rounds(
     run: Run, store: Store, now: datetime, changes: Changes, *, resumed: Sequence[datetime]
 ) -> None:
+    """Raises :class:`CannotDo` where a commit is missing and a later one is there."""
     before = -1
     while run.next_round != before:
         before = run.next_round
         ingest_rounds(run, store, now=now, changes=changes, resumed=resumed)
         run.refresh_from_db()
+    committed = (keys.parse_commit(info.key) or 0 for info in store.list(keys.ROUNDS))
+    last = max(committed, default=0)
+    if last >= run.next_round:
+        raise CannotDo(
+            f"expected {keys.commit(run.next_round)}, found none, while round {last} is committed"
+        )
 
 
 def read_telemetry(
     run: Run, store: Store, leases: Leases, changes: Changes, *, busy: frozenset[int]
-) -> None:
+) -> list[str]:
     """Process by process, as it came: what a later one says of a step replaces the earlier's.
-    ``busy`` are replicas that may still write."""
+    ``busy`` are replicas that may still write. Returns the segments that are missing."""
+    remarks: list[str] = []
     by_replica: dict[int, list[str]] = defaultdict(list)
     for number, incarnation in sorted(leases.incarnations):
         by_replica[number].append(incarnation)
@@ -65,6 +74,31 @@ def read_telemetry(
             Replica.objects.filter(run=run, number=number).update(incarnation=name)
         over = {n for n in now_on if depth + 1 < len(by_replica[n]) or n not in busy}
         _drain(run, store, now_on, over=frozenset(over), changes=changes)
+        while gaps := _pass_gaps(run, store, now_on):
+            remarks += gaps
+            _drain(run, store, now_on, over=frozenset(over), changes=changes)
+    return remarks
+
+
+def _pass_gaps(run: Run, store: Store, names: Mapping[int, str]) -> list[str]:
+    """Move the cursors of these processes past segments that are missing; which ones."""
+    found = []
+    cursors = TelemetryCursor.objects.filter(replica__run=run).select_related("replica")
+    for cursor in cursors:
+        number, name = cursor.replica.number, cursor.incarnation
+        if names.get(number) != name:
+            continue
+        listed = store.list(keys.telemetry_dir(number, name))
+        later = [parsed[2] for info in listed if (parsed := keys.parse_telemetry(info.key))]
+        following = min((n for n in later if n > cursor.next_n), default=0)
+        if not following or cursor.next_n in later:
+            continue
+        first, last = cursor.next_n, following - 1
+        found.append(
+            missing(keys.telemetry(number, name, first), keys.telemetry(number, name, last))
+        )
+        TelemetryCursor.objects.filter(pk=cursor.pk).update(next_n=following, ended=False)
+    return found
 
 
 def _drain(

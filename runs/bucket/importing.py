@@ -17,6 +17,7 @@ plane first saw something (:data:`runs.bucket.importing.OWN_CLOCK`).
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,23 +25,31 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from django.contrib.auth.models import User
-from django.core.exceptions import ValidationError
-from django.db import models, transaction
+from django.db import DatabaseError, models, transaction
 from django.db.models import Sum
 from django.utils import timezone
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.location import canonical
-from diloco.rendezvous.store import MissingKey, Store
+from diloco.rendezvous.parsing import abridged
+from diloco.rendezvous.store import MissingKey, ObjectTooLarge, Store
 from runs.bucket import journal
 from runs.bucket.beats import Leases, read_leases, store_leases
-from runs.bucket.import_reading import document, final, next_command, read_rounds, read_telemetry
+from runs.bucket.import_columns import columns, moment
+from runs.bucket.import_journal import Told, read_journal
+from runs.bucket.import_reading import (
+    document,
+    final,
+    next_command,
+    read_rounds,
+    read_telemetry,
+)
 from runs.bucket.reading import Changes
-from runs.bucket.results import ingest_checkpoints, store_final
+from runs.bucket.results import MANIFESTS_OF_AN_IMPORT, ingest_checkpoints, store_final
 from runs.bucket.stores import store_for
 from runs.control.costs import cost_usd
-from runs.drafts.archives import store_archive
+from runs.drafts.archives import ARCHIVE_BYTES, store_archive
 from runs.drafts.create import rendezvous_uri
 from runs.drafts.prefixes import check_free
 from runs.exceptions import CannotDo, InvalidRun
@@ -57,8 +66,10 @@ from runs.models import (
     Webhook,
 )
 from runs.series import healing
-from runs.states import ReplicaState, RunState
+from runs.states import RUN_ENDED, ReplicaState, RunState
+from runs.transitions import record_event
 
+logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=models.Model)
 
 IMPORTING = "being imported"
@@ -94,24 +105,49 @@ class _Import:
     owner: User | None
     credential: str
     remarks: list[str] = field(default_factory=list)
+    stub: uuid.UUID | None = None
 
     def run(self) -> Imported:
+        """Whatever goes wrong, nothing of the run stays behind."""
+        try:
+            return self._run()
+        except (CannotDo, InvalidRun):
+            self._clean_up()
+            raise
+        except BaseException as error:
+            self._clean_up()
+            if isinstance(
+                error, ValueError | TypeError | LookupError | OverflowError | DatabaseError
+            ):
+                logger.warning("import of %s", self.uri, exc_info=error)
+                raise CannotDo(
+                    f"expected the records of a run under {self.uri}, found some that cannot be "
+                    f"stored: {type(error).__name__}: {abridged(str(error))}"
+                ) from error
+            raise
+
+    def _clean_up(self) -> None:
+        if self.stub is not None:
+            Run.objects.filter(pk=self.stub, state_reason=IMPORTING).delete()
+
+    def _run(self) -> Imported:
         opener = self._opener()
         draft = Run(rendezvous=rendezvous_uri(self.uri, uuid.uuid4()), store_credential=opener)
         store = store_for(draft)
         group = document(store)
-        told = journal.read_journal(store)
-        self.remarks += [f"not read: {refused}" for refused in told.refused]
+        told = read_journal(store)
+        self._losses(told)
         leases = read_leases(store)
         run = self._stub(group, draft, told)
+        self.stub = run.pk
         self._people(run, told, leases)
         changes, now = Changes(), timezone.now()
         read_rounds(run, store, now, changes, resumed=_resumed(told))
         open_attempts = (a for a in told.attempts.values() if a.get("ended_at") is None)
         busy = frozenset(attempt.get("replica", -1) for attempt in open_attempts)
-        read_telemetry(run, store, leases, changes, busy=busy)
-        ingest_checkpoints(run, store, now=now)
-        result = final(store, self.remarks)
+        self.remarks += read_telemetry(run, store, leases, changes, busy=busy)
+        ingest_checkpoints(run, store, now=now, at_most=MANIFESTS_OF_AN_IMPORT)
+        result = final(run, store, self.remarks)
         if result is not None:
             store_final(run, store, result, now=now)
         store_leases(run, list(run.replicas.all()), leases, now=now)
@@ -121,9 +157,28 @@ class _Import:
             self._events(run, told)
             # Only now: events say who was catching up.
             healing.mark(run, run.rounds.order_by("number").defer("timings"))
+            self._remark(run)
             self._states(run, told, store, reason=result.reason if result else "")
         run.refresh_from_db()
         return Imported(run=run, remarks=tuple(self.remarks))
+
+    def _losses(self, told: Told) -> None:
+        """A journal with objects missing is enough of a run that is over: its last state is there,
+        and what is lost is named. Of a live one, a lost object may hold a job that still runs."""
+        self.remarks += [f"not read: {refused}" for refused in told.refused]
+        if told.refused and told.run.get("state") not in RUN_ENDED:
+            raise CannotDo(
+                "expected the whole journal of a run that has not ended, as its jobs are known "
+                f"from there alone: {'; '.join(told.refused[:5])}"
+            )
+
+    def _remark(self, run: Run) -> None:
+        """What could not be taken over, as an event of the run."""
+        if self.remarks:
+            record_event(
+                run, "import", f"imported with losses: {'; '.join(self.remarks)}",
+                level=Event.Level.WARNING,
+            )  # fmt: skip
 
     def _opener(self) -> Credential | None:
         if not self.credential:
@@ -133,7 +188,7 @@ class _Import:
             raise CannotDo(f"expected a credential of kind store, found none {self.credential!r}")
         return found
 
-    def _stub(self, document: GroupDocument, draft: Run, told: journal.Told) -> Run:
+    def _stub(self, document: GroupDocument, draft: Run, told: Told) -> Run:
         """The run, so that rows can point at it; nothing looks after it yet."""
         pk = run_id(document, draft.rendezvous)
         known = (
@@ -169,8 +224,8 @@ class _Import:
             group_fingerprint=document.fingerprint,
             code_sha256=document.code,
             submit_key=f"import-{pk.hex}",
-            created_at=_when(told.run.get("created_at")) or now,
-            first_step_at=_when(told.run.get("first_step_at")),
+            created_at=moment(told.run.get("created_at")) or now,
+            first_step_at=moment(told.run.get("first_step_at")),
         )
 
     def _credential(self, name: Any, kind: str) -> Credential | None:
@@ -179,12 +234,12 @@ class _Import:
             self.remarks.append(f"there is no credential {name!r} for {kind}; none is used")
         return found
 
-    def _people(self, run: Run, told: journal.Told, leases: Leases) -> None:
+    def _people(self, run: Run, told: Told, leases: Leases) -> None:
         """Pools and replicas: those of the journal, and whoever beat beside them."""
         now = timezone.now()
         pools: dict[int, ReplicaPool] = {}
         for place, body in sorted(told.pools.items()):
-            pool = ReplicaPool(run=run, **_columns(ReplicaPool, body, journal.POOL))
+            pool = ReplicaPool(run=run, **columns(ReplicaPool, body, journal.POOL))
             if body.get("credential"):
                 pool.credential = self._credential(body["credential"], pool.backend)
             pools[place] = _stored(pool)
@@ -204,15 +259,20 @@ class _Import:
                 )
             )
 
-    def _attempts(self, run: Run, told: journal.Told) -> None:
+    def _attempts(self, run: Run, told: Told) -> None:
         replicas = {r.number: r for r in run.replicas.all()}
-        columns = (*journal.ATTEMPT, *journal.WHEN_ENDED)
+        names = (*journal.ATTEMPT, *journal.WHEN_ENDED)
+        known: set[tuple[int, int]] = set()
         for key, body in told.attempts.items():
-            replica = replicas.get(body.get("replica", -1))
+            replica = replicas.get(body["replica"])
             if replica is None:
-                self.remarks.append(f"attempt {key}: of a replica that nobody knows")
+                self.remarks.append(f"attempt {key}: there is no replica {body['replica']}")
                 continue
-            attempt = ReplicaAttempt(replica=replica, **_columns(ReplicaAttempt, body, columns))
+            place = (body["replica"], body["number"])
+            if place in known:
+                raise CannotDo(f"journal: attempts: expected one attempt {place}, found another")
+            known.add(place)
+            attempt = ReplicaAttempt(replica=replica, **columns(ReplicaAttempt, body, names))
             if attempt.ended_at is None:
                 attempt.cost_usd = cost_usd(
                     price_usd_h=attempt.price_usd_h, launched_at=attempt.launched_at,
@@ -220,13 +280,13 @@ class _Import:
                 )  # fmt: skip
             _stored(attempt)
 
-    def _alerts(self, run: Run, told: journal.Told) -> None:
+    def _alerts(self, run: Run, told: Told) -> None:
         """As they were: what is open is not opened, nor told of, once more."""
         replicas = {r.number: r for r in run.replicas.all()}
         names = {body.get("acknowledged_by") for body in told.alerts.values()} - {None}
         people = {user.username: user for user in User.objects.filter(username__in=names)}
         for body in told.alerts.values():
-            alert = Alert(run=run, **_columns(Alert, body, journal.ALERT))
+            alert = Alert(run=run, **columns(Alert, body, journal.ALERT))
             alert.replica = replicas.get(body.get("replica", -1))
             alert.acknowledged_by = people.get(str(body.get("acknowledged_by")))
             _stored(alert)
@@ -239,7 +299,7 @@ class _Import:
             self.remarks.append(f"there is no webhook {', '.join(missing)}; it is not told")
         return sorted(found.values())
 
-    def _events(self, run: Run, told: journal.Told) -> None:
+    def _events(self, run: Run, told: Told) -> None:
         """Those of the journal, as they were; of what reading found just now, what is not there."""
         found = list(run.events.order_by("pk"))
         run.events.all().delete()
@@ -255,7 +315,7 @@ class _Import:
                 run=run,
                 replica=replicas.get(body.get("replica", -1)),
                 actor=actors.get(body.get("actor", "")),
-                **_columns(Event, body, journal.EVENT),
+                **columns(Event, body, journal.EVENT),
             )
             for body in told.events
         ]
@@ -265,15 +325,15 @@ class _Import:
             event.pk = None
         Event.objects.bulk_create(events)
 
-    def _states(self, run: Run, told: journal.Told, store: Store, *, reason: str) -> None:
+    def _states(self, run: Run, told: Told, store: Store, *, reason: str) -> None:
         for number, body in told.replicas.items():
-            columns = (*journal.REPLICA, *journal.WHEN_NOT_WORKING)
-            fields = _columns(Replica, body, columns)
+            names = (*journal.REPLICA, *journal.WHEN_NOT_WORKING)
+            fields = columns(Replica, body, names)
             if "state" not in fields:  # it was at work: its next beat says how
                 fields |= {"state": ReplicaState.SYNCING, "state_reason": "imported"}
             Replica.objects.filter(run=run, number=number).update(**fields)
         archive, told_notify = told.run.get("archive"), told.run.get("notify")
-        fields = _columns(Run, told.run, (*journal.RUN, *journal.WHEN_NOT_LIVE))
+        fields = columns(Run, told.run, (*journal.RUN, *journal.WHEN_NOT_LIVE))
         if not told.run:
             fields = _state_without_journal(reason)
         fields["notify"] = self._notify(told_notify if isinstance(told_notify, list) else None)
@@ -297,8 +357,9 @@ class _Import:
 
     def _archive(self, store: Store, sha256: str) -> str | None:
         try:
-            archive = store_archive(store.get(keys.code_bundle(sha256)))
-        except (MissingKey, InvalidRun, ValueError) as error:
+            data = store.get(keys.code_bundle(sha256), limit=ARCHIVE_BYTES)
+            archive = store_archive(data)
+        except (MissingKey, ObjectTooLarge, InvalidRun, ValueError) as error:
             self.remarks.append(f"the archive of user code is not taken over: {error}")
             return None
         return archive.pk if archive and archive.pk == sha256 else None
@@ -321,37 +382,11 @@ def _state_without_journal(reason: str) -> dict[str, Any]:
     return {**over, "state": RunState.CANCELLED, "state_reason": words}
 
 
-def _columns(model: type[models.Model], body: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    """What ``body`` says of these columns, as the columns take it."""
-    values: dict[str, Any] = {}
-    for name in names:
-        if name not in body:
-            continue
-        column = model._meta.get_field(name)
-        assert isinstance(column, models.Field)
-        try:
-            value = column.to_python(body[name])
-            blank = value in column.empty_values
-            values[name] = value if blank else column.clean(value, None)
-            if value is None and not column.null:
-                raise ValidationError("expected a value, found none")
-        except ValidationError as error:
-            raise CannotDo(
-                f"journal: {model.__name__} {name}: {'; '.join(error.messages)}"
-            ) from error
-    return values
-
-
-def _resumed(told: journal.Told) -> list[datetime]:
+def _resumed(told: Told) -> list[datetime]:
     """When the run was sent on, each time."""
     back = (e for e in told.events if e.get("to_state") == RunState.QUEUED and e.get("from_state"))
-    found = [_when(event.get("at")) for event in back if event["from_state"] != RunState.DRAFT]
+    found = [moment(event.get("at")) for event in back if event["from_state"] != RunState.DRAFT]
     return [at for at in found if at is not None]
-
-
-def _when(value: Any) -> datetime | None:
-    found = _columns(Run, {"created_at": value}, ("created_at",)) if value else {}
-    return found.get("created_at")
 
 
 def _stored(row: M) -> M:

@@ -11,7 +11,6 @@ because a transaction of each costs as much, and is most of a tick that finds a 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,15 +23,16 @@ from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord
 from diloco.rendezvous.store import MissingKey, Store
 from diloco.rendezvous.telemetry import Segment
-from runs.bucket.reading import SMALL_LIMIT, Changes, count, refuse
+from runs.bucket.limits import RunBounds, check_rounds, check_segment
+from runs.bucket.reading import Changes, refuse
 from runs.bucket.segments import store_segments
 from runs.models import Replica, Run, TelemetryCursor
-from runs.series.blocks import MAX_KEY
 
 SEGMENTS_PER_TICK = 40
 """Per incarnation: a backlog is worked off over several ticks, not in one that lasts for ever."""
-SEGMENT_LIMIT = 16 * 1024 * 1024
-"""Bytes; a replica's are a few hundred thousand at most. A larger one is not read to its end."""
+SEGMENT_LIMIT = Segment.LIMIT
+BYTES_PER_TICK = 2 * SEGMENT_LIMIT
+"""Per incarnation: a batch ends with the segment that goes beyond it."""
 READERS = 8
 STALE_AFTER = timedelta(seconds=60)
 """A superseded incarnation that wrote nothing for so long is not asked any more."""
@@ -72,8 +72,9 @@ def ingest_telemetry(
     cursors = _open_cursors(run, by_number, incarnations, now)
     if not cursors:
         return
+    bounds = RunBounds.of(run)
     with ThreadPoolExecutor(READERS) as pool:
-        batches = list(pool.map(lambda cursor: read_batch(store, cursor), cursors))
+        batches = list(pool.map(lambda cursor: read_batch(store, cursor, bounds), cursors))
     newest: dict[int, str] = {}
     for cursor in TelemetryCursor.objects.filter(replica__run=run).select_related("replica"):
         number = cursor.replica.number
@@ -121,10 +122,10 @@ def _open_cursors(
     return cursors
 
 
-def read_batch(store: Store, cursor: TelemetryCursor) -> Batch:
+def read_batch(store: Store, cursor: TelemetryCursor, bounds: RunBounds) -> Batch:
     """GET segments until one is missing. I/O only."""
     found: list[tuple[int, Segment | BadRecord]] = []
-    number = cursor.replica.number
+    number, read = cursor.replica.number, 0
     for n in range(cursor.next_n, cursor.next_n + SEGMENTS_PER_TICK):
         try:
             key = keys.telemetry(number, cursor.incarnation, n)
@@ -132,13 +133,20 @@ def read_batch(store: Store, cursor: TelemetryCursor) -> Batch:
         except MissingKey:
             return Batch(cursor=cursor, segments=tuple(found), drained=True)
         try:
-            found.append((n, parse_segment(data, number, cursor.incarnation, n)))
+            segment = parse_segment(data, number, cursor.incarnation, n, bounds)
+            check_rounds(segment, bounds, store)
+            found.append((n, segment))
         except BadRecord as error:
             found.append((n, error))
+        read += len(data)
+        if read > BYTES_PER_TICK:
+            break
     return Batch(cursor=cursor, segments=tuple(found), drained=False)
 
 
-def parse_segment(data: bytes, replica: int, incarnation: str, n: int) -> Segment:
+def parse_segment(
+    data: bytes, replica: int, incarnation: str, n: int, bounds: RunBounds
+) -> Segment:
     """A segment that is what its key says and fits the tables; :class:`BadRecord` otherwise."""
     if len(data) > SEGMENT_LIMIT:
         raise BadRecord(f"expected at most {SEGMENT_LIMIT} bytes, found more")
@@ -146,32 +154,7 @@ def parse_segment(data: bytes, replica: int, incarnation: str, n: int) -> Segmen
     found = (segment.replica, segment.incarnation, segment.n)
     if found != (replica, incarnation, n):
         raise BadRecord(f"expected segment {(replica, incarnation, n)}, found {found}")
-    steps = segment.steps
-    length = len(steps.step)
-    for name in ("round", "wall_s", "tokens"):
-        if len(getattr(steps, name)) != length:
-            raise BadRecord(f"expected {length} of {name}, found {len(getattr(steps, name))}")
-    for name in ("loss", "lr", "grad_norm", "step_s"):
-        if len(getattr(steps, name)) not in (0, length):
-            raise BadRecord(f"expected {length} of {name}, found {len(getattr(steps, name))}")
-    times = (*steps.wall_s, *(evaluation.wall_s for evaluation in segment.evaluations))
-    if not all(map(math.isfinite, times)):
-        raise BadRecord("wall_s: expected finite times, found one that is not")
-    for name, limit in (("step", MAX_KEY), ("tokens", None), ("round", SMALL_LIMIT)):
-        values = getattr(steps, name)
-        if values:
-            bounds = {} if limit is None else {"limit": limit}
-            count(min(values), name, **bounds)
-            count(max(values), name, **bounds)
-    for report in segment.rounds:
-        count(report.round, "round", limit=SMALL_LIMIT)
-        count(report.requests, "requests", limit=SMALL_LIMIT)
-        count(report.bytes_up, "bytes_up")
-        count(report.bytes_down, "bytes_down")
-        count(report.step, "step", limit=MAX_KEY)
-        count(report.tokens, "tokens")
-    for evaluation in segment.evaluations:
-        count(evaluation.round, "round", limit=SMALL_LIMIT)
+    check_segment(segment, bounds)
     return segment
 
 

@@ -2,7 +2,7 @@
 
 Replicas leave rounds, curves and logs there; owner, notes, pools, attempts with their causes and
 costs, alerts and events are in the database alone. They go to ``control/journal/<n>.json``, so that
-the bucket tells all of the run (:mod:`runs.bucket.importing` reads it back).
+the bucket tells all of the run (:mod:`runs.bucket.import_journal` reads it back).
 
 ::
 
@@ -31,12 +31,15 @@ from django.db.models import Model
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.document import canonical_json
+from diloco.rendezvous.parsing import abridged, parse_json
 from diloco.rendezvous.records import BadRecord
-from diloco.rendezvous.store import MissingKey, Store
+from diloco.rendezvous.store import Store
 from runs.models import Alert, Event, Journal, Replica, ReplicaAttempt, ReplicaPool, Run, Webhook
 from runs.states import REPLICA_WORKING, RUN_LIVE, ReplicaState
 
 FORMAT, VERSION = "archipelago.journal", 1
+ENTRY_LIMIT = 64 << 20
+"""Bytes of one object that are read. The first has a row for each replica, up to a thousand."""
 EVENTS_PER_OBJECT = 500
 WINDOW = 1000
 """Ids below the newest event that was written, among which one may turn up late: its transaction
@@ -99,18 +102,22 @@ class Entry:
     @classmethod
     def from_bytes(cls, data: bytes) -> Entry:
         try:
-            body = json.loads(data)
-        except (ValueError, RecursionError) as error:
+            body = parse_json(data)
+        except ValueError as error:
             raise BadRecord(f"journal: expected JSON, found {error}") from None
         found = (body.pop("format", None), body.pop("v", None)) if isinstance(body, dict) else None
         if found != (FORMAT, VERSION):
-            raise BadRecord(f"journal: expected {FORMAT} of version {VERSION}, found {found}")
+            raise BadRecord(
+                f"journal: expected {FORMAT} of version {VERSION}, found {abridged(found)}"
+            )
         lists: Any = {n: body.pop(n, []) for n in _LISTS}
         if not all(isinstance(v, list) and all(map(_is_body, v)) for v in lists.values()):
             raise BadRecord("journal: expected lists of objects")
         run = body.pop("run", None)
         if not (run is None or _is_body(run)) or set(body) != {"n", "wall_s"}:
-            raise BadRecord(f"journal: expected n, wall_s and a run, found {sorted(body)}")
+            raise BadRecord(
+                f"journal: expected n, wall_s and a run, found {abridged(sorted(body))}"
+            )
         rows: Any = {name: tuple(found) for name, found in lists.items()}
         return cls(**body, run=run, **rows)
 
@@ -271,53 +278,3 @@ def _value(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | list | dict):
         return value
     return str(value)
-
-
-# Reading it back.
-
-
-@dataclass
-class Told:
-    """A whole journal: the last word on each row, and every event once, in order."""
-
-    run: Body = field(default_factory=dict)
-    pools: dict[int, Body] = field(default_factory=dict)
-    replicas: dict[int, Body] = field(default_factory=dict)
-    attempts: dict[str, Body] = field(default_factory=dict)
-    alerts: dict[tuple[str, str], Body] = field(default_factory=dict)
-    events: list[Body] = field(default_factory=list)
-    next_n: int = 1
-    refused: list[str] = field(default_factory=list)
-
-
-def read_journal(store: Store) -> Told:
-    """All objects, in order; one that cannot be read is named in ``refused``."""
-    told, known = Told(), set()
-    while True:
-        key = keys.journal(told.next_n)
-        try:
-            data = store.get(key)
-        except MissingKey:
-            return told
-        told.next_n += 1
-        try:
-            entry = Entry.from_bytes(data)
-            told.run = entry.run or told.run
-            last: Any = (
-                (entry.pools, "place", told.pools),
-                (entry.replicas, "number", told.replicas),
-                (entry.attempts, "launch_key", told.attempts),
-            )
-            for rows, by, into in last:
-                for body in rows:
-                    into[body[by]] = body
-            for body in entry.alerts:
-                told.alerts[body["kind"], body["subject"]] = body
-        except (BadRecord, KeyError, TypeError) as error:
-            told.refused.append(f"{key}: {error!r}")
-            continue
-        for event in entry.events:
-            name = json.dumps(event, sort_keys=True)
-            if name not in known:
-                known.add(name)
-                told.events.append(event)

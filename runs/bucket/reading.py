@@ -7,7 +7,7 @@ what is refused is named in an Event, counted on the run, and never read again.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -23,13 +23,10 @@ from diloco.rendezvous.records import (
     Record,
 )
 from diloco.rendezvous.telemetry import PHASES, STARTUP_PHASES
+from runs.bucket.limits import SECONDS_LIMIT, SMALL_LIMIT, count, is_wall_time
 from runs.models import Event, Replica, Run
 from runs.series.blocks import Points
 from runs.transitions import record_event
-
-INT_LIMIT = 2**53
-"""Counters above this are not exact in a browser, and no training gets there."""
-SMALL_LIMIT = 2**31 - 1
 
 REFUSAL_EVENTS = 20
 """Events per run about unreadable records; beyond that they are at most counted."""
@@ -81,29 +78,15 @@ def refuse(
         )
 
 
-def count(value: int, name: str, *, limit: int = INT_LIMIT) -> int:
-    if not 0 <= value <= limit:
-        raise BadRecord(f"{name}: expected 0 to {limit}, found {value}")
-    return value
-
-
-def finite(value: float | None) -> float | None:
-    """The value, or None where a column of the database cannot hold it."""
-    return value if value is not None and math.isfinite(value) else None
-
-
 def wall(value: float, now: datetime) -> datetime:
     """A label for people; ours where the writer's makes no sense."""
-    try:
-        return datetime.fromtimestamp(value, tz=UTC)
-    except (ValueError, OverflowError, OSError):
-        return now
+    return datetime.fromtimestamp(value, tz=UTC) if is_wall_time(value) else now
 
 
 def seconds(phases: Mapping[str, float]) -> dict[str, float]:
-    """The phases we know, as finite seconds."""
+    """The phases we know, as seconds of which sums are finite."""
     return {
-        name: round(value, 6)
+        name: round(min(value, SECONDS_LIMIT), 6)
         for name, value in phases.items()
         if name in PHASE_NAMES and math.isfinite(value) and value >= 0
     }
@@ -113,9 +96,12 @@ def check_record(record: Record) -> None:
     """Numbers that a table cannot hold are refused before anything is stored."""
     match record:
         case Commit():
+            _distinct((c.replica for c in record.contributors), "contributors")
             count(record.fragment, "fragment", limit=SMALL_LIMIT)
             count(record.tokens_total, "tokens_total")
         case Plan():
+            _distinct((c.replica for c in record.contributions), "contributions")
+            _distinct((c.replica for c in record.refused), "refused")
             for line in record.contributions:
                 count(line.tokens, "tokens")
                 count(line.steps, "steps", limit=SMALL_LIMIT)
@@ -130,3 +116,10 @@ def check_record(record: Record) -> None:
             count(record.weights.size_bytes, "size_bytes")
         case _:
             pass
+
+
+def _distinct(replicas: Iterable[int], name: str) -> None:
+    """A replica is in a round once, or a record of a megabyte would be a hundred thousand rows."""
+    found = list(replicas)
+    if len(set(found)) != len(found):
+        raise BadRecord(f"{name}: expected each replica once, found one of them twice")

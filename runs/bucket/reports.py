@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from django.db.models import F
-
 from diloco.rendezvous.telemetry import RoundReport
-from runs.bucket.reading import Changes, finite, seconds, wall
+from runs.bucket.limits import TOTAL_SECONDS_LIMIT, add, finite
+from runs.bucket.reading import Changes, seconds, wall
 from runs.bulk import update_rows
 from runs.models import Contribution, Event, Replica, Round, Run
 from runs.models import TelemetryCursor as Cursor
@@ -50,7 +49,8 @@ Reports = Sequence[tuple[Cursor, Sequence[RoundReport]]]
 
 
 def store_reports(run: Run, found: Reports, *, now: datetime, changes: Changes) -> dict[str, Any]:
-    """Phase timings and digests of finished rounds; the run's sums, to be stored by the caller."""
+    """Phase timings and digests of finished rounds; the run's sums, to be stored by the caller.
+    ``run`` is locked, and was read after that."""
     told = [(cursor, r) for cursor, reports in found for r in reports if r.round >= 1]
     rounds = _rounds(run, {report.round for _, report in told})
     _store_contributions(told, rounds, now)
@@ -68,11 +68,11 @@ def store_reports(run: Run, found: Reports, *, now: datetime, changes: Changes) 
     totals = {str(k): float(v) for k, v in run.phase_s.items()}
     for report in everything:
         for name, value in seconds(report.phases).items():
-            totals[name] = round(totals.get(name, 0.0) + value, 6)
+            totals[name] = round(min(totals.get(name, 0.0) + value, TOTAL_SECONDS_LIMIT), 6)
     return {
         "phase_s": totals,
-        "bytes_up": F("bytes_up") + sum(r.bytes_up for r in everything),
-        "bytes_down": F("bytes_down") + sum(r.bytes_down for r in everything),
+        "bytes_up": add(run.bytes_up, (r.bytes_up for r in everything)),
+        "bytes_down": add(run.bytes_down, (r.bytes_down for r in everything)),
     }
 
 

@@ -12,10 +12,14 @@ from typing import Any
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord, CheckpointManifest, FinalManifest, FinalSample
 from diloco.rendezvous.store import MissingKey, Store
-from runs.bucket.reading import check_record, count, finite, refuse, wall
-from runs.models import Checkpoint, Run
+from runs.bucket.limits import count, finite
+from runs.bucket.reading import check_record, refuse, wall
+from runs.models import Checkpoint, Event, Round, Run
+from runs.states import RoundState
 from runs.transitions import clean_text
 
+MANIFESTS_PER_TICK = 50
+MANIFESTS_OF_AN_IMPORT = 10_000
 SAMPLE_LIMIT = 16 * 1024
 """Bytes of the record; a replica writes two thousand. A larger one is not read to its end."""
 SAMPLE_LETTERS = 2000
@@ -23,26 +27,65 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """What has no picture, but for tabs and the ends of lines."""
 
 
-def read_final(store: Store) -> FinalManifest | None:
-    """Raises :class:`BadRecord` for one that cannot be read."""
+def read_final(run: Run, store: Store) -> FinalManifest | None:
+    """None where there is none, or its round's commit is in the bucket and not ingested yet.
+
+    Raises :class:`BadRecord` for one that cannot be read, or that no commit stands behind: whoever
+    can write to the bucket could end the run with it.
+    """
     try:
-        manifest = FinalManifest.from_bytes(store.get(keys.FINAL_MANIFEST))
+        manifest = FinalManifest.read(store, keys.FINAL_MANIFEST)
     except MissingKey:
         return None
     check_record(manifest)
-    return manifest
+    number = manifest.round
+    if number == 0 or (number < run.next_round and _is_committed(run, number)):
+        return manifest
+    if number < run.next_round:
+        raise BadRecord(f"expected a round that was committed, found round {number}")
+    try:
+        store.get_range(keys.commit(number), 0, 1)
+    except MissingKey:
+        raise BadRecord(
+            f"expected {keys.commit(number)} for the final round {number}, found none"
+        ) from None
+    if run.next_round == number:
+        return None
+    try:
+        store.get_range(keys.commit(run.next_round), 0, 1)
+    except MissingKey:
+        raise BadRecord(
+            f"expected {keys.commit(run.next_round)} before the final round {number}, found none"
+        ) from None
+    return None
 
 
-def ingest_checkpoints(run: Run, store: Store, *, now: datetime) -> None:
-    """Manifests that are not in the table yet. One listing."""
+def _is_committed(run: Run, number: int) -> bool:
+    return Round.objects.filter(run=run, number=number, state=RoundState.COMMITTED).exists()
+
+
+def ingest_checkpoints(
+    run: Run, store: Store, *, now: datetime, at_most: int = MANIFESTS_PER_TICK
+) -> None:
+    """Manifests that are not in the table yet, of rounds whose commits have been ingested: at most
+    ``at_most``, the newest first. One listing."""
     known = set(Checkpoint.objects.filter(run=run, final=False).values_list("round", flat=True))
-    for info in store.list(keys.CHECKPOINTS):
-        number = keys.parse_checkpoint_manifest(info.key)
-        if number is None or number in known:
-            continue
+    refused = Event.objects.filter(run=run, kind="refused", message__startswith=keys.CHECKPOINTS)
+    named = {message.split(" ", 1)[0] for message in refused.values_list("message", flat=True)}
+    found = [
+        (number, info)
+        for info in store.list(keys.CHECKPOINTS)
+        if (number := keys.parse_checkpoint_manifest(info.key)) is not None
+        and number < run.next_round
+        and number not in known
+        and info.key not in named
+    ]
+    for number, info in sorted(found, key=lambda one: one[0])[-at_most:]:
         try:
-            manifest = CheckpointManifest.from_bytes(store.get(info.key))
+            manifest = CheckpointManifest.read(store, info.key)
             check_record(manifest)
+            if manifest.round != number:
+                raise BadRecord(f"expected round {number}, found {manifest.round}")
         except MissingKey:
             continue
         except BadRecord as error:

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from diloco.rendezvous.telemetry import Evaluation, Segment
-from runs.bucket.reading import Changes, finite, wall
+from diloco.rendezvous.telemetry import MAX_LINE, Evaluation, Segment
+from runs.bucket.limits import finite, measured
+from runs.bucket.reading import Changes, wall
 from runs.bucket.reports import store_reports, wait_fraction
 from runs.bucket.usage import NEWEST, usage_points
 from runs.bulk import update_rows
@@ -76,8 +77,8 @@ def store_segments(
                 replica=cursor.replica,
                 incarnation=cursor.incarnation,
                 at=wall(line.wall_s, now),
-                level=clean_text(line.level, 8),
-                message=clean_text(line.message),
+                level=clean_text(line.level[:9], 8),
+                message=clean_text(line.message[: MAX_LINE + 1]),
             )
             for cursor, segments in found
             for segment in segments
@@ -117,10 +118,8 @@ def _step_points(segments: Sequence[Segment]) -> dict[str, Points]:
             value=steps.wall_s,
         )
         for series in STEP_SERIES:
-            values = getattr(steps, series)
-            if values:
-                column = np.asarray(values, dtype=places.value.dtype)
-                parts.setdefault(series, []).append(replace(places, value=column))
+            if column := getattr(steps, series):
+                parts.setdefault(series, []).append(replace(places, value=measured(column)))
     return {series: concatenate(found) for series, found in parts.items()}
 
 
@@ -194,7 +193,7 @@ def _store_evaluations(
         round=[e.round for e in ordered],
         tokens=[tokens.get(e.round) or (run.tokens if e.round else 0) for e in ordered],
         wall_s=[e.wall_s for e in ordered],
-        value=[e.loss for e in ordered],
+        value=measured(e.loss for e in ordered).tolist(),
     )
     add_points(run, None, {"eval_loss": points}, key="round")
     changes.points.append(("eval_loss", None, points))
@@ -205,10 +204,11 @@ def _store_evaluations(
             run=run, number=number, defaults={"eval_loss": finite(list(group)[-1].loss)}
         )
         changes.rounds.add(number)
-    newest = ordered[-1]
-    if newest.round < run.eval_round or not math.isfinite(newest.loss):
+    # Of committed rounds alone: what is said of a later one is shown once that is committed.
+    shown = [e for e in ordered if e.round < run.next_round and finite(e.loss) is not None]
+    if not shown or shown[-1].round < run.eval_round:
         return {}
-    return {"eval_loss": newest.loss, "eval_round": newest.round}
+    return {"eval_loss": shown[-1].loss, "eval_round": shown[-1].round}
 
 
 def date_evaluation(run: Run, number: int, tokens: int) -> None:

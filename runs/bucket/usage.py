@@ -11,16 +11,17 @@ import math
 from collections.abc import Iterator, Sequence
 
 from diloco.rendezvous.telemetry import RoundReport, Segment
+from runs.bucket.limits import finite, is_wall_time
 from runs.series.blocks import Points, concatenate
 
 SYSTEM_SERIES = ("gpu_busy", "gpu_memory_bytes", "rss_bytes", "cpu_cores")
 """By segment, under the names that :mod:`diloco.usage` gives them."""
 TRANSFER_SERIES = ("bytes_up", "bytes_down", "up_bytes_per_s", "down_bytes_per_s")
 """By round: moved to and from the bucket, and how fast while it was moved."""
+SHORTEST_S = 1e-6
+"""A transfer that is said to be shorter has no rate."""
 NEWEST = ("gpu_busy", "gpu_memory_bytes", "up_bytes_per_s", "down_bytes_per_s")
 """Of which a replica's row has the newest point, in a column of the name."""
-
-_LATEST = 1e11  # seconds since 1970: a wall time beyond that is none
 
 
 def usage_points(segments: Sequence[Segment]) -> dict[str, Points]:
@@ -38,7 +39,8 @@ def _system(segment: Segment) -> Iterator[tuple[str, Points]]:
         return
     for series in SYSTEM_SERIES:
         value = segment.system.get(series)
-        if value is not None and math.isfinite(value) and value >= 0:
+        value = finite(value)
+        if value is not None and value >= 0:
             yield (
                 series,
                 Points.of(
@@ -53,7 +55,7 @@ def _system(segment: Segment) -> Iterator[tuple[str, Points]]:
 
 def _transfers(segment: Segment) -> Iterator[tuple[str, Points]]:
     for report in segment.rounds:
-        if report.round < 1 or not report.step or not abs(report.committed_wall_s) < _LATEST:
+        if report.round < 1 or not report.step or not is_wall_time(report.committed_wall_s):
             continue
         for series, value in _of_round(report):
             yield (
@@ -75,5 +77,5 @@ def _of_round(report: RoundReport) -> Iterator[tuple[str, float]]:
     ):
         yield f"bytes_{way}", moved
         took_s = sum(float(p.get(phase, 0)) for p in (report.phases, report.background))
-        if moved and math.isfinite(took_s) and took_s > 0:
+        if moved and math.isfinite(took_s) and took_s >= SHORTEST_S:
             yield f"{way}_bytes_per_s", moved / took_s

@@ -24,9 +24,15 @@ from django.db.models import Q
 from django.utils import timezone
 
 from diloco.rendezvous import keys, ownership
-from diloco.rendezvous.document import GroupDocument, ProtocolMismatch
+from diloco.rendezvous.document import GROUP_LIMIT, GroupDocument, ProtocolMismatch
 from diloco.rendezvous.settings import GroupSettings, SettingsError
-from diloco.rendezvous.store import MissingKey, Store, StoreDenied, StoreUnavailable
+from diloco.rendezvous.store import (
+    MissingKey,
+    ObjectTooLarge,
+    Store,
+    StoreDenied,
+    StoreUnavailable,
+)
 from executors.base import (
     CodeRef,
     ExecutorError,
@@ -151,7 +157,7 @@ def take_up(run: Run, store: Store) -> None:
     Raises :class:`LaunchFailed` where final weights lie: replicas would take the run for over.
     """
     with contextlib.suppress(MissingKey):
-        store.get(keys.FINAL_MANIFEST)
+        store.get_range(keys.FINAL_MANIFEST, 0, 1)
         raise LaunchFailed(
             f"{run.rendezvous}: expected no {keys.FINAL_MANIFEST}, found one: what is final does "
             "not change; fork a new run from its newest checkpoint"
@@ -161,9 +167,11 @@ def take_up(run: Run, store: Store) -> None:
 
 def _existing_group(store: Store) -> bytes | None:
     try:
-        return store.get(keys.GROUP)
+        return store.get(keys.GROUP, limit=GROUP_LIMIT)
     except MissingKey:
         return None
+    except ObjectTooLarge as error:
+        raise LaunchFailed(f"{store.uri}: expected {keys.GROUP} of this run: {error}") from None
 
 
 def _difference(uri: str, expected: GroupDocument, found: bytes) -> str:

@@ -124,7 +124,7 @@ def _read_bucket(tick: Tick, store: Store) -> None:
     if tick.changes.rounds or run.state in RUN_ENDED:
         ingest_checkpoints(run, store, now=tick.now)
     try:
-        tick.final = read_final(store)
+        tick.final = read_final(run, store)
     except BadRecord as error:
         refuse(run, keys.FINAL_MANIFEST, error)
     if tick.final is not None:

@@ -85,7 +85,8 @@ def check_function(data: bytes, function: str) -> None:
     if defined is not None and name not in defined:
         raise InvalidRun(
             "workload.function",
-            f"expected a function {name} in {found}, found {', '.join(sorted(defined)[:10]) or 'none'}",
+            f"expected a function {name} in {found}, "
+            f"found {', '.join(sorted(defined)[:10]) or 'none'}",
         )
 
 

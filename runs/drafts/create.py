@@ -72,8 +72,8 @@ def _submitted(submit_key: str, owner: User) -> Run | None:
 
 
 def differing_field(run: Run, draft: RunDraft) -> str:
-    """The first field in which a run and the draft that was sent again differ; '' for none. Fields
-    that change in the life of a run (replicas, pools added later) are compared as they were made."""
+    """The first field in which a run and the draft that was sent again differ; '' for none. What
+    changes in the life of a run (replicas, pools added later) is compared as it was made."""
     settings, sent = dict(run.group_settings), draft.settings.to_dict()
     for changing in ("num_replicas", "max_replicas"):
         settings.pop(changing, None)

@@ -2,7 +2,8 @@
 
 CSV (RFC 4180) and JSON Lines write times as ISO 8601 in UTC and leave out what is not known; a
 number that is not finite is ``nan``, ``inf`` or ``-inf``, in JSON as text, because JSON has no
-such number. Parquet has types for all of it and needs pyarrow:
+such number. In CSV a text that a spreadsheet would take for a formula gets an apostrophe in front
+(:func:`csv_text`). Parquet has types for all of it and needs pyarrow:
 https://arrow.apache.org/docs/python/generated/pyarrow.parquet.ParquetWriter.html
 """
 
@@ -21,6 +22,9 @@ from runs.queries.exports import Chunk, Kind
 
 Columns = Mapping[str, Kind]
 Writer = Callable[[Columns, Iterable[Chunk]], Iterator[bytes]]
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+"""What spreadsheets begin a formula with, full-width forms included."""
 
 CONTENT_TYPES = {
     "csv": "text/csv; charset=utf-8",
@@ -122,9 +126,22 @@ def _take(out: io.StringIO) -> bytes:
     return text.encode(errors="replace")
 
 
+def csv_text(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula: a text that begins like one gets an
+    apostrophe in front. Anything but a text is left as it is.
+
+    https://owasp.org/www-community/attacks/CSV_Injection
+    """
+    if isinstance(value, str) and value.lstrip(" ").startswith(_FORMULA):
+        return f"'{value}"
+    return value
+
+
 def _texts(values: Iterable[Any], kind: Kind) -> Iterable[Any]:
     if kind == "time":
         return (iso(value) for value in values)
+    if kind == "text":
+        return map(csv_text, values)
     return values  # csv writes None as nothing, and floats with all their digits
 
 

@@ -17,7 +17,7 @@ from runs.bucket.usage import NEWEST
 from runs.control.backends import catalogue
 from runs.control.breaker import FAILURES
 from runs.models import Replica, ReplicaAttempt, ReplicaPool, Run
-from runs.plain import finite, iso
+from runs.plain import finite, iso, mapping
 from runs.queries.replica_history import console_url
 from runs.states import REPLICA_ENDED, REPLICA_LIVE, ReplicaState
 
@@ -101,8 +101,8 @@ def _pool_row(pool: ReplicaPool, count: dict[str, Any], job: dict[str, Any]) -> 
         "live": count.get("live", 0),
         "ended": count.get("over", 0),
         "replicas": count.get("all", 0),
-        "price_usd_h": pool.price_usd_h,
-        "max_price_usd_h": pool.max_price_usd_h,
+        "price_usd_h": finite(pool.price_usd_h),
+        "max_price_usd_h": finite(pool.max_price_usd_h),
         "cost_usd": _cost(job),
         "cost_known": not job.get("unpriced", 0),
         "breaker": breaker_row(pool),
@@ -161,7 +161,7 @@ def attempt_rows(replica: Replica) -> list[dict[str, Any]]:
         {
             "number": a.number,
             "launch_key": a.launch_key,
-            "job": (a.handle or {}).get("data", {}),
+            "job": dict(mapping(mapping(a.handle).get("data"))),
             "url": console_url(a.handle),
             "cause": a.cause,
             "exit_code": a.exit_code,
@@ -171,8 +171,8 @@ def attempt_rows(replica: Replica) -> list[dict[str, Any]]:
             "started_at": iso(a.started_at),
             "ended_at": iso(a.ended_at),
             "deadline_at": iso(a.deadline_at),
-            "price_usd_h": a.price_usd_h,
-            "cost_usd": a.cost_usd,
+            "price_usd_h": finite(a.price_usd_h),
+            "cost_usd": finite(a.cost_usd),
         }
         for a in replica.attempts.order_by("-number")
     ]
@@ -197,5 +197,5 @@ def _cost(job: dict[str, Any]) -> float | None:
     """Null when nothing of it is known; 0 when nothing was launched."""
     cost = job.get("cost")
     if cost is not None:
-        return float(cost)
+        return finite(float(cost))
     return None if job.get("unpriced", 0) else 0.0

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from django.db.models import Count
 
 from runs.models import Contribution, LogLine, Replica, ReplicaAttempt, Round
-from runs.plain import finite, iso
+from runs.plain import finite, iso, mapping
 from runs.series import strips
 from runs.series.strips import GROUPS
 from runs.states import ContributionState, RoundState
@@ -31,8 +31,9 @@ _CONSOLES: Mapping[str, str] = {
 
 def console_url(handle: Mapping[str, Any] | None) -> str:
     """Where a person finds the job in the backend's own pages; '' for those that have none."""
-    found = handle or {}
-    data = {name: quote(str(value), safe="") for name, value in found.get("data", {}).items()}
+    found = mapping(handle)
+    given = mapping(found.get("data"))
+    data = {name: quote(str(value), safe="") for name, value in given.items()}
     try:
         return _CONSOLES[str(found.get("backend"))].format(**data)
     except KeyError:

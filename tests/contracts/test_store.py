@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from diloco.rendezvous.clock import SystemClock
+from diloco.rendezvous.faulty import Faults, FaultyStore
 from diloco.rendezvous.fsspec_store import FsspecStore
 from diloco.rendezvous.remote_store import PerProcessStore
 from diloco.rendezvous.store import (
@@ -20,11 +22,13 @@ from diloco.rendezvous.store import (
     MeteredStore,
     MissingKey,
     ObjectInfo,
+    ObjectTooLarge,
     Store,
     StoreDenied,
     StoreUnavailable,
     open_store,
 )
+from diloco.retry import RetryingStore
 
 MakeStore = Callable[[], Store]
 
@@ -272,3 +276,38 @@ def test_a_metered_store_counts_requests_and_bytes(tmp_path: Path) -> None:
     assert (usage.requests, usage.bytes_up) == (7, 10)
     store.put_stream("d", lambda: [b"12", b"34", b"5"])
     assert (usage.requests, usage.bytes_up) == (12, 15)
+
+
+def test_a_limited_read_gives_what_is_within_the_limit(store: Store) -> None:
+    store.put("r", bytes(range(100)))
+    store.put("empty", b"")
+    assert store.get("r", limit=100) == bytes(range(100))
+    assert store.get("r", limit=10**9) == bytes(range(100))
+    assert store.get("empty", limit=0) == b""
+    with pytest.raises(MissingKey):
+        store.get("none", limit=10)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 99, -1])
+def test_a_limited_read_refuses_a_larger_object(store: Store, limit: int) -> None:
+    store.put("r", bytes(100))
+    with pytest.raises(ObjectTooLarge, match=f"r: expected at most {limit} bytes"):
+        store.get("r", limit=limit)
+
+
+def test_a_limited_read_may_be_larger_than_a_part(store: Store) -> None:
+    data = bytes(PART_BYTES) + b"end"
+    store.put("r", data)
+    assert store.get("r", limit=len(data)) == data
+    with pytest.raises(ObjectTooLarge):
+        store.get("r", limit=len(data) - 1)
+
+
+def test_wrapped_stores_pass_the_limit_on(store: Store) -> None:
+    store.put("r", bytes(100))
+    faulty = FaultyStore(store, rng=random.Random(0), clock=SystemClock(), faults=Faults())
+    retrying = RetryingStore(store, clock=SystemClock(), rng=random.Random(0), deadline_s=60.0)
+    for wrapped in (MeteredStore(store), PerProcessStore(lambda: store), faulty, retrying):
+        assert len(wrapped.get("r", limit=100)) == 100
+        with pytest.raises(ObjectTooLarge):
+            wrapped.get("r", limit=99)

@@ -117,9 +117,9 @@ class MortalStore:
         self._alive("create", key, "after")
         return created
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
         self._alive("get", key, "before")
-        return self.inner.get(key)
+        return self.inner.get(key, limit=limit)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         self._alive("get", key, "before")

@@ -55,10 +55,10 @@ class CountingStore(LocalStore):
         self.listed.append(prefix)
         return super().list(prefix)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
         self.got.append(key)
         self.threads.add(threading.get_ident())
-        return super().get(key)
+        return super().get(key, limit=limit)
 
 
 def test_only_what_is_shown_is_read(tmp_path: Path) -> None:

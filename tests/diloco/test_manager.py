@@ -196,8 +196,8 @@ def test_members_whose_calls_differ_do_not_average_them(world: World) -> None:
 
 def test_a_damaged_payload_fails_the_step(world: World) -> None:
     class Garbling(LocalStore):
-        def get(self, key: str) -> bytes:
-            data = super().get(key)
+        def get(self, key: str, *, limit: int | None = None) -> bytes:
+            data = super().get(key, limit=limit)
             return data[:-1] + b"\xff" if key.endswith(".bin") else data
 
     def member(replica: int) -> Callable[[], tuple[bool, str]]:

@@ -27,9 +27,9 @@ class Watched:
         self.inner = inner
         self.hook: Callable[[str], object] = lambda key: None
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
         self.hook(key)
-        return self.inner.get(key)
+        return self.inner.get(key, limit=limit)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

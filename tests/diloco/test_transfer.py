@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from diloco.rendezvous.records import BadRecord, Command
 from diloco.rendezvous.store import LocalStore, MissingKey
-from diloco.rendezvous.transfer import Range, get_each, read_parts
+from diloco.rendezvous.transfer import Range, read_each, read_parts
 
 
 class Watched(LocalStore):
@@ -92,10 +93,27 @@ def test_nothing_in_flight_is_refused(store: Watched) -> None:
         next(read_parts(store, ranges(1), in_flight=0))
 
 
-def test_small_objects_are_read_side_by_side_and_missing_ones_left_out(tmp_path: Path) -> None:
+def command(n: int) -> Command:
+    return Command(n=n, command="stop", wall_s=1.0)
+
+
+def test_records_are_read_side_by_side_and_missing_ones_left_out(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     names = [f"records/{n}" for n in range(20)]
-    for name in names[:15]:
-        store.put(name, name.encode())
-    assert get_each(store, names) == {name: name.encode() for name in names[:15]}
-    assert get_each(store, []) == {} and list(get_each(store, names[:1])) == names[:1]
+    for n, name in enumerate(names[:15]):
+        store.put(name, command(n).to_bytes())
+    expected = {name: command(n) for n, name in enumerate(names[:15])}
+    assert read_each(store, Command, names) == expected
+    assert read_each(store, Command, []) == {}
+    assert list(read_each(store, Command, names[:1])) == names[:1]
+
+
+def test_an_object_that_is_no_record_is_its_error(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("good", command(1).to_bytes())
+    store.put("bad", b"{")
+    store.put("large", b"0" * (Command.LIMIT + 1))
+    found = read_each(store, Command, ["good", "bad", "large"])
+    assert found["good"] == command(1)
+    assert isinstance(found["bad"], BadRecord)
+    assert "at most" in str(found["large"])

@@ -313,8 +313,18 @@ class Bucket:
         self.store.put(keys.checkpoint_manifest(round), manifest.to_bytes())
 
     def final(
-        self, round: int, reason: str = "completed", *, weights: StoredObject | None = None
+        self,
+        round: int,
+        reason: str = "completed",
+        *,
+        weights: StoredObject | None = None,
+        backed: bool = True,
     ) -> None:
+        """The final manifest; ``backed`` by commits, of which those are made that are missing."""
+        there = {info.key for info in self.store.list(keys.ROUNDS)}
+        for number in range(1, round + 1) if backed else ():
+            if keys.commit(number) not in there:
+                self.commit(number, (0,))
         manifest = FinalManifest(
             round=round, reason=reason, writer=identity(0), weights_digest=DIGEST,
             weights=weights or stored("weights"), config=stored("config"),

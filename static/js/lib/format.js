@@ -3,6 +3,9 @@
 
 export const UNKNOWN = "–";
 
+/** From here on a number is written with an exponent. */
+const HUGE = 1e18;
+
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 
 function three(value) {
@@ -19,6 +22,7 @@ export function count(value) {
   if (!known(value)) return UNKNOWN;
   const magnitude = Math.abs(value);
   if (magnitude < 10_000) return grouped.format(value);
+  if (magnitude >= HUGE) return value.toExponential(2);
   for (const [size, suffix] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]]) {
     if (magnitude >= size * 0.9995) return three(value / size) + suffix;
   }
@@ -27,6 +31,7 @@ export function count(value) {
 
 export function size(value) {
   if (!known(value)) return UNKNOWN;
+  if (Math.abs(value) >= HUGE) return `${value.toExponential(2)} B`;
   for (const [unit, suffix] of [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
     if (Math.abs(value) >= unit * 0.9995) return `${three(value / unit)} ${suffix}`;
   }
@@ -44,6 +49,7 @@ const two = (value) => String(value).padStart(2, "0");
 export function duration(value) {
   if (!known(value)) return UNKNOWN;
   value = Math.max(value, 0);
+  if (value >= HUGE) return `${value.toExponential(2)} s`;
   if (value < 0.0995) return `${(value * 1000).toFixed(0)} ms`;
   if (value < 9.95) return `${value.toFixed(value < 0.995 ? 2 : 1)} s`;
   const whole = Math.floor(value + 0.5);
@@ -65,6 +71,7 @@ export function elapsed(value) {
 export function age(value) {
   if (!known(value)) return UNKNOWN;
   if (value < 2) return "now";
+  if (value >= HUGE) return `${value.toExponential(2)} s`;
   for (const [unit, suffix] of [[86_400, "d"], [3600, "h"], [60, "min"]]) {
     if (value >= unit) return `${Math.floor(value / unit)} ${suffix}`;
   }
@@ -73,6 +80,7 @@ export function age(value) {
 
 export function percent(value) {
   if (!known(value)) return UNKNOWN;
+  if (Math.abs(value) >= HUGE) return `${value.toExponential(2)} x`;
   return `${(value * 100).toFixed(Math.abs(value) < 0.0995 ? 1 : 0)}%`;
 }
 

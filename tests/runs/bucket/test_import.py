@@ -15,6 +15,7 @@ from executors.base import Cause
 from runs import life, services
 from runs.alerting.rules import KINDS
 from runs.bucket import importing, journal
+from runs.bucket.import_journal import read_journal
 from runs.bucket.importing import import_run
 from runs.control import policy
 from runs.exceptions import CannotDo
@@ -258,7 +259,7 @@ def test_the_journal_is_written_when_something_changed_and_only_then(world: Any)
     world.tick()
     world.tick()
     assert objects() == written + 1
-    last = journal.read_journal(world.bucket.store)
+    last = read_journal(world.bucket.store)
     assert last.run["archived_at"]
     assert last.events[-1]["kind"] == "archived"
 
@@ -278,10 +279,10 @@ def test_beats_alone_make_no_journal(make_world: Callable[..., Any]) -> None:
 
 def test_who_died_before_remembering_what_it_wrote_tells_it_once(world: Any) -> None:
     end(world)
-    told = journal.read_journal(world.bucket.store)
+    told = read_journal(world.bucket.store)
     Journal.objects.all().delete()
     world.tick()
-    again = journal.read_journal(world.bucket.store)
+    again = read_journal(world.bucket.store)
     assert again.next_n > told.next_n
     assert again.events == told.events
     assert again.run == told.run
@@ -299,8 +300,12 @@ def test_an_object_that_cannot_be_read_is_named_and_passed_over(world: Any) -> N
 
 def test_a_value_no_column_takes_ends_the_import(world: Any) -> None:
     end(world)
-    entry = journal.Entry(n=1, wall_s=0.0, run={"owner": "olga", "state": "glorious"})
     n = Journal.objects.get(run=world.run).next_n
+    at = "2030-01-01T00:00:00+00:00"
+    wrong = {
+        "owner": "olga", "name": "a", "state": "glorious", "state_since": at, "created_at": at
+    }  # fmt: skip
+    entry = journal.Entry(n=n, wall_s=0.0, run=wrong)
     world.bucket.store.create(keys.journal(n), entry.to_bytes())
     with pytest.raises(CommandError, match="Run state: Value 'glorious' is not a valid choice"):
         import_again(world)

@@ -10,6 +10,7 @@ import pytest
 
 from runs.bucket import ingest
 from runs.bucket.ingest import STALE_AFTER, read_batch, store_batches
+from runs.bucket.limits import RunBounds
 from runs.bucket.reading import Changes
 from runs.models import Event, LogLine, MetricBlock, TelemetryCursor
 from runs.selectors import points
@@ -41,7 +42,7 @@ def test_a_batch_that_is_stored_twice_is_stored_once(desk: Desk) -> None:
     desk.ingest()
     report = desk.bucket.report(1)
     desk.bucket.segment(0, 1, losses=[5.0], rounds=(report,), logs=(desk.bucket.log("x"),))
-    twins = [read_batch(desk.bucket.store, desk.cursor()) for _ in range(2)]
+    twins = [read_batch(desk.bucket.store, desk.cursor(), RunBounds.of(desk.run)) for _ in range(2)]
     stored = [store_batches(desk.run, [b], now=desk.clock(), changes=Changes()) for b in twins]
     assert stored == [{desk.cursor().pk}, set()]
     desk.ingest()
@@ -160,6 +161,7 @@ def test_weights_that_differ_are_an_error_once(desk: Desk) -> None:
 
 def test_evaluations_are_the_run_s_own_series(desk: Desk) -> None:
     desk.run.rounds.create(number=2, tokens_total=4000)
+    type(desk.run).objects.update(next_round=3)
     evaluation = desk.bucket.evaluation
     desk.bucket.segment(0, 1, evaluations=(evaluation(0, 5.5), evaluation(2, 4.5)))
     desk.bucket.segment(1, 1, evaluations=(evaluation(1, 5.0),))

@@ -10,6 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from runs.bucket import ingest, segments
+from runs.bucket.limits import RunBounds
 from runs.models import Contribution, LogLine
 from tests.runs.desk import Desk
 from tests.runs.world import incarnation
@@ -86,7 +87,8 @@ def test_a_worker_that_lost_one_race_stores_the_others(desk: Desk) -> None:
     desk.ingest()
     full(desk, 0, 1)
     full(desk, 1, 1)
-    batches = [ingest.read_batch(desk.bucket.store, desk.cursor(n)) for n in (0, 1)]
+    bounds = RunBounds.of(desk.run)
+    batches = [ingest.read_batch(desk.bucket.store, desk.cursor(n), bounds) for n in (0, 1)]
     changes = ingest.Changes()
     store = {"now": desk.clock(), "changes": changes}
     assert ingest.store_batches(desk.run, batches[:1], **store) == {desk.cursor(0).pk}

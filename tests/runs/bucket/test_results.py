@@ -41,6 +41,7 @@ def test_a_checkpoint_that_is_in_the_table_is_not_read_again(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.bucket.checkpoint(1)
+    world.run.next_round = 2
     ingest_checkpoints(world.run, world.bucket.store, now=world.clock())
     monkeypatch.setattr(world.bucket.store, "get", None)
     ingest_checkpoints(world.run, world.bucket.store, now=world.clock())
@@ -51,11 +52,42 @@ def test_a_manifest_that_cannot_be_read_is_named_and_passed(world: Any) -> None:
     world.bucket.store.put(keys.checkpoint_manifest(1), b"{}")
     world.bucket.store.put("checkpoints/notes.txt", b"hello")
     world.bucket.checkpoint(2)
-    world.bucket.commit(1, [0, 1])
+    for number in (1, 2):
+        world.bucket.commit(number, [0, 1])
     world.tick()
     assert list(Checkpoint.objects.values_list("round", flat=True)) == [2]
     [told] = world.events("refused")
     assert told.startswith(f"{keys.checkpoint_manifest(1)} refused: ")
+
+
+def test_a_checkpoint_of_a_round_that_is_not_committed_is_not_shown(world: Any) -> None:
+    world.bucket.commit(1, [0, 1])
+    world.bucket.checkpoint(9)
+    world.tick()
+    assert not Checkpoint.objects.exists()
+
+
+@pytest.mark.parametrize(("round", "commits"), [(2**31 - 1, ()), (3, (1, 2)), (4, (1, 2, 4))])
+def test_a_final_manifest_without_its_commits_ends_nothing(
+    world: Any, round: int, commits: tuple[int, ...]
+) -> None:
+    for number in commits:
+        world.bucket.commit(number, [0, 1])
+    world.bucket.final(round, backed=False)
+    for _ in range(2):
+        world.beat_all()
+        assert world.tick().state == "running"
+    [told] = world.events("refused")
+    assert told.startswith("final/manifest.json refused: expected rounds/")
+    world.bucket.final(round=2)  # it is taken as soon as the commits are there
+    assert world.tick().state == "succeeded"
+
+
+def test_a_final_manifest_of_a_void_round_ends_nothing(world: Any) -> None:
+    world.bucket.commit(1, [0, 1], void="payload of replica 0 is gone", void_replica=0)
+    world.bucket.final(1)
+    world.beat_all()
+    assert world.tick().state == "running"
 
 
 @pytest.mark.parametrize("body", [b"{}", b"", b"[" * 100_000])

@@ -211,8 +211,9 @@ def test_an_evaluation_read_before_its_commit_is_dated_by_it(world: Any) -> None
 def test_what_lies_in_the_bucket_is_not_counted_again_at_every_look(world: Any) -> None:
     for number in range(REFUSAL_EVENTS + 10):
         world.bucket.store.put(keys.checkpoint_manifest(number), b"{}")
-    for number in (1, 2):
-        world.bucket.commit(number, [0, 1])
+    for last in (REFUSAL_EVENTS + 10, REFUSAL_EVENTS + 11):
+        for number in range(1, last + 1):
+            world.bucket.commit(number, [0, 1])
         world.beat_all()
         world.tick()
         assert Run.objects.get().refused_records == REFUSAL_EVENTS

@@ -1,0 +1,68 @@
+"""Every page, answer and export that shows a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from runs.queries.export_formats import CONTENT_TYPES
+from runs.queries.exports import TABLES
+
+SERIES = (
+    "loss,lr,grad_norm,step_s,eval_loss,tokens_per_s,norm,norm_low,norm_high,cosine,update_norm,"
+    "phase_compute,gpu_busy,rss_bytes,bytes_up,up_bytes_per_s"
+)
+
+
+def addresses(run: Any) -> Iterator[str]:
+    yield "/"
+    yield "/runs.json"
+    yield "/runs/facets"
+    yield "/?columns=tags,eval_loss,train_loss,cost,goodput,tokens"
+    yield "/api/runs"
+    at = f"/runs/{run.pk}/"
+    for tab in ("", "?tab=charts", "?tab=fleet", "?tab=rounds", "?tab=logs", "?tab=events"):
+        yield at + tab
+    yield from (at + name for name in ("snapshot.json", "logs.json", "checkpoints", "alerts"))
+    for axis in ("step", "round", "tokens", "wall"):
+        for more in ("", "&last=1", "&points=10", "&replica=0", "&own=0", "&from=0&to=1e300"):
+            yield f"{at}series.json?of={SERIES}&x={axis}{more}"
+    yield f"{at}points.json?series=eval_loss"
+    yield f"{at}points.json?series=loss&replica=0"
+    yield f"{at}heatmap.json"
+    yield f"{at}timeline.json"
+    for number in run.rounds.order_by("number").values_list("number", flat=True)[:8]:
+        yield f"{at}rounds/{number}.json"
+        yield f"{at}heatmap.json?to={number}"
+        yield f"{at}timeline.json?to={number}"
+    for number in run.replicas.values_list("number", flat=True):
+        yield f"{at}replicas/{number}/"
+        yield f"/api/runs/{run.pk}/replicas/{number}"
+    yield f"/compare?ids={run.pk}"
+    yield f"/compare.json?ids={run.pk}"
+    yield f"/compare.csv?ids={run.pk}"
+    for name in (
+        "", "/info", "/document", "/replicas", "/rounds", "/events", "/logs", "/series", "/alerts",
+        "/checkpoints", "/points?series=loss&replica=0", "/points?series=eval_loss",
+    ):  # fmt: skip
+        yield f"/api/runs/{run.pk}{name}"
+    yield f"/api/compare?ids={run.pk}"
+    for table in TABLES:
+        for format in CONTENT_TYPES:
+            yield f"/api/runs/{run.pk}/export/{table}.{format}"
+    yield "/metrics"
+
+
+def broken(client: Any, run: Any) -> list[tuple[str, int]]:
+    """Addresses that answer with an error of the server's own."""
+    found = []
+    for address in addresses(run):
+        response = client.get(address)
+        if getattr(response, "streaming", False):
+            try:
+                b"".join(response.streaming_content)
+            except Exception:
+                found.append((address, 500))
+        if response.status_code >= 500:
+            found.append((address, response.status_code))
+    return found
