@@ -21,6 +21,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register, run
 from redis.connection import parse_url
 
 from dashboard.logging import FORMATS
+from dashboard.proxies import parse_networks
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,11 @@ def _impossible() -> Iterator[CheckMessage]:
         parse_url(settings.REDIS_URL)  # type: ignore[no-untyped-call]
     except ValueError as error:
         yield _error("E004", f"REDIS_URL: {error}")
+    try:
+        parse_networks(settings.TRUSTED_PROXIES)
+    except ValueError as error:
+        yield _error("E006", "ARCHIPELAGO_TRUSTED_PROXIES: expected addresses and networks with "
+                     f"commas, such as 10.0.0.0/8: {error}")  # fmt: skip
     if "://" not in settings.DEFAULT_RENDEZVOUS:
         yield _error("E005", "ARCHIPELAGO_RENDEZVOUS: expected a URI such as s3://bucket/prefix, "
                      f"found {settings.DEFAULT_RENDEZVOUS!r}")  # fmt: skip
@@ -66,6 +72,9 @@ def _missing() -> Iterator[CheckMessage]:
     if "*" in named:
         yield _error("E102", "ARCHIPELAGO_ALLOWED_HOSTS: expected names, found '*': a request may "
                      "claim any, and links are made of it")  # fmt: skip
+    if any(network.prefixlen == 0 for network in parse_networks(settings.TRUSTED_PROXIES)):
+        yield _error("E110", "ARCHIPELAGO_TRUSTED_PROXIES: expected the proxies' own addresses, "
+                     "found every address: any client could choose its own")  # fmt: skip
     if not settings.SECURE_SSL_REDIRECT:
         yield _error("E103", "ARCHIPELAGO_HTTPS is off: passwords and sessions travel in the clear")
     for id, name in (

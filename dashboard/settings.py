@@ -89,6 +89,8 @@ DEBUG = _flag("ARCHIPELAGO_DEBUG", False)
 DEFAULT_EXCEPTION_REPORTER = "dashboard.errors.SecretReporter"
 DEFAULT_EXCEPTION_REPORTER_FILTER = "dashboard.errors.SecretFilter"
 ALLOWED_HOSTS = _list("ARCHIPELAGO_ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
+TRUSTED_PROXIES = _list("ARCHIPELAGO_TRUSTED_PROXIES", os.environ.get("FORWARDED_ALLOW_IPS", ""))
+"""Addresses and networks whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are used."""
 CSRF_TRUSTED_ORIGINS = _list("ARCHIPELAGO_TRUSTED_ORIGINS", "")
 
 INSTALLED_APPS = [

@@ -47,13 +47,8 @@ class LoginView(views.LoginView):
         throttle.succeeded(*self._who())
         return super().form_valid(form)
 
-    def form_invalid(self, form: Any) -> HttpResponse:
-        throttle.failed(*self._who())
-        return super().form_invalid(form)
-
     def _who(self) -> tuple[str, str]:
-        post, meta = self.request.POST, self.request.META
-        return post.get("username", ""), meta.get("REMOTE_ADDR", "")
+        return self.request.POST.get("username", ""), throttle.address_of(self.request)
 
 
 @login_not_required
