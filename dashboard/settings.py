@@ -241,6 +241,13 @@ loopback addresses."""
 REAPER_POLICY = os.environ.get("ARCHIPELAGO_REAPER", "cancel")
 """What becomes of jobs nobody knows: ``cancel``, or ``report`` only."""
 
+ALLOWED_ADDRESSES = _list("ARCHIPELAGO_ALLOWED_ADDRESSES", "")
+"""Hosts, addresses and networks that webhooks and data URIs reach although they are not public."""
+DATA_ROOTS = [
+    Path(root).absolute() for root in _list("ARCHIPELAGO_DATA_ROOTS", str(VAR_DIR / "data"))
+]
+"""Folders below which a run's data can be on this machine."""
+
 DEFAULT_RENDEZVOUS = os.environ.get("ARCHIPELAGO_RENDEZVOUS", (VAR_DIR / "rendezvous").as_uri())
 """Prefix under which a run gets its own folder unless the form names another."""
 

@@ -17,6 +17,7 @@ from diloco.rendezvous.store_access import family_of
 from diloco.rendezvous.workload import STDLIB
 from runs.control.backends import capabilities_of
 from runs.credentials import CannotOpen, check_store, store_environment
+from runs.drafts.data_check import WEB, local_data_problem, refuse_data, web_data_problem
 from runs.models import Credential
 from runs.redaction import redact
 
@@ -107,7 +108,7 @@ def check_rendezvous(
 
 
 def check_data(uri: str, backends: Sequence[str] = ()) -> list[str]:
-    """Whether there is text to read at a data URI (a file, a folder or a glob)."""
+    """Whether there is text to read at a data URI (a file, a folder or a pattern)."""
     if uri == STDLIB:
         return []
     from fsspec.core import url_to_fs
@@ -116,6 +117,13 @@ def check_data(uri: str, backends: Sequence[str] = ()) -> list[str]:
     if here := only_here(uri, backends):
         names = ", ".join(remote_backends(backends))
         return [f"{expected} by replicas on {names}, found {here}, which only this machine can"]
+    if problem := refuse_data(uri):
+        return [problem]
+    scheme = urlsplit(uri).scheme.lower()
+    if scheme in LOCAL_SCHEMES:
+        return [problem] if (problem := local_data_problem(uri)) else []
+    if scheme in WEB:
+        return [problem] if (problem := web_data_problem(uri)) else []
     try:
         fs, path = url_to_fs(uri)
         names = fs.glob(path) if any(c in path for c in "*?[") else fs.find(path)

@@ -15,11 +15,13 @@ from django.db import IntegrityError, transaction
 from django.db.models import Max
 from django.utils import timezone
 
+from diloco.rendezvous.workload import ByteGPTWorkload
 from executors.catalogue import Hardware
 from runs.control.backends import BACKENDS, catalogue
 from runs.credentials import check_store
 from runs.drafts.archives import kept_archive, store_archive
 from runs.drafts.copies import check_fork
+from runs.drafts.data_check import refuse_data
 from runs.drafts.presets import Fork, PoolDraft, RunDraft
 from runs.exceptions import InvalidRun
 from runs.models import Archive, Credential, Replica, ReplicaPool, Run
@@ -85,6 +87,7 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID) -> str:
         if not 0 <= value < float("inf"):
             raise InvalidRun(field, f"expected 0 or more, found {value}")
     _check_budget(draft)
+    _check_data(draft)
     if draft.fork is not None:
         check_fork(draft.fork, draft)
     rendezvous = rendezvous_uri(draft.rendezvous, run_id)
@@ -97,6 +100,14 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID) -> str:
             "rendezvous", f"expected a prefix no run has used, found one that has: {rendezvous}"
         )
     return rendezvous
+
+
+def _check_data(draft: RunDraft) -> None:
+    """A replica on this machine reads data with the rights of the server's own users."""
+    data = str(getattr(draft.workload, "data", ""))
+    is_address = isinstance(draft.workload, ByteGPTWorkload) or "://" in data or "::" in data
+    if (is_address or data.startswith(("/", ".", "~"))) and (problem := refuse_data(data)):
+        raise InvalidRun("data", problem)
 
 
 def check_pool(pool: PoolDraft, index: int = 0) -> Hardware:
