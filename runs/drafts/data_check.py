@@ -6,9 +6,10 @@ answer is the same whether the file exists or not. Buckets are read by their own
 reach addresses and files in ways that are not checked here.
 """
 
-from __future__ import annotations
+# Paths are text with patterns here, which pathlib would normalise.
+# ruff: noqa: PTH112, PTH113, PTH117, PTH118, PTH120, PTH202, PTH207
 
-# ruff: noqa: PTH  -- paths are text with patterns, and resolved without following them first
+from __future__ import annotations
 
 import glob
 import os
