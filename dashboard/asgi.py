@@ -13,6 +13,9 @@ warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume sy
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
 
+from dashboard.private_files import set_umask  # noqa: E402 -- before anything is created
+
+set_umask()
 _pages = get_asgi_application()
 
 from django.conf import settings  # noqa: E402 -- Django is set up now

@@ -20,13 +20,16 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register, run_checks
 from redis.connection import parse_url
 
+from dashboard import private_files
 from dashboard.logging import FORMATS
 from dashboard.proxies import parse_networks
+from executors.local_user import user_problem
 
 logger = logging.getLogger(__name__)
 
 TAG = "archipelago"
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
+GRANTS = ("none", "backend", "code")
 REAPER_POLICIES = ("cancel", "report")
 
 
@@ -59,6 +62,11 @@ def _impossible() -> Iterator[CheckMessage]:
     except ValueError as error:
         yield _error("E006", "ARCHIPELAGO_TRUSTED_PROXIES: expected addresses and networks with "
                      f"commas, such as 10.0.0.0/8: {error}")  # fmt: skip
+    if settings.OPERATORS_LOCAL not in GRANTS:
+        yield _error("E007", f"ARCHIPELAGO_OPERATORS_LOCAL: expected {_either(GRANTS)}, "
+                     f"found {settings.OPERATORS_LOCAL!r}")  # fmt: skip
+    if settings.LOCAL_USER and (reason := user_problem(settings.LOCAL_USER)):
+        yield _error("E008", f"ARCHIPELAGO_LOCAL_USER: {reason}")
     if "://" not in settings.DEFAULT_RENDEZVOUS:
         yield _error("E005", "ARCHIPELAGO_RENDEZVOUS: expected a URI such as s3://bucket/prefix, "
                      f"found {settings.DEFAULT_RENDEZVOUS!r}")  # fmt: skip
@@ -89,6 +97,12 @@ def _missing() -> Iterator[CheckMessage]:
         yield _warning("W107", "DATABASE_URL is not set: SQLite serves processes of one machine")
     if not os.environ.get("REDIS_URL"):
         yield _warning("W108", "REDIS_URL is not set: the embedded broker serves one machine")
+    if private_files.exposed(settings.VAR_DIR):
+        yield _warning("W111", f"other accounts can read {settings.VAR_DIR}: run serve, or chmod "
+                       "-R go-rwx on it")  # fmt: skip
+    if not settings.LOCAL_USER:
+        yield _warning("W112", "ARCHIPELAGO_LOCAL_USER is not set: local replicas run as the "
+                       "server's own account and can read its keys")  # fmt: skip
     if settings.DEFAULT_RENDEZVOUS.startswith("file:"):
         yield _warning("W109", "ARCHIPELAGO_RENDEZVOUS is a folder: replicas elsewhere cannot "
                        "reach it")  # fmt: skip

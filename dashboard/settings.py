@@ -113,6 +113,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "dashboard.audit_hooks.middleware",
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
@@ -235,6 +236,12 @@ DEPLOYMENT = _kept("deployment", "ARCHIPELAGO_DEPLOYMENT", lambda: f"a{secrets.t
 BACKEND_OPTIONS = _toml("ARCHIPELAGO_BACKENDS")
 """Backend -> options of its executor, under those of a credential."""
 HARDWARE_FILE = _file("ARCHIPELAGO_HARDWARE")
+OPERATORS_LOCAL = os.environ.get("ARCHIPELAGO_OPERATORS_LOCAL", "none")
+"""What all operators can run on this machine: ``none``, ``backend``, or ``code`` as well."""
+LOCAL_USER = os.environ.get("ARCHIPELAGO_LOCAL_USER", "")
+"""The account that local replicas run as; the server must be root."""
+AUDIT_LOG = os.environ.get("ARCHIPELAGO_AUDIT_LOG", "")
+"""A file, or ``-`` for standard output, that gets each entry of the audit log as a JSON line."""
 LOOPBACK_BACKENDS = frozenset(_list("ARCHIPELAGO_LOOPBACK_BACKENDS", ""))
 """Backends whose jobs run on this machine, whatever their kind: they reach its folders and its
 loopback addresses."""

@@ -37,6 +37,7 @@ os.environ["REDIS_URL"] = "redis://127.0.0.1:1/0"  # nobody listens: a test that
 # Servers of tests are on loopback, their data in temporary folders.
 os.environ["ARCHIPELAGO_ALLOWED_ADDRESSES"] = "127.0.0.0/8,::1,localhost"
 os.environ["ARCHIPELAGO_DATA_ROOTS"] = "/"
+os.environ["ARCHIPELAGO_OPERATORS_LOCAL"] = "code"
 for _name in ("DATABASE_URL", "ARCHIPELAGO_RENDEZVOUS", "ARCHIPELAGO_HTTPS", "ARCHIPELAGO_DEBUG"):
     os.environ.pop(_name, None)
 # No client may look for credentials off this machine.

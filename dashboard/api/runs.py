@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from django.conf import settings
+from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from ninja import Header, Query, Router, Status
@@ -113,7 +114,7 @@ def submit_run(
     again = sent.exists()
     draft = draft_of(document)
     # Asked again after the checks, because the other request may have been quicker than they are.
-    problems = [] if again else problems_of(draft, over_budget=document.over_budget)
+    problems = [] if again else problems_of(draft, user=user, over_budget=document.over_budget)
     if problems and not sent.exists():
         raise Invalid(problems)
     run = services.create_run(draft, owner=user, submit_key=key)
@@ -131,11 +132,11 @@ def plan_run(
 ) -> Any:
     """A dry run: what the document would move, train and cost, and what it would be refused for.
     Nothing is stored and nothing is started."""
-    submitter(request)
+    user = submitter(request)
     draft = draft_of(document)
     found = dataclasses.asdict(estimate(draft, rates.known_rates(draft.workload.to_dict())))
     del found["effective_json"]
-    problems = problems_of(draft, over_budget=document.over_budget, ask=ask)
+    problems = problems_of(draft, user=user, over_budget=document.over_budget, ask=ask)
     return {"estimate": found, "problems": problems}
 
 
@@ -153,10 +154,11 @@ def get_info(request: HttpRequest, run_id: RunId) -> Any:
 
 
 def problems_of(
-    draft: RunDraft, *, over_budget: bool = False, ask: bool = True
+    draft: RunDraft, *, user: User, over_budget: bool = False, ask: bool = True
 ) -> list[FieldProblem]:
     """As the form finds them: what is wrong in itself, then what backends and bucket say."""
     try:
+        create.check_local(draft, user)
         own = create.check_draft(draft, uuid.uuid4())
     except InvalidRun as error:
         return [at(error.field, error.message)]

@@ -21,8 +21,9 @@ from django.utils.http import urlencode
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from dashboard import throttle
+from dashboard import first_start, throttle
 from dashboard.forms import FirstAdministratorForm, SignInForm
+from runs import audit
 
 
 @method_decorator(login_not_required, name="dispatch")
@@ -67,12 +68,17 @@ def setup(request: HttpRequest) -> HttpResponse:
     """Create the first administrator. Once any user exists this leads to the sign-in page."""
     if User.objects.exists():
         return redirect("login")
-    form = FirstAdministratorForm(request.POST or None)
+    # In the address only until the page is shown: the form sends it in its body.
+    initial = {"token": request.GET.get("token", "")}
+    form = FirstAdministratorForm(request.POST or None, initial=initial)
     if form.is_valid():
         with transaction.atomic():
             user = form.save_if_first()
+            if user is not None:
+                audit.record("user.first_administrator", actor=user, target=f"user {user}")
         if user is None:
             return redirect("login")
+        first_start.forget()
         login(request, user)
         return redirect("runs")
     return render(

@@ -68,19 +68,20 @@ def new(request: HttpRequest) -> HttpResponse:
         if template is None:
             initial = from_query(initial, request.GET.dict())
         return _page(request, RunForm(initial=initial), draft)
+    assert isinstance(request.user, User)
     form = RunForm(request.POST, request.FILES)
     if changed := _changed(request, form):
         return changed
     draft = form.draft()
     if "dry_run" in request.POST:
-        passes = draft is not None and _passes(form, draft)
+        passes = draft is not None and _passes(form, draft, request.user)
         return _page(request, form, draft if passes else None, dry_run=passes)
     if draft is None:
         return _page(request, form, draft)
     # A form sent twice goes straight to its run: by now the rendezvous is taken, by itself. Asked
     # again after the checks, because the other request may have been quicker than they are.
     sent = Run.objects.filter(submit_key=form.cleaned_data["submit_key"])
-    if not sent.exists() and not _passes(form, draft) and not sent.exists():
+    if not sent.exists() and not _passes(form, draft, request.user) and not sent.exists():
         return _page(request, form, draft)
     assert isinstance(request.user, User)
     try:
@@ -208,10 +209,11 @@ def _errors_of(form: RunForm, what: str) -> dict[str, list[str]]:
 # Launching.
 
 
-def _passes(form: RunForm, draft: RunDraft) -> bool:
+def _passes(form: RunForm, draft: RunDraft, user: User) -> bool:
     """Check it, and ask the backends, the bucket and the data, so that what cannot work is said
     here and not after launch."""
     try:
+        create.check_local(draft, user)
         own = create.check_draft(draft, uuid.uuid4())
     except InvalidRun as error:
         form.point_at(error.field, error.message)

@@ -19,11 +19,13 @@ from diloco.rendezvous.workload import ByteGPTWorkload
 from executors.catalogue import Hardware
 from runs.control.backends import BACKENDS, catalogue
 from runs.credentials import check_store
+from runs.credentials.restrictions import refused_image, refused_options
 from runs.drafts.archives import kept_archive, store_archive
 from runs.drafts.copies import check_fork
 from runs.drafts.data_check import refuse_data
 from runs.drafts.presets import Fork, PoolDraft, RunDraft
 from runs.exceptions import InvalidRun
+from runs.local_access import first_refused
 from runs.models import Archive, Credential, Replica, ReplicaPool, Run
 from runs.queue import enqueue
 from runs.states import RunState
@@ -49,6 +51,7 @@ def create_run(draft: RunDraft, *, owner: User, submit_key: str) -> Run:
     if existing is not None:
         return existing
     run_id = uuid.uuid4()
+    check_local(draft, owner)
     rendezvous = check_draft(draft, run_id)
     try:
         with transaction.atomic():
@@ -59,6 +62,13 @@ def create_run(draft: RunDraft, *, owner: User, submit_key: str) -> Run:
         if existing is None:
             raise
         return existing
+
+
+def check_local(draft: RunDraft, user: User) -> None:
+    """Raises :class:`InvalidRun` for a pool on this server that ``user`` has no permission for."""
+    backends = [pool.backend for pool in draft.pools]
+    if refused := first_refused(user, backends, draft.workload.to_dict()):
+        raise InvalidRun(f"pools.{refused[0]}.backend", refused[1])
 
 
 def _submitted(submit_key: str, owner: User) -> Run | None:
@@ -133,8 +143,13 @@ def check_pool(pool: PoolDraft, index: int = 0) -> Hardware:
     if pool.price_usd_h is not None and not 0 <= pool.price_usd_h < float("inf"):
         raise refuse("price_usd_h", f"expected 0 or more USD per hour, found {pool.price_usd_h}")
     _check_dear(pool, refuse)
+    credential = None
     if pool.credential is not None:
-        _credential(pool.credential, pool.backend, f"pools.{index}.credential")
+        credential = _credential(pool.credential, pool.backend, f"pools.{index}.credential")
+    if problem := refused_options(pool.backend, credential, pool.options):
+        raise refuse("options", problem)
+    if problem := refused_image(pool.backend, credential, pool.image):
+        raise refuse("image", problem)
     return hardware
 
 
@@ -257,11 +272,12 @@ def _submitted_as(draft: RunDraft) -> str:
     return f"submitted, to begin with round {draft.fork.round} of {source.name!r}"
 
 
-def store_pool(run: Run, draft: PoolDraft) -> ReplicaPool:
+def store_pool(run: Run, draft: PoolDraft, *, actor: User | None = None) -> ReplicaPool:
     """The pool and its replicas, pending. Numbers are never used again in a run."""
     now = timezone.now()
     pool = ReplicaPool.objects.create(
         run=run,
+        added_by=actor,
         backend=draft.backend,
         hardware=draft.hardware,
         count=draft.count,
