@@ -1,5 +1,5 @@
-"""What the audit log learns from requests: the client's address, sign-ins, denials, and every action
-of the administration."""
+"""What the audit log learns from requests: the client's address, sign-ins, denials, and every
+action of the administration."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dashboard import throttle
 from runs import audit
 
 DENIALS_EVERY_S = 60
-"""A user who is denied the same path again within this time gets no second entry, so that nobody can
-fill the log."""
+"""A user who is denied the same path again within this time gets no second entry, so that the log
+cannot be flooded."""
 _VERBS = {1: "added", 2: "changed", 3: "deleted"}
 
 

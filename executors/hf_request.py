@@ -19,7 +19,7 @@ MAX_TIMEOUT_S = 3 * 24 * 3600.0
 """The Hub documents no longest timeout; its users report that it takes this one."""
 
 POOL_OPTIONS: frozenset[str] = frozenset()
-"""Options a pool can set by itself: none, because ``volumes`` mounts whatever the token can read."""
+"""Options a pool can set by itself: none. ``volumes`` mounts whatever the token can read."""
 
 LABEL_CHARS = 100
 

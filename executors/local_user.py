@@ -2,8 +2,8 @@
 
 Only a server that runs as root can give a process to another user. It then keeps the state folder
 traversable but unreadable (0711), gives the group of that account the rendezvous folder and the
-account itself the folder of fetched code and a ``work`` folder in each job. The files by which a job
-is supervised stay root's, so that a replica cannot forge them.
+account itself the folder of fetched code and a ``work`` folder in each job. The files by which a
+job is supervised stay root's, so that a replica cannot forge them.
 
 Replicas of different runs share the account: they are protected from each other no better than two
 programs of one user.

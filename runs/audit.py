@@ -1,9 +1,9 @@
 """The audit log: security-relevant and run-changing actions, append-only.
 
-Three layers: triggers refuse UPDATE, DELETE and TRUNCATE on the table; every entry is chained to the
-one before by a hash, so that a change made without the triggers is found by ``manage.py
-verify_audit_log``; and with ``ARCHIPELAGO_AUDIT_LOG`` each entry is also written as a JSON line to a
-file, or to standard output (``-``), from where it can be shipped to a place this server cannot write.
+Three layers. Triggers refuse UPDATE, DELETE and TRUNCATE on the table. Every entry is chained to
+the one before by a hash, so that ``manage.py verify_audit_log`` finds a change made without the
+triggers. With ``ARCHIPELAGO_AUDIT_LOG`` each entry is also written as a JSON line to a file, or to
+standard output (``-``), from where it can be shipped to a place that this server cannot write.
 
 An entry is written in the transaction of the action it describes: both happen or none. Failed
 sign-ins and denials, which change nothing, are entries of their own. Secrets are struck out.

@@ -1,18 +1,19 @@
 """Which of a backend's options a pool can set: those that stay inside its own job, and others only
 as the credential's owner allows.
 
-Options such as a service account, a role, volumes or a pod's security context act with the rights of
-the credential in the cluster or account. A backend declares the options that do not
+Options such as a service account, a role, volumes or a pod's security context act with the rights
+of the credential in the cluster or account. A backend declares the options that do not
 (:func:`executors.registry.pool_options`); every other option is restricted, and so is every option
 that the server or the credential sets itself, because a pool's value would replace it.
 
 An administrator allows options by patterns, in ``allowed_pool_options`` of the credential or, for
-pools without a credential, of the backend in ``ARCHIPELAGO_BACKENDS``: ``{path: [value, ...]}``, both
-with the wildcards of :mod:`fnmatch`. The path of a nested value is ``pod.securityContext.runAsUser``;
-items of a list have the path of the list. A value is text, or JSON where it is no text.
+pools without a credential, of the backend in ``ARCHIPELAGO_BACKENDS``: ``{path: [value, ...]}``,
+both with the wildcards of :mod:`fnmatch`. The path of a nested value is
+``pod.securityContext.runAsUser``; items of a list have the path of the list. A value is text, or
+JSON where it is no text.
 
-The check runs when a pool is submitted, scaled and launched, so that tightened patterns hold for runs
-that exist.
+The check runs when a pool is submitted, tested, scaled and launched, so that tightened patterns
+hold for runs that exist.
 """
 
 from __future__ import annotations

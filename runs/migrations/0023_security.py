@@ -47,10 +47,10 @@ class Migration(migrations.Migration):
             name="run",
             options={
                 "ordering": ("-created_at", "-id"),
-                "permissions": [
+                "permissions": (
                     ("use_local_backend", "Can run replicas on the server itself"),
                     ("run_custom_code_locally", "Can run custom code on the server itself"),
-                ],
+                ),
             },
         ),
         migrations.CreateModel(

@@ -13,7 +13,7 @@ class Credential(models.Model):
     ``kind`` is a backend (:data:`executors.registry.BACKENDS`) or ``store`` for a bucket.
     ``sealed`` is the JSON object of environment-variable names and values, encrypted by
     :mod:`runs.credentials`. ``options`` are not secret: namespace, role, region.
-    ``allowed_pool_options``: what pools can set beside those (:mod:`runs.credentials.restrictions`).
+    ``allowed_pool_options``: what pools can set themselves (:mod:`runs.credentials.restrictions`).
     """
 
     name = models.CharField(max_length=80, unique=True)
