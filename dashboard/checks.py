@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
@@ -23,7 +25,7 @@ from redis.connection import parse_url
 from dashboard import private_files
 from dashboard.logging import FORMATS
 from dashboard.proxies import parse_networks
-from executors.local_user import user_problem
+from executors.local_user import unreachable, user_problem
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +67,9 @@ def _impossible() -> Iterator[CheckMessage]:
     if settings.OPERATORS_LOCAL not in GRANTS:
         yield _error("E007", f"ARCHIPELAGO_OPERATORS_LOCAL: expected {_either(GRANTS)}, "
                      f"found {settings.OPERATORS_LOCAL!r}")  # fmt: skip
-    if settings.LOCAL_USER and (reason := user_problem(settings.LOCAL_USER)):
+    if settings.LOCAL_USER and (
+        reason := user_problem(settings.LOCAL_USER) or unreachable(Path(sys.executable))
+    ):
         yield _error("E008", f"ARCHIPELAGO_LOCAL_USER: {reason}")
     if "://" not in settings.DEFAULT_RENDEZVOUS:
         yield _error("E005", "ARCHIPELAGO_RENDEZVOUS: expected a URI such as s3://bucket/prefix, "

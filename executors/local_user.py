@@ -36,6 +36,15 @@ def user_problem(name: str) -> str:
     return ""
 
 
+def unreachable(program: Path) -> str:
+    """Why another account cannot start ``program``; '' if it can."""
+    found = program.resolve()
+    for path in (found, *found.parents):
+        if not path.stat().st_mode & 0o001:
+            return f"{program} cannot be started by another account: see the permissions of {path}"
+    return ""
+
+
 def account() -> pwd.struct_passwd | None:
     """The account of the environment; None where replicas run as the server."""
     name = os.environ.get(SETTING, "")
