@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.signals import user_logged_in, user_logged_out, user_login_failed
 from django.core.cache import cache
 from django.db.models.signals import post_save
 from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse
+from django.utils.decorators import sync_and_async_middleware
 
 from dashboard import throttle
 from runs import audit
@@ -19,17 +21,33 @@ from runs import audit
 DENIALS_EVERY_S = 60
 """A user who is denied the same path again within this time gets no second entry, so that the log
 cannot be flooded."""
+DENIED = {403: "access.denied", 429: "access.throttled"}
 _VERBS = {1: "added", 2: "changed", 3: "deleted"}
 
 
-def middleware(get_response: Callable[[HttpRequest], HttpResponse]) -> Any:
-    """Django's form of middleware; after authentication."""
+@sync_and_async_middleware
+def middleware(get_response: Callable[[HttpRequest], Any]) -> Any:
+    """Django's form of middleware; after authentication. In both kinds, so that a request changes
+    threads no more often because of it."""
+    if iscoroutinefunction(get_response):
+
+        async def handle_async(request: HttpRequest) -> HttpResponse:
+            reset = audit.address.set(throttle.address_of(request))
+            try:
+                response: HttpResponse = await get_response(request)
+                if response.status_code in DENIED:
+                    await sync_to_async(_denied)(request, response.status_code)
+                return response
+            finally:
+                audit.address.reset(reset)
+
+        return handle_async
 
     def handle(request: HttpRequest) -> HttpResponse:
         reset = audit.address.set(throttle.address_of(request))
         try:
-            response = get_response(request)
-            if response.status_code in (403, 429):
+            response: HttpResponse = get_response(request)
+            if response.status_code in DENIED:
                 _denied(request, response.status_code)
             return response
         finally:
@@ -43,10 +61,9 @@ def _denied(request: HttpRequest, status: int) -> None:
     name = user.get_username() if user is not None else ""
     path = f"{request.method} {request.path[:150]}"
     if status == 429:
-        name, path = name or request.POST.get("username", "")[:150], path
+        name = name or _known(request.POST.get("username", ""))
     if cache.add(f"audit:denied:{hash((name, path, audit.address.get()))}", 1, DENIALS_EVERY_S):
-        action = "access.denied" if status == 403 else "access.throttled"
-        audit.record(action, actor=name, target=path)
+        audit.record(DENIED[status], actor=name, target=path)
 
 
 @receiver(user_logged_in)
@@ -62,12 +79,16 @@ def _signed_out(request: HttpRequest | None, user: Any, **_: Any) -> None:
 
 @receiver(user_login_failed)
 def _failed(credentials: dict[str, Any], **_: Any) -> None:
-    # A password typed into the field of the name must not be kept: only names that exist are.
+    name = _known(str(credentials.get("username", "")))
+    audit.record("sign_in.failed", actor=name, detail="" if name else "no such user")
+
+
+def _known(name: str) -> str:
+    """The name of a user; '' for any other text, which can be a password in the wrong field."""
     from django.contrib.auth.models import User
 
-    name = str(credentials.get("username", ""))[:150]
-    known = User.objects.filter(username=name).exists() if "\0" not in name else False
-    audit.record("sign_in.failed", actor=name if known else "", detail="" if known else "no user")
+    found = "" if "\0" in name else User.objects.filter(username=name[:150]).first()
+    return found.get_username() if found else ""
 
 
 @receiver(post_save, sender=LogEntry)

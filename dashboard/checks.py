@@ -104,9 +104,9 @@ def _missing() -> Iterator[CheckMessage]:
     if private_files.exposed(settings.VAR_DIR):
         yield _warning("W111", f"other accounts can read {settings.VAR_DIR}: run serve, or chmod "
                        "-R go-rwx on it")  # fmt: skip
-    if not settings.LOCAL_USER:
-        yield _warning("W112", "ARCHIPELAGO_LOCAL_USER is not set: local replicas run as the "
-                       "server's own account and can read its keys")  # fmt: skip
+    if settings.OPERATORS_LOCAL != "none" and not settings.LOCAL_USER:
+        yield _warning("W112", "ARCHIPELAGO_LOCAL_USER is not set: local replicas of operators run "
+                       "as the server's own account and can read its keys")  # fmt: skip
     if settings.DEFAULT_RENDEZVOUS.startswith("file:"):
         yield _warning("W109", "ARCHIPELAGO_RENDEZVOUS is a folder: replicas elsewhere cannot "
                        "reach it")  # fmt: skip
