@@ -123,7 +123,7 @@ def _uncount(key: str) -> None:
     if cache.get(key):
         cache.decr(key)
     try:
-        if int(live.client().get(key) or 0) > 0:  # type: ignore[arg-type]
+        if int(live.client().get(key) or 0) > 0:
             live.client().decr(key)
     except (redis.RedisError, OSError):
         return

@@ -72,8 +72,8 @@ class ByToken(HttpBearer):
 class BySession(SessionAuth):
     """The session cookie of a user who has signed in on the pages."""
 
-    def __init__(self, *, operators_only: bool = False) -> None:
-        super().__init__()
+    def __init__(self, *, csrf: bool = True, operators_only: bool = False) -> None:
+        super().__init__(csrf=csrf)
         self.operators_only = operators_only
 
     def authenticate(self, request: HttpRequest, key: str | None) -> Caller | None:

@@ -110,3 +110,11 @@ def test_pools_are_not_added_or_grown_without_the_permission(
     admin = w.person("ada", "admin")
     assert services.add_pool(world.run, PoolDraft(count=1), actor=admin).added_by == admin
     assert services.scale_pool(world.run.pools.first(), 1, actor=operator()) == -1
+
+
+def test_the_form_says_which_backend_is_not_permitted() -> None:
+    from dashboard.forms import PoolChoices
+
+    for user, permitted in ((operator(), False), (w.person("ada", "admin"), True)):
+        label = str(dict(PoolChoices.load(user).backends)["local"])
+        assert ("not permitted" not in label) == permitted
