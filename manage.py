@@ -7,6 +7,9 @@ import sys
 
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
+    from dashboard.private_files import set_umask
+
+    set_umask()
     from django.conf import settings
     from django.core.management import execute_from_command_line
 

@@ -6,4 +6,4 @@ class DashboardConfig(AppConfig):
     verbose_name = "Dashboard"
 
     def ready(self) -> None:
-        from dashboard import checks  # noqa: F401 -- registers them
+        from dashboard import audit_hooks, checks  # noqa: F401 -- registers them

@@ -13,14 +13,19 @@ warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume sy
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
 
+from dashboard.private_files import set_umask  # noqa: E402 -- before anything is created
+
+set_umask()
 _pages = get_asgi_application()
 
 from django.conf import settings  # noqa: E402 -- Django is set up now
 from django.urls import get_resolver  # noqa: E402
 
+from dashboard.bodies import BoundedBodies  # noqa: E402
 from dashboard.checks import at_start  # noqa: E402
 from dashboard.live_handler import LiveHandler, is_live  # noqa: E402
 from dashboard.logging import dress  # noqa: E402
+from dashboard.proxies import TrustedProxies, parse_networks  # noqa: E402
 from executors.loading import warm_up  # noqa: E402
 
 for _name in ("uvicorn", "uvicorn.access"):
@@ -37,6 +42,9 @@ gc.freeze()
 warm_up()  # the clients of backends, in the background: they take seconds to import
 
 
-async def application(scope: Any, receive: Any, send: Any) -> None:
+async def _route(scope: Any, receive: Any, send: Any) -> None:
     """Live streams have a handler of their own, everything else is Django's."""
     await (_live if is_live(scope) else _pages)(scope, receive, send)
+
+
+application = TrustedProxies(BoundedBodies(_route), parse_networks(settings.TRUSTED_PROXIES))

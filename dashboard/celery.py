@@ -56,7 +56,9 @@ def _dress(logger: logging.Logger, **_: Any) -> None:
 @beat_init.connect
 def _check(**_: Any) -> None:
     from dashboard.checks import at_start
+    from dashboard.private_files import set_umask
 
+    set_umask()
     at_start()
 
 

@@ -13,19 +13,25 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register, run_checks
 from redis.connection import parse_url
 
+from dashboard import private_files
 from dashboard.logging import FORMATS
+from dashboard.proxies import parse_networks
+from executors.local_user import unreachable, user_problem
 
 logger = logging.getLogger(__name__)
 
 TAG = "archipelago"
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
+GRANTS = ("none", "backend", "code")
 REAPER_POLICIES = ("cancel", "report")
 
 
@@ -56,6 +62,18 @@ def _impossible() -> Iterator[CheckMessage]:
         parse_url(settings.REDIS_URL)  # type: ignore[no-untyped-call]
     except ValueError as error:
         yield _error("E004", f"REDIS_URL: {error}")
+    try:
+        parse_networks(settings.TRUSTED_PROXIES)
+    except ValueError as error:
+        yield _error("E006", "ARCHIPELAGO_TRUSTED_PROXIES: expected addresses and networks with "
+                     f"commas, such as 10.0.0.0/8: {error}")  # fmt: skip
+    if settings.OPERATORS_LOCAL not in GRANTS:
+        yield _error("E007", f"ARCHIPELAGO_OPERATORS_LOCAL: expected {_either(GRANTS)}, "
+                     f"found {settings.OPERATORS_LOCAL!r}")  # fmt: skip
+    if settings.LOCAL_USER and (
+        reason := user_problem(settings.LOCAL_USER) or unreachable(Path(sys.executable))
+    ):
+        yield _error("E008", f"ARCHIPELAGO_LOCAL_USER: {reason}")
     if "://" not in settings.DEFAULT_RENDEZVOUS:
         yield _error("E005", "ARCHIPELAGO_RENDEZVOUS: expected a URI such as s3://bucket/prefix, "
                      f"found {settings.DEFAULT_RENDEZVOUS!r}")  # fmt: skip
@@ -69,6 +87,9 @@ def _missing() -> Iterator[CheckMessage]:
     if "*" in named:
         yield _error("E102", "ARCHIPELAGO_ALLOWED_HOSTS: expected names, found '*': a request may "
                      "claim any, and links are made of it")  # fmt: skip
+    if any(network.prefixlen == 0 for network in parse_networks(settings.TRUSTED_PROXIES)):
+        yield _error("E110", "ARCHIPELAGO_TRUSTED_PROXIES: expected the proxies' own addresses, "
+                     "found every address: any client could choose its own")  # fmt: skip
     if not settings.SECURE_SSL_REDIRECT:
         yield _error("E103", "ARCHIPELAGO_HTTPS is off: passwords and sessions travel in the clear")
     for id, name in (
@@ -83,6 +104,12 @@ def _missing() -> Iterator[CheckMessage]:
         yield _warning("W107", "DATABASE_URL is not set: SQLite serves processes of one machine")
     if not os.environ.get("REDIS_URL"):
         yield _warning("W108", "REDIS_URL is not set: the embedded broker serves one machine")
+    if private_files.exposed(settings.VAR_DIR):
+        yield _warning("W111", f"other accounts can read {settings.VAR_DIR}: run serve, or chmod "
+                       "-R go-rwx on it")  # fmt: skip
+    if settings.OPERATORS_LOCAL != "none" and not settings.LOCAL_USER:
+        yield _warning("W112", "ARCHIPELAGO_LOCAL_USER is not set: local replicas of operators run "
+                       "as the server's own account and can read its keys")  # fmt: skip
     if settings.DEFAULT_RENDEZVOUS.startswith("file:"):
         yield _warning("W109", "ARCHIPELAGO_RENDEZVOUS is a folder: replicas elsewhere cannot "
                        "reach it")  # fmt: skip

@@ -13,7 +13,8 @@ def web(*, host: str, port: int) -> list[str]:
     return [
         *("python", "-m", "uvicorn", "dashboard.asgi:application"),
         *("--host", host, "--port", str(port)),
-        *("--timeout-graceful-shutdown", "5", "--lifespan", "off"),
+        # Proxies are trusted by dashboard/proxies.py alone.
+        *("--timeout-graceful-shutdown", "5", "--lifespan", "off", "--no-proxy-headers"),
         *("--no-access-log", "--log-level", "warning"),
     ]
 

@@ -89,6 +89,8 @@ DEBUG = _flag("ARCHIPELAGO_DEBUG", False)
 DEFAULT_EXCEPTION_REPORTER = "dashboard.errors.SecretReporter"
 DEFAULT_EXCEPTION_REPORTER_FILTER = "dashboard.errors.SecretFilter"
 ALLOWED_HOSTS = _list("ARCHIPELAGO_ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
+TRUSTED_PROXIES = _list("ARCHIPELAGO_TRUSTED_PROXIES", os.environ.get("FORWARDED_ALLOW_IPS", ""))
+"""Addresses and networks whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are used."""
 CSRF_TRUSTED_ORIGINS = _list("ARCHIPELAGO_TRUSTED_ORIGINS", "")
 
 INSTALLED_APPS = [
@@ -111,6 +113,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "dashboard.audit_hooks.middleware",
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
@@ -233,6 +236,12 @@ DEPLOYMENT = _kept("deployment", "ARCHIPELAGO_DEPLOYMENT", lambda: f"a{secrets.t
 BACKEND_OPTIONS = _toml("ARCHIPELAGO_BACKENDS")
 """Backend -> options of its executor, under those of a credential."""
 HARDWARE_FILE = _file("ARCHIPELAGO_HARDWARE")
+OPERATORS_LOCAL = os.environ.get("ARCHIPELAGO_OPERATORS_LOCAL", "none")
+"""What all operators can run on this machine: ``none``, ``backend``, or ``code`` as well."""
+LOCAL_USER = os.environ.get("ARCHIPELAGO_LOCAL_USER", "")
+"""The account that local replicas run as; the server must be root."""
+AUDIT_LOG = os.environ.get("ARCHIPELAGO_AUDIT_LOG", "")
+"""A file, or ``-`` for standard output, that gets each entry of the audit log as a JSON line."""
 LOOPBACK_BACKENDS = frozenset(_list("ARCHIPELAGO_LOOPBACK_BACKENDS", ""))
 """Backends whose jobs run on this machine, whatever their kind: they reach its folders and its
 loopback addresses."""
@@ -242,6 +251,13 @@ REAPER_POLICY = os.environ.get("ARCHIPELAGO_REAPER", "cancel")
 PENDING_TIMEOUT_S = float(os.environ.get("ARCHIPELAGO_PENDING_TIMEOUT", "3600"))
 """How long a job may wait for a machine, a quota or its start before it is launched again; 0 for
 ever. Causes that only an operator can remove have shorter limits of their own."""
+
+ALLOWED_ADDRESSES = _list("ARCHIPELAGO_ALLOWED_ADDRESSES", "")
+"""Hosts, addresses and networks that webhooks and data URIs reach although they are not public."""
+DATA_ROOTS = [
+    Path(root).absolute() for root in _list("ARCHIPELAGO_DATA_ROOTS", str(VAR_DIR / "data"))
+]
+"""Folders below which a run's data can be on this machine."""
 
 DEFAULT_RENDEZVOUS = os.environ.get("ARCHIPELAGO_RENDEZVOUS", (VAR_DIR / "rendezvous").as_uri())
 """Prefix under which a run gets its own folder unless the form names another."""

@@ -27,7 +27,16 @@ import json
 import logging
 import random
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from typing import Any
 
 from django.conf import settings
@@ -67,6 +76,11 @@ RECHECK_S = 60.0
 """So often it is asked whether the viewer may still watch; at the next beat, so a little later."""
 
 MAX_TOPICS = 64
+PER_SESSION = 8
+"""Streams of one session in one web process. The tabs of a browser share one stream, so more than a
+few are no browser's."""
+PER_USER = 24
+"""Streams of one user, who can have several browsers."""
 LOAD_SIZE = 250
 BLOCK_MS = 5000
 RETRY_S = 1.0
@@ -89,6 +103,8 @@ class Feed:
         self._reader: asyncio.Task[None] | None = None
         self._asked = asyncio.Event()
         self.kept = Kept()
+        self.open: Counter[str] = Counter()
+        """Streams by session and by user, as :func:`holders` names them."""
         self.checks = asyncio.Semaphore(CHECKS)
         self.ok = False
         """Whether Redis answered last time."""
@@ -117,6 +133,25 @@ class Feed:
             yield viewer
         finally:
             self._forget(viewer)
+
+    def is_full(self, holders: Mapping[str, int]) -> bool:
+        """Whether one of them has as many streams as it can have."""
+        return any(self.open[holder] >= limit for holder, limit in holders.items())
+
+    @contextlib.contextmanager
+    def hold(self, holders: Mapping[str, int]) -> Iterator[bool]:
+        """Count a stream for as long as it lasts; False if it is one too many."""
+        if self.is_full(holders):
+            yield False
+            return
+        self.open.update(dict.fromkeys(holders, 1))
+        try:
+            yield True
+        finally:
+            self.open.subtract(dict.fromkeys(holders, 1))
+            for holder in holders:
+                if self.open[holder] <= 0:
+                    del self.open[holder]
 
     def _forget(self, viewer: Viewer) -> None:
         self._all.discard(viewer)
@@ -246,12 +281,31 @@ def feed() -> Feed:
     return _feeds[loop]
 
 
+def holders(user_id: Any, session_key: str | None) -> dict[str, int]:
+    """Whose streams are counted together, and how many there can be."""
+    found = {f"user {user_id}": PER_USER}
+    if session_key:
+        found[f"session {session_key}"] = PER_SESSION
+    return found
+
+
+async def bounded_events(
+    holders: Mapping[str, int], *, topics: Mapping[str, str], **options: Any
+) -> AsyncIterator[bytes]:
+    """:func:`events`, counted for ``holders`` until the stream has ended."""
+    with feed().hold(holders) as has_room:
+        if has_room:
+            async with contextlib.aclosing(events(topics=topics, **options)) as frames:
+                async for frame in frames:
+                    yield frame
+
+
 async def events(
     *,
     topics: Mapping[str, str],
     last_event_id: str = "",
     still: Callable[[], Awaitable[bool]] | None = None,
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     """The bytes of one viewer's stream. ``topics`` are what it follows and where it is with each,
     '' if it knows nothing; ``last_event_id`` is where it was with all of them. ``still`` says
     whether it may go on; asked every :data:`RECHECK_S`."""

@@ -36,7 +36,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.db import DatabaseError
 
-from dashboard import broker, commands
+from dashboard import broker, commands, private_files
 from dashboard.celery import app as celery_app
 from dashboard.children import Child
 from executors import LocalProcessExecutor
@@ -104,6 +104,10 @@ class Supervisor:
     def start(self) -> None:
         """Start everything in order; returns when pages are answered."""
         check_state_folder(self.var)
+        if changed := private_files.tighten(self.var):
+            names = ", ".join(path.name for path in changed[:5])
+            more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+            self.say(f"other accounts could read the state folder; tightened {names}{more}")
         self._take_lock()
         self._found = frozenset(handle.launch_key for handle in self._local().live())
         if self._found:

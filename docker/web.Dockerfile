@@ -34,4 +34,4 @@ VOLUME /var/lib/archipelago
 EXPOSE 8000
 # The services' commands are in docker-compose.yml.
 CMD ["python", "-m", "uvicorn", "dashboard.asgi:application", "--host", "0.0.0.0", "--port", "8000", \
-     "--timeout-graceful-shutdown", "5", "--lifespan", "off", "--no-access-log", "--log-level", "warning"]
+     "--timeout-graceful-shutdown", "5", "--lifespan", "off", "--no-proxy-headers", "--no-access-log", "--log-level", "warning"]

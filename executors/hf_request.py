@@ -18,6 +18,9 @@ DEFAULT_IMAGE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
 MAX_TIMEOUT_S = 3 * 24 * 3600.0
 """The Hub documents no longest timeout; its users report that it takes this one."""
 
+POOL_OPTIONS: frozenset[str] = frozenset()
+"""Options a pool can set by itself: none. ``volumes`` mounts whatever the token can read."""
+
 LABEL_CHARS = 100
 
 _FLAVOURS = {"cpu": "cpu-basic"}

@@ -23,6 +23,12 @@ KUEUE_PREFIX = "kueue.x-k8s.io/"
 OF_EXECUTOR = ("namespace", "context", "autoscaled", "poll_s", "answer_s")
 """Options of the executor as a whole, which a spec cannot change."""
 
+POOL_OPTIONS = frozenset(
+    {"python", "gpu_resource", "requests", "limits", "shared_memory", "grace_s", "keep_s"}
+)
+"""Options a pool can set by itself. All others reach into the cluster (identity, secrets, nodes,
+volumes, security context) and need a pattern of the credential."""
+
 Json = dict[str, Any]
 
 

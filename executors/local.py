@@ -47,7 +47,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from executors import bootstrap, common, local_job, local_shim
+from executors import bootstrap, common, local_job, local_shim, local_user
 from executors.base import (
     Capabilities,
     CodeRef,
@@ -256,10 +256,19 @@ class LocalProcessExecutor(common.LaunchReplicas):
                 gpus = gpus_of(self.config.options)
                 gpu, taken = stack.enter_context(free_gpu(self.root.parent / "gpus", gpus))
                 locks.append(taken)
+            run_as = local_user.account()
+            if run_as is not None:
+                shared = self.root.parent
+                local_user.share_state(shared, run_as, [shared / "rendezvous"])
+                work = str(local_user.work_folder(folder, run_as))
+                env = {**env, "HOME": work, "TMPDIR": work, "USER": run_as.pw_name}
             local_shim.write_json(
                 folder / "job.json",
                 {
                     "command": command,
+                    "run_as": None
+                    if run_as is None
+                    else {"uid": run_as.pw_uid, "gid": run_as.pw_gid, "cwd": work},
                     "labels": common.labels_of(self.config, spec),
                     "gpu": gpu,
                     "timeout_s": spec.timeout_s,

@@ -30,6 +30,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "grace_s": (0, MAX_GRACE_S),
 }
 _OF_EXECUTOR = "gpus"
+POOL_OPTIONS = frozenset(_RANGES)
+"""Options a pool can set by itself, where the server does not set them for the backend."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,6 +117,7 @@ class Shim:
         self.timeout_s: float | None = job["timeout_s"]
         self.memory_bytes: int | None = job["memory_bytes"]
         self.nice: int = job["nice"]
+        self.run_as: dict[str, Any] | None = job.get("run_as")
         self.ended_by = ""
         self.message = ""
         self.group: int | None = None
@@ -166,6 +167,11 @@ class Shim:
         def in_child() -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
             os.nice(self.nice)
+            if self.run_as is not None:
+                os.setgroups([])
+                os.setgid(self.run_as["gid"])
+                os.setuid(self.run_as["uid"])
+                os.umask(0o007)  # the server reads what replicas write into a shared folder
             if self.libc is not None:
                 # A shim that is killed takes the replica with it: nobody would see how it ends.
                 self.libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -175,7 +181,7 @@ class Shim:
         with _blocked(), (self.folder / "log").open("ab") as log:
             process = subprocess.Popen(
                 self.command,
-                cwd=self.folder,
+                cwd=self.run_as["cwd"] if self.run_as else self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

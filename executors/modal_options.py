@@ -29,6 +29,12 @@ clouds' own (``us-east-1``) start with one of these, and Modal judges them."""
 OF_EXECUTOR = ("app", "environment", "api_timeout_s", "build_timeout_s", "log_poll_s")
 """Options of the executor as a whole, which a spec cannot change."""
 
+POOL_OPTIONS = frozenset(
+    {"add_python", "python_version", "requirements", "extra_index_url", "cpu", "memory_mib"}
+)
+"""Options a pool can set by itself. ``volumes`` and ``registry_secret`` reach into the workspace,
+``gpu`` asks for a machine that the catalogue's price does not cover."""
+
 _NUMBERS = ("cpu", "api_timeout_s", "build_timeout_s", "log_poll_s")
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,63}")
 _NAME_MUST_BE = "1 to 63 letters, digits, '.', '_' or '-'"

@@ -25,6 +25,25 @@ CLASSES = {
 }
 """Backend name -> where its class is; the module, and its SDK, is loaded when it is asked for."""
 
+OPTION_MODULES = {
+    "local": "executors.local_options",
+    "modal": "executors.modal_options",
+    "huggingface": "executors.hf_request",
+    "sagemaker": "executors.sagemaker_request",
+    "kubernetes": "executors.kubernetes_options",
+}
+"""Backend name -> the module that declares ``POOL_OPTIONS``."""
+
+
+def pool_options(backend: str) -> frozenset[str]:
+    """Options that a pool can set without a pattern of its credential. Any other option is
+    restricted, also one that a backend has added and not declared."""
+    try:
+        found: frozenset[str] = importlib.import_module(OPTION_MODULES[backend]).POOL_OPTIONS
+    except (KeyError, ImportError):
+        return frozenset()
+    return found
+
 
 def get_executor(backend: str, config: ExecutorConfig) -> ServerlessExecutor:
     """The executor of ``backend``. Raises :class:`ValueError` for an unknown name."""

@@ -31,6 +31,9 @@ CPU = "ml.m5.large"
 OF_EXECUTOR = ("regions", "max_runtime_s", "poll_s", "answer_s")
 """Options of the executor as a whole."""
 
+POOL_OPTIONS = frozenset({"volume_size_gib", "spot_wait_s", "python"})
+"""Options a pool can set by itself. Roles, networks, keys and outputs reach into the account."""
+
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/?[a-zA-Z_0-9+=,.@\-_/]+")
 IMAGE = re.compile(
     r"\d{12}\.dkr\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?"

@@ -24,6 +24,8 @@ from django.db.models import Count, Q, QuerySet
 from django.utils.encoding import force_bytes
 from django.utils.http import urlsafe_base64_encode
 
+from runs import audit
+
 ROLES = {
     "viewer": "looks at every run",
     "operator": "starts runs, and acts on their own",
@@ -147,6 +149,7 @@ def _check_role(role: str) -> None:
 
 
 def _log(actor: User, person: User, words: str, *, added: bool = False) -> None:
+    audit.record("user.changed", actor=actor, target=f"user {person}", detail=words)
     LogEntry.objects.log_actions(
         user_id=actor.pk,
         queryset=User.objects.filter(pk=person.pk),

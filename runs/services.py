@@ -15,6 +15,7 @@ from django.db.models import Sum
 from django.utils import timezone
 
 from runs.control import breaker, policy, prices
+from runs.credentials.restrictions import refused_by_credential
 from runs.drafts.create import (
     POOL_LIMIT,
     add_replicas,
@@ -25,6 +26,7 @@ from runs.drafts.create import (
 )
 from runs.drafts.presets import PoolDraft
 from runs.exceptions import IllegalTransition, InvalidRun
+from runs.local_access import refused_local
 from runs.models import Replica, ReplicaPool, Run
 from runs.queue import enqueue
 from runs.states import (
@@ -144,6 +146,9 @@ def scale_pool(pool: ReplicaPool, count: int, *, actor: User) -> int:
         before = pool.count
         staying = [r for r in pool.replicas.order_by("number") if _stays(r)]
         if count > len(staying):
+            refused = refused_local(actor, pool.backend, run.workload)
+            if problem := refused or refused_by_credential(pool):
+                raise InvalidRun("pools", problem)
             _grow(pool, count - len(staying), actor=actor)
         for replica in sorted(staying, key=_first_to_leave)[: max(len(staying) - count, 0)]:
             replica.run = run
@@ -188,6 +193,8 @@ def _money(limit_usd_h: float | None) -> str:
 def add_pool(run: Run, draft: PoolDraft, *, actor: User) -> ReplicaPool:
     """One more pool for a run that is working. Raises :class:`InvalidRun`."""
     check_pool(draft)
+    if problem := refused_local(actor, draft.backend, run.workload):
+        raise InvalidRun("pools.0.backend", problem)
     with transaction.atomic():
         run = Run.objects.select_for_update().get(pk=run.pk)
         if run.state not in RUN_LIVE | {RunState.PROVISIONING}:
@@ -197,7 +204,7 @@ def add_pool(run: Run, draft: PoolDraft, *, actor: User) -> ReplicaPool:
                 "pools.0.price_usd_h", "expected a price, because the run has a budget, found none"
             )
         _check_room(run, draft.count)
-        pool = store_pool(run, draft)
+        pool = store_pool(run, draft, actor=actor)
         record_event(run, "scaled", f"{pool} added", actor=actor)
         enqueue("reconcile_run", str(run.pk))
     return pool

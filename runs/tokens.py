@@ -11,9 +11,11 @@ import secrets
 from datetime import datetime, timedelta
 
 from django.contrib.auth.models import User
+from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
+from runs import audit
 from runs.models import ApiToken
 
 PREFIX = "arch_"
@@ -59,6 +61,10 @@ def issue(
         created_at=now,
         expires_at=None if days is None else now + timedelta(days=days),
     )
+    audit.record(
+        "token.created", actor=owner, target=f"token {name} ({token.hint}…)",
+        detail=f"scopes {', '.join(token.scopes)}, expires {token.expires_at or 'never'}",
+    )  # fmt: skip
     return token, text
 
 
@@ -79,11 +85,18 @@ def find(text: str, *, now: datetime) -> ApiToken | None:
     return token
 
 
-def revoke(token: ApiToken) -> bool:
-    """It opens nothing from now on; False if it was revoked before."""
-    return bool(
-        ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=timezone.now())
-    )
+def revoke(token: ApiToken, *, actor: User | None = None) -> bool:
+    """It opens nothing from now on; False if it was revoked before. ``actor`` None: its owner."""
+    with transaction.atomic():
+        revoked = ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(
+            revoked_at=timezone.now()
+        )
+        if revoked:
+            audit.record(
+                "token.revoked", actor=actor or token.owner,
+                target=f"token {token.name} ({token.hint}…) of {token.owner}",
+            )  # fmt: skip
+    return bool(revoked)
 
 
 def tokens_of(owner: User) -> QuerySet[ApiToken]:

@@ -19,6 +19,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
+from runs import audit
 from runs.context import current
 from runs.exceptions import IllegalTransition
 from runs.models import Event, Replica, Run
@@ -73,11 +74,18 @@ def record_event(
         to_state=to_state,
         message=clean_text(message),
     )
+    if actor is not None:
+        audit.record(f"run.{kind}", actor=actor, target=_target(run, replica), detail=event.message)
     extra: dict[str, str | int] = {**current(), "run": str(run.pk)}
     if replica is not None:
         extra["replica"] = replica.number
     transaction.on_commit(partial(_log, event, extra))
     return event
+
+
+def _target(run: Run, replica: Replica | None) -> str:
+    of_replica = "" if replica is None else f", replica {replica.number}"
+    return f"run {run.pk} {run.name!r}{of_replica}"
 
 
 def _log(event: Event, extra: dict[str, str | int]) -> None:

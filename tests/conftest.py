@@ -17,7 +17,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -34,6 +34,10 @@ _closing = contextlib.ExitStack()
 os.environ["DJANGO_SETTINGS_MODULE"] = "dashboard.settings"
 os.environ["ARCHIPELAGO_VAR"] = str(_VAR)
 os.environ["REDIS_URL"] = "redis://127.0.0.1:1/0"  # nobody listens: a test that needs it says so
+# Servers of tests are on loopback, their data in temporary folders.
+os.environ["ARCHIPELAGO_ALLOWED_ADDRESSES"] = "127.0.0.0/8,::1,localhost"
+os.environ["ARCHIPELAGO_DATA_ROOTS"] = "/"
+os.environ["ARCHIPELAGO_OPERATORS_LOCAL"] = "code"
 for _name in ("DATABASE_URL", "ARCHIPELAGO_RENDEZVOUS", "ARCHIPELAGO_HTTPS", "ARCHIPELAGO_DEBUG"):
     os.environ.pop(_name, None)
 # No client may look for credentials off this machine.
@@ -93,6 +97,18 @@ def pytest_report_collectionfinish(config: pytest.Config) -> str:
     if not _on_postgres():
         return ""
     return f"on PostgreSQL: left out {config.stash[_LEFT_OUT]} tests that have no database"
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
+    """The audit log of tests can be emptied: tests with transactions delete all rows afterwards.
+    Tests of its triggers install them (``tests/runs/test_audit.py``)."""
+    from django.db import connection
+
+    from runs import audit_triggers
+
+    with django_db_blocker.unblock():
+        audit_triggers.remove(connection)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,7 +9,7 @@ from ninja import Router, Status
 from pydantic import BaseModel, ConfigDict, Field
 
 from dashboard.api import rows
-from dashboard.api.auth import pool_of, replica_of, run_to_operate
+from dashboard.api.auth import OPERATORS, pool_of, replica_of, run_to_operate
 from dashboard.api.document import PoolDocument, pool_draft
 from dashboard.api.problems import Invalid, at
 from dashboard.api.types import NO_NUL, Number, PoolId, RunId, responses
@@ -48,7 +48,7 @@ class Scale(BaseModel):
     max_price_usd_h: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
 
-@router.post("/runs/{uuid:run_id}/stop", response=responses(rows.Done))
+@router.post("/runs/{uuid:run_id}/stop", auth=OPERATORS, response=responses(rows.Done))
 def stop_run(request: HttpRequest, run_id: RunId, body: Stop | None = None) -> Any:
     """End the run at its newest committed round, and keep its weights."""
     run, user = run_to_operate(request, run_id)
@@ -60,7 +60,9 @@ def stop_run(request: HttpRequest, run_id: RunId, body: Stop | None = None) -> A
     return {"changed": changed, "state": run.state}
 
 
-@router.post("/runs/{uuid:run_id}/replicas/{int:number}/stop", response=responses(rows.Done))
+@router.post(
+    "/runs/{uuid:run_id}/replicas/{int:number}/stop", auth=OPERATORS, response=responses(rows.Done)
+)
 def stop_replica(
     request: HttpRequest, run_id: RunId, number: Number, body: Leave | None = None
 ) -> Any:
@@ -72,7 +74,11 @@ def stop_replica(
     return {"changed": changed, "state": replica.state}
 
 
-@router.post("/runs/{uuid:run_id}/replicas/{int:number}/restart", response=responses(rows.Done))
+@router.post(
+    "/runs/{uuid:run_id}/replicas/{int:number}/restart",
+    auth=OPERATORS,
+    response=responses(rows.Done),
+)
 def restart_replica(
     request: HttpRequest, run_id: RunId, number: Number, body: Leave | None = None
 ) -> Any:
@@ -84,7 +90,9 @@ def restart_replica(
     return {"changed": changed, "state": replica.state}
 
 
-@router.post("/runs/{uuid:run_id}/pools/{int:pool_id}/scale", response=responses(rows.Scaled))
+@router.post(
+    "/runs/{uuid:run_id}/pools/{int:pool_id}/scale", auth=OPERATORS, response=responses(rows.Scaled)
+)
 def scale_pool(request: HttpRequest, run_id: RunId, pool_id: PoolId, body: Scale) -> Any:
     """Make the pool ``count`` replicas large."""
     run, user = run_to_operate(request, run_id)
@@ -95,7 +103,7 @@ def scale_pool(request: HttpRequest, run_id: RunId, pool_id: PoolId, body: Scale
     return {"change": change, "wanted": body.count}
 
 
-@router.post("/runs/{uuid:run_id}/pools", response=responses(rows.Pool, status=201))
+@router.post("/runs/{uuid:run_id}/pools", auth=OPERATORS, response=responses(rows.Pool, status=201))
 def add_pool(request: HttpRequest, run_id: RunId, pool: PoolDocument) -> Any:
     """One more pool for a run that is working; its backend is asked first."""
     run, user = run_to_operate(request, run_id)

@@ -38,7 +38,15 @@ class Caller:
 
 
 class ByToken(HttpBearer):
-    """``Authorization: Bearer <token>``."""
+    """``Authorization: Bearer <token>``.
+
+    ``operators_only``: refuse a caller who cannot change runs. Ninja authenticates a request before
+    it parses its body, so the server parses no body of such a caller.
+    """
+
+    def __init__(self, *, operators_only: bool = False) -> None:
+        super().__init__()
+        self.operators_only = operators_only
 
     def __call__(self, request: HttpRequest) -> Caller | None:
         if not request.headers.get(self.header):
@@ -49,6 +57,8 @@ class ByToken(HttpBearer):
                 message="expected a token of this server that is valid, found one that is unknown, "
                 "expired or revoked"
             )
+        if self.operators_only:
+            check_submitter(found)
         return found
 
     def authenticate(self, request: HttpRequest, token: str) -> Caller | None:
@@ -60,15 +70,26 @@ class ByToken(HttpBearer):
 
 
 class BySession(SessionAuth):
-    """The cookie of somebody who has signed in on the pages."""
+    """The session cookie of a user who has signed in on the pages."""
+
+    def __init__(self, *, csrf: bool = True, operators_only: bool = False) -> None:
+        super().__init__(csrf=csrf)
+        self.operators_only = operators_only
 
     def authenticate(self, request: HttpRequest, key: str | None) -> Caller | None:
         if not isinstance(request.user, User):
             return None
-        return Caller(user=request.user, scopes=frozenset(tokens.SCOPES))
+        found = Caller(user=request.user, scopes=frozenset(tokens.SCOPES))
+        if self.operators_only:
+            check_submitter(found)
+        return found
 
 
 AUTH = [ByToken(), BySession()]
+
+
+OPERATORS = [ByToken(operators_only=True), BySession(operators_only=True)]
+"""For every operation that changes runs or checks a submitted one."""
 
 
 def caller(request: HttpRequest) -> Caller:
@@ -79,20 +100,18 @@ def caller(request: HttpRequest) -> Caller:
 
 
 def reader(request: HttpRequest) -> User:
-    """Somebody who may look at runs."""
-    who = caller(request)
-    if READ not in who.scopes:
-        raise AuthorizationError(message=f"expected the scope {READ}, found {_scopes(who)}")
-    if not selectors.may_look(who.user):
-        raise AuthorizationError(
-            message=f"expected a role, found none for {who.user}: an administrator can give one"
-        )
-    return who.user
+    """A user who can see runs."""
+    return _check_reader(caller(request))
 
 
 def submitter(request: HttpRequest) -> User:
-    """Somebody who may make runs."""
-    user = _operator(request)
+    """A user who can create runs."""
+    return check_submitter(caller(request))
+
+
+def check_submitter(who: Caller) -> User:
+    """The user of a caller who can create runs; raises :class:`AuthorizationError`."""
+    user = _check_operator(who)
     if not selectors.may_submit(user):
         raise AuthorizationError(message=f"expected an operator, found {user}, who only watches")
     return user
@@ -130,10 +149,23 @@ def pool_of(run: Run, pool_id: int) -> ReplicaPool:
 
 
 def _operator(request: HttpRequest) -> User:
-    who = caller(request)
+    return _check_operator(caller(request))
+
+
+def _check_operator(who: Caller) -> User:
     if OPERATE not in who.scopes:
         raise AuthorizationError(message=f"expected the scope {OPERATE}, found {_scopes(who)}")
-    return reader(request)
+    return _check_reader(who)
+
+
+def _check_reader(who: Caller) -> User:
+    if READ not in who.scopes:
+        raise AuthorizationError(message=f"expected the scope {READ}, found {_scopes(who)}")
+    if not selectors.may_look(who.user):
+        raise AuthorizationError(
+            message=f"expected a role, found none for {who.user}: an administrator can give one"
+        )
+    return who.user
 
 
 def _scopes(who: Caller) -> str:

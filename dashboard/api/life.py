@@ -14,7 +14,7 @@ from ninja import Query, Router
 from pydantic import BaseModel, ConfigDict, Field
 
 from dashboard.api import rows
-from dashboard.api.auth import run_to_operate, run_to_see
+from dashboard.api.auth import OPERATORS, run_to_operate, run_to_see
 from dashboard.api.document import document_of
 from dashboard.api.types import NO_NUL, SMALL, PoolId, RunId, responses
 from runs import deletion, life
@@ -59,25 +59,25 @@ def _act(request: HttpRequest, run_id: Any, action: Callable[[Run, User], bool])
     return {"changed": changed, "state": run.state}
 
 
-@router.post("/runs/{uuid:run_id}/pause", response=responses(rows.Done))
+@router.post("/runs/{uuid:run_id}/pause", auth=OPERATORS, response=responses(rows.Done))
 def pause_run(request: HttpRequest, run_id: RunId) -> Any:
     """Let all replicas save and leave: it costs nothing until it is resumed."""
     return _act(request, run_id, lambda run, user: life.pause(run, actor=user))
 
 
-@router.post("/runs/{uuid:run_id}/resume", response=responses(rows.Done))
+@router.post("/runs/{uuid:run_id}/resume", auth=OPERATORS, response=responses(rows.Done))
 def resume_run(request: HttpRequest, run_id: RunId) -> Any:
     """Let a run go on that is paused, or that ended without final weights."""
     return _act(request, run_id, lambda run, user: life.resume(run, actor=user))
 
 
-@router.post("/runs/{uuid:run_id}/save", response=responses(rows.Done))
+@router.post("/runs/{uuid:run_id}/save", auth=OPERATORS, response=responses(rows.Done))
 def save_run(request: HttpRequest, run_id: RunId) -> Any:
     """Ask for a checkpoint of the next round that is committed."""
     return _act(request, run_id, lambda run, user: life.save(run, actor=user))
 
 
-@router.post("/runs/{uuid:run_id}/describe", response=responses(rows.Done))
+@router.post("/runs/{uuid:run_id}/describe", auth=OPERATORS, response=responses(rows.Done))
 def describe_run(request: HttpRequest, run_id: RunId, body: Description) -> Any:
     """Replace notes or tags, or archive it."""
 
@@ -94,7 +94,7 @@ def describe_run(request: HttpRequest, run_id: RunId, body: Description) -> Any:
     return _act(request, run_id, change)
 
 
-@router.post("/runs/{uuid:run_id}/delete", response=responses(rows.Done))
+@router.post("/runs/{uuid:run_id}/delete", auth=OPERATORS, response=responses(rows.Done))
 def delete_run(request: HttpRequest, run_id: RunId, body: Deletion) -> Any:
     """Delete a run that is over. A worker does it; there is no way back."""
     run, user = run_to_operate(request, run_id)
@@ -136,7 +136,11 @@ def list_alerts(request: HttpRequest, run_id: RunId) -> Any:
     return alerting.alert_rows(run_to_see(request, run_id))
 
 
-@router.post("/runs/{uuid:run_id}/alerts/{int:alert_id}/acknowledge", response=responses(rows.Done))
+@router.post(
+    "/runs/{uuid:run_id}/alerts/{int:alert_id}/acknowledge",
+    auth=OPERATORS,
+    response=responses(rows.Done),
+)
 def acknowledge_alert(request: HttpRequest, run_id: RunId, alert_id: PoolId) -> Any:
     """Say that somebody looks after it."""
     run, user = run_to_operate(request, run_id)

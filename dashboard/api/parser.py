@@ -3,15 +3,22 @@
 What a database, a hash or a comparison could stumble over is refused here, once for every call:
 numbers that are not finite or too large to be exact in JSON, text that is not Unicode, NUL, dates,
 and nesting without end.
+
+A body is parsed in time linear in its size. Python's TOML parser takes quadratic time for dotted
+keys (20 KB: 20 s), so their number of parts is checked before it runs, and a TOML body is small.
+Operations that change runs ask for the caller's role before any body is parsed
+(:data:`dashboard.api.auth.OPERATORS`).
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from typing import Any, cast
 
+from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest
 from ninja.parser import Parser
 from ninja.types import DictStrAny
@@ -19,6 +26,20 @@ from ninja.types import DictStrAny
 TOML = "application/toml"
 DEEPEST = 20
 LARGEST = 2**53
+JSON_BYTES = 1_000_000
+TOML_BYTES = 64_000
+
+_STRING_OR_COMMENT = re.compile(
+    r'"""(?:[^\\]|\\(?:.|\Z))*?(?:"{3,5}|\Z)'
+    r"|'''.*?(?:'{3,5}|\Z)"
+    r'|"(?:[^"\\\n]|\\(?:.|\Z))*(?:"|$|\Z)'
+    r"|'[^'\n]*(?:'|$|\Z)"
+    r"|#[^\n]*",
+    re.DOTALL | re.MULTILINE,
+)
+"""Each alternative ends at the end of the text at the latest, so that one scan is linear."""
+_SPACE_AT_DOT = re.compile(r"(?<![ \t])[ \t]*\.[ \t]*")
+_MANY_PARTS = re.compile(rf"(?<![\w-])(?:[\w-]*\.){{{DEEPEST}}}")
 
 
 class BodyParser(Parser):
@@ -26,9 +47,16 @@ class BodyParser(Parser):
     ``null`` is no body."""
 
     def parse_body(self, request: HttpRequest) -> DictStrAny:
+        is_toml = request.content_type == TOML
+        limit = TOML_BYTES if is_toml else JSON_BYTES
+        if len(request.body) > limit:
+            raise RequestDataTooBig(
+                f"expected at most {limit:,} bytes, found {len(request.body):,}"
+            )
         text = request.body.decode()
         try:
-            if request.content_type == TOML:
+            if is_toml:
+                check_toml_keys(text)
                 body: Any = tomllib.loads(text)
             else:
                 body = json.loads(text, parse_constant=_refuse_constant)
@@ -42,6 +70,13 @@ class BodyParser(Parser):
 
 class Unfit(ValueError):
     """JSON and TOML can say it, and we do not take it."""
+
+
+def check_toml_keys(text: str) -> None:
+    """Raise :class:`Unfit` for a dotted key of more than :data:`DEEPEST` parts."""
+    keys = _SPACE_AT_DOT.sub(".", _STRING_OR_COMMENT.sub("_", text))
+    if _MANY_PARTS.search(keys):
+        raise Unfit(f"expected keys of at most {DEEPEST} parts, found more")
 
 
 def check_value(value: Any, *, depth: int = 0) -> None:

@@ -75,6 +75,8 @@ def install(api: NinjaAPI) -> None:
     def _http(request: HttpRequest, error: Any) -> HttpResponse:
         if isinstance(error.__cause__, Unfit):
             return _invalid(request, [at("", str(error.__cause__))])
+        if isinstance(error.__cause__, RequestDataTooBig):
+            return answer(request, 413, str(error.__cause__))
         why = f": {error.__cause__}" if error.__cause__ else ""
         response = answer(request, error.status_code, f"{error}{why}")
         if error.status_code == 401:

@@ -15,7 +15,7 @@ from ninja import Header, Query, Router, Status
 from pydantic import BaseModel, Field
 
 from dashboard.api import rows
-from dashboard.api.auth import reader, run_to_see, submitter
+from dashboard.api.auth import OPERATORS, reader, run_to_see, submitter
 from dashboard.api.document import RunDocument, draft_of
 from dashboard.api.info import info_of
 from dashboard.api.parser import TOML
@@ -93,6 +93,7 @@ def list_runs(
 
 @router.post(
     "/runs",
+    auth=OPERATORS,
     response=responses(rows.Run, status=201, but=(404,)) | {200: rows.Run},
     openapi_extra=_AS_TOML,
 )
@@ -128,7 +129,9 @@ def submit_run(
     return Status(200 if again else 201, _detail(request, run))
 
 
-@router.post("/plan", response=responses(Plan, but=(404, 409)), openapi_extra=_AS_TOML)
+@router.post(
+    "/plan", auth=OPERATORS, response=responses(Plan, but=(404, 409)), openapi_extra=_AS_TOML
+)
 def plan_run(
     request: HttpRequest,
     document: RunDocument,
@@ -162,6 +165,7 @@ def problems_of(
 ) -> list[FieldProblem]:
     """As the form finds them: what is wrong in itself, then what backends and bucket say."""
     try:
+        create.check_local(draft, user)
         own = create.check_draft(draft, uuid.uuid4(), viewer=user)
     except InvalidRun as error:
         return [at(error.field, error.message)]

@@ -12,7 +12,7 @@ from ninja.errors import HttpError
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from dashboard.api import rows
-from dashboard.api.auth import reader, submitter
+from dashboard.api.auth import OPERATORS, reader, submitter
 from dashboard.api.types import responses
 from dashboard.forms.planner import bounds_of
 from runs import planner, selectors
@@ -88,6 +88,7 @@ def plan_group(request: HttpRequest, question: Question) -> Any:
 
 @router.post(
     "/archives",
+    auth=OPERATORS,
     response=responses(rows.Archive, status=201, but=(400, 404, 409)),
     openapi_extra={
         "requestBody": {

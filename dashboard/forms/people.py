@@ -14,6 +14,7 @@ from django.contrib.auth.forms import (
 from django.contrib.auth.models import Group, User
 from django.contrib.auth.validators import UnicodeUsernameValidator
 
+from dashboard import first_start
 from dashboard.forms.fields import dress
 from runs import people
 
@@ -35,6 +36,12 @@ class SignInForm(AuthenticationForm):
 
 
 class FirstAdministratorForm(_UserCreation):
+    token = forms.CharField(
+        label="Set-up token",
+        max_length=200,
+        help_text="Printed by the server at its start, and by: manage.py setup_token",
+    )
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for field in self.fields.values():
@@ -48,6 +55,15 @@ class FirstAdministratorForm(_UserCreation):
     class Meta:
         model = User
         fields = ("username",)
+
+    def clean_token(self) -> str:
+        token = str(self.cleaned_data["token"])
+        if not first_start.matches(token):
+            raise forms.ValidationError(
+                "This is not the set-up token of this server. Copy it from the terminal of "
+                "the server, or run: manage.py setup_token"
+            )
+        return token
 
     def save_if_first(self) -> User | None:
         """The new administrator, or None if somebody was faster. Call inside ``atomic``.

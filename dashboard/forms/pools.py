@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from django import forms
+from django.contrib.auth.models import User
 
 from dashboard import formats
 from dashboard.forms.fields import DurationField, TellingSelect, dress
@@ -23,6 +24,7 @@ from executors.catalogue import Hardware
 from executors.registry import BACKENDS
 from runs.control.backends import capabilities_of, catalogue, usable_backends
 from runs.drafts.presets import PoolDraft
+from runs.local_access import LOCAL, can_use_local
 from runs.models import Credential, Webhook
 
 ROWS = 32
@@ -45,8 +47,9 @@ class PoolChoices:
     told: Mapping[str, Mapping[str, Any]]
 
     @classmethod
-    def load(cls) -> PoolChoices:
-        """Two queries; the catalogue is in memory."""
+    def load(cls, user: User | None = None) -> PoolChoices:
+        """Two queries; the catalogue is in memory. With ``user``, a backend that they have no
+        permission for says so."""
         backends = usable_backends()
         by_kind: dict[str, list[tuple[str, str]]] = {}
         told: dict[str, dict[str, Any]] = {}
@@ -63,7 +66,9 @@ class PoolChoices:
             told |= {f"{backend}:{h.name}": _costs(h) for h in found}
             hardware.append((label, [(f"{backend}:{h.name}", hardware_text(h)) for h in found]))
         return cls(
-            backends=list(backends.items()),
+            backends=[
+                (backend, _permitted(backend, label, user)) for backend, label in backends.items()
+            ],
             hardware=hardware,
             credentials=[
                 ("", "Server environment"),
@@ -76,6 +81,12 @@ class PoolChoices:
             ],
             told=told,
         )
+
+
+def _permitted(backend: str, label: str, user: User | None) -> str:
+    if backend != LOCAL or user is None or can_use_local(user):
+        return label
+    return f"{label} (not permitted: ask an administrator)"
 
 
 def _can(can: Capabilities) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from runs import people
 def password(request: HttpRequest) -> HttpResponse:
     """This session goes on; the person's others have ended, for they hold a hash of the old one."""
     assert isinstance(request.user, User)
-    address = request.META.get("REMOTE_ADDR", "")
+    address = throttle.address_of(request)
     name = request.user.get_username()
     if request.method != "POST":
         return _page(request, OwnPasswordForm(request.user))
@@ -35,8 +35,8 @@ def password(request: HttpRequest) -> HttpResponse:
         return _page(request, OwnPasswordForm(request.user), status=429)
     form = OwnPasswordForm(request.user, request.POST)
     if not form.is_valid():
-        if "old_password" in form.errors:
-            throttle.failed(name, address)
+        if "old_password" not in form.errors:
+            throttle.retract(name, address)
         return _page(request, form, status=422)
     form.save()
     throttle.succeeded(name, address)

@@ -21,8 +21,9 @@ from django.utils.http import urlencode
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from dashboard import throttle
+from dashboard import first_start, throttle
 from dashboard.forms import FirstAdministratorForm, SignInForm
+from runs import audit
 
 
 @method_decorator(login_not_required, name="dispatch")
@@ -47,13 +48,8 @@ class LoginView(views.LoginView):
         throttle.succeeded(*self._who())
         return super().form_valid(form)
 
-    def form_invalid(self, form: Any) -> HttpResponse:
-        throttle.failed(*self._who())
-        return super().form_invalid(form)
-
     def _who(self) -> tuple[str, str]:
-        post, meta = self.request.POST, self.request.META
-        return post.get("username", ""), meta.get("REMOTE_ADDR", "")
+        return self.request.POST.get("username", ""), throttle.address_of(self.request)
 
 
 @login_not_required
@@ -72,12 +68,17 @@ def setup(request: HttpRequest) -> HttpResponse:
     """Create the first administrator. Once any user exists this leads to the sign-in page."""
     if User.objects.exists():
         return redirect("login")
-    form = FirstAdministratorForm(request.POST or None)
+    # In the address only until the page is shown: the form sends it in its body.
+    initial = {"token": request.GET.get("token", "")}
+    form = FirstAdministratorForm(request.POST or None, initial=initial)
     if form.is_valid():
         with transaction.atomic():
             user = form.save_if_first()
+            if user is not None:
+                audit.record("user.first_administrator", actor=user, target=f"user {user}")
         if user is None:
             return redirect("login")
+        first_start.forget()
         login(request, user)
         return redirect("runs")
     return render(

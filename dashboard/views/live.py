@@ -70,13 +70,22 @@ async def _respond(
     if isinstance(visible, HttpResponse):
         return visible
 
+    holders = stream.holders(request.user.pk, request.session.session_key)
+    if stream.feed().is_full(holders):
+        answer = HttpResponse(
+            "expected fewer live streams of this user or session: close some, or poll",
+            status=429, content_type="text/plain",
+        )  # fmt: skip
+        answer["Retry-After"] = "60"
+        return answer
+
     async def still() -> bool:
         async with stream.feed().checks, ThreadSensitiveContext():
             return await sync_to_async(_check_again)(request, visible)
 
     last = request.headers.get("Last-Event-ID", "")
     response = StreamingHttpResponse(
-        stream.events(topics=visible, last_event_id=last, still=still),
+        stream.bounded_events(holders, topics=visible, last_event_id=last, still=still),
         content_type="text/event-stream",
     )
     response["Cache-Control"] = "no-store"

@@ -60,14 +60,14 @@ def _limit(text: str) -> float | None:
 def add(request: HttpRequest, run_id: Any) -> HttpResponse:
     """The form of one pool, checked like a row of the submit form."""
     run = run_to_operate(request, run_id)
-    choices = PoolChoices.load()
+    assert isinstance(request.user, User)
+    choices = PoolChoices.load(request.user)
     if request.method != "POST":
         form = PoolForm(index=0, choices=choices, initial=initial_of(PoolDraft()))
         return _page(request, run, form)
     form = PoolForm(request.POST, index=0, choices=choices)
     if not form.is_valid() or not _passes(run, form):
         return _page(request, run, form)
-    assert isinstance(request.user, User)
     try:
         pool = services.add_pool(run, form.draft(), actor=request.user)
     except InvalidRun as error:

@@ -24,7 +24,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.estimate import Estimate
 from dashboard.estimate import estimate as make_estimate
-from dashboard.forms import PoolForm, RunForm, initial_from
+from dashboard.forms import PoolChoices, PoolForm, RunForm, initial_from
 from dashboard.forms.prefill import from_query
 from dashboard.views import submit_source
 from diloco.rendezvous.settings import SECTIONS, setting_fields
@@ -56,6 +56,7 @@ def new(request: HttpRequest) -> HttpResponse:
             if looks
             else "Your account has no role yet; an administrator can give you one."
         )
+    assert isinstance(request.user, User)
     if request.method != "POST":
         asked = submit_source.address(request.GET.dict())
         if asked is not None:
@@ -67,8 +68,10 @@ def new(request: HttpRequest) -> HttpResponse:
         draft = None if request.GET else presets.local_demo()
         if template is None:
             initial = from_query(initial, request.GET.dict())
-        return _page(request, RunForm(initial=initial), draft)
-    form = RunForm(request.POST, request.FILES)
+        return _page(
+            request, RunForm(initial=initial, choices=PoolChoices.load(request.user)), draft
+        )
+    form = RunForm(request.POST, request.FILES, choices=PoolChoices.load(request.user))
     if changed := _changed(request, form):
         return changed
     draft = form.draft()
@@ -82,7 +85,6 @@ def new(request: HttpRequest) -> HttpResponse:
     sent = Run.objects.filter(submit_key=form.cleaned_data["submit_key"])
     if not sent.exists() and not _passes(form, draft, _user(request)) and not sent.exists():
         return _page(request, form, draft)
-    assert isinstance(request.user, User)
     try:
         run = services.create_run(
             draft, owner=request.user, submit_key=form.cleaned_data["submit_key"]
@@ -217,6 +219,7 @@ def _passes(form: RunForm, draft: RunDraft, user: User) -> bool:
     """Check it, and ask the backends, the bucket and the data, so that what cannot work is said
     here and not after launch."""
     try:
+        create.check_local(draft, user)
         own = create.check_draft(draft, uuid.uuid4(), viewer=user)
     except InvalidRun as error:
         form.point_at(error.field, error.message)

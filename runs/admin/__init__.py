@@ -1,5 +1,5 @@
 """The admin site of the tables."""
 
-from runs.admin import credentials, replicas, tables, webhooks
+from runs.admin import audit, credentials, replicas, tables, webhooks
 
-__all__ = ["credentials", "replicas", "tables", "webhooks"]
+__all__ = ["audit", "credentials", "replicas", "tables", "webhooks"]

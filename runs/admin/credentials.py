@@ -22,7 +22,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 
 from runs import redaction, selectors
-from runs.credentials.forms import MORE, OPTION, VARIABLE, CredentialForm, form_for
+from runs.credentials.forms import ALLOWED, MORE, OPTION, VARIABLE, CredentialForm, form_for
 from runs.credentials.kinds import KINDS, STORE, Kind, Variable, is_secret, kind_of
 from runs.credentials.service import InUse, delete_credential, save_credential, test_credential
 from runs.models import Credential
@@ -88,8 +88,8 @@ class CredentialAdmin(_ModelAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Credential | None = None) -> Any:
         names = list(self.get_form(request, obj).base_fields)
-        variables = [n for n in names if not n.startswith((OPTION, MORE)) and n != "name"]
-        options = [n for n in names if n.startswith((OPTION, MORE))]
+        variables = [n for n in names if not n.startswith((OPTION, MORE, ALLOWED)) and n != "name"]
+        options = [n for n in names if n.startswith((OPTION, MORE, ALLOWED))]
         sets: list[tuple[str | None, dict[str, Any]]] = [(None, {"fields": ["name"]})]
         if obj is not None:
             sets[0][1]["fields"] += ["holds", "last_test"]
@@ -148,6 +148,7 @@ class CredentialAdmin(_ModelAdmin):
     def save_model(self, request: HttpRequest, obj: Credential, form: Any, change: bool) -> None:
         assert isinstance(request.user, User)
         obj.kind, obj.options = form.kind.kind, form.options
+        obj.allowed_pool_options = form.cleaned_data.get(ALLOWED) or {}
         save_credential(obj, typed=form.typed, cleared=form.cleared, actor=request.user)
 
     # Deletion.
@@ -164,7 +165,7 @@ class CredentialAdmin(_ModelAdmin):
             try:
                 with transaction.atomic():
                     self.log_deletions(request, Credential.objects.filter(pk=pk))
-                    delete_credential(obj)
+                    delete_credential(obj, actor=request.user)
             except InUse as error:
                 self.message_user(request, str(error), messages.ERROR)
                 return redirect("admin:runs_credential_change", pk)

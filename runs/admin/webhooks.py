@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 
-from runs import selectors
+from runs import outbound, selectors
 from runs.admin.base import ForAdministrators, Unchangeable
 from runs.alerting import webhooks
 from runs.alerting.rules import KINDS
@@ -50,8 +50,10 @@ class WebhookForm(_Form):
 
     def clean_url(self) -> str:
         url = str(self.cleaned_data["url"])
-        if not url.startswith(("http://", "https://")):
-            raise forms.ValidationError("expected http or https")
+        try:
+            outbound.check_url(url)
+        except ValueError as error:
+            raise forms.ValidationError(str(error)) from None
         return url
 
     def clean_secret(self) -> str:

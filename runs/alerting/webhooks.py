@@ -32,6 +32,7 @@ from executors.base import NeedsPerson
 from runs.alerting.rules import KINDS
 from runs.credentials.vault import seal, unseal
 from runs.models import Alert, Webhook, WebhookDelivery
+from runs.outbound import open_url
 from runs.plain import iso
 from runs.queue import enqueue
 from runs.transitions import clean_text
@@ -207,7 +208,7 @@ def _send(delivery: WebhookDelivery, now: datetime) -> Answered:
         },
     )
     try:
-        with _opener.open(request, timeout=TIMEOUT_S) as response:
+        with open_url(request, timeout_s=TIMEOUT_S) as response:
             return Answered(status=response.status, said=_text(response))
     except urllib.error.HTTPError as error:
         with error:
@@ -221,13 +222,3 @@ def _text(response: Any) -> str:
         return str(response.read(SHOWN).decode(errors="replace"))
     except (http.client.HTTPException, OSError) as error:
         return f"the answer broke off: {error!r}"
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """An address that has moved is a person's to change."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-_opener = urllib.request.build_opener(_NoRedirect)

@@ -29,6 +29,7 @@ from executors.catalogue import Catalogue
 from executors.hardware import TABLES
 from executors.registry import BACKENDS, executor_class, get_executor
 from runs.credentials import open_credential
+from runs.credentials.restrictions import options_of_backend
 from runs.models import Credential, ReplicaPool
 
 logger = logging.getLogger(__name__)
@@ -54,10 +55,7 @@ def executor_of(backend: str, credential: Credential | None) -> ServerlessExecut
     opened, its options are wrong, or the backend's client is not installed.
     """
     secrets = open_credential(credential)
-    options = {
-        **settings.BACKEND_OPTIONS.get(backend, {}),
-        **(credential.options if credential else {}),
-    }
+    options = options_of_backend(backend, credential)
     try:
         return _executor(
             os.getpid(),

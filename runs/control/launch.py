@@ -53,8 +53,10 @@ from runs.control.pending import note_no_capacity
 from runs.control.policy import REFUSED
 from runs.control.requirements import replica_requirements
 from runs.credentials import replica_secrets
+from runs.credentials.restrictions import refused_by_credential
 from runs.drafts.copies import plant_fork
 from runs.exceptions import LaunchFailed, LaunchLater
+from runs.local_access import refused_by_owner
 from runs.models import Replica, ReplicaAttempt, Run
 from runs.queue import enqueue
 from runs.states import RUN_ENDED, RUN_LIVE, ReplicaState, RunState
@@ -233,6 +235,8 @@ def launch_replica(replica_id: int) -> None:
     run = replica.run
     pool = replica.pool
     try:
+        if problem := refused_by_credential(pool) or refused_by_owner(pool, run):
+            raise NeedsPerson(problem)
         executor = executor_for(pool)
         handle = _ensure(executor, run, attempt)
     except NeedsPerson as error:

@@ -14,6 +14,7 @@ from django import forms
 
 from diloco.rendezvous.store_access import family_of
 from runs.credentials.kinds import ROLE_ARN, SCHEME, TEST_URI, Kind, Option, Variable
+from runs.credentials.restrictions import read_patterns
 from runs.credentials.service import known_values
 from runs.models import Credential
 
@@ -23,6 +24,7 @@ else:
     _ModelForm = forms.ModelForm
 
 VARIABLE, CLEAR, OPTION, MORE = "variable_", "clear_", "option_", "more_options"
+ALLOWED = "allowed_pool_options"
 
 _PRIVATE = {
     "class": "vTextField",
@@ -67,6 +69,8 @@ class CredentialForm(_ModelForm):
         more = {n: v for n, v in self.instance.options.items() if n not in self._known_options()}
         if MORE in self.fields and more:
             self.initial[MORE] = json.dumps(more, indent=2)
+        if ALLOWED in self.fields and self.instance.allowed_pool_options:
+            self.initial[ALLOWED] = json.dumps(self.instance.allowed_pool_options, indent=2)
 
     def _known_options(self) -> set[str]:
         return {SCHEME, *(option.name for option in self.kind.options)}
@@ -134,6 +138,12 @@ class CredentialForm(_ModelForm):
         if role and not role.startswith("arn:"):
             self.add_error(f"{OPTION}{ROLE_ARN}", f"expected arn:aws:iam::…:role/…, found {role}")
 
+    def clean_allowed_pool_options(self) -> dict[str, list[str]]:
+        try:
+            return read_patterns(json.loads(self.cleaned_data[ALLOWED].strip() or "{}"))
+        except ValueError as error:
+            raise forms.ValidationError(str(error)) from None
+
     def clean_more_options(self) -> dict[str, Any]:
         text = self.cleaned_data[MORE].strip()
         try:
@@ -164,6 +174,13 @@ def form_for(kind: Kind, credential: Credential | None = None) -> type[Credentia
         fields[MORE] = forms.CharField(
             required=False, label="More options", widget=forms.Textarea(attrs={"rows": 4}),
             help_text=f"JSON object of what docs/backends/{kind.backend}.md lists",
+        )  # fmt: skip
+        fields[ALLOWED] = forms.CharField(
+            required=False, label="Options that pools can set",
+            widget=forms.Textarea(attrs={"rows": 4}),
+            help_text="JSON object of option and values, both with wildcards, e.g. "
+            '{"service_account": ["team-*"], "pod.tolerations.*": ["*"]}. Leave empty to allow no '
+            "option that reaches into the cluster or account (docs/security.md).",
         )  # fmt: skip
     return type("KindForm", (CredentialForm,), {"kind": kind, "stored": stored, **fields})
 

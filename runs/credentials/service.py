@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from diloco.preflight import preflight
 from diloco.rendezvous.store import StoreDenied, StoreError, StoreUnavailable, open_store
 from diloco.rendezvous.store_access import family_of
 from executors.base import ExecutorError
-from runs import redaction
+from runs import audit, redaction
 from runs.control import breaker
 from runs.control.backends import executor_of
 from runs.credentials import sts
@@ -63,6 +64,12 @@ def save_credential(
     credential.tested_at, credential.test_ok, credential.test_message = None, None, ""
     with transaction.atomic():
         credential.save()
+        audit.record(
+            "credential.saved", actor=actor, target=f"credential {credential}",
+            detail=f"kind {credential.kind}; replaced {', '.join(sorted(typed)) or 'nothing'}; "
+            f"removed {', '.join(sorted(cleared)) or 'nothing'}; pools can set "
+            f"{json.dumps(credential.allowed_pool_options)}",
+        )  # fmt: skip
         breaker.person_acted(credential.kind, credential)
 
 
@@ -81,10 +88,12 @@ def used_by(credential: Credential) -> list[str]:
     return [run.name for run in runs]
 
 
-def delete_credential(credential: Credential) -> None:
+def delete_credential(credential: Credential, *, actor: User | None = None) -> None:
     """Raises :class:`InUse`."""
     try:
-        credential.delete()
+        with transaction.atomic():
+            credential.delete()
+            audit.record("credential.deleted", actor=actor, target=f"credential {credential}")
     except ProtectedError:
         names = used_by(credential)
         shown = ", ".join(names[:NAMES_SHOWN])

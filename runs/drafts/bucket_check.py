@@ -20,6 +20,7 @@ from diloco.rendezvous.store_access import family_of
 from diloco.rendezvous.workload import STDLIB
 from runs.control.backends import capabilities_of
 from runs.credentials import CannotOpen, check_store, store_environment
+from runs.drafts.data_check import WEB, local_data_problem, refuse_data, web_data_problem
 from runs.drafts.prefixes import not_allowed
 from runs.models import Credential
 from runs.redaction import redact
@@ -133,7 +134,7 @@ def _not_for_a_run(uri: str, environment: Mapping[str, str] | None) -> str:
 
 
 def check_data(uri: str, backends: Sequence[str] = ()) -> list[str]:
-    """Whether there is text to read at a data URI (a file, a folder or a glob)."""
+    """Whether there is text to read at a data URI (a file, a folder or a pattern)."""
     if uri == STDLIB:
         return []
     from fsspec.core import url_to_fs
@@ -142,6 +143,13 @@ def check_data(uri: str, backends: Sequence[str] = ()) -> list[str]:
     if here := only_here(uri, backends):
         names = ", ".join(remote_backends(backends))
         return [f"{expected} by replicas on {names}, found {here}, which only this machine can"]
+    if problem := refuse_data(uri):
+        return [problem]
+    scheme = urlsplit(uri).scheme.lower()
+    if scheme in LOCAL_SCHEMES:
+        return [problem] if (problem := local_data_problem(uri)) else []
+    if scheme in WEB:
+        return [problem] if (problem := web_data_problem(uri)) else []
     try:
         fs, path = url_to_fs(uri)
         names = fs.glob(path) if any(c in path for c in "*?[") else fs.find(path)

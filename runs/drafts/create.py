@@ -13,10 +13,11 @@ from django.db.models import Max
 from django.utils import timezone
 
 from diloco.rendezvous.location import canonical
-from diloco.rendezvous.workload import CustomWorkload
+from diloco.rendezvous.workload import ByteGPTWorkload, CustomWorkload
 from executors.catalogue import Hardware
 from runs.control.backends import BACKENDS, catalogue
 from runs.credentials import check_store
+from runs.credentials.restrictions import refused_image, refused_options
 from runs.drafts import prefixes
 from runs.drafts.archives import (
     check_archive,
@@ -26,8 +27,10 @@ from runs.drafts.archives import (
     store_archive,
 )
 from runs.drafts.copies import check_fork
+from runs.drafts.data_check import refuse_data
 from runs.drafts.presets import Fork, PoolDraft, RunDraft
 from runs.exceptions import InvalidRun
+from runs.local_access import first_refused
 from runs.models import Archive, Credential, Replica, ReplicaPool, Run
 from runs.queue import enqueue
 from runs.states import RunState
@@ -52,6 +55,7 @@ def create_run(draft: RunDraft, *, owner: User, submit_key: str) -> Run:
     if existing is not None:
         return existing
     run_id = uuid.uuid4()
+    check_local(draft, owner)
     rendezvous = check_draft(draft, run_id, viewer=owner)
     try:
         with transaction.atomic():
@@ -62,6 +66,13 @@ def create_run(draft: RunDraft, *, owner: User, submit_key: str) -> Run:
         if existing is None:
             raise
         return existing
+
+
+def check_local(draft: RunDraft, user: User) -> None:
+    """Raises :class:`InvalidRun` for a pool on this server that ``user`` has no permission for."""
+    backends = [pool.backend for pool in draft.pools]
+    if refused := first_refused(user, backends, draft.workload.to_dict()):
+        raise InvalidRun(f"pools.{refused[0]}.backend", refused[1])
 
 
 def _submitted(submit_key: str, owner: User) -> Run | None:
@@ -115,6 +126,7 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID, *, viewer: User | None = Non
         if not 0 <= value < float("inf"):
             raise InvalidRun(field, f"expected 0 or more, found {value}")
     _check_budget(draft)
+    _check_data(draft)
     if draft.fork is not None:
         check_fork(draft.fork, draft)
     _check_code(draft)
@@ -125,6 +137,14 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID, *, viewer: User | None = Non
             raise InvalidRun("rendezvous", problem)
     prefixes.check_free(canonical(rendezvous, resolve=False), viewer=viewer)
     return rendezvous
+
+
+def _check_data(draft: RunDraft) -> None:
+    """A replica on this machine reads data with the rights of the server's own users."""
+    data = str(getattr(draft.workload, "data", ""))
+    is_address = isinstance(draft.workload, ByteGPTWorkload) or "://" in data or "::" in data
+    if (is_address or data.startswith(("/", ".", "~"))) and (problem := refuse_data(data)):
+        raise InvalidRun("data", problem)
 
 
 def free_prefix(wanted: str, run_id: uuid.UUID, *, viewer: User) -> str:
@@ -184,8 +204,13 @@ def check_pool(pool: PoolDraft, index: int = 0) -> Hardware:
     if pool.price_usd_h is not None and not 0 <= pool.price_usd_h < float("inf"):
         raise refuse("price_usd_h", f"expected 0 or more USD per hour, found {pool.price_usd_h}")
     _check_dear(pool, refuse)
+    credential = None
     if pool.credential is not None:
-        _credential(pool.credential, pool.backend, f"pools.{index}.credential")
+        credential = _credential(pool.credential, pool.backend, f"pools.{index}.credential")
+    if problem := refused_options(pool.backend, credential, pool.options):
+        raise refuse("options", problem)
+    if problem := refused_image(pool.backend, credential, pool.image):
+        raise refuse("image", problem)
     return hardware
 
 
@@ -300,11 +325,12 @@ def _submitted_as(draft: RunDraft) -> str:
     return f"submitted, to begin with round {draft.fork.round} of {source.name!r}"
 
 
-def store_pool(run: Run, draft: PoolDraft) -> ReplicaPool:
+def store_pool(run: Run, draft: PoolDraft, *, actor: User | None = None) -> ReplicaPool:
     """The pool and its replicas, pending. Numbers are never used again in a run."""
     now = timezone.now()
     pool = ReplicaPool.objects.create(
         run=run,
+        added_by=actor,
         backend=draft.backend,
         hardware=draft.hardware,
         count=draft.count,

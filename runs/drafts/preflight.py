@@ -17,6 +17,7 @@ from executors.loading import wait_loaded
 from executors.registry import BACKENDS
 from runs.control.asking import NoAnswer, ask_all
 from runs.control.backends import capabilities_of, executor_of
+from runs.credentials.restrictions import refused_options
 from runs.drafts.bucket_check import check_data, check_rendezvous, only_here
 from runs.drafts.forecast import ByPlace, forecast
 from runs.drafts.presets import PoolDraft, RunDraft
@@ -40,7 +41,7 @@ LOAD_PATIENCE_S = 8.0
 ROUNDS_IN_A_JOB = 3
 """A deadline that ends a job sooner spends most of it on starting up and catching up."""
 
-_FIELDS = frozenset({"hardware", "region", "spot", "image", "timeout_s", "credential"})
+_FIELDS = frozenset({"options", "hardware", "region", "spot", "image", "timeout_s", "credential"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +171,8 @@ def _ask_pool(pool: PoolDraft, place: int, credential: Credential | None, count:
 
 def _beyond(pool: PoolDraft, credential: Credential | None) -> dict[str, str]:
     """Field -> what the backend cannot do at all; no need to ask it."""
+    if problem := refused_options(pool.backend, credential, pool.options):
+        return {"options": problem}  # the backend is not asked with the credential's rights
     can, label = capabilities_of(pool.backend, credential), BACKENDS[pool.backend]
     found = {}
     if pool.spot and not can.spot:

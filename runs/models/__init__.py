@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from runs.models.alert import Alert
 from runs.models.archive import Archive
+from runs.models.audit import AuditEntry
 from runs.models.credential import Credential
 from runs.models.event import Event
 from runs.models.journal import Journal
@@ -23,6 +24,7 @@ __all__ = [
     "Alert",
     "ApiToken",
     "Archive",
+    "AuditEntry",
     "Checkpoint",
     "Contribution",
     "Credential",

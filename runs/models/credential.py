@@ -13,6 +13,7 @@ class Credential(models.Model):
     ``kind`` is a backend (:data:`executors.registry.BACKENDS`) or ``store`` for a bucket.
     ``sealed`` is the JSON object of environment-variable names and values, encrypted by
     :mod:`runs.credentials`. ``options`` are not secret: namespace, role, region.
+    ``allowed_pool_options``: what pools can set themselves (:mod:`runs.credentials.restrictions`).
     """
 
     name = models.CharField(max_length=80, unique=True)
@@ -20,6 +21,7 @@ class Credential(models.Model):
     sealed = models.TextField(editable=False)
     fields = models.JSONField(default=list, editable=False)
     options = models.JSONField(default=dict, blank=True)
+    allowed_pool_options = models.JSONField(default=dict, blank=True)
     created_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, editable=False
     )

@@ -114,6 +114,10 @@ class Run(models.Model):
 
     class Meta:
         ordering = ("-created_at", "-id")
+        permissions = (
+            ("use_local_backend", "Can run replicas on the server itself"),
+            ("run_custom_code_locally", "Can run custom code on the server itself"),
+        )
         indexes = (
             models.Index(fields=["-created_at", "-id"], name="run_newest"),
             models.Index(
@@ -177,6 +181,10 @@ class ReplicaPool(models.Model):
     credential = models.ForeignKey(
         Credential, on_delete=models.PROTECT, null=True, blank=True, related_name="pools",
         help_text="None means the server's own environment",
+    )  # fmt: skip
+    added_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True,
+        related_name="+", help_text="With whose permissions it runs; null: the run's owner",
     )  # fmt: skip
     price_usd_h = models.FloatField(
         null=True, blank=True, help_text="Of one replica, as known last; null: not known"

@@ -2,16 +2,62 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
 from django.test import Client
 
+from dashboard import first_start
 from dashboard.forms import FirstAdministratorForm
 from tests.browser import seed
 
 pytestmark = pytest.mark.django_db
 
-FIRST = {"username": "ada", "password1": "lagoon-and-reef", "password2": "lagoon-and-reef"}
+TOKEN = "the-set-up-token"
+FIRST = {
+    "token": TOKEN,
+    "username": "ada",
+    "password1": "lagoon-and-reef",
+    "password2": "lagoon-and-reef",
+}
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARCHIPELAGO_SETUP_TOKEN", TOKEN)
+
+
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], "ключ"])
+def test_the_first_visitor_without_the_token_is_refused(client: Client, token: str) -> None:
+    answer = client.post("/setup", FIRST | {"token": token})
+    assert answer.status_code == 422
+    assert not User.objects.exists()
+    assert TOKEN not in answer.content.decode().replace(f'value="{token}"', "")
+
+
+def test_the_address_that_serve_prints_fills_the_token_in(client: Client) -> None:
+    assert f'value="{TOKEN}"' in client.get(f"/setup?token={TOKEN}").content.decode()
+
+
+def test_the_token_is_made_once_and_only_for_the_server(
+    settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.delenv("ARCHIPELAGO_SETUP_TOKEN")
+    settings.VAR_DIR = tmp_path
+    token = first_start.setup_token()
+    assert len(token) > 40
+    assert first_start.setup_token() == token
+    assert (tmp_path / "setup_token").stat().st_mode & 0o777 == 0o600
+    call_command("setup_token")
+    assert capsys.readouterr().out.strip() == token
+    answer = Client().post("/setup", FIRST | {"token": token})
+    assert answer.status_code == 302
+    assert not (tmp_path / "setup_token").exists()
+    with pytest.raises(CommandError):
+        call_command("setup_token")
 
 
 def test_without_any_user_the_sign_in_page_leads_to_the_first_administrator(client: Client) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
+from dashboard import first_start
 from dashboard.management.serving import address_options, supervisor
 from dashboard.progress import Progress
 from dashboard.supervisor import Stopped, SupervisorError
@@ -25,6 +26,9 @@ class Command(BaseCommand):
             with supervisor(options, say=say) as running:
                 running.start()
                 say(f"serving {running.address} (state and logs in {running.var})")
+                if first_start.is_needed():
+                    token = first_start.setup_token()
+                    say(f"create the first administrator at {running.address}setup?token={token}")
                 while not running.stopping:
                     running.wait()
                 say("stopping")

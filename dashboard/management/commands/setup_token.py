@@ -1,0 +1,18 @@
+"""``manage.py setup_token``: what the page that creates the first administrator asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from dashboard import first_start
+
+
+class Command(BaseCommand):
+    help = "Print the set-up token, which the first administrator is created with."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if not first_start.is_needed():
+            raise CommandError("this server has users: no set-up token is needed")
+        self.stdout.write(first_start.setup_token())

@@ -1,0 +1,188 @@
+"""Requests of the server to addresses that a user has typed: webhooks, and data over HTTP.
+
+A host name is resolved once, every address it has must be public, and the connection goes to the
+address that was checked: a name that resolves differently a moment later (DNS rebinding) gains
+nothing. Each redirect opens a new connection and is checked in the same way. Addresses that are not
+public are reached only if ``ARCHIPELAGO_ALLOWED_ADDRESSES`` names them or their host.
+
+Left out: HTTP proxies of the environment, which would resolve names themselves, and the clients of
+object stores, whose endpoints are set by administrators.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.conf import settings
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Resolve = Callable[[str], Iterable[str]]
+
+MAX_REDIRECTS = 5
+_NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
+_REFUSED = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.0.0.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/4",
+        "240.0.0.0/4", "168.63.129.16/32", "::/96", "fc00::/7", "fe80::/10", "fec0::/10",
+        "ff00::/8",
+        "2001::/23",
+    )
+)  # fmt: skip
+"""Special-purpose networks of IANA (https://www.iana.org/assignments/iana-ipv4-special-registry,
+https://www.iana.org/assignments/iana-ipv6-special-registry), and Azure's metadata address."""
+
+
+class AddressRefused(OSError):
+    """The address is not public and not allowed; the message says how an administrator allows it.
+
+    An ``OSError``, so that a client reports it like any other failed connection.
+    """
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is on the public internet, also one that IPv6 embeds."""
+    if isinstance(address, ipaddress.IPv6Address):
+        embedded = _embedded(address)
+        if embedded is not None:
+            return is_public(embedded)
+    if any(address in network for network in _REFUSED):
+        return False
+    return address.is_global and not address.is_multicast
+
+
+def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that is reached in the end: mapped, 6to4 or NAT64."""
+    if address.ipv4_mapped or address.sixtofour:
+        return address.ipv4_mapped or address.sixtofour
+    if any(address in network for network in _NAT64):
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return None
+
+
+def resolve(host: str) -> list[str]:
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def addresses_of(host: str, *, resolver: Resolve | None = None) -> list[str]:
+    """Addresses of ``host`` that can be connected to. Raises :class:`AddressRefused` if any of them
+    must not be, so that a name with one public and one private address is refused as well."""
+    # https://docs.python.org/3/library/socket.html: the resolver takes 127.1 and 0x7f000001 as well
+    found = list((resolver or resolve)(host))
+    allowed_hosts, networks = _allowed()
+    if host.casefold().rstrip(".") in allowed_hosts:
+        return found
+    for text in found:
+        address = ipaddress.ip_address(text.partition("%")[0])
+        if not is_public(address) and not any(address in network for network in networks):
+            raise AddressRefused(
+                f"expected a public address, found {host}, which is not: an administrator of the "
+                "server can allow it in ARCHIPELAGO_ALLOWED_ADDRESSES"
+            )
+    if not found:
+        raise OSError(f"{host} has no address")
+    return found
+
+
+def _allowed() -> tuple[set[str], list[Any]]:
+    """Host names and networks of the setting."""
+    hosts, networks = set(), []
+    for text in settings.ALLOWED_ADDRESSES:
+        try:
+            networks.append(ipaddress.ip_network(text, strict=False))
+        except ValueError:
+            hosts.add(text.casefold().rstrip("."))
+    return hosts, networks
+
+
+def check_url(url: str) -> None:
+    """Raises ``ValueError`` for a URL that :func:`open_url` would refuse by its text or address.
+
+    A host that does not resolve now is accepted: it is checked again at every connection.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"expected http:// or https:// and a host, found {url[:80]!r}")
+    try:
+        addresses_of(parts.hostname)
+    except AddressRefused as error:
+        raise ValueError(str(error)) from None
+    except (OSError, UnicodeError):
+        return
+
+
+def _connect(address: tuple[str, int], timeout: Any = None, source: Any = None) -> socket.socket:
+    """In place of ``socket.create_connection``: to an address that was checked."""
+    host, port = address
+    error: OSError | None = None
+    for text in addresses_of(host):
+        try:
+            return socket.create_connection((text, port), timeout, source)
+        except OSError as failed:
+            error = failed
+    assert error is not None
+    raise error
+
+
+class _Http(http.client.HTTPConnection):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._create_connection = _connect
+
+
+class _Https(http.client.HTTPSConnection):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._create_connection = _connect
+
+
+class _HttpHandler(urllib.request.HTTPHandler):
+    def http_open(self, request: Any) -> Any:
+        return self.do_open(_Http, request)
+
+
+class _HttpsHandler(urllib.request.HTTPSHandler):
+    def https_open(self, request: Any) -> Any:
+        return self.do_open(_Https, request)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect is an answer like any other that is not 2xx."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class _FewRedirects(urllib.request.HTTPRedirectHandler):
+    max_redirections = MAX_REDIRECTS
+    max_repeats = 2
+
+
+def _opener(redirects: urllib.request.HTTPRedirectHandler) -> urllib.request.OpenerDirector:
+    opener = urllib.request.OpenerDirector()  # no handlers for file:, ftp: and data:, no proxies
+    for handler in (
+        _HttpHandler(), _HttpsHandler(), redirects, urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(), urllib.request.UnknownHandler(),
+    ):  # fmt: skip
+        opener.add_handler(handler)
+    return opener
+
+
+_without_redirects = _opener(_NoRedirect())
+_with_redirects = _opener(_FewRedirects())
+
+
+def open_url(request: urllib.request.Request, *, timeout_s: float, redirects: bool = False) -> Any:
+    """As ``urllib.request.urlopen``, to public and allowed addresses only."""
+    opener = _with_redirects if redirects else _without_redirects
+    return opener.open(request, timeout=timeout_s)

@@ -1,0 +1,156 @@
+"""Request bodies: bounded, parsed after the role is known, in linear time."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import tomllib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.api import auth, parser
+from dashboard.api.site import api
+
+FOR_READERS = {"/planner", "/views", "/views/{int:view_id}"}
+"""Operations with a body that a viewer can call; their bodies are small JSON."""
+
+
+def send(token: str, path: str, body: str, content_type: str = parser.TOML) -> Any:
+    return Client().post(
+        f"/api{path}", body, content_type=content_type, headers={"Authorization": f"Bearer {token}"}
+    )
+
+
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The bodies that reach the TOML parser from now on."""
+    seen: list[str] = []
+
+    def loads(text: str) -> Any:
+        seen.append(text)
+        return tomllib.loads(text) if len(text) < 5000 else {}
+
+    monkeypatch.setattr(parser.tomllib, "loads", loads)  # type: ignore[attr-defined]
+    return seen
+
+
+@pytest.mark.parametrize("path", ["/runs", "/plan"])
+def test_the_body_of_a_viewer_is_not_parsed(
+    token_of: Callable[..., str], path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = parsed(monkeypatch)
+    answer = send(token_of("vera", "viewer"), path, "name = 'x'")
+    assert answer.status_code == 403
+    assert "expected an operator" in answer.json()["detail"]
+    assert seen == []
+
+
+def test_the_body_of_a_read_only_token_is_not_parsed(
+    token_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = parsed(monkeypatch)
+    answer = send(token_of("olga", "operator", "read"), "/plan", "name = 'x'")
+    assert answer.status_code == 403
+    assert seen == []
+
+
+def test_every_operation_that_changes_something_asks_for_the_role_before_it_parses() -> None:
+    found = {}
+    for _, router in api._routers:
+        for path, view in router.path_operations.items():
+            for operation in view.operations:
+                if set(operation.methods) - {"GET"}:
+                    found[path] = operation.auth_callbacks
+    late = {path for path, callbacks in found.items() if callbacks != auth.OPERATORS}
+    assert late == FOR_READERS
+    assert len(found) > 10
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a." * 10_000 + "a = 1",
+        "[" + "a." * 10_000 + "a]",
+        "x = {" + "a." * 10_000 + "a = 1}",
+        '"a" . ' * 5_000 + '"a" = 1',
+        "x = {y = '''q'''', " + "a." * 5_000 + "a = 1}",
+        'x = {y = """q"""", ' + "a." * 5_000 + "a = 1}",
+        'x = {y = """q\\"""", ' + "a." * 5_000 + "a = 1}",
+    ],
+)
+def test_keys_of_many_parts_are_refused_before_toml_is_parsed(
+    token_of: Callable[..., str], body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = parsed(monkeypatch)
+    answer = send(token_of("olga", "operator"), "/plan", body)
+    if seen:  # no key at all: a string that does not end
+        with pytest.raises(tomllib.TOMLDecodeError):
+            tomllib.loads(body)
+        return
+    assert answer.status_code == 422, answer.content
+    assert "at most 20 parts" in answer.json()["detail"]
+
+
+def test_dots_in_strings_and_comments_are_no_keys() -> None:
+    dots = "a." * 50 + "a"
+    texts = [
+        f'x = "{dots}"', f"x = '{dots}'", f'x = """{dots}"""', f"x = '''{dots}\n'''''", f"# {dots}",
+        f'x = "\\"{dots}" # {dots}', f"x = [1.5, '{dots}', 2.5]",
+    ]  # fmt: skip
+    for text in texts:
+        parser.check_toml_keys(text)
+        tomllib.loads(text)
+
+
+def test_no_document_that_toml_accepts_hides_a_long_key() -> None:
+    """The scan sees every key that the parser sees, however strings and comments are arranged."""
+    pieces = [
+        '"', "'", '"""', "'''", '""', "''", "\\", "#", "\n", "=", "x", ".", "{", "}", ",", " ",
+        "x = ", "a.a.a.a = 1", "[", "]", "1", "y",
+    ]  # fmt: skip
+    chance = random.Random(7)
+    long = ".".join("k" * 30)
+    accepted = 0
+    for _ in range(30_000):
+        text = "".join(chance.choices(pieces, k=chance.randint(1, 9)))
+        at = chance.randint(0, len(text))
+        text = f"{text[:at]}{long} = 1{text[at:]}"
+        try:
+            found = tomllib.loads(text)
+        except ValueError:
+            continue
+        if _deepest(found) >= 30:
+            accepted += 1
+            with pytest.raises(parser.Unfit):
+                parser.check_toml_keys(text)
+    assert accepted > 50
+
+
+def _deepest(value: Any) -> int:
+    return 1 + max(map(_deepest, value.values()), default=0) if isinstance(value, dict) else 0
+
+
+def test_the_scan_of_keys_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in steps of a small and a large text is not possible for a regular expression; a
+    quadratic scan of 200 KB would take minutes, so these calls would not return."""
+    for piece in (" ", "a", "a.", '"', "'", '"\\', '"""\\', "#", "\t.", '""" ', "'''' "):
+        text = "".join(itertools.islice(itertools.cycle(piece), 200_000))
+        with contextlib.suppress(parser.Unfit):
+            parser.check_toml_keys(text)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "limit"),
+    [(parser.TOML, parser.TOML_BYTES), ("application/json", parser.JSON_BYTES)],
+)
+def test_a_body_over_the_limit_is_a_413(
+    token_of: Callable[..., str], content_type: str, limit: int
+) -> None:
+    token = token_of("olga", "operator")
+    filler = "#" if content_type == parser.TOML else " "
+    answer = send(token, "/plan", filler * (limit + 1), content_type)
+    assert answer.status_code == 413
+    assert f"expected at most {limit:,} bytes" in answer.json()["detail"]

@@ -1,0 +1,214 @@
+"""Pool options that reach into a cluster or account are accepted only by pattern."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from executors import hf_request, kubernetes_options, modal_options, sagemaker_request
+from executors.registry import BACKENDS, pool_options
+from runs.control.launch import launch_replica
+from runs.credentials.forms import ALLOWED, form_for
+from runs.credentials.kinds import KINDS
+from runs.credentials.restrictions import (
+    options_of_backend,
+    read_patterns,
+    refused_image,
+    refused_options,
+)
+from runs.drafts import create
+from runs.drafts.presets import PoolDraft
+from runs.exceptions import InvalidRun
+from runs.models import Credential
+from tests.runs import world as w
+from tests.runs.launching import launched
+
+
+def credential(kind: str = "kubernetes", **changes: Any) -> Credential:
+    now = timezone.now()
+    return Credential(name="cluster", kind=kind, created_at=now, changed_at=now, **changes)
+
+
+HARMFUL = {
+    "kubernetes": [
+        {"service_account": "cluster-admin"},
+        {"pod": {"hostNetwork": True}},
+        {"pod": {"hostPID": True, "serviceAccountName": "admin"}},
+        {"pod": {}},
+        {"container": {"securityContext": {"privileged": True}}},
+        {"container": {}},
+        {"volumes": [{"name": "host", "hostPath": {"path": "/"}}]},
+        {"volume_mounts": [{"name": "host", "mountPath": "/host"}]},
+        {"image_pull_secrets": ["other-team"]},
+        {"node_selector": {"node-role.kubernetes.io/control-plane": ""}},
+        {"tolerations": [{"operator": "Exists"}]},
+        {"hardware": {"cpu": {"tolerations": [{"operator": "Exists"}]}}},
+        {"spot": {"node_selector": {"team": "other"}}},
+        {"annotations": {"iam.amazonaws.com/role": "admin"}},
+        {"priority_class": "system-node-critical"},
+        {"labels": {"app": "other"}},
+        {"namespace": "kube-system"},
+        {"an_option_of_tomorrow": 1},
+    ],
+    "sagemaker": [
+        {"role_arn": "arn:aws:iam::1:role/admin"},
+        {"subnets": ["subnet-1"]},
+        {"security_group_ids": "sg-1"},
+        {"kms_key_id": "k"},
+        {"volume_kms_key_id": "k"},
+        {"output_path": "s3://other/"},
+        {"regions": ["eu-west-1"]},
+    ],
+    "modal": [
+        {"volumes": {"/data": "other-team"}},
+        {"registry_secret": "other"},
+        {"environment": "production"},
+        {"app": "other"},
+        {"gpu": "H100:8"},
+    ],
+    "huggingface": [
+        {"volumes": ["hf://buckets/other/private:/data"]},
+        {"namespace": "other"},
+        {"endpoint": "http://127.0.0.1"},
+    ],
+    "local": [{"gpus": "0,1"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [(backend, options) for backend, found in HARMFUL.items() for options in found],
+)
+def test_refused_unless_allowed(backend: str, options: dict[str, Any]) -> None:
+    problem = refused_options(backend, credential(backend), options)
+    name = next(iter(options))
+    assert problem.startswith(f"expected no {name}")
+    assert "in the credential cluster" in problem
+    assert "ARCHIPELAGO_BACKENDS" in refused_options(backend, None, options)
+    allowed = credential(backend, allowed_pool_options={name: ["*"], f"{name}.*": ["*"]})
+    assert refused_options(backend, allowed, options) == ""
+
+
+def test_every_option_of_every_backend_is_classified() -> None:
+    """An option that is free is known, and the free ones are these: a new option is restricted
+    until someone has thought about it."""
+    known = {
+        "kubernetes": kubernetes_options.OPTIONS,
+        "modal": modal_options.OPTIONS,
+        "sagemaker": [f.name for f in dataclasses.fields(sagemaker_request.Options)],
+        "huggingface": [f.name for f in dataclasses.fields(hf_request.Options)],
+        "local": ["memory_mb", "nice", "grace_s"],
+    }
+    assert set(known) == set(BACKENDS)
+    assert {backend: sorted(pool_options(backend)) for backend in BACKENDS} == {
+        "local": ["grace_s", "memory_mb", "nice"],
+        "modal": [
+            "add_python", "cpu", "extra_index_url", "memory_mib", "python_version", "requirements",
+        ],
+        "huggingface": [],
+        "sagemaker": ["python", "spot_wait_s", "volume_size_gib"],
+        "kubernetes": [
+            "gpu_resource", "grace_s", "keep_s", "limits", "python", "requests", "shared_memory",
+        ],
+    }  # fmt: skip
+    for backend in BACKENDS:
+        assert pool_options(backend) <= set(known[backend])
+    assert pool_options("a-backend-of-tomorrow") == frozenset()
+
+
+def test_values_are_matched_too() -> None:
+    team = credential(
+        allowed_pool_options={"service_account": ["team-*"], "pod.nodeName": ["gpu-?"]}
+    )
+    assert refused_options("kubernetes", team, {"service_account": "team-a"}) == ""
+    assert refused_options("kubernetes", team, {"service_account": "admin"})
+    assert refused_options("kubernetes", team, {"service_account": "Team-a"})
+    assert refused_options("kubernetes", team, {"pod": {"nodeName": "gpu-1"}}) == ""
+    both = {"pod": {"nodeName": "gpu-1", "hostNetwork": True}}
+    assert "pod.hostNetwork" in refused_options("kubernetes", team, both)
+
+
+def test_each_item_of_a_list_needs_to_match() -> None:
+    one = credential("sagemaker", allowed_pool_options={"subnets": ["subnet-a*"]})
+    assert refused_options("sagemaker", one, {"subnets": ["subnet-a1", "subnet-a2"]}) == ""
+    assert refused_options("sagemaker", one, {"subnets": ["subnet-a1", "subnet-b"]})
+
+
+def test_what_the_credential_sets_no_pool_replaces(settings: Any) -> None:
+    """Also an option that a pool can set otherwise."""
+    hardened = credential(options={"limits": {"cpu": "2"}, "pod": {"hostNetwork": False}})
+    assert refused_options("kubernetes", credential(), {"limits": {"cpu": "64"}}) == ""
+    assert refused_options("kubernetes", hardened, {"limits": {"cpu": "64"}})
+    settings.BACKEND_OPTIONS = {"local": {"memory_mb": 100}}
+    assert refused_options("local", None, {"memory_mb": 10**6})
+    assert refused_options("local", None, {"nice": 3}) == ""
+
+
+def test_without_a_credential_the_server_s_patterns_count(settings: Any) -> None:
+    settings.BACKEND_OPTIONS = {
+        "kubernetes": {"namespace": "ml", "allowed_pool_options": {"service_account": ["team-*"]}}
+    }
+    assert refused_options("kubernetes", None, {"service_account": "team-a"}) == ""
+    assert refused_options("kubernetes", credential(), {"service_account": "team-a"})
+    assert options_of_backend("kubernetes", None) == {"namespace": "ml"}
+
+
+def test_images_are_free_unless_patterns_name_them() -> None:
+    assert refused_image("kubernetes", credential(), "evil/image") == ""
+    ours = credential(allowed_pool_options={"image": ["registry.example/team/*"]})
+    assert refused_image("kubernetes", ours, "registry.example/team/train:1") == ""
+    assert refused_image("kubernetes", ours, "evil/image")
+    assert refused_image("kubernetes", ours, "") == ""
+
+
+@pytest.mark.parametrize("given", [[], "x", {"a": 1}, {"a": [1]}, {"a": {"b": "c"}}])
+def test_patterns_that_are_none_are_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        read_patterns(given)
+
+
+@pytest.mark.django_db
+def test_a_pool_is_refused_at_its_field_until_the_administrator_allows_it() -> None:
+    made = credential()
+    made.save()
+    pool = PoolDraft(
+        backend="kubernetes", credential=made.pk, options={"service_account": "team-a"}
+    )
+    with pytest.raises(InvalidRun) as refused:
+        create.check_pool(pool, 2)
+    assert refused.value.field == "pools.2.options"
+    assert "an administrator can allow it" in refused.value.message
+    Credential.objects.filter(pk=made.pk).update(
+        allowed_pool_options={"service_account": ["team-*"]}
+    )
+    create.check_pool(pool, 2)
+
+
+@pytest.mark.django_db
+def test_tightened_patterns_block_the_launch_of_what_was_accepted(
+    make_run: Callable[..., Any], executor: w.FakeExecutor
+) -> None:
+    run = launched(make_run())
+    made = credential()
+    made.save()
+    run.pools.update(backend="kubernetes", credential=made, options={"service_account": "admin"})
+    launch_replica(run.replicas.first().pk)
+    pool = run.pools.get()
+    assert executor.launches == 0
+    assert pool.needs_person
+    assert "service_account" in pool.trouble
+
+
+@pytest.mark.django_db
+def test_the_form_of_a_credential_takes_patterns() -> None:
+    kind = KINDS["kubernetes"]
+    form = form_for(kind)({"name": "c", "variable_KUBECONFIG": "k", ALLOWED: '{"pod.*": "x"}'})
+    assert form.is_valid(), form.errors
+    assert form.cleaned_data[ALLOWED] == {"pod.*": ["x"]}
+    wrong = form_for(kind)({"name": "c", "variable_KUBECONFIG": "k", ALLOWED: "[1]"})
+    assert "expected a JSON object" in str(wrong.errors[ALLOWED])
+    assert ALLOWED not in form_for(KINDS["store-s3"]).base_fields

@@ -1,0 +1,186 @@
+"""The audit log: complete, append-only, and without secrets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.cache import cache
+from django.core.management import CommandError, call_command
+from django.db import DatabaseError, connection, transaction
+from django.test import Client
+
+from runs import audit, audit_triggers, people, redaction, tokens
+from runs.models import AuditEntry, Credential
+from tests.browser import seed
+
+pytestmark = pytest.mark.django_db
+
+CHANGES = (
+    "UPDATE runs_auditentry SET actor = 'eve'",
+    "DELETE FROM runs_auditentry",
+)
+
+
+def three() -> list[AuditEntry]:
+    return [audit.record("test.action", actor="ada", target=f"thing {n}") for n in range(3)]
+
+
+def actions(**wanted: Any) -> list[str]:
+    found = AuditEntry.objects.filter(**wanted).order_by("id")
+    return list(found.values_list("action", flat=True))
+
+
+@pytest.mark.parametrize("statement", CHANGES)
+def test_the_database_refuses_changes(statement: str) -> None:
+    three()
+    audit_triggers.install(connection)
+    with (
+        pytest.raises(DatabaseError, match="append-only"),
+        transaction.atomic(),
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(statement)
+    audit.record("test.action", actor="ada")
+    assert audit.verify()[2] is None
+    audit_triggers.remove(connection)
+
+
+def test_the_migration_installs_the_triggers() -> None:
+    from importlib import import_module
+
+    migration = import_module("runs.migrations.0023_security")
+    [operation] = [o for o in migration.Migration.operations if hasattr(o, "code")]
+    assert operation.code is migration.install
+
+
+def test_a_changed_entry_is_found() -> None:
+    entries = three()
+    assert audit.verify() == (3, entries[2].hash, None)
+    AuditEntry.objects.filter(pk=entries[1].pk).update(actor="eve")
+    with pytest.raises(CommandError, match=f"entry {entries[1].pk}: the entry was changed"):
+        call_command("verify_audit_log")
+
+
+def test_a_missing_entry_is_found() -> None:
+    entries = three()
+    AuditEntry.objects.filter(pk=entries[1].pk).delete()
+    broken = audit.verify()[2]
+    assert broken is not None
+    assert broken.entry == entries[2].pk
+
+
+def test_a_log_that_was_cut_off_or_written_anew_does_not_have_the_noted_head(capsys: Any) -> None:
+    head = three()[2].hash
+    call_command("verify_audit_log", head=head)
+    assert head in capsys.readouterr().out
+    AuditEntry.objects.filter(hash=head).delete()
+    assert audit.verify()[2] is None
+    with pytest.raises(CommandError, match="expected hash"):
+        call_command("verify_audit_log", head=head)
+
+
+def test_an_entry_and_its_action_happen_together() -> None:
+    with pytest.raises(RuntimeError), transaction.atomic():
+        audit.record("test.action", actor="ada")
+        raise RuntimeError
+    assert actions() == []
+
+
+def test_secrets_are_struck_out() -> None:
+    redaction.remember(["hunter2hunter2"])
+    audit.record("test.action", actor="ada", detail="password hunter2hunter2\x00")
+    entry = AuditEntry.objects.get()
+    assert "hunter2" not in entry.detail
+    assert audit.verify()[2] is None
+
+
+def test_entries_are_written_to_a_file_as_json(
+    settings: Any, tmp_path: Path, django_capture_on_commit_callbacks: Any
+) -> None:
+    settings.AUDIT_LOG = str(tmp_path / "audit.jsonl")
+    with django_capture_on_commit_callbacks(execute=True):
+        three()
+    rows = [json.loads(line) for line in Path(settings.AUDIT_LOG).read_text().splitlines()]
+    assert [row["target"] for row in rows] == ["thing 0", "thing 1", "thing 2"]
+    assert rows[1]["previous_hash"] == rows[0]["hash"]
+    assert Path(settings.AUDIT_LOG).stat().st_mode & 0o777 == 0o600
+
+
+# What is recorded.
+
+
+def test_sign_in_and_out_with_the_address() -> None:
+    cache.clear()
+    seed.user("olga", "operator")
+    client = Client(REMOTE_ADDR="198.51.100.7")
+    client.post("/login", {"username": "olga", "password": "wrong"})
+    client.post("/login", {"username": "my secret", "password": "wrong"})
+    client.post("/login", {"username": "olga", "password": "correct horse battery"})
+    client.post("/logout")
+    found = actions(address="198.51.100.7")
+    assert found == ["sign_in.failed", "sign_in.failed", "sign_in.succeeded", "sign_out"]
+    # A password that was typed into the field of the name is not kept.
+    assert not any("my secret" in json.dumps(audit.as_row(e)) for e in AuditEntry.objects.all())
+
+
+def test_users_and_tokens() -> None:
+    admin = seed.user("ada", "admin")
+    person = people.add_person("vera", role="viewer", actor=admin)
+    people.set_role(person, "operator", actor=admin)
+    people.deactivate(person, actor=admin)
+    token, text = tokens.issue(admin, name="ci", scopes=["read"])
+    tokens.revoke(token)
+    assert actions(actor="ada", action__startswith="user.") == ["user.changed"] * 3
+    assert actions(action__startswith="token.") == ["token.created", "token.revoked"]
+    assert text not in json.dumps([audit.as_row(e) for e in AuditEntry.objects.all()])
+
+
+def test_credentials_without_their_secrets() -> None:
+    from runs.credentials.service import delete_credential, save_credential
+
+    admin = seed.user("ada", "admin")
+    made = Credential(name="cluster", kind="modal")
+    save_credential(made, typed={"MODAL_TOKEN_SECRET": "as-very-secret"}, actor=admin)
+    delete_credential(made, actor=admin)
+    assert actions() == ["credential.saved", "credential.deleted"]
+    assert "as-very-secret" not in AuditEntry.objects.get(action="credential.saved").detail
+    assert "MODAL_TOKEN_SECRET" in AuditEntry.objects.get(action="credential.saved").detail
+
+
+def test_actions_on_runs() -> None:
+    run = seed.run(seed.user("olga", "operator"), committed=1, replicas=1)
+    client = Client(REMOTE_ADDR="198.51.100.7")
+    client.force_login(run.owner)
+    client.post(f"/runs/{run.pk}/stop")
+    entries = AuditEntry.objects.filter(actor="olga", target__contains=str(run.pk))
+    assert entries.filter(address="198.51.100.7").exists()
+
+
+def test_a_denial_is_recorded_once_a_minute() -> None:
+    cache.clear()
+    run = seed.run(seed.user("olga", "operator"), committed=1, replicas=1)
+    client = Client()
+    client.force_login(seed.user("vera", "viewer"))
+    for _ in range(5):
+        assert client.post(f"/runs/{run.pk}/stop").status_code == 403
+    [entry] = AuditEntry.objects.filter(action="access.denied")
+    assert (entry.actor, entry.target) == ("vera", f"POST /runs/{run.pk}/stop")
+
+
+def test_the_administration_shows_it_to_administrators_and_changes_nothing() -> None:
+    [entry, *_] = three()
+    client = Client()
+    client.force_login(seed.user("ada", "admin"))
+    assert client.get("/admin/runs/auditentry/").status_code == 200
+    page = f"/admin/runs/auditentry/{entry.pk}/change/"
+    assert client.get(page).status_code == 200
+    assert client.post(page, {"actor": "eve"}).status_code == 403
+    assert (
+        client.post(f"/admin/runs/auditentry/{entry.pk}/delete/", {"post": "yes"}).status_code
+        == 403
+    )
+    assert client.get("/admin/runs/auditentry/add/").status_code == 403
+    assert audit.verify()[2] is None
