@@ -12,10 +12,12 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from diloco.errors import FencedOut
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock
+from diloco.rendezvous.reading import Damaged, read_record
 from diloco.rendezvous.records import (
     ENDED_STATES,
     STEPPING_STATES,
@@ -24,11 +26,15 @@ from diloco.rendezvous.records import (
     Command,
     Identity,
 )
-from diloco.rendezvous.store import MissingKey, Store, StoreError
+from diloco.rendezvous.store import MissingKey, Store, StoreError, StoreUnavailable
 from diloco.rendezvous.transfer import get_each
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+COMMAND_LOOKS = 5
+"""Looks at a damaged command before it is passed over."""
 DRAIN_WITHIN_S = 30.0
 """What a drain allows that does not say."""
 LONGEST_REASON = 200
@@ -61,6 +67,31 @@ class Progress:
     tokens: int = 0
     loss: float | None = None
     message: str = ""
+    blocked: int | None = None
+
+
+PATIENCE_S = 900.0
+"""How long a process that joins waits for a store that does not answer."""
+PAUSE_S = 2.0
+
+
+def patiently(
+    operation: Callable[[], T], *, clock: Clock, check: Callable[[], None] = lambda: None
+) -> T:
+    """``operation()``, tried again while the store does not answer, for :data:`PATIENCE_S`."""
+    give_up_s = clock.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return operation()
+        except StoreUnavailable as error:
+            if clock.monotonic() >= give_up_s:
+                raise StoreUnavailable(
+                    f"expected the store to answer within {PATIENCE_S:g} s of joining, "
+                    f"last: {error}"
+                ) from None
+            log.warning("the store does not answer, will try again: %s", error)
+            check()
+            clock.sleep(PAUSE_S)
 
 
 class Lease:
@@ -106,13 +137,19 @@ class Lease:
         self._progress = Progress()
         self._count = 0
         self._next_command = 1
+        self._command_looks = 0
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
-    def start(self) -> None:
-        self.beat()
-        self._read_commands(new=False)
+    def start(self, *, check: Callable[[], None] = lambda: None) -> None:
+        """Write the first beat and start the thread.
+
+        A store that does not answer is asked again for :data:`PATIENCE_S`; ``check`` is called
+        meanwhile, and raises to leave. Raises :class:`StoreUnavailable`.
+        """
+        patiently(self.beat, clock=self._clock, check=check)
+        patiently(lambda: self._read_commands(new=False), clock=self._clock, check=check)
         self._thread.start()
 
     def update(self, **changes: object) -> None:
@@ -146,6 +183,7 @@ class Lease:
                 tokens=progress.tokens,
                 loss=progress.loss,
                 message=progress.message,
+                blocked=progress.blocked,
             )
         self._store.put(
             keys.beat(self.identity.replica, self.identity.incarnation), beat.to_bytes()
@@ -162,17 +200,30 @@ class Lease:
 
     def _read_commands(self, *, new: bool = True) -> None:
         while True:
+            number = self._next_command
             try:
-                command = Command.from_bytes(self._store.get(keys.control(self._next_command)))
+                command = read_record(
+                    self._store,
+                    keys.control(number),
+                    Command,
+                    is_right=lambda c, n=number: c.n == n,
+                )
             except MissingKey:
                 break
-            except BadRecord as error:
-                log.error("command %d is refused: %s", self._next_command, error)
-                self._next_command += 1
+            except Damaged as error:
+                self._command_looks += 1
+                if self._command_looks < COMMAND_LOOKS:
+                    break  # it may be readable at the next look
+                log.error("command %d is refused: %s", number, error)
+                self._pass_command()
                 continue
-            self._next_command += 1
+            self._pass_command()
             if command.replica in (None, self.identity.replica):
                 self._obey(command, new=new)
+
+    def _pass_command(self) -> None:
+        self._next_command += 1
+        self._command_looks = 0
 
     def _obey(self, command: Command, *, new: bool) -> None:
         if command.command == "stop":
@@ -275,6 +326,8 @@ class Observer:
             replica, incarnation = leases[key], newest[leases[key]]
             try:
                 beat = Beat.from_bytes(data)
+                if (beat.replica, beat.incarnation) != (replica, incarnation):
+                    raise BadRecord("expected the lease of its own key, found another's")
             except BadRecord as error:
                 log.warning("lease of replica %d is refused: %s", replica, error)
                 continue
@@ -301,6 +354,11 @@ class Observer:
             and seen.beat.role == role
             and now_s - seen.since_s < self._timeout_s
         )
+
+    def blocked(self) -> dict[int, int]:
+        """Live replica -> the committed round that it cannot read."""
+        beats = {replica: self._seen[replica].beat for replica in self.live()}
+        return {r: beat.blocked for r, beat in beats.items() if beat.blocked is not None}
 
     def ready_to_begin(self) -> frozenset[int]:
         """Replicas that :meth:`working_towards` the first round, their leases seen to change: to a

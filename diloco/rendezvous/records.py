@@ -11,10 +11,11 @@ import dataclasses
 import json
 import types
 import typing
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Self, Union
+from typing import Any, ClassVar, Self, Union
 
 from diloco.rendezvous.document import PROTOCOL
 
@@ -27,16 +28,49 @@ class Growing:
     """What may have fields that a reader of earlier code does not know, and leaves out."""
 
 
+BLANKS = b" \t"
+
+
+def seal(body: bytes) -> bytes:
+    """The checksum that follows a record: a line feed, then the crc32 of ``body``, highest bit
+    first, a space for 0 and a tab for 1.
+
+    JSON allows blanks after a value, so readers that do not know the seal read the record as ever.
+    """
+    crc = zlib.crc32(body)
+    return b"\n" + bytes(BLANKS[crc >> shift & 1] for shift in range(31, -1, -1))
+
+
+def unsealed(data: bytes, where: str) -> bytes:
+    """``data`` without its seal. Raises :class:`BadRecord` if the seal is not that of the rest;
+    a record without a seal is of an earlier writer."""
+    body = data.rstrip(b" \t\r\n")
+    found = data[len(body) :]
+    if found not in (b"", b"\n", seal(body)):
+        raise BadRecord(f"{where}: expected the checksum of what is written, found another")
+    return body
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Base of all records: strict JSON in, compact JSON out."""
+    """Base of all records: strict JSON in, compact JSON with a :func:`seal` out.
+
+    ``left_out`` names fields that are not written where they are None, because earlier readers do
+    not know them.
+    """
+
+    left_out: ClassVar[frozenset[str]] = frozenset()
 
     def to_bytes(self) -> bytes:
-        body = {"v": PROTOCOL, **dataclasses.asdict(self)}
-        return json.dumps(body, separators=(",", ":"), allow_nan=True).encode()
+        values = dataclasses.asdict(self)
+        kept = {n: v for n, v in values.items() if v is not None or n not in self.left_out}
+        body = {"v": PROTOCOL, **kept}
+        text = json.dumps(body, separators=(",", ":"), allow_nan=True).encode()
+        return text + seal(text)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
+        data = unsealed(data, cls.__name__)
         try:
             body = json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -115,8 +149,11 @@ class Beat(Record):
 
     ``role`` is replica, or syncer for a process that only reduces. ``state`` is a
     :data:`REPLICA_STATES` name; ``left`` says the process ended on purpose. ``round`` is the round
-    the replica is working towards, ``step`` its inner step in the run.
+    the replica is working towards, ``step`` its inner step in the run. ``blocked`` is a committed
+    round that it cannot read: it needs a checkpoint of that round or a later one.
     """
+
+    left_out: ClassVar[frozenset[str]] = frozenset({"blocked"})
 
     replica: int
     incarnation: str
@@ -134,6 +171,7 @@ class Beat(Record):
     pid: int = 0
     device: str = ""
     message: str = ""
+    blocked: int | None = None
 
 
 REPLICA_STATES = (

@@ -97,7 +97,8 @@ def run_seed(seed: int) -> Outcome:
     failure = failure or _bad_ends(world)
     if not failure:
         try:
-            oracle.check(world.bucket.objects, world.bucket.written, world.settings.to_dict())
+            bucket = world.bucket
+            oracle.check(bucket.objects, bucket.written, bucket.written_s, world.settings.to_dict())
         except oracle.Violation as violation:
             failure = f"violation: {violation}"
     return Outcome(

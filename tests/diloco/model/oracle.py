@@ -26,14 +26,21 @@ class Violation(AssertionError):
     """Something that must hold does not."""
 
 
-def check(objects: dict[str, bytes], written: dict[str, bytes], settings: dict[str, Any]) -> None:
-    """``objects`` is what lies in the bucket at the end, ``written`` the first bytes that were
-    stored under each key, whatever became of them. Raises :class:`Violation`."""
+def check(
+    objects: dict[str, bytes],
+    written: dict[str, bytes],
+    written_s: dict[str, float],
+    settings: dict[str, Any],
+) -> None:
+    """``objects`` is what lies in the bucket at the end, ``written`` the bytes that were stored
+    last under each key, ``written_s`` when, whatever became of them. Raises :class:`Violation`."""
     log = Log(written, settings)
     log.replay()
     log.check_steps()
     check_result(objects, written, log)
-    check_leftovers(objects, written)
+    over_s = written_s["final/manifest.json"]
+    in_time = {k: v for k, v in objects.items() if written_s[k] < over_s - SWEEP_S}
+    check_leftovers(objects, in_time, written)
 
 
 def require(condition: bool, message: str) -> None:
@@ -136,6 +143,8 @@ class Log:
             vector = _decode(self.written[f"{key}.bin"][HEADER:], self.settings["codec"], mean.size)
             mean += vector * np.float32(c["weight"])
             self.taken.append((round, name, fragment, vector))
+        if self.settings["codec"] == "bf16":
+            mean = _rounded_to_bf16(mean)  # the mean passes through the reduced codec
         momentum = np.float32(self.settings["outer_momentum"])
         buffer = self.momentum[fragment]
         buffer *= momentum
@@ -189,12 +198,16 @@ def check_result(objects: dict[str, bytes], written: dict[str, bytes], log: Log)
                 )
 
 
+SWEEP_S = 5.0
+"""The last sweep ends so long before the final manifest, at most: what arrives later stays."""
 KEPT_STATES = 3
 """Folders of saved state that one replica number may leave."""
 
 
-def check_leftovers(objects: dict[str, bytes], written: dict[str, bytes]) -> None:
-    """Nothing large is left beside the newest two checkpoints, what was exchanged after the older
+def check_leftovers(
+    objects: dict[str, bytes], in_time: dict[str, bytes], written: dict[str, bytes]
+) -> None:
+    """Of what was written ``in_time``, nothing large is left beside the newest two checkpoints, what was exchanged after the older
     of them, the result, and the newest saves of each replica."""
     rounds = sorted(
         int(match[1])
@@ -204,20 +217,20 @@ def check_leftovers(objects: dict[str, bytes], written: dict[str, bytes]) -> Non
     older = rounds[-2] if len(rounds) > 1 else -1
     left = [
         key
-        for key in objects
+        for key in in_time
         if (match := re.fullmatch(r"rounds/(\d{8})/(?:contributions/.*\.bin|reduced/.*)", key))
         and int(match[1]) <= older
     ]
     left += [
         key
-        for key in objects
+        for key in in_time
         if (match := re.fullmatch(r"checkpoints/(\d{8})/.*\.safetensors", key))
         and int(match[1]) < older
     ]
     winner = json.loads(written["final/manifest.json"])["writer"]
     own = f"final/{winner['replica']:05d}.{winner['incarnation']}/"
     left += [
-        key for key in objects
+        key for key in in_time
         if key.startswith("final/") and key != "final/manifest.json" and not key.startswith(own)
     ]  # fmt: skip
     require(not left, f"{len(left)} objects are left behind: {', '.join(sorted(left)[:5])}")
@@ -231,7 +244,7 @@ def check_leftovers(objects: dict[str, bytes], written: dict[str, bytes]) -> Non
         )
 
 
-# -- formats, as docs/protocol.md has them -----------------------------------------------------------
+# -- formats, as docs/protocol.md has them ---------------------------------------------------------
 
 
 def _safetensors(data: bytes) -> dict[str, Array]:
@@ -263,6 +276,13 @@ def _decode(body: bytes, codec: str, numel: int) -> Array:
     rows = np.frombuffer(body, np.uint8).reshape(-1, 260)
     scale = rows[:, :4].copy().view(np.float32)
     return (rows[:, 4:].view(np.int8).astype(np.float32) * scale).ravel()
+
+
+def _rounded_to_bf16(vector: Array) -> Array:
+    """To the nearest, halves to even."""
+    bits = vector.view(np.uint32)
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    return (rounded & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def _digest(weights: Array) -> str:

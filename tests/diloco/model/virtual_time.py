@@ -155,7 +155,7 @@ class Scheduler:
                 self._switch_to(task)
 
 
-# -- the names that the library uses -----------------------------------------------------------------
+# -- the names that the library uses ---------------------------------------------------------------
 
 _ACTIVE: list[Scheduler] = []
 

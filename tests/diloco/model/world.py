@@ -193,9 +193,7 @@ class World:
 
         def serve() -> None:
             try:
-                syncer = Syncer(
-                    self._view(process), clock=self.scheduler, heartbeat_interval_s=2.0
-                )
+                syncer = Syncer(self._view(process), clock=self.scheduler, heartbeat_interval_s=2.0)
                 syncer.run()
                 life.reason = "left" if syncer.left else "completed"
             except Exception as error:
