@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-COMMAND_LOOKS = 5
-"""Looks at a damaged command before it is passed over."""
 DRAIN_WITHIN_S = 30.0
 """What a drain allows that does not say."""
 LONGEST_REASON = 200
@@ -137,7 +135,6 @@ class Lease:
         self._progress = Progress()
         self._count = 0
         self._next_command = 1
-        self._command_looks = 0
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
@@ -211,19 +208,12 @@ class Lease:
             except MissingKey:
                 break
             except Damaged as error:
-                self._command_looks += 1
-                if self._command_looks < COMMAND_LOOKS:
-                    break  # it may be readable at the next look
                 log.error("command %d is refused: %s", number, error)
-                self._pass_command()
+                self._next_command += 1
                 continue
-            self._pass_command()
+            self._next_command += 1
             if command.replica in (None, self.identity.replica):
                 self._obey(command, new=new)
-
-    def _pass_command(self) -> None:
-        self._next_command += 1
-        self._command_looks = 0
 
     def _obey(self, command: Command, *, new: bool) -> None:
         if command.command == "stop":
