@@ -366,7 +366,7 @@ class Reducer:
                 raise CannotReduce(planned.replica, reason) from None
             except BadPayload as again:
                 error = again
-        raise CannotReduce(planned.replica, f"{key} is damaged: {error}")
+        raise CannotReduce(planned.replica, f"{error} in {key}")
 
     def _own_part(self, own: Own, part: Span, numel: int) -> Iterator[tuple[Span, Tensor]]:
         for where in slices(part, numel):

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar, Self, Union
+from typing import Any, Self, Union
 
 from diloco.rendezvous.document import PROTOCOL
 
@@ -29,6 +29,8 @@ class Growing:
 
 
 BLANKS = b" \t"
+OPTIONAL = "optional"
+"""In a field's metadata: it is not written while it is None. Earlier readers do not know it."""
 
 
 def seal(body: bytes) -> bytes:
@@ -53,18 +55,14 @@ def unsealed(data: bytes, where: str) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Base of all records: strict JSON in, compact JSON with a :func:`seal` out.
-
-    ``left_out`` names fields that are not written where they are None, because earlier readers do
-    not know them.
-    """
-
-    left_out: ClassVar[frozenset[str]] = frozenset()
+    """Base of all records: strict JSON in, compact JSON with a :func:`seal` out."""
 
     def to_bytes(self) -> bytes:
         values = dataclasses.asdict(self)
-        kept = {n: v for n, v in values.items() if v is not None or n not in self.left_out}
-        body = {"v": PROTOCOL, **kept}
+        for f in dataclasses.fields(self):
+            if f.metadata.get(OPTIONAL) and values[f.name] is None:
+                del values[f.name]
+        body = {"v": PROTOCOL, **values}
         text = json.dumps(body, separators=(",", ":"), allow_nan=True).encode()
         return text + seal(text)
 
@@ -153,8 +151,6 @@ class Beat(Record):
     round that it cannot read: it needs a checkpoint of that round or a later one.
     """
 
-    left_out: ClassVar[frozenset[str]] = frozenset({"blocked"})
-
     replica: int
     incarnation: str
     count: int
@@ -171,7 +167,7 @@ class Beat(Record):
     pid: int = 0
     device: str = ""
     message: str = ""
-    blocked: int | None = None
+    blocked: int | None = field(default=None, metadata={OPTIONAL: True})
 
 
 REPLICA_STATES = (

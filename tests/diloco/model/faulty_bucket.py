@@ -30,11 +30,14 @@ class Bucket:
         self.written: dict[str, bytes] = {}
         self.written_s: dict[str, float] = {}
         self.past: builtins.list[tuple[float, dict[str, int]]] = []
+        self.commits = 0
+        self.keeps_past = True
         self.damaged: dict[str, str] = {}
         """Keys whose stored bytes were damaged for good, and how."""
 
     def put(self, key: str, data: bytes) -> None:
         self._remember()
+        self.commits += key.endswith("/commit.json") and key not in self.written
         self.objects[key] = data
         self.written[key] = data
         self.written_s[key] = self.scheduler.now_s
@@ -76,6 +79,8 @@ class Bucket:
 
     def _remember(self) -> None:
         """What a stale listing shows; a few seconds of it are kept."""
+        if not self.keeps_past:
+            return
         now_s = self.scheduler.now_s
         self.past.append((now_s, {key: len(data) for key, data in self.objects.items()}))
         del self.past[:-40]
@@ -154,9 +159,11 @@ class FaultyView:
     # -- its faults ------------------------------------------------------------------------------
 
     def _strikes(self, fault: str) -> bool:
-        struck: bool = self._rng.random() < getattr(self._chances(), fault)
-        self._counts[fault] += struck
-        return struck
+        chance: float = getattr(self._chances(), fault)
+        if not chance or self._rng.random() >= chance:
+            return False
+        self._counts[fault] += 1
+        return True
 
     def _pass_time(self) -> None:
         """A request takes a while, and its process may be killed meanwhile."""

@@ -11,7 +11,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -97,6 +97,7 @@ class World:
         self.rng = rng
         self.scheduler = Scheduler(rng)
         self.bucket = Bucket(self.scheduler)
+        self.bucket.keeps_past = scenario.chances.stale > 0
         self.counts: Counter[str] = Counter()
         self.lives: list[Life] = []
         self.steps = 0
@@ -120,7 +121,7 @@ class World:
         return self.calm_from_s is not None
 
     def committed(self) -> int:
-        return sum(key.endswith("/commit.json") for key in self.bucket.objects)
+        return self.bucket.commits
 
     # -- processes -------------------------------------------------------------------------------
 
@@ -148,9 +149,11 @@ class World:
         )
 
     def _view(self, process: Process) -> FaultyView:
+        deathless = replace(self.scenario.chances, kill=0.0)
+
         def chances() -> Chances:
-            if self.counts["kill"] >= self.scenario.kills:
-                return without_kills(self.chances())
+            if not self.calm and self.counts["kill"] >= self.scenario.kills:
+                return deathless
             return self.chances()
 
         return FaultyView(self.bucket, process, self.rng, self.counts, chances)
@@ -219,12 +222,6 @@ class World:
                 elif not self.calm and life.group and self.rng.random() < self.scenario.drains:
                     self.counts["drain"] += 1
                     life.group.leave(within_s=self.rng.choice([0.0, 5.0, 60.0]), reason="drained")
-
-
-def without_kills(chances: Chances) -> Chances:
-    from dataclasses import replace
-
-    return replace(chances, kill=0.0)
 
 
 class QuietUsage:
