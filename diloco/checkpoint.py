@@ -34,14 +34,34 @@ from diloco.rendezvous.records import (
 )
 from diloco.rendezvous.store import MissingKey, Store
 from diloco.rendezvous.view import Totals
+from diloco.upload import UPLOADS, bytes_to_verify
 
 log = logging.getLogger(__name__)
 
 
 def put_object(store: Store, key: str, data: bytes) -> StoredObject:
-    """Store ``data`` and describe it for a manifest."""
-    store.put(key, data)
+    """Store ``data``, read it back up to a limit, and describe it for a manifest."""
+    for _ in range(UPLOADS):
+        store.put(key, data)
+        if _is_stored(store, key, data, limit=bytes_to_verify()):
+            break
+        log.warning("%s was damaged on its way; it is uploaded again", key)
     return StoredObject(key=key, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def _is_stored(store: Store, key: str, data: bytes, *, limit: int) -> bool:
+    """Whether the store has ``data`` under ``key``: its beginning and its end, half the ``limit``
+    each. One damaged read proves nothing, so what is wrong is read once more."""
+    half = min(len(data), -(-limit // 2))
+    ranges = [(0, half)] if half == len(data) else [(0, half), (len(data) - half, half)]
+
+    def is_right(start: int, length: int) -> bool:
+        try:
+            return store.get_range(key, start, length) == data[start : start + length]
+        except MissingKey:
+            return False
+
+    return not half or all(is_right(*where) or is_right(*where) for where in ranges)
 
 
 def get_object(store: Store, described: StoredObject) -> bytes:

@@ -69,6 +69,7 @@ def make_scenario(rng: random.Random) -> Scenario:
         "stale": (0.0, 0.1),
         "garble": (0.0, 0.03),
         "rot": (0.0, 0.02, 0.06),
+        "decay": (0.0, 0.0, 0.01),
         "slow": (0.0, 0.03),
     }
     return Scenario(
@@ -93,6 +94,9 @@ def run_seed(seed: int) -> Outcome:
         try:
             world.run()
         except Hang as hang:
+            if _names_damage(world):
+                world.counts["stopped by damage that an error names"] += 1
+                return _outcome(seed, scenario, world, "")
             failure = f"hang: {hang}{_where(world)}"
     failure = failure or _bad_ends(world)
     if not failure:
@@ -101,6 +105,17 @@ def run_seed(seed: int) -> Outcome:
             oracle.check(bucket.objects, bucket.written, bucket.written_s, world.settings.to_dict())
         except oracle.Violation as violation:
             failure = f"violation: {violation}"
+    return _outcome(seed, scenario, world, failure)
+
+
+def _names_damage(world: World) -> bool:
+    """Whether a replica ended with an error that names an object which is damaged for good: every
+    replica that had applied the round is dead, and no checkpoint holds it."""
+    errors = [str(life.error) for life in world.lives if life.error is not None]
+    return any(key in error for key in world.bucket.damaged for error in errors)
+
+
+def _outcome(seed: int, scenario: Scenario, world: World, failure: str) -> Outcome:
     return Outcome(
         seed=seed,
         scenario=scenario,

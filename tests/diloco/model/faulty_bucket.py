@@ -97,6 +97,7 @@ class Chances:
     stale: float = 0.0
     garble: float = 0.0
     rot: float = 0.0
+    decay: float = 0.0
     slow: float = 0.0
     slow_s: float = 20.0
     late_s: float = 90.0
@@ -198,7 +199,17 @@ class FaultyView:
 
     def _store(self, key: str, data: bytes) -> None:
         self._bucket.put(key, data)
-        if data and any(part in key for part in PERMANENT) and self._strikes("rot"):
+        if data and any(part in key for part in PERMANENT):
+            if self._strikes("rot"):
+                self._damage(key)
+            if self._strikes("decay"):
+                delay_s = self._rng.uniform(0, 20)
+                decay = _after(self._scheduler, delay_s, lambda: self._damage(key))
+                self._scheduler.spawn(f"decay of {key}", decay, self._bucket.network)
+
+    def _damage(self, key: str) -> None:
+        """What is stored under ``key`` is damaged for good."""
+        if data := self._bucket.objects.get(key):
             how, damaged = _damaged(data, self._rng, self._bucket, key)
             self._bucket.damage(key, how, damaged)
 
