@@ -45,6 +45,8 @@ def main() -> int:
         except Exception:
             failure = f"the checker itself failed: {traceback.format_exc()}"
         totals["seeds"] += 1
+        if totals["seeds"] % 25 == 0:
+            print(f"{totals['seeds']} seeds, {len(failed)} failed", flush=True)
         if failure:
             failed.append(seed)
             print(f"seed {seed}: {failure}", flush=True)

@@ -207,7 +207,7 @@ KEPT_STATES = 3
 def check_leftovers(
     objects: dict[str, bytes], in_time: dict[str, bytes], written: dict[str, bytes]
 ) -> None:
-    """Of what was written ``in_time``, nothing large is left beside the newest two checkpoints, what
+    """Of what was written ``in_time``, nothing large is left but the newest two checkpoints, what
     was exchanged after the older of them, the result, and the newest saves of each replica."""
     rounds = sorted(
         int(match[1])
