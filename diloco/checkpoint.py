@@ -183,7 +183,7 @@ def load_checkpoint(
     """Load into ``outer`` and return the rest.
 
     Raises :class:`ModelMismatch` if the checkpoint is of another model, :class:`MissingKey` if it
-    has been swept since its manifest was read, :class:`DamagedObject` if an object of it is damaged.
+    has been swept since its manifest was read, :class:`DamagedObject` if an object is damaged.
     """
     if manifest.model_hash != layout.model_hash:
         raise ModelMismatch(

@@ -200,8 +200,9 @@ def check_result(objects: dict[str, bytes], written: dict[str, bytes], log: Log)
 
 SWEEP_S = 5.0
 """The last sweep ends so long before the final manifest, at most: what arrives later stays."""
-KEPT_STATES = 3
-"""Folders of saved state that one replica number may leave."""
+KEPT_STATES = 6
+"""Folders of saved state that one replica number leaves at most: two, and one for each process that
+died after it had written a save and before it had deleted older ones."""
 
 
 def check_leftovers(
