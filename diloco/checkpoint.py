@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -20,10 +21,11 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
-from diloco.errors import ModelMismatch, ReplicaError
+from diloco.errors import DamagedObject, ModelMismatch, ReplicaError
 from diloco.layout import Layout
 from diloco.outer import OuterOptimizer, digest
 from diloco.rendezvous import keys
+from diloco.rendezvous.reading import READS, Damaged, read_record
 from diloco.rendezvous.records import (
     CheckpointManifest,
     FinalManifest,
@@ -33,31 +35,56 @@ from diloco.rendezvous.records import (
 )
 from diloco.rendezvous.store import MissingKey, ObjectTooLarge, Store
 from diloco.rendezvous.view import Totals
+from diloco.upload import UPLOADS, bytes_to_verify
+
+log = logging.getLogger(__name__)
 
 
 def put_object(store: Store, key: str, data: bytes) -> StoredObject:
-    """Store ``data`` and describe it for a manifest."""
-    store.put(key, data)
+    """Store ``data``, read it back up to a limit, and describe it for a manifest."""
+    for _ in range(UPLOADS):
+        store.put(key, data)
+        if _is_stored(store, key, data, limit=bytes_to_verify()):
+            break
+        log.warning("%s was damaged on its way; it is uploaded again", key)
     return StoredObject(key=key, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
+def _is_stored(store: Store, key: str, data: bytes, *, limit: int) -> bool:
+    """Whether the store has ``data`` under ``key``: its beginning and its end, half the ``limit``
+    each. One damaged read proves nothing, so what is wrong is read once more."""
+    half = min(len(data), -(-limit // 2))
+    ranges = [(0, half)] if half == len(data) else [(0, half), (len(data) - half, half)]
+
+    def is_right(start: int, length: int) -> bool:
+        try:
+            return store.get_range(key, start, length) == data[start : start + length]
+        except MissingKey:
+            return False
+
+    return not half or all(is_right(*where) or is_right(*where) for where in ranges)
+
+
 def get_object(store: Store, described: StoredObject) -> bytes:
-    """The object a manifest names. Raises :class:`ReplicaError` if it is not what it says."""
-    try:
-        data = store.get(described.key, limit=described.size_bytes)
-    except ObjectTooLarge as error:
-        raise ReplicaError(str(error)) from None
-    found = hashlib.sha256(data).hexdigest()
-    if found != described.sha256:
-        raise ReplicaError(f"{described.key}: expected sha256 {described.sha256}, found {found}")
-    return data
+    """The object a manifest names. Raises :class:`DamagedObject` if it is not what the manifest
+    says, after some more reads."""
+    for _ in range(READS):
+        try:
+            data = store.get(described.key, limit=described.size_bytes)
+        except ObjectTooLarge as error:
+            raise DamagedObject(str(error)) from None
+        found = hashlib.sha256(data).hexdigest()
+        if found == described.sha256:
+            return data
+        log.warning("%s: expected sha256 %s, found %s", described.key, described.sha256, found)
+    raise DamagedObject(f"{described.key}: expected sha256 {described.sha256}, found {found}")
 
 
 def load_tensors(store: Store, described: StoredObject) -> dict[str, Tensor]:
     try:
         return load_safetensors(get_object(store, described))
     except SafetensorError as error:
-        raise ReplicaError(f"{described.key}: expected safetensors, found {error}") from None
+        raise DamagedObject(f"{described.key}: expected safetensors, found {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +108,13 @@ def save_checkpoint(
     outer: OuterOptimizer,
     totals: Totals,
     wall_s: float,
+    replace: bool = False,
 ) -> CheckpointManifest | None:
-    """Write the global state after ``round``; None if another writer's manifest was first."""
+    """Write the global state after ``round``; None if another writer's manifest was first.
+
+    ``replace`` puts the manifest in the place of one whose objects are damaged. All replicas have
+    the same bits after a round, so it does not matter whose manifest stays.
+    """
     folder = keys.checkpoint_dir(round, identity.replica, identity.incarnation)
     stored = put_object(
         store, f"{folder}weights.safetensors", save_safetensors(_owned(layout.split(weights)))
@@ -108,6 +140,9 @@ def save_checkpoint(
         tokens_total=totals.tokens,
         wall_s=wall_s,
     )
+    if replace:
+        store.put(keys.checkpoint_manifest(round), manifest.to_bytes())
+        return manifest
     won = store.create(keys.checkpoint_manifest(round), manifest.to_bytes())
     if not won:
         store.delete([f"{folder}weights.safetensors", f"{folder}outer.safetensors"])
@@ -115,11 +150,29 @@ def save_checkpoint(
 
 
 def newest_manifest(store: Store) -> CheckpointManifest | None:
-    """The manifest of the newest complete checkpoint."""
-    rounds = manifest_rounds(store)
-    if not rounds:
-        return None
-    return CheckpointManifest.read(store, keys.checkpoint_manifest(rounds[-1]))
+    """The manifest of the newest complete checkpoint that can be read."""
+    return next(manifests(store), None)
+
+
+def manifests(store: Store) -> Iterator[CheckpointManifest]:
+    """The manifests that can be read, newest first; damaged ones are passed over."""
+    for round in reversed(manifest_rounds(store)):
+        key = keys.checkpoint_manifest(round)
+        try:
+            yield _read_manifest(store, round)
+        except Damaged as error:
+            log.error("%s; an older checkpoint is tried", error)
+        except MissingKey:
+            log.warning("%s was listed and is gone", key)
+
+
+def _read_manifest(store: Store, round: int) -> CheckpointManifest:
+    return read_record(
+        store,
+        keys.checkpoint_manifest(round),
+        CheckpointManifest,
+        is_right=lambda manifest: manifest.round == round,
+    )
 
 
 def manifest_rounds(store: Store) -> list[int]:
@@ -134,7 +187,7 @@ def load_checkpoint(
     """Load into ``outer`` and return the rest.
 
     Raises :class:`ModelMismatch` if the checkpoint is of another model, :class:`MissingKey` if it
-    has been swept since its manifest was read.
+    has been swept since its manifest was read, :class:`DamagedObject` if an object is damaged.
     """
     if manifest.model_hash != layout.model_hash:
         raise ModelMismatch(_difference(manifest, layout))
@@ -191,30 +244,52 @@ def _described(parameter: tuple[str, tuple[int, ...], str] | None) -> str:
     return f"{name} {list(shape)} {dtype}"
 
 
-def sweep(store: Store) -> int:
+SWEPT_AGAIN = 3
+"""Each checkpoint's sweep looks again at the rounds of so many checkpoints before."""
+SWEPT_AT_THE_END = 2000
+"""The last sweep of a run looks at so many rounds."""
+
+
+def sweep(store: Store, *, at_the_end: bool = False) -> int:
     """Delete what no joiner needs any more; returns the number of objects deleted.
 
     Kept: the newest two complete checkpoints, what was exchanged in rounds after the older, and
-    all records, plans, commits and manifests for ever. Bounded: it looks only at what has become
-    superfluous since the checkpoint before.
+    all records, plans, commits and manifests for ever. What an earlier sweep has missed (its
+    process died, or an upload arrived after it) is deleted by a later one: each lists the rounds of
+    the last checkpoints again, and that ``at_the_end`` of a run many more. So it makes one request
+    a round, and looks at a round :data:`SWEPT_AGAIN` + 1 times.
     """
     listed = [info.key for info in store.list(keys.CHECKPOINTS)]
     manifests = {
         key: round for key in listed if (round := keys.parse_checkpoint_manifest(key)) is not None
     }
     rounds = sorted(manifests.values())
-    if len(rounds) < 3:
+    if len(rounds) < 2:
         return 0
     older = rounds[-2]
-    kept = tuple(f"{keys.CHECKPOINTS}{round:08d}/" for round in rounds[-2:])
-    doomed = [key for key in listed if key not in manifests and not key.startswith(kept)]
-    for round in range(rounds[-3] + 1, older + 1):
+    first = rounds[max(0, len(rounds) - 3 - SWEPT_AGAIN)] + 1
+    if at_the_end:
+        first = min(first, max(1, older + 1 - SWEPT_AT_THE_END))
+    # A checkpoint of a later round than the older one may be about to get its manifest.
+    limit = f"{keys.CHECKPOINTS}{older:08d}/"
+    doomed = [key for key in listed if key not in manifests and key < limit]
+    for round in range(first, older + 1):
         doomed += [
-            info.key for info in store.list(keys.contributions(round)) if info.key.endswith(".bin")
+            info.key for info in store.list(keys.round_dir(round)) if keys.is_exchanged(info.key)
         ]
-        doomed += [info.key for info in store.list(keys.reduced(round))]
-    store.delete(doomed)
+    if doomed:
+        store.delete(doomed)
     return len(doomed)
+
+
+def sweep_results(store: Store, final: FinalManifest) -> None:
+    """Delete what other writers have left of a result that is not the run's."""
+    writer = final.writer
+    own = keys.final_dir(writer.replica, writer.incarnation)
+    listed = [info.key for info in store.list(keys.FINAL)]
+    doomed = [key for key in listed if key != keys.FINAL_MANIFEST and not key.startswith(own)]
+    if doomed:
+        store.delete(doomed)
 
 
 def publish_final(
@@ -245,8 +320,12 @@ def publish_final(
 
 
 def read_final(store: Store) -> FinalManifest | None:
+    """The result's manifest, None while there is none.
+
+    Raises :class:`~diloco.rendezvous.reading.Damaged`.
+    """
     try:
-        return FinalManifest.read(store, keys.FINAL_MANIFEST)
+        return read_record(store, keys.FINAL_MANIFEST, FinalManifest)
     except MissingKey:
         return None
 

@@ -92,7 +92,7 @@ class Chores:
             # Where only one may create, it is always its turn.
             mine = self._identity == checkpointer(commit) or not self._store.atomic_create
             if mine and self._may_create():
-                self._checkpoint(commit)
+                self.checkpoint(commit)
         if settings.state_every and count % settings.state_every == 0 and not commit.last:
             self.save_own(residuals)
 
@@ -124,7 +124,12 @@ class Chores:
         )
         self._reporter.evaluation(self.last_evaluation)
 
-    def _checkpoint(self, commit: Commit) -> None:
+    def rewrite_checkpoint(self, commit: Commit) -> None:
+        """Write the checkpoint of ``commit`` in the place of a damaged one."""
+        self.checkpoint(commit, replace=True)
+
+    def checkpoint(self, commit: Commit, *, replace: bool = False) -> None:
+        """Write the global weights after ``commit``, which is the last one applied, and sweep."""
         state = self._state
         assert state.weights is not None
         manifest = save_checkpoint(
@@ -137,6 +142,7 @@ class Chores:
             outer=state.outer,
             totals=state.totals,
             wall_s=self._clock.wall(),
+            replace=replace,
         )
         if manifest is not None:
             log.info("checkpoint of round %d is complete", commit.round)

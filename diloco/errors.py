@@ -11,6 +11,10 @@ class ModelMismatch(ReplicaError):
     """The model built here is not the one the group trains."""
 
 
+class DamagedObject(ReplicaError):
+    """An object that a manifest names is not what the manifest says, however often it is read."""
+
+
 class FencedOut(ReplicaError):
     """A newer process of the same replica has started; this one must not write any more."""
 

@@ -21,11 +21,13 @@ from diloco.errors import RoundTimeout
 from diloco.reduce import CannotReduce, Merged, Meter, Own, Reducer, new_fragment
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock
+from diloco.rendezvous.reading import Damaged
 from diloco.rendezvous.records import Commit, ContributionRecord, Identity, Plan, Refusal
 from diloco.rendezvous.rounds import decide
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import Store
 from diloco.rendezvous.view import (
+    FAR,
     GATHER,
     WHOLE,
     Look,
@@ -37,6 +39,7 @@ from diloco.rendezvous.view import (
     Wait,
 )
 from diloco.sight import Base, Sight
+from diloco.upload import bytes_to_verify, upload
 from diloco.wire import Packing, PayloadInfo
 from diloco.work import LocalWork
 
@@ -44,6 +47,8 @@ log = logging.getLogger(__name__)
 
 STAGGER_S = 1.0
 """Pause between the turns of two candidates for a plan or a commit."""
+DAMAGE_PATIENCE_S = 10.0
+"""How long a damaged plan or commit of a decided round is read again before it is given up."""
 FIRST_POLL_S = 0.03
 LONGEST_POLL_S = 1.0
 POLLS_PER_WAIT = 8
@@ -82,6 +87,8 @@ class Sent:
 
     record: ContributionRecord
     own: Own
+    damage: str = ""
+    """What is wrong with the stored payload, which no upload could mend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +110,9 @@ class _Course:
 
     sent: Sent | None
     timings: Timings
+    round: int
+    damaged_s: float | None = None
+    """When plan or commit was first found damaged."""
     memory: Memory = field(default_factory=Memory)
     plan: Plan | None = None
     merges: dict[int, Merge] = field(default_factory=dict)
@@ -145,6 +155,7 @@ class Exchange:
         self._on_wait = on_wait
         self._codec = get_codec(settings.codec, topk=settings.topk)
         self._reducer = Reducer(store, settings, clock)
+        self._verify_bytes = bytes_to_verify()
         self._usual_s = 0.0
 
     # -- contribute ------------------------------------------------------------------------------
@@ -171,11 +182,15 @@ class Exchange:
             numel=vector.numel(),
         )
         where = (round, self._identity.replica, self._identity.incarnation)
-        packing = Packing(info, vector, self._codec, self.sight.slots(round), clock=self._clock)
-        timings.time(
-            "upload",
-            lambda: self._store.put_stream(keys.contribution_payload(*where), packing.parts),
+        started_s = self._clock.monotonic()
+        packing, damage = upload(
+            self._store,
+            keys.contribution_payload(*where),
+            lambda: Packing(info, vector, self._codec, self.sight.slots(round), clock=self._clock),
+            self._codec,
+            verify_bytes=self._verify_bytes,
         )
+        timings.add("upload", self._clock.monotonic() - started_s)
         timings.add("upload", -packing.encode_s)
         timings.add("encode", packing.encode_s)
         record = ContributionRecord(
@@ -205,7 +220,9 @@ class Exchange:
         data = record.to_bytes()
         timings.time("upload", lambda: self._store.put(keys.contribution_record(*where), data))
         own = Own(identity=self._identity, digest=packing.digest, vector=vector, body=packing.body)
-        return Sent(record=record, own=own)
+        if damage:
+            log.error("round %d: this replica's payload cannot be stored whole: %s", round, damage)
+        return Sent(record=record, own=own, damage=damage)
 
     def replay(self, commit: Commit) -> Merged | None:
         """The merged mean of a round that was committed without this replica; None if void.
@@ -214,9 +231,12 @@ class Exchange:
         """
         if commit.void:
             return None
-        plan = self.sight.plan_of(commit.round)
+        try:
+            plan = self.sight.plan_of(commit.round)
+        except Damaged as error:
+            raise CannotReduce(None, str(error)) from None
         assert plan is not None, "a commit follows a plan"
-        return self._committed(plan, commit, _Course(None, Timings(self._clock)))
+        return self._committed(plan, commit, _Course(None, Timings(self._clock), commit.round))
 
     # -- settle ----------------------------------------------------------------------------------
 
@@ -232,21 +252,19 @@ class Exchange:
         # Followers list only when the replica whose turn it is does not seem to act.
         list_from_s = started_s + STAGGER_S * 2 * self._place()
         waiting_since_s = started_s
-        course = _Course(sent, timings)
+        course = _Course(sent, timings, round)
         poll_s = FIRST_POLL_S
         while True:
             self._check()
-            commit = None
-            if course.plan is None:
-                course.plan = self.sight.plan_of(round)
-            else:
-                commit = self.sight.commit_of(round)
+            commit, damaged = self._look_for_commit(round, course)
             now_s = self._clock.monotonic()
-            if commit is not None:
+            if commit is not None and course.plan is not None:
                 self._remember(now_s - started_s)
                 return self._settled(commit, course)
             action: object = Wait(0.0, "the plan")
-            if course.plan is not None or now_s >= list_from_s:
+            if damaged is not None:
+                action = self._await_readable(damaged, commit, course, now_s)
+            elif course.plan is not None or now_s >= list_from_s:
                 action = self._decide(round, base, course, started_s, now_s)
             if not isinstance(action, Wait):
                 self._act(action, course)
@@ -264,12 +282,44 @@ class Exchange:
             timings.time("wait", lambda: self._clock.sleep(poll_s))  # noqa: B023
             poll_s = min(self._longest_poll_s(), poll_s * 1.4)
 
+    def _look_for_commit(self, round: int, course: _Course) -> tuple[Commit | None, Damaged | None]:
+        """The round's commit, if there is one, and what of plan and commit is damaged."""
+        commit: Commit | None = None
+        damaged: Damaged | None = None
+        if course.plan is None:
+            try:
+                course.plan = self.sight.plan_of(round)
+            except Damaged as error:
+                damaged = error
+        if course.plan is not None or damaged is not None:
+            try:
+                commit = self.sight.commit_of(round)
+            except Damaged as error:
+                damaged = error
+        return commit, damaged
+
+    def _await_readable(
+        self, damaged: Damaged, commit: Commit | None, course: _Course, now_s: float
+    ) -> Wait:
+        """Wait a while for a damaged plan or commit to be readable.
+
+        Raises :class:`CannotReduce` when the round is decided and cannot be read here.
+        """
+        if course.damaged_s is None:
+            course.damaged_s = now_s
+            log.error("%s", damaged)
+        decided = commit is not None or damaged.key == keys.commit(course.round)
+        if decided and now_s > course.damaged_s + DAMAGE_PATIENCE_S:
+            raise CannotReduce(None, str(damaged))
+        return Wait(FAR, str(damaged))
+
     def _decide(
         self, round: int, base: Base, course: _Course, started_s: float, now_s: float
     ) -> object:
         if course.plan is None:
+            own = course.sent.record if course.sent else None
             view = self.sight.before_plan(
-                round, base, waited_s=now_s - started_s, sync_s=self._usual_s
+                round, base, own=own, waited_s=now_s - started_s, sync_s=self._usual_s
             )
         else:
             view = self.sight.after_plan(
@@ -284,7 +334,8 @@ class Exchange:
     def _act(self, action: object, course: _Course) -> None:
         match action:
             case MakePlan(plan):
-                self._store.create(keys.plan(plan.round), plan.to_bytes())
+                if self._store.create(keys.plan(plan.round), plan.to_bytes()):
+                    course.plan = plan
                 for out in plan.refused:
                     log.warning(
                         "round %d: replica %d is not in it (%s): %s",
@@ -295,10 +346,21 @@ class Exchange:
             case Look(plan):
                 course.reduced = self.sight.reduced_shards(plan.round)
             case MakeCommit(commit):
-                self._store.create(keys.commit(commit.round), commit.to_bytes())
+                if self._store.create(keys.commit(commit.round), commit.to_bytes()):
+                    self.sight.remember(commit)
 
     def _reduce(self, plan: Plan, shard: int, course: _Course) -> None:
         slots, meter = self.sight.slots(plan.round), self._reducer.meter()
+        if (
+            course.sent
+            and course.sent.damage
+            and any(map(course.sent.own.made, plan.contributions))
+        ):
+            course.merges[shard] = Merge(
+                failure=f"payload of replica {self._identity.replica}: {course.sent.damage}",
+                failed_replica=self._identity.replica,
+            )
+            return
         try:
             if plan.mode == GATHER:
                 course.merged = self._reducer.gather(plan, slots, course.own, meter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,11 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from diloco.checkpoint import publish_final, read_final
+from diloco.checkpoint import publish_final, read_final, sweep, sweep_results
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.document import GroupDocument
+from diloco.rendezvous.reading import Damaged
 from diloco.rendezvous.records import Commit, Identity
-from diloco.rendezvous.store import Store
+from diloco.rendezvous.store import Store, StoreError
 from diloco.rendezvous.telemetry import Evaluation
 from diloco.rendezvous.view import Totals
 from diloco.sample import Sampler, publish_sample
@@ -72,12 +74,34 @@ def finish(
 ) -> None:
     """Return when the final manifest is there, having written it, and a sample after it, if nobody
     else did in time; or when this replica has been told to leave (``gave_up``)."""
+    try:
+        _publish(store, identity, result, clock, may_create=may_create, gave_up=gave_up)
+        final = read_final(store)
+        if final is not None and may_create():
+            with contextlib.suppress(StoreError):
+                sweep_results(store, final)
+    except Damaged as error:
+        log.error("the run is over, but its result cannot be read: %s", error)
+
+
+def _publish(
+    store: Store,
+    identity: Identity,
+    result: Result,
+    clock: Clock,
+    *,
+    may_create: Callable[[], bool],
+    gave_up: Callable[[], bool],
+) -> None:
     pause_s = STOPPED_TURN_S if result.reason == "stopped" else TURN_S
     my_turn_s = clock.monotonic() + pause_s * _turn(identity, result)
     while read_final(store) is None and not gave_up():
         if clock.monotonic() < my_turn_s or not may_create():
             clock.sleep(POLL_S)
             continue
+        # Before the manifest ends the run, for whoever dies here is followed by the next in turn.
+        with contextlib.suppress(StoreError):
+            sweep(store, at_the_end=True)
         won = publish_final(
             store,
             identity,

@@ -37,7 +37,7 @@ from diloco.finish import Result, finish
 from diloco.inner import Inner, Stateful
 from diloco.layout import Layout
 from diloco.loop import RoundLoop
-from diloco.membership import Lease, claim_incarnation
+from diloco.membership import Lease, claim_incarnation, patiently
 from diloco.parting import part
 from diloco.progress import OnRound, on_round_of
 from diloco.rendezvous.clock import Clock, SystemClock
@@ -146,7 +146,7 @@ class Group:
         rng = random.Random(secrets.randbits(64))
         metered = MeteredStore(store)
         self._store = RetryingStore(metered, clock=self._clock, rng=rng, deadline_s=60.0)
-        self.document = read_document(self._store)
+        self.document = patiently(lambda: read_document(self._store), clock=self._clock)
         self.settings: GroupSettings = self.document.settings
         settings = self.settings
         if not 0 <= replica < settings.max_replicas:
@@ -161,7 +161,10 @@ class Group:
         self.inner_optimizer = inner_optimizer
         self._config = config
         self._sample = sample
-        self.identity = claim_incarnation(self._store, replica, nonce=secrets.token_hex(4))
+        self.identity = patiently(
+            lambda: claim_incarnation(self._store, replica, nonce=secrets.token_hex(4)),
+            clock=self._clock,
+        )
         device = next(model.parameters()).device
         # Background threads have a store of their own, so that a round's bytes are the round's.
         background = RetryingStore(store, clock=SystemClock(), rng=rng, deadline_s=10.0)
@@ -277,7 +280,6 @@ class Group:
 
     def _start(self) -> None:
         self._reporter.start()
-        self._lease.start()
         try:
             log.info("%s joins run %s", self.identity, self.document.run_id)
             self._leaving(self._begin)
@@ -286,6 +288,7 @@ class Group:
             raise
 
     def _begin(self) -> str:
+        self._lease.start(check=self._check)
         reason = self._loop.start()
         self._departure.begun = not reason
         before = self._loop.chores.before_first

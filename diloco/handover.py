@@ -15,6 +15,7 @@ from diloco.chores import Chores
 from diloco.inner import Inner
 from diloco.ledger import Ledger
 from diloco.open_rounds import OpenRound, OpenRounds
+from diloco.rendezvous.reading import Damaged
 from diloco.rendezvous.store import Store
 from diloco.replica_state import HandedIn, load_replica_state
 from diloco.sight import Sight
@@ -45,7 +46,11 @@ class Handover:
         saved = load_replica_state(self._store, ledger.identity.replica)
         if saved is None:
             return
-        since = [self._sight.commit_of(r) for r in range(saved.round + 1, ledger.state.round)]
+        try:
+            since = [self._sight.commit_of(r) for r in range(saved.round + 1, ledger.state.round)]
+        except Damaged as error:
+            log.error("what was saved after round %d is not used: %s", saved.round, error)
+            return
         ledger.restore(saved, [commit for commit in since if commit])
         self._data_step = saved.data_step
         self._chores.tokens_before = saved.tokens

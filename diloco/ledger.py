@@ -152,6 +152,12 @@ class Ledger:
         replica = self.identity.replica
         return next((c for c in commit.contributors if c.replica == replica), None)
 
+    def overwrite(self) -> None:
+        """Take the global weights in place of all local ones, of every fragment: this replica is in
+        quarantine, and its next contribution must not hold what it did there."""
+        self.state.discard_local()
+        self.throw_away()
+
     def throw_away(self) -> None:
         """The local weights have just been replaced by the global ones."""
         self.work.throw_away()

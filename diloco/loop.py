@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from diloco.checkpoint import read_final
 from diloco.chores import Chores
-from diloco.errors import Leaving, RunOver
-from diloco.exchange import Exchange, Settled, Timings
+from diloco.errors import Leaving, ReplicaError, RunOver
+from diloco.exchange import DAMAGE_PATIENCE_S, Exchange, Settled, Timings
 from diloco.gate import wait_for_everybody
 from diloco.handover import Handover
 from diloco.inner import Inner
@@ -27,14 +27,19 @@ from diloco.open_rounds import Exchanged, OpenRound, OpenRounds, TooLate
 from diloco.pace import Pace
 from diloco.reduce import CannotReduce
 from diloco.rendezvous.clock import Clock
+from diloco.rendezvous.reading import Damaged
 from diloco.rendezvous.records import Commit
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import MeteredStore, Store
 from diloco.reporter import Reporter
+from diloco.rescue import Rescue
 from diloco.sight import Sight
-from diloco.sync import first_state, newest_state
+from diloco.sync import WAIT_S, first_state, newest_state
 
 log = logging.getLogger(__name__)
+
+DAMAGE_POLL_S = 1.0
+"""Pause between two reads of a damaged record."""
 
 
 class RoundLoop:
@@ -91,6 +96,10 @@ class RoundLoop:
         self.chores = Chores(
             store, metered, self.state, inner, lease, reporter, evaluate, settings, clock,
             may_create=self.may_create,
+        )  # fmt: skip
+        self._rescue = Rescue(
+            store, self.state, self.observer, self.chores, clock,
+            replica=self.identity.replica, may_create=self.may_create,
         )  # fmt: skip
         self.handover = Handover(store, self.ledger, inner, self.chores, self._sight)
         shortest = 1 if settings.dylu == "on" else settings.round_steps
@@ -162,32 +171,78 @@ class RoundLoop:
                 return self.after(commit)
         return ""
 
-    def _reload(self, *, at_least: int) -> None:
-        """Take the newest checkpoint, of round ``at_least`` or later; local work is dropped."""
+    def _reload(self, *, at_least: int, why: str = "") -> None:
+        """Take the newest checkpoint, of round ``at_least`` or later; local work is dropped.
+
+        While there is none, the lease shows the round, and other replicas write one.
+        """
         state = self.state
-        restored = newest_state(
-            self._store, state.layout, state.outer, at_least, self._clock, self._check
-        )
-        state.load(restored, self._sight.commit_of(restored.round) if restored.round else None)
+
+        def ask() -> None:
+            self._lease.update(
+                state="syncing", blocked=at_least, message=why or "waiting for a checkpoint"
+            )
+            self.observer.look()
+            self._rescue.look()
+
+        try:
+            restored = newest_state(
+                self._store, state.layout, state.outer, at_least, self._clock, self._check,
+                why=why, on_missing=ask,
+            )  # fmt: skip
+            commit = self._commit_after(restored.round)
+        finally:
+            self._lease.update(blocked=None)
+        state.load(restored, commit)
         self.ledger.throw_away()
         self.open_rounds.thrown_away()
         self.open_rounds.drop_before(state.round)
+
+    def _commit_after(self, round: int) -> Commit | None:
+        """The commit of a checkpoint's round, which other replicas write again if it is damaged."""
+        if not round:
+            return None
+        give_up_s = self._clock.monotonic() + WAIT_S
+        while True:
+            try:
+                return self._sight.commit_of(round)
+            except Damaged as error:
+                if self._clock.monotonic() > give_up_s:
+                    raise ReplicaError(
+                        f"{error}. Restore it from a backup, or fork the run from a checkpoint"
+                    ) from None
+                self._lease.update(blocked=round, message=str(error))
+            self._check()
+            self._clock.sleep(DAMAGE_POLL_S)
+
+    def _commit_to_apply(self, round: int) -> Commit | None:
+        """The commit of the next round, if there is one. Raises :class:`CannotReduce` for one that
+        is damaged for good."""
+        give_up_s = self._clock.monotonic() + DAMAGE_PATIENCE_S
+        while True:
+            try:
+                return self._sight.commit_of(round)
+            except Damaged as error:
+                if self._clock.monotonic() > give_up_s:
+                    raise CannotReduce(None, str(error)) from None
+            self._check()
+            self._clock.sleep(DAMAGE_POLL_S)
 
     def catch_up(self, missed: OpenRound | None) -> None:
         """Apply every commit there is, up to the next open round. ``missed`` is the round that
         turned out to be committed without this replica, or unreadable for it."""
         state = self.state
         while not self.open_rounds.has(state.round):
-            commit = self._sight.commit_of(state.round)
-            if commit is None:
-                break
             try:
+                commit = self._commit_to_apply(state.round)
+                if commit is None:
+                    break
                 merged = self._exchange.replay(commit)
             except CannotReduce as error:
-                log.warning("round %d cannot be replayed: %s", commit.round, error)
-                # Nobody need wait for this replica until there is a checkpoint it can start from.
-                self._lease.update(round=commit.round + self.settings.checkpoint_every)
-                self._reload(at_least=commit.round)
+                log.warning("round %d cannot be replayed: %s", state.round, error)
+                self._reload(
+                    at_least=state.round, why=f"round {state.round} cannot be read: {error}"
+                )
                 continue
             ours = missed if missed and missed.round == commit.round else None
             self.ledger.apply(commit, merged, ours, policy=self.settings.late_policy)
@@ -239,7 +294,7 @@ class RoundLoop:
         """One round's I/O; runs in a thread of its own."""
         handed_in = opened.round in self.ledger.handed_in
         if opened.sent is None:
-            if self._sight.commit_of(opened.round) is not None:
+            if self._is_decided(opened.round):
                 return TooLate()
             if not handed_in:
                 self.contribute(opened)
@@ -250,6 +305,12 @@ class RoundLoop:
             opened.round, base=opened.base, sent=opened.sent, timings=opened.timings
         )
         return TooLate() if handed_in else settled
+
+    def _is_decided(self, round: int) -> bool:
+        try:
+            return self._sight.commit_of(round) is not None
+        except Damaged:
+            return True
 
     def contribute(self, opened: OpenRound) -> None:
         self._check()
@@ -273,7 +334,7 @@ class RoundLoop:
         failure: CannotReduce | None = None
         exchanged: Exchanged = TooLate()
         try:
-            exchanged = self.open_rounds.close(self._check)
+            exchanged = self.open_rounds.close(self._check, meanwhile=self._rescue.look)
         except RunOver as over:
             log.info("round %d will not be: %s", opened.round, over)
         except CannotReduce as error:
@@ -292,7 +353,7 @@ class RoundLoop:
             self.catch_up(opened)
             outcome = "late"
         apply_s = self._clock.monotonic() - start_s
-        commit = self._sight.commit_of(opened.round) or self.state.last_commit
+        commit = self._commit_for_report(opened.round)
         assert commit is not None, "an exchange ends with a commit"
         report = self.chores.report(
             commit, outcome, opened, blocked_s=blocked_s, apply_s=apply_s, overlapping=overlapping
@@ -305,14 +366,25 @@ class RoundLoop:
         finally:
             self.chores.send(report)
 
+    def _commit_for_report(self, round: int) -> Commit | None:
+        try:
+            return self._sight.commit_of(round) or self.state.last_commit
+        except Damaged:
+            return self.state.last_commit
+
     def _take(self, opened: OpenRound, settled: Settled) -> str:
         """Apply a round that was settled; what became of this replica's work in it."""
         self._pace.learn(settled.plan)
         opened.cosine = settled.cosine
         policy = self.settings.late_policy
-        if settled.refusal and settled.refusal.kind == "spare":
+        kind = settled.refusal.kind if settled.refusal else ""
+        if kind == "spare":
             policy = "overwrite"  # a spare follows
-        return self.ledger.apply(settled.commit, settled.merged, opened, policy=policy)
+        outcome = self.ledger.apply(settled.commit, settled.merged, opened, policy=policy)
+        if kind == "quarantine":
+            self.ledger.overwrite()
+            self.open_rounds.thrown_away()
+        return outcome
 
     def _refused(self, kind: str, reason: str) -> None:
         """Something is wrong with what this replica stands on: start from what everybody has."""
@@ -337,6 +409,8 @@ class RoundLoop:
     def after(self, commit: Commit) -> str:
         """What whoever's turn it is does beside training; then the next round or the end."""
         self.chores.after(commit, self.ledger.residuals)
+        if not commit.last:
+            self._rescue.look()
         if commit.last:
             full = commit.committed_total >= self.settings.total_rounds
             return "completed" if full else "token_limit"

@@ -12,10 +12,12 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from diloco.errors import FencedOut
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock
+from diloco.rendezvous.reading import Damaged, read_record
 from diloco.rendezvous.records import (
     ENDED_STATES,
     STEPPING_STATES,
@@ -24,10 +26,12 @@ from diloco.rendezvous.records import (
     Command,
     Identity,
 )
-from diloco.rendezvous.store import MissingKey, Store, StoreError
+from diloco.rendezvous.store import MissingKey, Store, StoreError, StoreUnavailable
 from diloco.rendezvous.transfer import read_each
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 DRAIN_WITHIN_S = 30.0
 """What a drain allows that does not say."""
@@ -61,6 +65,31 @@ class Progress:
     tokens: int = 0
     loss: float | None = None
     message: str = ""
+    blocked: int | None = None
+
+
+PATIENCE_S = 900.0
+"""How long a process that joins waits for a store that does not answer."""
+PAUSE_S = 2.0
+
+
+def patiently(
+    operation: Callable[[], T], *, clock: Clock, check: Callable[[], None] = lambda: None
+) -> T:
+    """``operation()``, tried again while the store does not answer, for :data:`PATIENCE_S`."""
+    give_up_s = clock.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return operation()
+        except StoreUnavailable as error:
+            if clock.monotonic() >= give_up_s:
+                raise StoreUnavailable(
+                    f"expected the store to answer within {PATIENCE_S:g} s of joining, "
+                    f"last: {error}"
+                ) from None
+            log.warning("the store does not answer, will try again: %s", error)
+            check()
+            clock.sleep(PAUSE_S)
 
 
 class Lease:
@@ -112,9 +141,14 @@ class Lease:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
-    def start(self) -> None:
-        self.beat()
-        self._read_commands(new=False)
+    def start(self, *, check: Callable[[], None] = lambda: None) -> None:
+        """Write the first beat and start the thread.
+
+        A store that does not answer is asked again for :data:`PATIENCE_S`; ``check`` is called
+        meanwhile, and raises to leave. Raises :class:`StoreUnavailable`.
+        """
+        patiently(self.beat, clock=self._clock, check=check)
+        patiently(lambda: self._read_commands(new=False), clock=self._clock, check=check)
         self._thread.start()
 
     def update(self, **changes: object) -> None:
@@ -148,6 +182,7 @@ class Lease:
                 tokens=progress.tokens,
                 loss=progress.loss,
                 message=progress.message,
+                blocked=progress.blocked,
             )
         self._store.put(
             keys.beat(self.identity.replica, self.identity.incarnation), beat.to_bytes()
@@ -175,12 +210,18 @@ class Lease:
 
     def _read_commands(self, *, new: bool = True) -> None:
         while True:
+            number = self._next_command
             try:
-                command = Command.read(self._store, keys.control(self._next_command))
+                command = read_record(
+                    self._store,
+                    keys.control(number),
+                    Command,
+                    is_right=lambda c, n=number: c.n == n,
+                )
             except MissingKey:
                 break
-            except BadRecord as error:
-                log.error("command %d is refused: %s", self._next_command, error)
+            except Damaged as error:
+                log.error("command %d is refused: %s", number, error)
                 self._next_command += 1
                 continue
             self._next_command += 1
@@ -299,6 +340,11 @@ class Observer:
         leases = {keys.beat(replica, newest[replica]): replica for replica in newest}
         for key, beat in read_each(self._store, Beat, list(leases)).items():
             replica, incarnation = leases[key], newest[leases[key]]
+            if isinstance(beat, Beat) and (beat.replica, beat.incarnation) != (
+                replica,
+                incarnation,
+            ):
+                beat = BadRecord("expected the lease of its own key, found another's")
             if isinstance(beat, BadRecord):
                 log.warning("lease of replica %d is refused: %s", replica, beat)
                 continue
@@ -325,6 +371,11 @@ class Observer:
             and seen.beat.role == role
             and now_s - max(seen.since_s, steady_s) < self._timeout_s
         )
+
+    def blocked(self) -> dict[int, int]:
+        """Live replica -> the committed round that it cannot read."""
+        beats = {replica: self._seen[replica].beat for replica in self.live()}
+        return {r: beat.blocked for r, beat in beats.items() if beat.blocked is not None}
 
     def ready_to_begin(self) -> frozenset[int]:
         """Replicas that :meth:`working_towards` the first round, their leases seen to change: to a

@@ -20,6 +20,7 @@ from diloco.sight import Base
 from diloco.work import LocalWork, Mark
 
 CHECK_EVERY_S = 20.0
+MEANWHILE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -79,16 +80,23 @@ class OpenRounds:
     def first(self) -> OpenRound:
         return self._queue[0][0]
 
-    def close(self, check: Callable[[], None]) -> Exchanged:
+    def close(
+        self, check: Callable[[], None], *, meanwhile: Callable[[], None] = lambda: None
+    ) -> Exchanged:
         """Wait for the oldest one's exchange, then take it out; raises what the exchange raised.
 
         One that was broken off by :class:`~diloco.errors.Leaving` stays, and may be resumed.
-        ``check`` is called now and then in the caller's own thread.
+        ``check`` is called now and then in the caller's own thread, ``meanwhile`` every second.
         """
         _, future = self._queue[0]
         try:
-            while not wait([future], timeout=CHECK_EVERY_S).done:
-                check()
+            seconds = 0.0
+            while not wait([future], timeout=MEANWHILE_EVERY_S).done:
+                meanwhile()
+                seconds += MEANWHILE_EVERY_S
+                if seconds >= CHECK_EVERY_S:
+                    check()
+                    seconds = 0.0
             exchanged = future.result()
         except Leaving:
             raise

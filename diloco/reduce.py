@@ -14,6 +14,7 @@ gradient instead of being kept twice, unless it is much smaller.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,12 +33,15 @@ from diloco.rendezvous.geometry import (
     part_spans,
     shard_spans,
 )
+from diloco.rendezvous.reading import READS
 from diloco.rendezvous.records import Commit, Identity, Plan, PlannedContribution
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import MissingKey, Store
 from diloco.rendezvous.transfer import Range, read_parts
 from diloco.rendezvous.view import GATHER
 from diloco.wire import SLICE, BadPayload, decode_body, decode_part, overlaps, raw, slices
+
+log = logging.getLogger(__name__)
 
 IN_FLIGHT = 6
 """Ranged reads ahead of the one that is being summed."""
@@ -205,25 +209,48 @@ class Reducer:
             for part in parts
         )
         stream = read_parts(self._store, requests, in_flight=IN_FLIGHT)
-        for shard, _, parts in cuts:
-            found = ContentDigest()
-            for part in parts:
-                try:
-                    data = meter.downloading(stream)
-                except MissingKey as error:
-                    raise CannotReduce(None, f"expected an object {error}, found none") from None
-                found.update(memoryview(data))
-                try:
-                    piece = decode_body(data, part.numel, self._reduced)
-                except BadPayload as error:
-                    raise CannotReduce(None, f"shard {shard}: {error}") from None
-                vector[part.start : part.stop] = piece
-            if found.hexdigest() != commit.shards[shard]:
-                raise CannotReduce(
-                    None,
-                    f"expected digest {commit.shards[shard]} of shard {shard}, "
-                    f"found {found.hexdigest()}",
-                )
+        damaged: dict[int, Span] = {}
+        for shard, span, parts in cuts:
+            try:
+                bodies = (meter.downloading(stream) for _ in parts)
+                if not self._put_shard(commit.shards[shard], parts, bodies, vector):
+                    damaged[shard] = span
+            except MissingKey as error:
+                raise CannotReduce(None, f"expected an object {error}, found none") from None
+        for shard, span in damaged.items():
+            self._read_shard_again(plan, commit, shard, span, vector)
+
+    def _put_shard(
+        self, digest: str, parts: Sequence[Span], bodies: Iterator[bytes], vector: Tensor
+    ) -> bool:
+        """Decode a shard into its place in ``vector`` (n,); whether its bytes have ``digest``."""
+        found = ContentDigest()
+        is_whole = True
+        for part, data in zip(parts, bodies, strict=True):
+            found.update(memoryview(data))
+            try:
+                vector[part.start : part.stop] = decode_body(data, part.numel, self._reduced)
+            except BadPayload:
+                is_whole = False
+        return is_whole and found.hexdigest() == digest
+
+    def _read_shard_again(
+        self, plan: Plan, commit: Commit, shard: int, span: Span, vector: Tensor
+    ) -> None:
+        """A shard that was read damaged: read it again, a bounded number of times.
+        Raises :class:`CannotReduce`."""
+        digest = commit.shards[shard]
+        key = keys.reduced_shard(plan.round, shard, digest)
+        parts = self._parts(vector.numel(), span, self._reduced)
+        for _ in range(READS - 1):
+            log.warning("%s: expected its digest, found another; it is read again", key)
+            bodies = (self._store.get_range(key, *self._range(part, span)) for part in parts)
+            try:
+                if self._put_shard(digest, parts, bodies, vector):
+                    return
+            except MissingKey as error:
+                raise CannotReduce(None, f"expected an object {error}, found none") from None
+        raise CannotReduce(None, f"{key} is damaged: expected its digest, found another")
 
     def _range(self, part: Span, shard: Span) -> tuple[int, int]:
         start = self._reduced.encoded_bytes(part.start - shard.start)
@@ -304,17 +331,42 @@ class Reducer:
         for where in slices(part, numel):
             start, size_bytes = self._bytes(where, since=part.start)
             try:
-                piece = decode_part(
-                    data[start : start + size_bytes], where, self._codec,
-                    numel=numel, checksums=planned.checksums,
-                )  # fmt: skip
+                piece = self._decoded(data[start : start + size_bytes], where, planned, numel)
             except BadPayload as error:
-                raise CannotReduce(planned.replica, str(error)) from None
+                piece = self._read_slice_again(plan, planned, where, numel, error)
             # One number tells: a sum is finite only if every element is (or they cannot be
             # averaged).
             if not bool(torch.isfinite(piece.sum())):
                 raise CannotReduce(planned.replica, "expected finite values, found NaN or infinity")
             yield where, piece
+
+    def _decoded(
+        self, data: memoryview | bytes, where: Span, planned: PlannedContribution, numel: int
+    ) -> Tensor:
+        return decode_part(data, where, self._codec, numel=numel, checksums=planned.checksums)
+
+    def _read_slice_again(
+        self,
+        plan: Plan,
+        planned: PlannedContribution,
+        where: Span,
+        numel: int,
+        error: BadPayload,
+    ) -> Tensor:
+        """A slice that was read damaged: the connection may have spoilt it, and then the next read
+        is right. Raises :class:`CannotReduce` after a bounded number of reads."""
+        key, start, size_bytes = self._payload_range(plan, planned, where)
+        for _ in range(READS - 1):
+            log.warning("%s: %s; it is read again", key, error)
+            try:
+                data = self._store.get_range(key, start, size_bytes)
+                return self._decoded(data, where, planned, numel)
+            except MissingKey as gone:
+                reason = f"expected an object {gone}, found none"
+                raise CannotReduce(planned.replica, reason) from None
+            except BadPayload as again:
+                error = again
+        raise CannotReduce(planned.replica, f"{error} in {key}")
 
     def _own_part(self, own: Own, part: Span, numel: int) -> Iterator[tuple[Span, Tensor]]:
         for where in slices(part, numel):
@@ -383,7 +435,36 @@ class Reducer:
         if plan.mode == GATHER:
             return self.gather(plan, slots, own, meter)
         vector = new_fragment(slots) if vector is None else vector
-        return self.collect(plan, commit, slots, meter, vector, done or {})
+        try:
+            return self.collect(plan, commit, slots, meter, vector, done or {})
+        except CannotReduce as error:
+            log.warning("round %d: %s; its payloads are reduced here instead", plan.round, error)
+            return self._instead_of_shards(plan, commit, slots, own, meter, vector)
+
+    def _instead_of_shards(
+        self,
+        plan: Plan,
+        commit: Commit,
+        slots: Sequence[Slot],
+        own: Own | None,
+        meter: Meter,
+        vector: Tensor,
+    ) -> Merged:
+        """What the shards held, reduced from the payloads that they were made of.
+        Raises :class:`CannotReduce`."""
+        self._reduce(plan, slots, Span(0, vector.numel()), own, meter, vector)
+        for shard, span in enumerate(shard_spans(vector.numel(), len(plan.owners))):
+            found = ContentDigest()
+            for part in self._parts(vector.numel(), span, self._reduced):
+                found.update(raw(self._reduced.encode(vector[part.start : part.stop])))
+            if found.hexdigest() != commit.shards[shard]:
+                raise CannotReduce(
+                    None,
+                    f"expected digest {commit.shards[shard]} of shard {shard}, "
+                    f"found {found.hexdigest()} from the payloads",
+                )
+        self._finish(plan, slots, vector)
+        return Merged(vector=vector)
 
 
 def new_fragment(slots: Sequence[Slot]) -> Tensor:

@@ -24,6 +24,7 @@ from torch import Tensor
 from diloco.checkpoint import load_tensors, put_object
 from diloco.errors import ReplicaError
 from diloco.rendezvous import keys
+from diloco.rendezvous.reading import read_record
 from diloco.rendezvous.records import BadRecord, HandedInRound, Identity, ReplicaStateManifest
 from diloco.rendezvous.store import MissingKey, Store
 from diloco.tree import join_tree, split_tree
@@ -98,10 +99,16 @@ def save_replica_state(
     key = keys.replica_state_manifest(identity.replica, identity.incarnation, state.round)
     store.put(key, manifest.to_bytes())
     listed = [info.key for info in store.list(keys.replica_state(identity.replica))]
-    folders = sorted({key.rsplit("/", 1)[0] + "/" for key in listed})
+    # A listing may be older than this save, and then the save is not in it.
+    folders = sorted({key.rsplit("/", 1)[0] + "/" for key in listed} | {folder})
     old = tuple(folders[: folders.index(folder)][: -KEPT or None])
     store.delete([key for key in listed if old and key.startswith(old)])
     return manifest
+
+
+def _is_of(manifest: ReplicaStateManifest, key: str) -> bool:
+    writer = manifest.writer
+    return key == keys.replica_state_manifest(writer.replica, writer.incarnation, manifest.round)
 
 
 def load_replica_state(store: Store, replica: int) -> ReplicaState | None:
@@ -113,7 +120,9 @@ def load_replica_state(store: Store, replica: int) -> ReplicaState | None:
     ]
     for key in sorted(saves, reverse=True):
         try:
-            manifest = ReplicaStateManifest.read(store, key)
+            manifest = read_record(
+                store, key, ReplicaStateManifest, is_right=lambda m, k=key: _is_of(m, k)
+            )
             tensors = load_tensors(store, manifest.tensors)
             trees = join_tree(manifest.tree, tensors)
         except (BadRecord, MissingKey, ReplicaError, ValueError) as error:

@@ -7,6 +7,7 @@ listings are read anew whenever a view is asked for.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from diloco.errors import RunOver
 from diloco.fragments import Slot, Table
 from diloco.membership import Observer
 from diloco.rendezvous import keys
+from diloco.rendezvous.reading import READS, read_record
 from diloco.rendezvous.records import BadRecord, Commit, ContributionRecord, Identity, Plan
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import MissingKey, Store
@@ -54,7 +56,7 @@ class Sight:
         self._table = table
         self._committer = committer
         self._records: dict[str, ContributionRecord] = {}
-        self._refused_keys: set[str] = set()
+        self._refusals: Counter[str] = Counter()
         self._commits: dict[int, Commit] = {}
 
     def fragment(self, round: int) -> int:
@@ -66,20 +68,34 @@ class Sight:
     # -- the log ---------------------------------------------------------------------------------
 
     def commit_of(self, round: int) -> Commit | None:
-        """The commit of a round, None if there is none yet."""
+        """The commit of a round, None if there is none yet.
+
+        Raises :class:`~diloco.rendezvous.reading.Damaged`.
+        """
         commit = self._commits.get(round)  # once: another thread may forget it meanwhile
         if commit is None:
             try:
-                commit = Commit.read(self._store, keys.commit(round))
+                commit = read_record(
+                    self._store, keys.commit(round), Commit, is_right=lambda c: c.round == round
+                )
             except MissingKey:
                 return None
             self._commits[round] = commit
         return commit
 
+    def remember(self, commit: Commit) -> None:
+        """This process has just made it: it need not be read."""
+        self._commits[commit.round] = commit
+
     def plan_of(self, round: int) -> Plan | None:
-        """The plan of a round, None if there is none yet."""
+        """The plan of a round, None if there is none yet.
+
+        Raises :class:`~diloco.rendezvous.reading.Damaged`.
+        """
         try:
-            plan = Plan.read(self._store, keys.plan(round))
+            plan = read_record(
+                self._store, keys.plan(round), Plan, is_right=lambda p: p.round == round
+            )
         except MissingKey:
             return None
         if plan.mode not in MODES:
@@ -109,15 +125,24 @@ class Sight:
 
     # -- views -----------------------------------------------------------------------------------
 
-    def before_plan(self, round: int, base: Base, *, waited_s: float, sync_s: float) -> RoundView:
-        """Leases and contributions: lists both.
+    def before_plan(
+        self,
+        round: int,
+        base: Base,
+        *,
+        own: ContributionRecord | None = None,
+        waited_s: float,
+        sync_s: float,
+    ) -> RoundView:
+        """Leases and contributions: lists both. ``own`` is this replica's own contribution, which
+        is written again if the stored record is damaged.
 
         Leases first: one that says its replica is past this round is then followed by a listing
         that shows what the replica contributed before it said so.
         """
         known = {r.replica for r in list(self._records.values()) if r.round == round}
         self._observer.look(skip=frozenset(known))
-        contributions = self._contributions(round)
+        contributions = self._contributions(round, own)
         return replace(
             self._view(round, base),
             contributions=contributions,
@@ -180,22 +205,26 @@ class Sight:
             committer=self._committer(),
         )
 
-    def _contributions(self, round: int) -> dict[int, ContributionRecord]:
+    def _contributions(
+        self, round: int, own: ContributionRecord | None
+    ) -> dict[int, ContributionRecord]:
         """The highest incarnation's record of each replica."""
         listed = [info.key for info in self._store.list(keys.contributions(round))]
         named = {key: who for key in listed if (who := keys.parse_contribution_record(key))}
         known = {key: record for key in named if (record := self._records.get(key))}
-        wanted = [key for key in named if key not in known and key not in self._refused_keys]
+        wanted = [key for key in named if key not in known and self._refusals[key] < READS]
         # A store may list what it does not yet show: that is looked for again next time.
         for key, record in read_each(self._store, ContributionRecord, wanted).items():
             try:
                 if isinstance(record, BadRecord):
                     raise record
-                if (record.replica, record.incarnation) != named[key][1:]:
-                    raise BadRecord(f"expected the record of {named[key][1:]}, found another's")
+                if (record.round, record.replica, record.incarnation) != named[key]:
+                    raise BadRecord(f"expected the record of {named[key]}, found another's")
             except BadRecord as error:
                 log.warning("round %d: %s is refused: %s", round, key, error)
-                self._refused_keys.add(key)
+                self._refusals[key] += 1
+                if own and named[key][1:] == (own.replica, own.incarnation):
+                    self._store.put(key, own.to_bytes())
                 continue
             self._records[key] = known[key] = record
         # Sorted by incarnation: the last one of a replica is the highest.

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from diloco.checkpoint import Restored, load_checkpoint, newest_manifest, save_checkpoint
-from diloco.errors import ReplicaError
+from diloco.checkpoint import Restored, load_checkpoint, manifests, read_final, save_checkpoint
+from diloco.errors import DamagedObject, Leaving, ReplicaError
 from diloco.layout import Layout
 from diloco.outer import OuterOptimizer
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.records import Identity
+from diloco.rendezvous.reading import READS, Damaged
+from diloco.rendezvous.records import CheckpointManifest, Identity
 from diloco.rendezvous.store import MissingKey, Store
 from diloco.rendezvous.view import Totals
 
@@ -21,16 +24,30 @@ log = logging.getLogger(__name__)
 TURN_S = 1.0
 """Pause between the turns of two replicas to write checkpoint 0."""
 POLL_S = 0.2
+ASK_EVERY_S = 1.0
+"""How often a replica that waits for a checkpoint looks at leases and for the run's end."""
+TRY_AGAIN_S = 20.0
+"""A damaged checkpoint, which others may repair, is read again so often."""
 WAIT_S = 900.0
 """How long a replica that cannot replay the log waits for somebody's next checkpoint."""
 
 
 def read_document(store: Store) -> GroupDocument:
-    """``group.json`` of a rendezvous. Raises :class:`ReplicaError` where there is none."""
-    try:
-        return GroupDocument.read(store)
-    except MissingKey:
-        raise ReplicaError(f"expected {keys.GROUP} under {store.uri}, found none") from None
+    """``group.json`` of a rendezvous, read again where it fails its check.
+
+    Raises :class:`ReplicaError` where there is none, and what
+    :meth:`~diloco.rendezvous.document.GroupDocument.from_bytes` raises.
+    """
+    for reads in range(1, READS + 1):
+        try:
+            return GroupDocument.read(store)
+        except MissingKey:
+            raise ReplicaError(f"expected {keys.GROUP} under {store.uri}, found none") from None
+        except ValueError as error:
+            if reads == READS:
+                raise
+            log.warning("%s: %s; it is read again", keys.GROUP, error)
+    raise AssertionError("unreachable")
 
 
 def first_state(
@@ -79,22 +96,55 @@ def newest_state(
     at_least: int,
     clock: Clock,
     check: Callable[[], None],
+    *,
+    why: str = "",
+    on_missing: Callable[[], None] = lambda: None,
 ) -> Restored:
-    """Load the newest checkpoint, of round ``at_least`` or later, waiting for one if need be.
+    """Load the newest checkpoint that can be read, of round ``at_least`` or later, waiting for one
+    if need be; ``on_missing`` is called while there is none.
 
-    Raises :class:`~diloco.errors.ModelMismatch` for another model and :class:`ReplicaError` when
-    no such checkpoint appears in time.
+    Raises :class:`~diloco.errors.Leaving` if the run ends meanwhile,
+    :class:`~diloco.errors.ModelMismatch` for another model and :class:`ReplicaError`, with ``why``
+    one is needed, when no such checkpoint appears in time.
     """
     give_up_s = clock.monotonic() + WAIT_S
+    ask_s = clock.monotonic()
+    tried_s: dict[int, float] = {}
+    found = ""
     while clock.monotonic() < give_up_s:
-        manifest = newest_manifest(store)
-        if manifest is not None and manifest.round >= at_least:
+        for manifest in _manifests(store, at_least):
+            if clock.monotonic() < tried_s.get(manifest.round, 0.0) + TRY_AGAIN_S:
+                continue
             try:
                 return load_checkpoint(store, manifest, layout, outer)
             except MissingKey as error:
                 log.info("checkpoint %d was swept while it was read: %s", manifest.round, error)
+            except DamagedObject as error:
+                found = f"; {error}"
+                log.error("checkpoint %d cannot be read: %s", manifest.round, error)
+                tried_s[manifest.round] = clock.monotonic()
+        if clock.monotonic() >= ask_s:
+            ask_s = clock.monotonic() + ASK_EVERY_S
+            on_missing()
+            _leave_if_over(store)
         check()
         clock.sleep(POLL_S)
+    why = why and f", because {why}"
     raise ReplicaError(
-        f"expected a checkpoint of round {at_least} or later within {WAIT_S:g} s, found none"
+        f"expected a readable checkpoint of round {at_least} or later within {WAIT_S:g} s{why}, "
+        f"found none{found}. Restore the damaged object from a backup, or fork the run from an "
+        "older checkpoint"
     )
+
+
+def _manifests(store: Store, at_least: int) -> Iterator[CheckpointManifest]:
+    """Newest first. Where older ones can stand in for a damaged one, they are tried too."""
+    return itertools.takewhile(lambda manifest: manifest.round >= at_least, manifests(store))
+
+
+def _leave_if_over(store: Store) -> None:
+    """Where the run has a result, no further checkpoint will be written."""
+    with contextlib.suppress(Damaged):
+        final = read_final(store)
+        if final is not None:
+            raise Leaving(final.reason)

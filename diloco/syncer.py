@@ -19,16 +19,17 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from diloco.checkpoint import read_final
+from diloco.checkpoint import newest_manifest, read_final
 from diloco.errors import Leaving, RoundTimeout, RunOver
 from diloco.exchange import Exchange, Timings
 from diloco.exits import EX_TERMINATED, exit_code_of
 from diloco.fragments import Slot, Table
-from diloco.membership import SYNCER, Lease, Observer, claim_incarnation
-from diloco.rendezvous import keys
+from diloco.membership import SYNCER, Lease, Observer, claim_incarnation, patiently
+from diloco.reduce import CannotReduce
 from diloco.rendezvous.clock import Clock, SystemClock
+from diloco.rendezvous.reading import Damaged
 from diloco.rendezvous.records import CheckpointManifest, Commit
-from diloco.rendezvous.store import MissingKey, Store, open_store
+from diloco.rendezvous.store import Store, open_store
 from diloco.retry import RetryingStore
 from diloco.sight import Base, Sight
 from diloco.sync import read_document
@@ -52,10 +53,13 @@ class Syncer:
         self._clock: Clock = clock or SystemClock()
         rng = random.Random(secrets.randbits(64))
         self._store = RetryingStore(store, clock=self._clock, rng=rng, deadline_s=60.0)
-        document = read_document(self._store)
+        document = patiently(lambda: read_document(self._store), clock=self._clock)
         self._settings = document.settings
         number = self._settings.max_replicas
-        identity = claim_incarnation(self._store, number, nonce=secrets.token_hex(4))
+        identity = patiently(
+            lambda: claim_incarnation(self._store, number, nonce=secrets.token_hex(4)),
+            clock=self._clock,
+        )
         self._lease = Lease(
             RetryingStore(store, clock=SystemClock(), rng=rng, deadline_s=10.0),
             identity,
@@ -75,9 +79,9 @@ class Syncer:
 
     def run(self) -> None:
         """Serve until the run is over or stopped, or :meth:`leave`."""
-        self._lease.start()
         state, message = "done", ""
         try:
+            self._lease.start(check=self._check)
             self._serve()
         except Leaving as leaving:
             log.info("the syncer ends: %s", leaving)
@@ -124,9 +128,13 @@ class Syncer:
         )
         round = 1
         while True:
-            commit = sight.commit_of(round) or self._settle(exchange, round)
-            if commit is None or commit.last:
-                return
+            try:
+                commit = sight.commit_of(round) or self._settle(exchange, round)
+                if commit is None or commit.last:
+                    return
+            except (Damaged, CannotReduce) as error:
+                # It is decided all the same; the replicas see to what cannot be read of it.
+                log.error("round %d is passed over: %s", round, error)
             round += 1
             self._lease.update(round=round)
             sight.forget_before(round)
@@ -149,13 +157,12 @@ class Syncer:
             return settled.commit
 
     def _await_model(self) -> CheckpointManifest:
-        """Checkpoint 0's manifest, which says what tensors there are."""
+        """A checkpoint's manifest, which has the names and shapes of the tensors."""
         while True:
-            try:
-                return CheckpointManifest.read(self._store, keys.checkpoint_manifest(0))
-            except MissingKey:
-                self._check()
-                self._clock.sleep(POLL_S)
+            if (manifest := newest_manifest(self._store)) is not None:
+                return manifest
+            self._check()
+            self._clock.sleep(POLL_S)
 
     def _check(self) -> None:
         self._lease.check_fence()

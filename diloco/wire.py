@@ -182,11 +182,11 @@ def overlaps(
             yield index, Span(low, high)
 
 
-def decode_part(
+def check_part(
     data: bytes | bytearray | memoryview, span: Span, codec: Codec, *, numel: int, checksums: str
-) -> Tensor:
-    """The elements of ``span`` (whole blocks of a fragment of ``numel``), fp32, from the bytes of
-    their part of the body. Raises :class:`BadPayload`."""
+) -> None:
+    """Check the bytes of ``span`` (whole blocks of a fragment of ``numel``) against the payload's
+    checksums. Raises :class:`BadPayload`."""
     size_bytes = codec.encoded_bytes(span.numel)
     if len(data) != size_bytes:
         raise BadPayload(
@@ -204,6 +204,14 @@ def decode_part(
         if found != expected:
             raise BadPayload(f"expected checksum {expected} of block {index}, found {found}")
         offset += size
+
+
+def decode_part(
+    data: bytes | bytearray | memoryview, span: Span, codec: Codec, *, numel: int, checksums: str
+) -> Tensor:
+    """The elements of ``span`` (whole blocks of a fragment of ``numel``), fp32, from the bytes of
+    their part of the body. Raises :class:`BadPayload`."""
+    check_part(data, span, codec, numel=numel, checksums=checksums)
     return decode_body(data, span.numel, codec)
 
 

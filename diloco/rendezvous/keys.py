@@ -17,6 +17,7 @@ CHECKPOINTS = "checkpoints/"
 CONTROL = "control/"
 JOURNAL = "control/journal/"
 PREFLIGHT = "preflight/"
+FINAL = "final/"
 FINAL_MANIFEST = "final/manifest.json"
 
 _INCARNATION = re.compile(r"[0-9]{5}-[0-9a-f]{8}")
@@ -99,6 +100,11 @@ def parse_reduced_shard(key: str) -> tuple[int, int, str] | None:
     """(round, shard, digest) of a reduced object's key, None for any other key."""
     match = re.fullmatch(r"rounds/([0-9]{8})/reduced/([0-9]{5})\.([0-9a-f]{64})", key)
     return (int(match[1]), int(match[2]), match[3]) if match else None
+
+
+def is_exchanged(key: str) -> bool:
+    """Whether a key of a round is that of a payload or of a reduced shard."""
+    return re.fullmatch(r"rounds/\d{8}/(contributions/[^/]+\.bin|reduced/[^/]+)", key) is not None
 
 
 def checkpoint_dir(round: int, replica: int, incarnation: str) -> str:

@@ -95,7 +95,11 @@ def round_cost(
     rank: int = 0,
     topk: int = DEFAULT_TOPK,
 ) -> RoundCost:
-    """The cost to the contributor of that rank; ``numel`` is of the round's fragment."""
+    """The cost to the contributor of that rank; ``numel`` is of the round's fragment.
+
+    Left out, because it is the same in every plan: the check of the replica's own upload
+    (:mod:`diloco.upload`), which reads it back up to a limit.
+    """
     whole = Span(0, numel)
     payload = _Body(numel, codec, topk)
     reduced = _Body(numel, reduced_codec(codec), topk)

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import types
 import typing
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -32,9 +33,34 @@ class Growing:
     """What may have fields that a reader of earlier code does not know, and leaves out."""
 
 
+BLANKS = b" \t"
+OPTIONAL = "optional"
+"""In a field's metadata: it is not written while it is None. Earlier readers do not know it."""
+
+
+def seal(body: bytes) -> bytes:
+    """The checksum that follows a record: a line feed, then the crc32 of ``body``, highest bit
+    first, a space for 0 and a tab for 1.
+
+    JSON allows blanks after a value, so readers that do not know the seal read the record as ever.
+    """
+    crc = zlib.crc32(body)
+    return b"\n" + bytes(BLANKS[crc >> shift & 1] for shift in range(31, -1, -1))
+
+
+def unsealed(data: bytes, where: str) -> bytes:
+    """``data`` without its seal. Raises :class:`BadRecord` if the seal is not that of the rest;
+    a record without a seal is of an earlier writer."""
+    body = data.rstrip(b" \t\r\n")
+    found = data[len(body) :]
+    if found not in (b"", b"\n", seal(body)):
+        raise BadRecord(f"{where}: expected the checksum of what is written, found another")
+    return body
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Base of all records: strict JSON in, compact JSON out.
+    """Base of all records: strict JSON in, compact JSON with a :func:`seal` out.
 
     ``LIMIT`` is the size in bytes, ``CONTAINERS`` the number of objects and lists, of the largest
     one that is read: with room to spare above what the largest group writes.
@@ -44,8 +70,13 @@ class Record:
     CONTAINERS: ClassVar[int] = MAX_CONTAINERS
 
     def to_bytes(self) -> bytes:
-        body = {"v": PROTOCOL, **dataclasses.asdict(self)}
-        return json.dumps(body, separators=(",", ":"), allow_nan=True).encode()
+        values = dataclasses.asdict(self)
+        for f in dataclasses.fields(self):
+            if f.metadata.get(OPTIONAL) and values[f.name] is None:
+                del values[f.name]
+        body = {"v": PROTOCOL, **values}
+        text = json.dumps(body, separators=(",", ":"), allow_nan=True).encode()
+        return text + seal(text)
 
     @classmethod
     def read(cls, store: Store, key: str) -> Self:
@@ -65,6 +96,7 @@ class Record:
             raise BadRecord(
                 f"{cls.__name__}: expected at most {cls.LIMIT} bytes, found {len(data)}"
             )
+        data = unsealed(data, cls.__name__)
         try:
             body = parse_json(data, containers=cls.CONTAINERS)
         except ValueError as error:
@@ -153,7 +185,8 @@ class Beat(Record):
 
     ``role`` is replica, or syncer for a process that only reduces. ``state`` is a
     :data:`REPLICA_STATES` name; ``left`` says the process ended on purpose. ``round`` is the round
-    the replica is working towards, ``step`` its inner step in the run.
+    the replica is working towards, ``step`` its inner step in the run. ``blocked`` is a committed
+    round that it cannot read: it needs a checkpoint of that round or a later one.
     """
 
     LIMIT: ClassVar[int] = 256 * 1024
@@ -174,6 +207,7 @@ class Beat(Record):
     pid: int = 0
     device: str = ""
     message: str = ""
+    blocked: int | None = field(default=None, metadata={OPTIONAL: True})
 
 
 REPLICA_STATES = (

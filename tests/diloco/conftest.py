@@ -70,6 +70,8 @@ class MortalStore:
         self._trap = trap
         self._hits = 0
         self._spoilt: tuple[str, str] | None = None
+        self.spoil_reads: Callable[[str, bytes], bytes] = lambda key, data: data
+        """Changes what a read answers; the object stays as it is."""
         self._garbled = ""
 
     def garble(self, pattern: str) -> None:
@@ -119,11 +121,11 @@ class MortalStore:
 
     def get(self, key: str, *, limit: int | None = None) -> bytes:
         self._alive("get", key, "before")
-        return self.inner.get(key, limit=limit)
+        return self.spoil_reads(key, self.inner.get(key, limit=limit))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         self._alive("get", key, "before")
-        data = self.inner.get_range(key, start, length)
+        data = self.spoil_reads(key, self.inner.get_range(key, start, length))
         if fnmatch.fnmatch(key, self._garbled):
             data = bytes([data[0] ^ 0x40]) + data[1:]
         return data
@@ -189,6 +191,7 @@ class TinyGroup:
         *,
         trap: Trap | None = None,
         spoil: tuple[str, str] | None = None,
+        spoil_reads: Callable[[str, bytes], bytes] | None = None,
         garble: str = "",
         faults: Faults | None = None,
         atomic_create: bool = True,
@@ -211,6 +214,8 @@ class TinyGroup:
         if spoil:
             member.store.spoil(*spoil)
         member.store.garble(garble)
+        if spoil_reads is not None:
+            member.store.spoil_reads = spoil_reads
         member.thread = threading.Thread(
             target=self._train, args=(member, on_step, sample), daemon=True
         )

@@ -1,0 +1,243 @@
+"""A bucket in memory with strong consistency, and each process' faulty view of it.
+
+The bucket keeps the first bytes written under every key of the log (``written``), so that the
+oracle can replay rounds whose payloads were damaged or swept.
+"""
+
+from __future__ import annotations
+
+import builtins
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from diloco.rendezvous.store import Data, MakeParts, MissingKey, ObjectInfo, StoreUnavailable
+from tests.diloco.model.virtual_time import Killed, Process, Scheduler
+
+T = TypeVar("T")
+
+
+class Bucket:
+    """The objects themselves, without any fault."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.network = Process("network")
+        """Owns writes that are on their way; it outlives every other process."""
+        self.objects: dict[str, bytes] = {}
+        self.written: dict[str, bytes] = {}
+        self.written_s: dict[str, float] = {}
+        self.past: builtins.list[tuple[float, dict[str, int]]] = []
+        self.commits = 0
+        self.keeps_past = True
+        self.damaged: dict[str, str] = {}
+        """Keys whose stored bytes were damaged for good, and how."""
+
+    def put(self, key: str, data: bytes) -> None:
+        self._remember()
+        self.commits += key.endswith("/commit.json") and key not in self.written
+        self.objects[key] = data
+        self.written[key] = data
+        self.written_s[key] = self.scheduler.now_s
+        self.damaged.pop(key, None)
+
+    def create(self, key: str, data: bytes) -> bool:
+        if key in self.objects:
+            return False
+        self.put(key, data)
+        return True
+
+    def get(self, key: str) -> bytes:
+        try:
+            return self.objects[key]
+        except KeyError:
+            raise MissingKey(key) from None
+
+    def delete(self, names: Iterable[str]) -> None:
+        self._remember()
+        for key in names:
+            self.objects.pop(key, None)
+            self.damaged.pop(key, None)
+
+    def list(self, prefix: str, *, before_s: float = 0.0) -> builtins.list[ObjectInfo]:
+        """As it was ``before_s`` seconds ago, as far as that is remembered."""
+        sizes = {key: len(data) for key, data in self.objects.items()}
+        if before_s:
+            then_s = self.scheduler.now_s - before_s
+            for seen_s, past in reversed(self.past):
+                sizes = past
+                if seen_s <= then_s:
+                    break
+        return [ObjectInfo(key, sizes[key]) for key in sorted(sizes) if key.startswith(prefix)]
+
+    def damage(self, key: str, how: str, data: bytes) -> None:
+        """Damage what is stored, for good."""
+        self.objects[key] = data
+        self.damaged[key] = how
+
+    def _remember(self) -> None:
+        """What a stale listing shows; a few seconds of it are kept."""
+        if not self.keeps_past:
+            return
+        now_s = self.scheduler.now_s
+        self.past.append((now_s, {key: len(data) for key, data in self.objects.items()}))
+        del self.past[:-40]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chances:
+    """Probability of each fault, at each operation that can have it; none by default."""
+
+    kill: float = 0.0
+    drop: float = 0.0
+    lose: float = 0.0
+    late: float = 0.0
+    stale: float = 0.0
+    garble: float = 0.0
+    rot: float = 0.0
+    decay: float = 0.0
+    slow: float = 0.0
+    slow_s: float = 20.0
+    late_s: float = 90.0
+
+
+PERMANENT = (".bin", ".safetensors", "/reduced/", "contributions/")
+"""Objects that other objects can replace: these are also damaged for good."""
+
+
+class FaultyView:
+    """A :class:`~diloco.rendezvous.store.Store` for one process."""
+
+    uri = "memory://model"
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        process: Process,
+        rng: random.Random,
+        counts: Counter[str],
+        chances: Callable[[], Chances],
+    ) -> None:
+        self.atomic_create = True
+        self._bucket = bucket
+        self._process = process
+        self._rng = rng
+        self._counts = counts
+        self._chances = chances
+        self._scheduler = bucket.scheduler
+
+    # -- the store -------------------------------------------------------------------------------
+
+    def put(self, key: str, data: Data) -> None:
+        sent = bytes(data)
+        self._write(f"put {key}", lambda: self._store(key, sent))
+
+    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+        sent = b"".join(bytes(part) for part in make_parts())
+        self._write(f"put {key}", lambda: self._store(key, sent))
+
+    def create(self, key: str, data: Data) -> bool:
+        sent = bytes(data)
+        return self._write(f"create {key}", lambda: self._bucket.create(key, sent))
+
+    def get(self, key: str) -> bytes:
+        return self._read(key, self._request(f"get {key}", lambda: self._bucket.get(key)))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        data = self._request(f"get {key}", lambda: self._bucket.get(key))
+        return self._read(key, data[start : start + length])
+
+    def list(self, prefix: str) -> builtins.list[ObjectInfo]:
+        before_s = self._rng.uniform(0, 10) if self._strikes("stale") else 0.0
+        return self._request(f"list {prefix}", lambda: self._bucket.list(prefix, before_s=before_s))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        names = [*keys]
+        self._request("delete", lambda: self._bucket.delete(names))
+
+    # -- its faults ------------------------------------------------------------------------------
+
+    def _strikes(self, fault: str) -> bool:
+        chance: float = getattr(self._chances(), fault)
+        if not chance or self._rng.random() >= chance:
+            return False
+        self._counts[fault] += 1
+        return True
+
+    def _pass_time(self) -> None:
+        """A request takes a while, and its process may be killed meanwhile."""
+        self._counts["operations"] += 1
+        slow_s = self._chances().slow_s if self._strikes("slow") else 0.0
+        self._scheduler.sleep(self._rng.uniform(0.005, 0.1) + self._rng.uniform(0, slow_s))
+        if self._strikes("kill"):
+            self._scheduler.kill(self._process)
+            raise Killed
+
+    def _request(self, what: str, operation: Callable[[], T]) -> T:
+        self._pass_time()
+        if self._strikes("drop"):
+            raise StoreUnavailable(f"{what}: dropped")
+        answer = operation()
+        if self._strikes("lose"):
+            raise StoreUnavailable(f"{what}: the answer was lost")
+        self._scheduler.sleep(0.001)
+        if self._strikes("kill"):
+            self._scheduler.kill(self._process)
+            raise Killed
+        return answer
+
+    def _write(self, what: str, operation: Callable[[], T]) -> T:
+        if self._strikes("late"):
+            delay_s = self._rng.uniform(1, self._chances().late_s)
+            late = _after(self._scheduler, delay_s, operation)
+            self._scheduler.spawn(f"late {what}", late, self._bucket.network)
+            self._pass_time()
+            raise StoreUnavailable(f"{what}: no answer yet")
+        return self._request(what, operation)
+
+    def _store(self, key: str, data: bytes) -> None:
+        self._bucket.put(key, data)
+        if data and any(part in key for part in PERMANENT):
+            if self._strikes("rot"):
+                self._damage(key)
+            if self._strikes("decay"):
+                delay_s = self._rng.uniform(0, 20)
+                decay = _after(self._scheduler, delay_s, lambda: self._damage(key))
+                self._scheduler.spawn(f"decay of {key}", decay, self._bucket.network)
+
+    def _damage(self, key: str) -> None:
+        """What is stored under ``key`` is damaged for good."""
+        if data := self._bucket.objects.get(key):
+            how, damaged = _damaged(data, self._rng, self._bucket, key)
+            self._bucket.damage(key, how, damaged)
+
+    def _read(self, key: str, data: bytes) -> bytes:
+        if data and self._strikes("garble"):
+            return _damaged(data, self._rng, self._bucket, key)[1]
+        return data
+
+
+def _after(scheduler: Scheduler, delay_s: float, operation: Callable[[], Any]) -> Callable[[], Any]:
+    def work() -> None:
+        scheduler.sleep(delay_s)
+        operation()
+
+    return work
+
+
+def _damaged(data: bytes, rng: random.Random, bucket: Bucket, key: str) -> tuple[str, bytes]:
+    """``data`` with a bit flipped, cut short, or another key's bytes in its place."""
+    how = rng.choice(("flip", "flip", "cut", "other"))
+    if how == "cut":
+        return how, data[: rng.randrange(len(data))]
+    if how == "other":
+        ending = key.rsplit(".", 1)[-1]
+        others = [k for k in bucket.objects if k != key and k.endswith(ending)]
+        if others:
+            other = bucket.objects[rng.choice(sorted(others))]
+            if other != data:
+                return how, other
+    spot = rng.randrange(len(data))
+    return "flip", data[:spot] + bytes([data[spot] ^ (1 << rng.randrange(8))]) + data[spot + 1 :]

@@ -1,0 +1,290 @@
+"""What must hold of a run, from the bucket's bytes alone.
+
+It shares no code with the library but the layout of keys and payloads as ``docs/protocol.md`` has
+them: records are read as plain JSON, payloads decoded and rounds replayed with NumPy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+
+HEADER = 256
+TOLERANCE = 1e-2
+"""Of a step's share in a contribution: local weights are rounded at each round, and by int8."""
+
+
+class Violation(AssertionError):
+    """Something that must hold does not."""
+
+
+def check(
+    objects: dict[str, bytes],
+    written: dict[str, bytes],
+    written_s: dict[str, float],
+    settings: dict[str, Any],
+) -> None:
+    """``objects`` is what lies in the bucket at the end, ``written`` the bytes that were stored
+    last under each key, ``written_s`` when, whatever became of them. Raises :class:`Violation`."""
+    log = Log(written, settings)
+    log.replay()
+    log.check_steps()
+    check_result(objects, written, log)
+    over_s = written_s["final/manifest.json"]
+    in_time = {k: v for k, v in objects.items() if written_s[k] < over_s - SWEEP_S}
+    check_leftovers(objects, in_time, written)
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise Violation(message)
+
+
+class Log:
+    """The committed rounds, replayed. ``digests`` has those of each fragment after each round."""
+
+    def __init__(self, written: dict[str, bytes], settings: dict[str, Any]) -> None:
+        self.written = written
+        self.settings = settings
+        self.fragments = settings["num_fragments"]
+        self.commits: dict[int, dict[str, Any]] = {}
+        self.weights: list[Array] = []
+        self.momentum: list[Array] = []
+        self.digests: dict[tuple[int, int], str] = {}
+        self.taken: list[tuple[int, str, int, Array]] = []
+
+    def json(self, key: str) -> dict[str, Any]:
+        require(key in self.written, f"{key}: was never written")
+        found = json.loads(self.written[key])
+        assert isinstance(found, dict)
+        return found
+
+    def replay(self) -> None:
+        self._begin()
+        committed, tokens, round = 0, 0, 1
+        base_of = dict.fromkeys(range(self.fragments), 0)
+        while f"rounds/{round:08d}/commit.json" in self.written:
+            commit = self.json(f"rounds/{round:08d}/commit.json")
+            plan = self.json(f"rounds/{round:08d}/plan.json")
+            fragment = (round - 1) % self.fragments
+            where = f"round {round}"
+            require(
+                (commit["round"], plan["round"], commit["fragment"], plan["fragment"])
+                == (round, round, fragment, fragment),
+                f"{where}: commit or plan is of another round or fragment",
+            )
+            members = [(c["replica"], c["incarnation"]) for c in plan["contributions"]]
+            numbers = [replica for replica, _ in members]
+            require(numbers == sorted(set(numbers)), f"{where}: a replica is in it twice")
+            require(
+                members == [(c["replica"], c["incarnation"]) for c in commit["contributors"]],
+                f"{where}: commit and plan have other contributors",
+            )
+            if not commit["void"]:
+                committed += 1
+                tokens += sum(c["new_tokens"] for c in plan["contributions"])
+                self._apply(round, fragment, plan, base_of[fragment])
+                base_of[fragment] = round
+            require(
+                (commit["committed_total"], commit["tokens_total"]) == (committed, tokens),
+                f"{where}: totals are {commit['committed_total']} and {commit['tokens_total']}, "
+                f"expected {committed} and {tokens}",
+            )
+            self.commits[round] = commit
+            self.digests |= {(round, f): _digest(w) for f, w in enumerate(self.weights)}
+            if commit["last"]:
+                break
+            round += 1
+        numbers = sorted(
+            int(match[1])
+            for key in self.written
+            if (match := re.fullmatch(r"rounds/(\d{8})/commit\.json", key))
+        )
+        require(numbers == list(range(1, len(numbers) + 1)), f"the log has a hole: {numbers}")
+        require(len(numbers) == len(self.commits), "rounds were committed after the last one")
+
+    def _begin(self) -> None:
+        manifest = self.json("checkpoints/00000000/manifest.json")
+        tensors = _safetensors(self.written[manifest["weights"]["key"]])
+        self._check_stored(manifest["weights"])
+        self.slots = _fragments([(t["name"], t["shape"]) for t in manifest["tensors"]], self)
+        self.weights = [
+            np.concatenate([tensors[name].ravel() for name in names]) for names in self.slots
+        ]
+        self.momentum = [np.zeros_like(w) for w in self.weights]
+        self.digests |= {(0, f): _digest(w) for f, w in enumerate(self.weights)}
+
+    def _check_stored(self, stored: dict[str, Any]) -> None:
+        data = self.written[stored["key"]]
+        require(
+            hashlib.sha256(data).hexdigest() == stored["sha256"], f"{stored['key']}: wrong sha256"
+        )
+
+    def _apply(self, round: int, fragment: int, plan: dict[str, Any], base_round: int) -> None:
+        mean = np.zeros_like(self.weights[fragment])
+        for c in plan["contributions"]:
+            name = f"{c['replica']:05d}.{c['incarnation']}"
+            key = f"rounds/{round:08d}/contributions/{name}"
+            record = self.json(f"{key}.json")
+            require(
+                record["base_round"] == base_round
+                and record["base_digest"] == self.digests[base_round, fragment],
+                f"{key}: counted, though it stands on round {record['base_round']} with other "
+                f"weights than the log's",
+            )
+            vector = _decode(self.written[f"{key}.bin"][HEADER:], self.settings["codec"], mean.size)
+            mean += vector * np.float32(c["weight"])
+            self.taken.append((round, name, fragment, vector))
+        if self.settings["codec"] == "bf16":
+            mean = _rounded_to_bf16(mean)  # the mean passes through the reduced codec
+        momentum = np.float32(self.settings["outer_momentum"])
+        buffer = self.momentum[fragment]
+        buffer *= momentum
+        buffer += mean
+        update = buffer * momentum
+        update += mean
+        update *= np.float32(self.settings["outer_lr"])
+        self.weights[fragment] -= update
+
+    def check_steps(self) -> None:
+        """Every step is in one committed contribution at most, and whole, unless overlap mixes."""
+        totals = [np.zeros(w.size, np.float64) for w in self.weights]
+        mixes = self.settings["overlap_steps"] > 0 and self.settings["mixing_alpha"] < 1
+        for round, name, fragment, vector in self.taken:
+            share = -vector.astype(np.float64)
+            low, high = share.min(initial=0.0), share.max(initial=0.0)
+            require(
+                low > -TOLERANCE and high < 1 + TOLERANCE,
+                f"round {round}: {name} holds a step {high:.3f} or {low:.3f} times",
+            )
+            if not mixes:
+                odd = np.minimum(abs(share), abs(share - 1)).max(initial=0.0)
+                require(odd < TOLERANCE, f"round {round}: {name} holds {odd:.3f} of a step")
+            totals[fragment] += share
+        most = max(total.max(initial=0.0) for total in totals)
+        require(most < 1 + 2 * TOLERANCE, f"a step counts {most:.3f} times")
+
+
+def check_result(objects: dict[str, bytes], written: dict[str, bytes], log: Log) -> None:
+    """Final weights and all checkpoints are the log's."""
+    final = log.json("final/manifest.json")
+    last = log.commits[max(log.commits)]
+    require(bool(last["last"]), "the run ended before its last round")
+    require(final["round"] <= last["round"], "the result is of a later round than the last")
+    tensors = _safetensors(objects[final["weights"]["key"]])
+    for fragment, names in enumerate(log.slots):
+        found = np.concatenate([tensors[name].ravel() for name in names])
+        require(
+            found.tobytes() == log.weights[fragment].tobytes(),
+            f"the final weights of fragment {fragment} are not the log's",
+        )
+    for key in sorted(written):
+        if match := re.fullmatch(r"checkpoints/(\d{8})/manifest\.json", key):
+            manifest, round = log.json(key), int(match[1])
+            tensors = _safetensors(written[manifest["weights"]["key"]])
+            for fragment, names in enumerate(log.slots):
+                found = np.concatenate([tensors[name].ravel() for name in names])
+                require(
+                    _digest(found) == log.digests[round, fragment],
+                    f"checkpoint {round} has other weights than the log in fragment {fragment}",
+                )
+
+
+SWEEP_S = 5.0
+"""The last sweep ends so long before the final manifest, at most: what arrives later stays."""
+KEPT_STATES = 6
+"""Folders of saved state that one replica number leaves at most: two, and one for each process that
+died after it had written a save and before it had deleted older ones."""
+
+
+def check_leftovers(
+    objects: dict[str, bytes], in_time: dict[str, bytes], written: dict[str, bytes]
+) -> None:
+    """Of what was written ``in_time``, nothing large is left but the newest two checkpoints, what
+    was exchanged after the older of them, the result, and the newest saves of each replica."""
+    rounds = sorted(
+        int(match[1])
+        for key in objects
+        if (match := re.fullmatch(r"checkpoints/(\d{8})/manifest\.json", key))
+    )
+    older = rounds[-2] if len(rounds) > 1 else -1
+    left = [
+        key
+        for key in in_time
+        if (match := re.fullmatch(r"rounds/(\d{8})/(?:contributions/.*\.bin|reduced/.*)", key))
+        and int(match[1]) <= older
+    ]
+    left += [
+        key
+        for key in in_time
+        if (match := re.fullmatch(r"checkpoints/(\d{8})/.*\.safetensors", key))
+        and int(match[1]) < older
+    ]
+    winner = json.loads(written["final/manifest.json"])["writer"]
+    own = f"final/{winner['replica']:05d}.{winner['incarnation']}/"
+    left += [
+        key for key in in_time
+        if key.startswith("final/") and key != "final/manifest.json" and not key.startswith(own)
+    ]  # fmt: skip
+    require(not left, f"{len(left)} objects are left behind: {', '.join(sorted(left)[:5])}")
+    states: dict[str, set[str]] = {}
+    for key in objects:
+        if match := re.match(r"state/(\d{5})/([^/]+)/", key):
+            states.setdefault(match[1], set()).add(match[2])
+    for replica, folders in states.items():
+        require(
+            len(folders) <= KEPT_STATES, f"replica {replica} leaves {len(folders)} saved states"
+        )
+
+
+# -- formats, as docs/protocol.md has them ---------------------------------------------------------
+
+
+def _safetensors(data: bytes) -> dict[str, Array]:
+    length = int.from_bytes(data[:8], "little")
+    found = {}
+    for name, entry in json.loads(data[8 : 8 + length]).items():
+        if name == "__metadata__" or entry["dtype"] != "F32":
+            continue
+        start, stop = entry["data_offsets"]
+        body = data[8 + length + start : 8 + length + stop]
+        found[name] = np.frombuffer(body, np.float32).reshape(entry["shape"])
+    return found
+
+
+def _fragments(tensors: list[tuple[str, list[int]]], log: Log) -> list[list[str]]:
+    """Tensor i is in fragment i mod P: each tensor of the model is a layer of its own."""
+    return [
+        [name for index, (name, _) in enumerate(tensors) if index % log.fragments == fragment]
+        for fragment in range(log.fragments)
+    ]
+
+
+def _decode(body: bytes, codec: str, numel: int) -> Array:
+    if codec == "fp32":
+        return np.frombuffer(body, np.float32).copy()
+    if codec == "bf16":
+        return (np.frombuffer(body, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    assert codec == "int8" and numel % 256 == 0
+    rows = np.frombuffer(body, np.uint8).reshape(-1, 260)
+    scale = rows[:, :4].copy().view(np.float32)
+    return (rows[:, 4:].view(np.int8).astype(np.float32) * scale).ravel()
+
+
+def _rounded_to_bf16(vector: Array) -> Array:
+    """To the nearest, halves to even."""
+    bits = vector.view(np.uint32)
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    return (rounded & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def _digest(weights: Array) -> str:
+    return hashlib.sha256(xxhash.xxh3_128_digest(weights.tobytes())).hexdigest()

@@ -1,0 +1,185 @@
+"""Single faults under virtual time, each at a chosen place."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from diloco.rendezvous.settings import GroupSettings
+from tests.diloco.model import oracle
+from tests.diloco.model.faulty_bucket import Bucket, Chances
+from tests.diloco.model.world import Scenario, World, virtual
+
+
+def make_world(*, replicas: int = 3, seed: int = 1, **settings: Any) -> World:
+    chosen: dict[str, Any] = {
+        "sync_every": 3, "total_rounds": 6, "num_replicas": replicas, "min_quorum": replicas,
+        "warmup_steps": 0, "eval_every": 0, "state_every": 0, "checkpoint_every": 100,
+        "reduce_plan": "gather", **settings,
+    }  # fmt: skip
+    scenario = Scenario(
+        settings=GroupSettings(**chosen), replicas=replicas, chances=Chances(), kills=0
+    )
+    return World(scenario, random.Random(seed))
+
+
+def run(world: World) -> None:
+    """To its end; then the oracle judges."""
+    with virtual(world):
+        world.run()
+    bucket = world.bucket
+    oracle.check(bucket.objects, bucket.written, bucket.written_s, world.settings.to_dict())
+
+
+@contextmanager
+def on_put(bucket: Bucket, hook: Callable[[str], None]) -> Iterator[None]:
+    """``hook`` sees each key after it was written."""
+    put = bucket.put
+
+    def watched(key: str, data: bytes) -> None:
+        put(key, data)
+        hook(key)
+
+    bucket.put = watched  # type: ignore[method-assign]
+    yield
+    bucket.put = put  # type: ignore[method-assign]
+
+
+def destroy(bucket: Bucket, key: str) -> None:
+    data = bucket.objects[key]
+    bucket.damage(key, "flip", data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def ends(world: World) -> list[tuple[str, str]]:
+    return [(life.reason, repr(life.error)) for life in world.lives]
+
+
+@pytest.mark.parametrize(
+    ("plan", "kind"), [("gather", ".bin"), ("sharded", ".bin"), ("sharded", "/reduced/")]
+)
+def test_objects_that_are_damaged_after_the_commit_stop_no_quorum(plan: str, kind: str) -> None:
+    """The committer has applied the round; the others cannot read its payloads, and are needed. Of
+    a sharded round, payloads and shards stand in for each other."""
+    world = make_world(reduce_plan=plan)
+
+    def spoil(key: str) -> None:
+        if key == "rounds/00000003/commit.json":
+            for name in list(world.bucket.objects):
+                if name.startswith("rounds/00000003/") and kind in name:
+                    destroy(world.bucket, name)
+
+    with on_put(world.bucket, spoil):
+        run(world)
+    assert ends(world) == [("completed", "None")] * 3
+    rescued = "checkpoints/00000003/manifest.json" in world.bucket.written
+    assert rescued == (plan == "gather")
+    assert world.scheduler.now_s < 1000 + 200, "nobody waits for a timeout"
+
+
+@pytest.mark.parametrize("record", ["commit.json", "plan.json"])
+def test_a_decision_that_is_damaged_once_it_is_made_stops_nobody(record: str) -> None:
+    world = make_world()
+    spoilt: list[str] = []
+
+    def spoil(key: str) -> None:
+        if key == f"rounds/00000003/{record}" and not spoilt:
+            spoilt.append(key)
+            destroy(world.bucket, key)
+
+    with on_put(world.bucket, spoil):
+        run(world)
+    assert ends(world) == [("completed", "None")] * 3
+
+
+def test_a_contribution_record_that_is_damaged_is_written_again() -> None:
+    world = make_world()
+    spoilt: list[str] = []
+
+    def spoil(key: str) -> None:
+        if key.startswith("rounds/00000002/") and key.endswith(".json") and "/00001." in key:
+            spoilt.append(key)
+            if len(spoilt) == 1:
+                destroy(world.bucket, key)
+
+    with on_put(world.bucket, spoil):
+        run(world)
+    assert ends(world) == [("completed", "None")] * 3 and len(spoilt) == 2
+
+
+def test_what_a_replica_did_in_quarantine_is_in_no_contribution() -> None:
+    """A third replica joins late; its first counted contribution holds one round's steps."""
+    world = make_world(
+        replicas=2, total_rounds=12, quarantine_rounds=3, grace_s=30.0, num_fragments=1
+    )
+    world.settings = world.scenario.settings
+
+    def watch(key: str) -> None:
+        if key == "rounds/00000002/commit.json":
+            world.launch(2)
+
+    with on_put(world.bucket, watch):
+        run(world)
+    plans = [
+        json.loads(data)
+        for key, data in sorted(world.bucket.written.items())
+        if key.endswith("/plan.json")
+    ]
+    quarantined = [p["round"] for p in plans for r in p["refused"] if r["kind"] == "quarantine"]
+    steps = [c["steps"] for p in plans for c in p["contributions"] if c["replica"] == 2]
+    assert len(quarantined) >= 3 and steps, "it was kept out, then let in"
+    assert max(steps) <= 3
+
+
+def test_what_a_sweep_missed_is_deleted_by_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two sweeps the process dies; a payload arrives when its round was swept long ago."""
+    from diloco.checkpoint import sweep
+
+    world = make_world(checkpoint_every=1, total_rounds=10)
+    calls: list[int] = []
+
+    def dies_at_first(store: Any, **how: Any) -> int:
+        calls.append(1)
+        return 0 if len(calls) in (4, 5) else sweep(store, **how)
+
+    def late(key: str) -> None:
+        if key == "checkpoints/00000006/manifest.json":
+            world.bucket.objects["rounds/00000003/contributions/00000.00001-0000abcd.bin"] = b"late"
+            world.bucket.written_s["rounds/00000003/contributions/00000.00001-0000abcd.bin"] = 0.0
+
+    monkeypatch.setattr("diloco.chores.sweep", dies_at_first)
+    with on_put(world.bucket, late):
+        run(world)
+    assert len(calls) > 5
+
+
+def test_a_replica_joins_though_the_store_is_away_for_minutes() -> None:
+    world = make_world(replicas=2)
+    away = {"from": 1000.0, "to": 1240.0}
+    chances = world.chances
+
+    def outage() -> Chances:
+        is_away = away["from"] <= world.scheduler.now_s < away["to"]
+        return Chances(drop=1.0) if is_away else chances()
+
+    world.chances = outage  # type: ignore[method-assign]
+    run(world)
+    assert ends(world) == [("completed", "None")] * 2
+
+
+def test_a_replica_that_beats_in_vain_when_it_joins_keeps_trying() -> None:
+    """The store goes away between the claim of an incarnation and the first beat."""
+    world = make_world(replicas=2)
+    chances = world.chances
+
+    def outage() -> Chances:
+        is_away = 1000.1 <= world.scheduler.now_s < 1200.0
+        return Chances(drop=1.0) if is_away else chances()
+
+    world.chances = outage  # type: ignore[method-assign]
+    run(world)
+    assert ends(world) == [("completed", "None")] * 2

@@ -1,0 +1,272 @@
+"""One run under virtual time: replicas, a syncer, whoever launches them again, and the faults.
+
+Every inner step adds one to a coordinate of its own, so that the decoded contributions show which
+steps they hold (:mod:`tests.diloco.model.oracle`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from diloco.errors import ReplicaError
+from diloco.group import Group, join
+from diloco.rendezvous import keys
+from diloco.rendezvous.document import GroupDocument
+from diloco.rendezvous.records import Command, Commit
+from diloco.rendezvous.settings import GroupSettings
+from diloco.rendezvous.store import StoreError
+from diloco.syncer import Syncer
+from tests.diloco.model import virtual_time
+from tests.diloco.model.faulty_bucket import Bucket, Chances, FaultyView
+from tests.diloco.model.virtual_time import Process, Scheduler
+
+COORDINATES = 2048
+TENSORS = 4
+NO_FAULTS = Chances()
+CALM_S = 4 * 3600.0
+"""After the last fault a run must have ended within this."""
+
+
+class Coordinates(nn.Module):
+    """Four tensors of 512 values."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.parts = nn.ParameterList(
+            torch.randn(COORDINATES // TENSORS, generator=generator) for _ in range(TENSORS)
+        )
+
+    @torch.no_grad()
+    def count(self, step: int) -> None:
+        """One inner step. Once all coordinates are used up it changes nothing."""
+        if step < COORDINATES:
+            self.parts[step % TENSORS][step // TENSORS] += 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """What is run, and what goes wrong until ``faults_until_s``."""
+
+    settings: GroupSettings
+    chances: Chances
+    replicas: int
+    spares: int = 0
+    syncer: bool = False
+    drains: float = 0.0
+    kills: int = 6
+    faults_until_s: float = 1500.0
+
+
+@dataclass
+class Life:
+    """One process of a replica."""
+
+    replica: int
+    process: Process
+    started_s: float
+    group: Group | None = None
+    model: Coordinates | None = None
+    reason: str = ""
+    error: BaseException | None = None
+    over: bool = False
+    steps: list[int] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        return self.over or self.process.dead
+
+
+class World:
+    """Runs a scenario to its end; then the oracle reads the bucket."""
+
+    def __init__(self, scenario: Scenario, rng: random.Random) -> None:
+        self.scenario = scenario
+        self.settings = scenario.settings
+        self.rng = rng
+        self.scheduler = Scheduler(rng)
+        self.bucket = Bucket(self.scheduler)
+        self.bucket.keeps_past = scenario.chances.stale > 0
+        self.counts: Counter[str] = Counter()
+        self.lives: list[Life] = []
+        self.steps = 0
+        self.calm_from_s: float | None = None
+        document = GroupDocument(
+            run_id="0" * 16, name="model", settings=scenario.settings, workload={"kind": "caller"}
+        )
+        self.bucket.put(keys.GROUP, document.to_bytes())
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    def chances(self) -> Chances:
+        return NO_FAULTS if self.calm else self.scenario.chances
+
+    @property
+    def calm(self) -> bool:
+        if self.calm_from_s is None:
+            near_end = self.committed() > self.settings.total_rounds - 3
+            if near_end or self.scheduler.now_s > 1000 + self.scenario.faults_until_s:
+                self.calm_from_s = self.scheduler.now_s
+        return self.calm_from_s is not None
+
+    def committed(self) -> int:
+        return self.bucket.commits
+
+    # -- processes -------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Raises :class:`~tests.diloco.model.virtual_time.Hang` if it does not end."""
+        for replica in range(self.scenario.replicas + self.scenario.spares):
+            self.launch(replica)
+        if self.scenario.syncer:
+            self.launch_syncer()
+        self.scheduler.spawn("launcher", self._look_after, Process("launcher"))
+        try:
+            self.scheduler.run(until=self.over, deadline_s=1000 + 1500 + CALM_S)
+        finally:
+            self.scheduler.close()
+
+    def over(self) -> bool:
+        """The result is there, no process runs, and no write is on its way."""
+        return (
+            keys.FINAL_MANIFEST in self.bucket.objects
+            and all(life.ended for life in self.lives)
+            and not any(
+                task.process is self.bucket.network and not task.done
+                for task in self.scheduler._tasks
+            )
+        )
+
+    def _view(self, process: Process) -> FaultyView:
+        deathless = replace(self.scenario.chances, kill=0.0)
+
+        def chances() -> Chances:
+            if not self.calm and self.counts["kill"] >= self.scenario.kills:
+                return deathless
+            return self.chances()
+
+        return FaultyView(self.bucket, process, self.rng, self.counts, chances)
+
+    def launch(self, replica: int) -> None:
+        life = Life(replica, Process(f"replica {replica}"), self.scheduler.now_s)
+        self.lives.append(life)
+        self.scheduler.spawn(f"replica {replica}", lambda: self._train(life), life.process)
+
+    def _train(self, life: Life) -> None:
+        model = life.model = Coordinates(life.replica)
+        step_s = self.rng.uniform(0.2, 2.0)
+        try:
+            with join(
+                "memory://model",
+                model=model,
+                inner_optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+                replica=life.replica,
+                heartbeat_interval_s=2.0,
+                telemetry_interval_s=30.0,
+                store=self._view(life.process),
+                clock=self.scheduler,
+            ) as group:
+                life.group = group
+                while not group.done:
+                    self.scheduler.sleep(step_s)
+                    model.count(self.steps)
+                    life.steps.append(self.steps)
+                    self.steps += 1
+                    group.step(tokens=1, loss=1.0)
+            life.reason = group.reason
+        except Exception as error:
+            life.error = error
+        life.over = True
+
+    def launch_syncer(self) -> None:
+        process = Process("syncer")
+        life = Life(self.settings.max_replicas, process, self.scheduler.now_s)
+        self.lives.append(life)
+
+        def serve() -> None:
+            try:
+                syncer = Syncer(self._view(process), clock=self.scheduler, heartbeat_interval_s=2.0)
+                syncer.run()
+                life.reason = "left" if syncer.left else "completed"
+            except Exception as error:
+                life.error = error
+            life.over = True
+
+        self.scheduler.spawn("syncer", serve, process)
+
+    def _look_after(self) -> None:
+        """Launch again what has died or failed; now and then ask one to leave."""
+        while True:
+            self.scheduler.sleep(self.rng.uniform(2, 20))
+            newest = {life.replica: life for life in self.lives}
+            for replica, life in newest.items():
+                if life.ended and life.reason in ("", "left"):
+                    away = self.rng.random() < (0.2 if self.calm else 0.9)
+                    if away:
+                        continue
+                    if replica == self.settings.max_replicas:
+                        self.launch_syncer()
+                    else:
+                        self.launch(replica)
+                elif not self.calm and life.group and self.rng.random() < self.scenario.drains:
+                    self.counts["drain"] += 1
+                    life.group.leave(within_s=self.rng.choice([0.0, 5.0, 60.0]), reason="drained")
+
+
+class QuietUsage:
+    """In place of what a process measures of its machine."""
+
+    def __init__(self, clock: object) -> None:
+        pass
+
+    def read(self) -> dict[str, float]:
+        return {}
+
+
+@contextlib.contextmanager
+def virtual(world: World) -> Iterator[None]:
+    """The library on virtual threads, time and randomness of ``world``."""
+    secrets = SimpleNamespace(
+        token_hex=lambda n: f"{world.rng.getrandbits(8 * n):0{2 * n}x}",
+        randbits=world.rng.getrandbits,
+    )
+    patches: dict[str, Any] = {
+        "diloco.membership.threading": virtual_time.threading,
+        "diloco.reporter.threading": virtual_time.threading,
+        "diloco.reporter.Usage": QuietUsage,
+        "diloco.syncer.threading": virtual_time.threading,
+        "diloco.open_rounds.ThreadPoolExecutor": virtual_time.ThreadPoolExecutor,
+        "diloco.open_rounds.wait": virtual_time.wait,
+        "diloco.rendezvous.transfer.ThreadPoolExecutor": virtual_time.ThreadPoolExecutor,
+        "diloco.group.SystemClock": lambda: world.scheduler,
+        "diloco.group.secrets": secrets,
+        "diloco.syncer.SystemClock": lambda: world.scheduler,
+        "diloco.syncer.secrets": secrets,
+        "diloco.rendezvous.geometry.SMALLEST_BLOCK": 256,
+    }
+    logger = logging.getLogger("diloco")
+    level = logger.level
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(virtual_time.activated(world.scheduler))
+        for name, value in patches.items():
+            stack.enter_context(mock.patch(name, value))
+        if level == logging.NOTSET:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+__all__ = ["Command", "Commit", "ReplicaError", "Scenario", "StoreError", "World", "virtual"]
