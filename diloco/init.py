@@ -67,9 +67,9 @@ def replace_model(store: Store, *, clock: Clock) -> None:
     Raises :class:`~diloco.errors.ReplicaError` where a round has been committed or a replica lives:
     then the group trains that model. Waits for one lease's time where a lease has not ended.
     """
-    document = GroupDocument.from_bytes(store.get(keys.GROUP))
+    document = GroupDocument.read(store)
     try:
-        store.get(keys.commit(1))
+        store.get_range(keys.commit(1), 0, 1)
     except MissingKey:
         pass
     else:

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from diloco.errors import FencedOut
@@ -90,6 +91,10 @@ def patiently(
             log.warning("the store does not answer, will try again: %s", error)
             check()
             clock.sleep(PAUSE_S)
+
+
+def _is_numbered(number: int, command: Command) -> bool:
+    return command.n == number
 
 
 class Lease:
@@ -216,7 +221,7 @@ class Lease:
                     self._store,
                     keys.control(number),
                     Command,
-                    is_right=lambda c, n=number: c.n == n,
+                    is_right=partial(_is_numbered, number),
                 )
             except MissingKey:
                 break
@@ -340,10 +345,8 @@ class Observer:
         leases = {keys.beat(replica, newest[replica]): replica for replica in newest}
         for key, beat in read_each(self._store, Beat, list(leases)).items():
             replica, incarnation = leases[key], newest[leases[key]]
-            if isinstance(beat, Beat) and (beat.replica, beat.incarnation) != (
-                replica,
-                incarnation,
-            ):
+            own = (replica, incarnation)
+            if isinstance(beat, Beat) and (beat.replica, beat.incarnation) != own:
                 beat = BadRecord("expected the lease of its own key, found another's")
             if isinstance(beat, BadRecord):
                 log.warning("lease of replica %d is refused: %s", replica, beat)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from safetensors.torch import save as save_safetensors
@@ -106,7 +107,7 @@ def save_replica_state(
     return manifest
 
 
-def _is_of(manifest: ReplicaStateManifest, key: str) -> bool:
+def _is_of(key: str, manifest: ReplicaStateManifest) -> bool:
     writer = manifest.writer
     return key == keys.replica_state_manifest(writer.replica, writer.incarnation, manifest.round)
 
@@ -120,9 +121,7 @@ def load_replica_state(store: Store, replica: int) -> ReplicaState | None:
     ]
     for key in sorted(saves, reverse=True):
         try:
-            manifest = read_record(
-                store, key, ReplicaStateManifest, is_right=lambda m, k=key: _is_of(m, k)
-            )
+            manifest = read_record(store, key, ReplicaStateManifest, is_right=partial(_is_of, key))
             tensors = load_tensors(store, manifest.tensors)
             trees = join_tree(manifest.tree, tensors)
         except (BadRecord, MissingKey, ReplicaError, ValueError) as error:

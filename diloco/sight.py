@@ -214,19 +214,17 @@ class Sight:
         known = {key: record for key in named if (record := self._records.get(key))}
         wanted = [key for key in named if key not in known and self._refusals[key] < READS]
         # A store may list what it does not yet show: that is looked for again next time.
-        for key, record in read_each(self._store, ContributionRecord, wanted).items():
-            try:
-                if isinstance(record, BadRecord):
-                    raise record
-                if (record.round, record.replica, record.incarnation) != named[key]:
-                    raise BadRecord(f"expected the record of {named[key]}, found another's")
-            except BadRecord as error:
-                log.warning("round %d: %s is refused: %s", round, key, error)
+        for key, read in read_each(self._store, ContributionRecord, wanted).items():
+            if isinstance(read, ContributionRecord):
+                if (read.round, read.replica, read.incarnation) == named[key]:
+                    self._records[key] = known[key] = read
+                    continue
+                read = BadRecord(f"expected the record of {named[key]}, found another's")
+            if isinstance(read, BadRecord):
+                log.warning("round %d: %s is refused: %s", round, key, read)
                 self._refusals[key] += 1
                 if own and named[key][1:] == (own.replica, own.incarnation):
                     self._store.put(key, own.to_bytes())
-                continue
-            self._records[key] = known[key] = record
         # Sorted by incarnation: the last one of a replica is the highest.
         return {known[key].replica: known[key] for key in named if key in known}
 
