@@ -11,6 +11,7 @@ from runs.models.alert import Alert
 from runs.models.archive import Archive
 from runs.models.credential import Credential
 from runs.models.event import Event
+from runs.models.ingest import IngestState, QuarantinedRecord
 from runs.models.journal import Journal
 from runs.models.rounds import Checkpoint, Contribution, Round
 from runs.models.run import Replica, ReplicaAttempt, ReplicaPool, Run
@@ -27,9 +28,11 @@ __all__ = [
     "Contribution",
     "Credential",
     "Event",
+    "IngestState",
     "Journal",
     "LogLine",
     "MetricBlock",
+    "QuarantinedRecord",
     "Replica",
     "ReplicaAttempt",
     "ReplicaPool",
