@@ -19,7 +19,7 @@ import psutil
 
 from executors.base import LaunchRefused
 
-GRACE_S = 10.0
+GRACE_S = 6.0
 """Between SIGTERM and SIGKILL unless told otherwise."""
 
 _RANGES: dict[str, tuple[float, float]] = {

@@ -149,8 +149,9 @@ def test_the_cost_of_the_page_does_not_grow(
         replica, backend="modal", price=1.0, earlier=attempts - 1, now=run.created_at
     )
     # Session, user, role twice (to look, to act), the run, the replica, its jobs, its attempts, and
-    # the role that the menu names; rounds, its part in them twice, and its last words twice.
-    with django_assert_num_queries(14):
+    # the role that the menu names; rounds, its part in them twice, its last words twice; the state of
+    # ingest, and quarantined records.
+    with django_assert_num_queries(16):
         client.get(url("replica", run, 3))
 
 
