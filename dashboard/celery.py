@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 from typing import Any
 
 from celery import Celery
@@ -20,10 +21,25 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
 app = Celery("archipelago")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(["runs"])
+# Three workers (dashboard.commands): what controls runs waits for nothing else.
+CONTROL, INGEST, DEFAULT = "control", "ingest", "celery"
+app.conf.task_default_queue = DEFAULT
+app.conf.task_routes = {
+    "runs.tasks.reconcile_active": {"queue": CONTROL},
+    "runs.tasks.reconcile_run": {"queue": CONTROL},
+    "runs.tasks.ingest_active": {"queue": INGEST},
+    "runs.tasks.ingest_run": {"queue": INGEST},
+    "runs.tasks.write_bucket": {"queue": INGEST},
+}
 app.conf.beat_schedule = {
     # Messages expire, so that a worker that was away does not work off a pile of old ticks.
     "reconcile": {
         "task": "runs.tasks.reconcile_active",
+        "schedule": 1.0,
+        "options": {"expires": 5},
+    },
+    "ingest": {
+        "task": "runs.tasks.ingest_active",
         "schedule": 1.0,
         "options": {"expires": 5},
     },
@@ -39,6 +55,16 @@ app.conf.beat_schedule = {
     },
     "reap": {"task": "runs.tasks.reap", "schedule": 60.0, "options": {"expires": 30}},
 }
+
+
+@worker_process_init.connect
+def _limit_memory(**_: Any) -> None:
+    """A process that reads records has a bound, so that a record which needs more memory fails
+    with MemoryError in its own process. Only the ingest worker sets the variable."""
+    limit_mb = int(os.environ.get("ARCHIPELAGO_PROCESS_MB", "0"))
+    if limit_mb:
+        limit = limit_mb * 1024 * 1024
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 @after_setup_logger.connect

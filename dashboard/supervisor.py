@@ -3,7 +3,9 @@
 ::
 
     manage.py serve --- valkey-server   (unless REDIS_URL names another broker)
-                    |-- celery worker
+                    |-- celery worker (control)
+                    |-- celery worker (ingest)
+                    |-- celery worker (everything else)
                     |-- celery beat
                     `-- uvicorn
 
@@ -124,6 +126,8 @@ class Supervisor:
         except broker.BrokerError as error:
             raise SupervisorError(str(error)) from error
         self._migrate()
+        self._start("control", commands.control())
+        self._start("ingest", commands.ingest(), ARCHIPELAGO_PROCESS_MB=str(commands.INGEST_MB))
         self._start("worker", commands.worker())
         self._start("beat", commands.beat())
         self._start("web", commands.web(host=self.host, port=self.port))
@@ -232,12 +236,13 @@ class Supervisor:
         self._start("broker", server.command)
         self._wait_until(server.ready, "the broker to answer")
 
-    def _start(self, name: str, command: list[str]) -> None:
+    def _start(self, name: str, command: list[str], **more_env: str) -> None:
         child = Child(
             name=name,
             command=command,
             log=self.var / "logs" / f"{name}.log",
-            env={**os.environ, "ARCHIPELAGO_VAR": str(self.var), "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "ARCHIPELAGO_VAR": str(self.var), "PYTHONUNBUFFERED": "1"}
+            | more_env,
             cwd=settings.BASE_DIR,
         )
         child.start()

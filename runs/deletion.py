@@ -28,7 +28,7 @@ from diloco.rendezvous.store import (
     StoreDenied,
     StoreUnavailable,
 )
-from runs.bucket.stores import store_for
+from runs.bucket.stores import folder_store, store_for
 from runs.control.asking import ask_all
 from runs.exceptions import LaunchLater
 from runs.life import sharing
@@ -182,8 +182,8 @@ def _delete_objects(run: Run, store: Store) -> str:
     _delete(store, (key for key, kind in known.items() if kind not in _LAST))
     for last in _LAST:
         _delete(store, (key for key, kind in known.items() if kind is last))
-    if isinstance(store, LocalStore):
-        _remove_folders(store)
+    if (folder := folder_store(store)) is not None:
+        _remove_folders(folder)
     stays = [_shown(key) for key in listed if key not in known]
     if stays:
         names = ownership.shown(stays, len(stays))

@@ -28,6 +28,6 @@ def _send(task: str, args: tuple[Any, ...], expires: float | None) -> None:
     try:
         current_app.send_task(
             f"runs.tasks.{task}", args=args, expires=expires, retry_policy=_SEND_ONCE
-        )
+        )  # to the queue that dashboard.celery routes it to
     except OperationalError as error:
         logger.warning("%s%r was not sent, the reconciler will do it: %s", task, args, error)

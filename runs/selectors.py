@@ -49,6 +49,9 @@ ROUNDS_LIMIT = 2000
 SNAPSHOT_CONTRIBUTIONS = 6000
 """In a snapshot: with many replicas it has fewer rounds."""
 
+JOURNAL_RETRY_CAP = timedelta(minutes=5)
+"""The longest wait between writes of a journal that fail (:mod:`runs.bucket.journal`)."""
+
 DRAIN_FOR = timedelta(hours=1)
 """How long after a run's end, or after the last that came, more of its telemetry is waited for."""
 
@@ -112,8 +115,11 @@ def runs_to_look_after() -> QuerySet[Run]:
     unread = Cursor.objects.filter(replica__run=OuterRef("pk"), ended=False)
     waiting = Replica.objects.filter(run=OuterRef("pk")).exclude(state__in=REPLICA_ENDED)
     paused = Q(state=RunState.PAUSED)
-    unsaid = Journal.objects.filter(run=OuterRef("pk"), due=True)
-    then = timezone.now() - DRAIN_FOR
+    now = timezone.now()
+    # Put off after a failed write; not for longer than any retry, should the clock have jumped.
+    put_off = Q(retry_at__gt=now, retry_at__lt=now + 2 * JOURNAL_RETRY_CAP)
+    unsaid = Journal.objects.filter(run=OuterRef("pk"), due=True).exclude(put_off)
+    then = now - DRAIN_FOR
     recent = Q(ended_at__gte=then) | Q(paused, state_since__gte=then) | Q(last_seen_at__gte=then)
     return Run.objects.filter(
         Q(state__in=RUN_ACTIVE)

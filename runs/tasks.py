@@ -3,26 +3,33 @@ again; the reconciler makes good what was lost all the same."""
 
 from __future__ import annotations
 
+import time
+
 from celery import shared_task
 from django.utils import timezone
 
 from runs import deletion, live, selectors
 from runs.alerting import webhooks
+from runs.bucket import ingest_pass
 from runs.context import about
-from runs.control import health, hub_export, launch, reaper, reconcile
+from runs.control import bucket_writes, health, hub_export, launch, places, reaper, reconcile
 from runs.control.lease import lease
 from runs.drafts.archives import sweep_archives
 from runs.exceptions import LaunchLater
+from runs.models import ReplicaPool
 from runs.queue import enqueue
 
 TICK_EXPIRES_S = 5.0
+INGEST_SOFT_S, INGEST_S = 40, 60
+"""Longest pass of ingest. A pass ends with its budget after seconds; only a record that takes this
+long to process meets these limits, and that counts against the record."""
 EXPORT_S = 3600
 """The longest upload of a checkpoint."""
 
 
 @shared_task
 def reconcile_active() -> None:
-    """Beat's tick: one task per run that needs looking after."""
+    """Beat's tick of control: one task per run that needs looking after."""
     health.beat()
     for run_id in selectors.runs_to_look_after().values_list("pk", flat=True):
         enqueue("reconcile_run", str(run_id), expires=TICK_EXPIRES_S)
@@ -30,6 +37,7 @@ def reconcile_active() -> None:
 
 @shared_task
 def reconcile_run(run_id: str) -> None:
+    """Control: it needs the database and the backends."""
     with about(run=run_id), lease(f"reconcile:{run_id}") as held:
         if held:
             whole = live.begin(run_id) or live.resync(run_id)
@@ -37,11 +45,63 @@ def reconcile_run(run_id: str) -> None:
                 live.told(run_id)
 
 
+@shared_task
+def ingest_active() -> None:
+    """Beat's tick of ingest."""
+    health.beat(health.INGEST)
+    for run_id in selectors.runs_to_look_after().values_list("pk", flat=True):
+        enqueue("ingest_run", str(run_id), expires=TICK_EXPIRES_S)
+
+
+# Acknowledged before it begins: a pass whose process was killed is not delivered again at once, and
+# the next tick sends another.
+@shared_task(acks_late=False, soft_time_limit=INGEST_SOFT_S, time_limit=INGEST_S)
+def ingest_run(run_id: str) -> None:
+    """Read what is new in the bucket, unless its store does not answer or is busy."""
+    with about(run=run_id), lease(f"ingest:{run_id}") as held:
+        if not held:
+            return
+        place = places.store_place_of(run_id)
+        if place is None:
+            return
+        with places.slot(place) as free:
+            if not free:
+                state = places.state_of(place)
+                if state.failures:
+                    ingest_pass.note_open_breaker(run_id, state.message)
+                return
+            name = f"{run_id}:ingest"
+            whole = live.begin(name) or live.resync(run_id)
+            if ingest_pass.ingest_run(run_id) and whole:
+                live.told(name)
+            _report_store(place, ingest_pass.has_store_failed(run_id))
+
+
+@shared_task(acks_late=False, soft_time_limit=INGEST_SOFT_S, time_limit=INGEST_S)
+def write_bucket(run_id: str) -> None:
+    """Write commands and the journal into the bucket."""
+    with about(run=run_id), lease(f"write:{run_id}") as held:
+        place = places.store_place_of(run_id)
+        if not held or place is None:
+            return
+        with places.slot(f"{place}:write") as free:
+            if free and not places.is_open(place):
+                _report_store(place, bucket_writes.write_run(run_id))
+
+
+def _report_store(place: str, failure: str) -> None:
+    if failure:
+        places.failed(place, failure)
+    else:
+        places.answered(place)
+
+
 @shared_task(autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=30, max_retries=20)
 def launch_run(run_id: str) -> None:
     """One at a time per run: a fork copies a checkpoint, which may take a while."""
     with about(run=run_id), lease(f"launch-run:{run_id}") as held:
         if held:
+            _wait_for_store(run_id)
             launch.launch_run(run_id)
 
 
@@ -50,7 +110,24 @@ def launch_pool(pool_id: int) -> None:
     """One at a time per pool, so that ticks do not pile up workers on a backend that hangs."""
     with lease(f"launch:{pool_id}") as held:
         if held:
+            pool = ReplicaPool.objects.filter(pk=pool_id).first()
+            if pool is not None:
+                _wait_for_store(str(pool.run_id))
+                _wait_for(places.account_place(pool))
             launch.launch_pool(pool_id)
+
+
+def _wait_for_store(run_id: str) -> None:
+    place = places.store_place_of(run_id)
+    if place is not None:
+        _wait_for(place)
+
+
+def _wait_for(place: str) -> None:
+    """A launch does not hold a worker process while its store or backend does not answer."""
+    state = places.state_of(place)
+    if state.is_open(time.time()):
+        raise LaunchLater(state.message)
 
 
 @shared_task(autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=60, max_retries=20)

@@ -17,12 +17,13 @@ from functools import partial
 
 from django.contrib.auth.models import User
 from django.db import transaction
+from django.db.models import F
 from django.utils import timezone
 
 from runs import audit
 from runs.context import current
 from runs.exceptions import IllegalTransition
-from runs.models import Event, Replica, Run
+from runs.models import Event, Journal, Replica, Run
 from runs.redaction import redact
 from runs.states import (
     REPLICA_TRANSITIONS,
@@ -143,6 +144,8 @@ def transition(
                 run, "run_state", reason, level=_RUN_LEVELS.get(to, Event.Level.INFO),
                 actor=actor, from_state=old, to_state=to,
             )  # fmt: skip
+            if to in RUN_ENDED:  # its journal is not complete before it says so
+                Journal.objects.filter(run=run).update(due=True, marks=F("marks") + 1)
     if not moved:
         run.refresh_from_db()
         return False

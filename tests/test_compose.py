@@ -43,6 +43,8 @@ def test_it_follows_the_compose_schema() -> None:
     ("name", "command"),
     [
         ("web", commands.web(host="0.0.0.0", port=8000)),
+        ("control", commands.control()),
+        ("ingest", commands.ingest()),
         ("worker", commands.worker()),
         ("beat", commands.beat()),
     ],
@@ -62,16 +64,8 @@ def test_the_image_alone_serves_as_the_service_does() -> None:
 def test_every_service_is_there_and_waits_for_what_it_needs(
     services: dict[str, dict[str, Any]],
 ) -> None:
-    assert set(services) == {
-        "postgres",
-        "valkey",
-        "store",
-        "migrate",
-        "bucket",
-        "web",
-        "worker",
-        "beat",
-    }
+    started = {"web", "control", "ingest", "worker", "beat"}
+    assert set(services) == {"postgres", "valkey", "store", *ONE_OFF} | started
     for name, service in services.items():
         for needed in service.get("depends_on", {}):
             condition = service["depends_on"][needed]["condition"]

@@ -37,7 +37,7 @@ from diloco.rendezvous.manager_branches import AbandonedBranch, line_before
 from diloco.rendezvous.manager_records import Quorum, Vote
 from diloco.rendezvous.manager_rounds import Standing, counts
 from diloco.rendezvous.records import Identity
-from diloco.rendezvous.store import Data, MakeParts, MissingKey, ObjectInfo
+from diloco.rendezvous.store import Data, MakeParts, MissingKey, ObjectInfo, check_size
 
 BEAT_S, LEASE_S, JOIN_S, QUORUM_S, ROUND_S = 2.0, 10.0, 20.0, 90.0, 40.0
 
@@ -371,12 +371,13 @@ class ProcessStore:
         self._pass()
         return created
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
         self._pass()
         try:
-            return self._world.objects[key]
+            data = self._world.objects[key]
         except KeyError:
             raise MissingKey(key) from None
+        return data if limit is None else check_size(key, data, limit)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self.get(key)[start : start + length]

@@ -49,6 +49,7 @@ def detail(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
         "up_per_s": replica_history.bandwidth(history, "up"),
         "down_per_s": replica_history.bandwidth(history, "down"),
         "trace": replica_history.last_traceback(replica),
+        "quarantined": replica_history.quarantined(replica),
         "may_stop": not over and not replica.ended,
         "may_restart": not over and replica.state != ReplicaState.DONE,
         "may_operate": selectors.may_operate(request.user, run),

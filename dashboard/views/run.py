@@ -23,7 +23,8 @@ from runs.bucket.limits import INT_LIMIT, SMALL_LIMIT
 from runs.control import health
 from runs.control.health import is_stale
 from runs.drafts import copies
-from runs.models import Run
+from runs.models import IngestState, Run
+from runs.plain import iso
 from runs.states import RUN_LIVE, RunState
 
 TABS = (
@@ -93,7 +94,17 @@ def banners(run: Run) -> dict[str, Any]:
         "silent_since": silent_since(run),
         "stale": is_stale(run, now=timezone.now()),
         "stale_after_s": health.STALE_RUN_S,
+        "unreadable": unreadable(run),
     }
+
+
+def unreadable(run: Run) -> dict[str, Any] | None:
+    """Since when, and why, the bucket of a run that is not over cannot be read."""
+    state = None if run.ended else IngestState.objects.filter(run=run).exclude(trouble="").first()
+    if state is None:
+        return None
+    since = iso(state.trouble_since)
+    return {"trouble": str(state.trouble), "trouble_since": since, "message": state.message}
 
 
 def silent_since(run: Run) -> str | None:

@@ -26,6 +26,7 @@ from runs.alerting.rules import (
     STALE,
     AlertView,
     Finding,
+    PoolView,
     ReplicaView,
     RoundsView,
     Verdict,
@@ -40,7 +41,7 @@ from runs.transitions import clean_text, record_event
 
 COOL_DOWN = timedelta(minutes=15)
 
-WITH_EVENT = frozenset({"spike", "goodput", "budget", "deadline"})
+WITH_EVENT = frozenset({"spike", "goodput", "budget", "deadline", "ingest_lag"})
 """Kinds that no event tells of otherwise."""
 
 LISTED = 200
@@ -48,8 +49,10 @@ LISTED = 200
 
 
 def watch(tick: Tick) -> None:
-    """Judge the run as this tick leaves it."""
+    """Judge the run as this tick leaves it. The end of a run is judged once."""
     run, now = tick.run, tick.now
+    if run.state in RUN_ENDED and not run.end_due and run.watched_round == run.committed_rounds:
+        return
     known = {(a.kind, a.subject): a for a in Alert.objects.filter(run=run, closed_at=None)}
     view = _view(tick, known)
     verdict = judge(view)
@@ -58,7 +61,7 @@ def watch(tick: Tick) -> None:
     with transaction.atomic():  # who is killed in between has opened nothing, and it is done again
         opened = keep(run, verdict, known, replicas=tick.replicas, now=now)
         for alert in opened:
-            if alert.told_at == now:
+            if alert.told_at == alert.opened_at:
                 tell(alert)
         if untold := _untold(run, view):
             Run.objects.filter(pk=run.pk, state=run.state).update(**untold)
@@ -125,7 +128,10 @@ def keep(
 
 def _open(run: Run, finding: Finding, replica_id: int | None, now: datetime) -> Alert | None:
     """The row, if it was us who opened it. What is over at once is closed as it is opened."""
-    over = now if finding.kind == "finished" else None
+    ends = finding.kind == "finished"
+    if ends:  # this very end, whenever and however often it is looked at
+        now = run.state_since
+    over = now if ends else None
     message = clean_text(finding.message)
     alert, made = Alert.objects.get_or_create(
         run=run,
@@ -138,13 +144,13 @@ def _open(run: Run, finding: Finding, replica_id: int | None, now: datetime) -> 
     )  # fmt: skip
     if made:
         return alert
-    if finding.kind == "finished" and alert.opened_at >= run.state_since:
-        return None  # of this very end
+    if ends and alert.opened_at == run.state_since:
+        return None
     again: dict[str, Any] = {
         "replica_id": replica_id, "level": finding.level, "message": message,
         "opened_at": now, "closed_at": over, "times": F("times") + 1,
     }  # fmt: skip
-    quiet = finding.kind != "finished" and alert.told_at and now - alert.told_at < COOL_DOWN
+    quiet = not ends and alert.told_at and now - alert.told_at < COOL_DOWN
     if not quiet:
         again |= {"told_at": now, "acknowledged_at": None, "acknowledged_by": None}
     seen = Q(pk=alert.pk, closed_at__isnull=False, times=alert.times)
@@ -203,8 +209,6 @@ def _view(tick: Tick, known: dict[tuple[str, str], Alert]) -> AlertView:
             state=state, reason=run.state_reason,
             committed=run.committed_rounds, total=run.total_rounds,
         )  # fmt: skip
-    losses = any(series == "loss" for series, *_ in tick.changes.points)
-    read = losses or tick.changes.replicas
     pools = {replica.pool_id: replica.pool for replica in tick.replicas}
     began = run.started_at or run.created_at
     return AlertView(
@@ -213,8 +217,9 @@ def _view(tick: Tick, known: dict[tuple[str, str], Alert]) -> AlertView:
         quorum=int(run.group_settings["min_quorum"]),
         target=sum(pool.count for pool in pools.values()),
         training=run.first_step_at is not None,
-        replicas=_replicas(tick, _nonfinite(run) if read else frozenset()),
-        losses_read=read,
+        replicas=_replicas(tick, _nonfinite(run) if _has_nonfinite(tick) else frozenset()),
+        pools=_pools(tick),
+        **_of_ingest(tick),
         rounds=_rounds(run, len(tick.replicas)) if _has_new_rounds(tick) else None,
         low_goodput=("goodput", "") in known,
         cost_usd=run.cost_usd,
@@ -223,6 +228,34 @@ def _view(tick: Tick, known: dict[tuple[str, str], Alert]) -> AlertView:
         time_limit_s=run.time_limit_s,
         committed=run.committed_rounds,
         total=run.total_rounds,
+    )
+
+
+def _of_ingest(tick: Tick) -> dict[str, Any]:
+    state = tick.ingest
+    if state is None:
+        return {}
+    unread_since = None
+    if tick.unknown_since is not None and state.trouble != state.Trouble.FAILED:
+        unread_since = state.trouble_since
+    lag_s = 0.0
+    began = state.caught_up_at or state.begun_at
+    if began is not None and state.trouble in ("", state.Trouble.FAILED):
+        lag_s = max((tick.now - began).total_seconds(), 0.0)
+    return {
+        "unread_since": unread_since,
+        "unread_because": state.message,
+        "quarantined": state.quarantined,
+        "ingest_lag_s": lag_s,
+    }
+
+
+def _pools(tick: Tick) -> tuple[PoolView, ...]:
+    pools = {replica.pool_id: replica.pool for replica in tick.replicas}
+    return tuple(
+        PoolView(id=pk, name=str(pool), trouble=pool.trouble)
+        for pk, pool in sorted(pools.items())
+        if pool.needs_person
     )
 
 
@@ -261,6 +294,10 @@ def _fell(replica: Replica) -> bool:
     """Whether it restarts after a fall, and not because it was asked to; see
     :func:`runs.control.care.relaunch`."""
     return replica.fell_at is not None and replica.state in _ON_THE_WAY_BACK
+
+
+def _has_nonfinite(tick: Tick) -> bool:
+    return tick.ingest is not None and tick.ingest.nonfinite
 
 
 def _nonfinite(run: Run) -> frozenset[tuple[int, str]]:

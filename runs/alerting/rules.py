@@ -16,6 +16,10 @@ what a webhook says, and whether somebody is asked to act; nothing here changes 
 | goodput | under :data:`GOODPUT` of the recent rounds' time was compute | above, with a margin |
 | budget | 80 or 100 % of it is spent | the run ends |
 | deadline | the time limit, or backends' deadlines, are near | the run ends, they moved |
+| bucket | the rendezvous cannot be read | it can |
+| pool | a backend's account needs a person: credential, quota or bill | one has acted |
+| quarantined | records were quarantined | the run ends |
+| ingest_lag | telemetry is read later than :data:`LAG_S` after it could be | it is not |
 | finished | a run ends; told once and over at once | |
 """
 
@@ -26,6 +30,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from runs.states import REPLICA_ENDED, REPLICA_LIVE, RUN_ENDED, RUN_LIVE, ReplicaState, RunState
 
@@ -40,6 +45,10 @@ KINDS = {
     "goodput": "Goodput is low",
     "budget": "Budget",
     "deadline": "Deadline near",
+    "bucket": "Bucket unreachable",
+    "pool": "Pool blocked",
+    "quarantined": "Records quarantined",
+    "ingest_lag": "Ingest is late",
     "finished": "Finished",
 }
 """Kind -> what people call it."""
@@ -62,6 +71,8 @@ BUDGET_WARNS = 0.8
 DEADLINE_S = 600.0
 DEADLINE_SHARE = 0.1
 """A deadline is near when less than this share of the time is left, and at most DEADLINE_S."""
+LAG_S = 60.0
+"""Seconds since ingest was last up to date that are no longer usual."""
 SEVERAL = 8
 """More replicas than this with the same trouble make one alert."""
 
@@ -79,6 +90,15 @@ class ReplicaView:
     """Until its backend ends it; None where it has no deadline, or no job."""
     granted_s: float | None = None
     """What it was given in all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolView:
+    """A pool whose account needs a person."""
+
+    id: int
+    name: str
+    trouble: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +125,12 @@ class AlertView:
     target: int = 1
     training: bool = False
     replicas: tuple[ReplicaView, ...] = ()
+    pools: tuple[PoolView, ...] = ()
+    unread_since: datetime | None = None
+    """Since when the rendezvous cannot be read, if that is long."""
+    unread_because: str = ""
+    quarantined: int = 0
+    ingest_lag_s: float = 0.0
     losses_read: bool = True
     """``nonfinite`` of the replicas is known."""
     rounds: RoundsView | None = None
@@ -146,6 +172,7 @@ def judge(view: AlertView) -> Verdict:
         return Verdict(findings=(_finished(view),))
     unsaid: set[str | tuple[str, str]] = set()
     findings = [*_live(view), *_lost(view, unsaid), *_budget(view), *_deadline(view)]
+    findings += [*_blocked(view), *_of_ingest(view)]
     if view.losses_read:
         findings += _several(
             "nan", "error", _NAN, _numbers(r for r in view.replicas if r.nonfinite)
@@ -221,6 +248,46 @@ def _budget(view: AlertView) -> list[Finding]:
         found.append(Finding(kind="budget", subject="80 %", message=spent))
     if share >= 1.0:
         found.append(Finding(kind="budget", subject="100 %", level="error", message=spent))
+    return found
+
+
+def _blocked(view: AlertView) -> list[Finding]:
+    return [
+        Finding(
+            kind="pool", level="error", subject=f"pool {pool.id}",
+            message=f"{pool.name} is blocked until somebody acts"
+            + (f": {pool.trouble}" if pool.trouble else ""),
+        )
+        for pool in view.pools
+    ]  # fmt: skip
+
+
+def _of_ingest(view: AlertView) -> list[Finding]:
+    found = []
+    if view.unread_since is not None:
+        found.append(
+            Finding(
+                kind="bucket", level="error",
+                message=f"progress is unknown since {view.unread_since:%Y-%m-%d %H:%M:%S} UTC: the "
+                f"rendezvous cannot be read: {view.unread_because}",
+            )
+        )  # fmt: skip
+    if view.quarantined:
+        several = view.quarantined > 1
+        found.append(
+            Finding(
+                kind="quarantined",
+                message=f"{view.quarantined} record{'s' if several else ''} could not be processed "
+                f"and {'are' if several else 'is'} skipped",
+            )
+        )
+    if view.ingest_lag_s > LAG_S:
+        found.append(
+            Finding(
+                kind="ingest_lag",
+                message=f"ingest was last up to date {view.ingest_lag_s:.0f} s ago",
+            )
+        )
     return found
 
 

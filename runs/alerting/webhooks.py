@@ -111,11 +111,15 @@ def announce(alert: Alert) -> list[WebhookDelivery]:
         for hook in Webhook.objects.filter(enabled=True)
         if alert.kind in hook.kinds and (told is None or hook.pk in told)
     ]
-    return [_store(hook, alert.kind, _said_of(alert), run=alert.run) for hook in hooks]
+    once = f"alert {alert.pk} {alert.times}"
+    found = [_store(hook, alert.kind, _said_of(alert), run=alert.run, once=once) for hook in hooks]
+    return [delivery for delivery in found if delivery is not None]
 
 
 def send_test(hook: Webhook, *, actor: str) -> WebhookDelivery:
-    return _store(hook, TEST, {"message": f"a test, sent by {actor}"})
+    made = _store(hook, TEST, {"message": f"a test, sent by {actor}"})
+    assert made is not None
+    return made
 
 
 def _said_of(alert: Alert) -> dict[str, Any]:
@@ -135,12 +139,17 @@ def _said_of(alert: Alert) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _store(hook: Webhook, kind: str, said: dict[str, Any], *, run: Any = None) -> WebhookDelivery:
+def _store(
+    hook: Webhook, kind: str, said: dict[str, Any], *, run: Any = None, once: str | None = None
+) -> WebhookDelivery | None:
+    """None if there is a delivery of the same, ``once``, to that address."""
+    if once is not None and WebhookDelivery.objects.filter(webhook=hook, once=once).exists():
+        return None
     now = timezone.now()
     body = {"type": f"run.{kind}" if run else kind, "timestamp": iso(now), "data": said}
     delivery = WebhookDelivery.objects.create(
         webhook=hook, run=run, kind=kind, body=json.dumps(body, allow_nan=False),
-        created_at=now, next_at=now,
+        once=once, created_at=now, next_at=now,
     )  # fmt: skip
     enqueue("deliver_webhook", str(delivery.pk))
     return delivery

@@ -1,24 +1,30 @@
-"""Leases as the control plane sees them: one listing, one GET per replica.
+"""Leases of replicas: one listing, one GET per replica.
 
-A beat is judged by when *we* saw it change, never by what it says the time is (invariant I5).
+A beat is judged by when *we* saw it change, never by what it says the time is (invariant I5). Its
+age is counted in seconds during which ingest has read leases (``observed_s``): while the bucket is
+away, while ingest is late, and when the clock jumps, no replica grows silent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from django.db import transaction
+
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord, Beat
-from diloco.rendezvous.store import MissingKey, Store
+from diloco.rendezvous.store import MissingKey, Store, StoreError
 from runs.bucket.limits import SMALL_LIMIT, count
 from runs.bucket.reading import refuse
-from runs.control.decide import BeatView
 from runs.models import Replica, Run
 from runs.transitions import clean_text
+
+logger = logging.getLogger(__name__)
 
 READERS = 8
 MAX_INCARNATIONS = 256
@@ -39,18 +45,23 @@ class Leases:
     crowded: Mapping[int, int] = field(default_factory=dict)
 
 
-def read_leases(store: Store) -> Leases:
-    """I/O only."""
+def read_leases(
+    store: Store, *, numbers: Collection[int] | None = None, readers: int = READERS
+) -> Leases:
+    """I/O only. Of the replicas ``numbers``; None is of all."""
     names: dict[int, list[str]] = {}
     for info in store.list(keys.MEMBERS):
-        if parsed := keys.parse_beat(info.key):
+        if (parsed := keys.parse_beat(info.key)) and (numbers is None or parsed[0] in numbers):
             names.setdefault(parsed[0], []).append(parsed[1])
     names = {replica: names[replica] for replica in sorted(names)[:MAX_REPLICAS]}
     # Sorted by time: of two processes of a replica the higher name is the newer.
     found = [(r, name) for r in names for name in sorted(names[r])[-MAX_INCARNATIONS:]]
     newest = {replica: max(incarnations) for replica, incarnations in names.items()}
-    with ThreadPoolExecutor(READERS) as pool:
-        beats = pool.map(lambda item: _read(store, *item), newest.items())
+    if readers > 1:
+        with ThreadPoolExecutor(readers) as pool:
+            beats = list(pool.map(lambda item: _read(store, *item), newest.items()))
+    else:
+        beats = [_read(store, *item) for item in newest.items()]
     return Leases(
         incarnations=tuple(found),
         newest={
@@ -77,14 +88,23 @@ def _read(store: Store, replica: int, incarnation: str) -> Beat | BadRecord | No
         return None
     except BadRecord as error:
         return error
+    except StoreError:
+        raise
+    except Exception as error:  # of one replica; the others are read
+        return BadRecord(f"{type(error).__name__}: {error}")
     return beat
 
 
 def store_leases(
-    run: Run, replicas: Sequence[Replica], leases: Leases, *, now: datetime
-) -> dict[int, BeatView]:
-    """Write what changed to the replicas' rows; replica number -> what to judge it by."""
-    views: dict[int, BeatView] = {}
+    run: Run,
+    replicas: Sequence[Replica],
+    leases: Leases,
+    *,
+    now: datetime,
+    observed_s: float = 0.0,
+) -> bool:
+    """Write the beats that changed to the replicas' rows; whether there was one."""
+    changed = False
     for replica in replicas:
         beat = leases.newest.get(replica.number)
         if replica.number in leases.crowded:
@@ -97,31 +117,33 @@ def store_leases(
             beat = None
         if beat is None or beat.incarnation < replica.incarnation:
             continue
-        changed = (beat.incarnation, beat.count) != (replica.incarnation, replica.beat_count)
-        if changed:
-            _save(replica, beat, now)
-        since = replica.beat_at or now
-        views[replica.number] = BeatView(
-            changed=changed,
-            state=beat.state,
-            message=clean_text(beat.message),
-            interval_s=beat.interval_s,
-            age_s=(now - since).total_seconds(),
-        )
-    return views
+        if (beat.incarnation, beat.count) == (replica.incarnation, replica.beat_count):
+            continue
+        try:
+            _save(replica, beat, now, observed_s)
+        except Exception as error:  # one replica's record must not hide the leases of the others
+            logger.exception("the lease of %s could not be stored", replica)
+            refuse(run, f"lease of {replica}", error, replica=replica)
+        else:
+            changed = True
+    return changed
 
 
-def _save(replica: Replica, beat: Beat, now: datetime) -> None:
+def _save(replica: Replica, beat: Beat, now: datetime, observed_s: float) -> None:
     fields: dict[str, Any] = {
-        "incarnation": beat.incarnation,
+        "incarnation": clean_text(beat.incarnation, 16),
         "beat_count": beat.count,
         "beat_at": now,
         "beat_interval_s": beat.interval_s,
+        "beat_state": clean_text(beat.state, 16),
+        "beat_message": clean_text(beat.message),
+        "beat_observed_s": observed_s,
         "round": beat.round,
         "device": clean_text(beat.device, 80),
         "host": clean_text(beat.host, 120),
         "pid": beat.pid,
     }
-    Replica.objects.filter(pk=replica.pk).update(**fields)
+    with transaction.atomic():
+        Replica.objects.filter(pk=replica.pk).update(**fields)
     for name, value in fields.items():
         setattr(replica, name, value)

@@ -75,7 +75,7 @@ M = TypeVar("M", bound=models.Model)
 IMPORTING = "being imported"
 OWN_CLOCK: Mapping[str, frozenset[str]] = {
     "Run": frozenset({"last_seen_at", "committed_at"}),
-    "Replica": frozenset({"beat_at"}),
+    "Replica": frozenset({"beat_at", "beat_observed_s", "beat_judged"}),
     "TelemetryCursor": frozenset({"moved_at"}),
 }
 """Columns that say when a control plane saw something: an import saw it just now."""

@@ -24,10 +24,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Model
+from django.db.models import F, Model
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.document import canonical_json
@@ -41,6 +41,8 @@ FORMAT, VERSION = "archipelago.journal", 1
 ENTRY_LIMIT = 64 << 20
 """Bytes of one object that are read. The first has a row for each replica, up to a thousand."""
 EVENTS_PER_OBJECT = 500
+RETRY_FIRST, RETRY_CAP = timedelta(seconds=2), timedelta(minutes=5)
+"""Between writes that fail."""
 WINDOW = 1000
 """Ids below the newest event that was written, among which one may turn up late: its transaction
 took its id early and was committed last."""
@@ -129,6 +131,32 @@ def _is_body(value: object) -> bool:
     return isinstance(value, dict)
 
 
+def mark_due(run: Run) -> None:
+    """Something changed that has to be written. A write that is under way does not clear this."""
+    Journal.objects.get_or_create(run=run)
+    Journal.objects.filter(run=run).update(due=True, marks=F("marks") + 1)
+
+
+def has_news(run: Run, *, now: datetime) -> bool:
+    """Whether there is something to write, and it is not put off after a failed write."""
+    journal = Journal.objects.filter(run=run).defer("seen").first()
+    if journal is None:
+        return True
+    if journal.retry_at is not None and now < journal.retry_at < now + 2 * RETRY_CAP:
+        return False
+    return journal.due or Event.objects.filter(run=run, pk__gt=journal.event_id).exists()
+
+
+def put_off(run: Run, *, now: datetime) -> None:
+    """A write failed: it stays due and is tried again, less and less often, as long as the run
+    exists."""
+    journal, _ = Journal.objects.get_or_create(run=run)
+    wait = min(RETRY_FIRST * 2 ** min(journal.failures, 12), RETRY_CAP)
+    Journal.objects.filter(run=run).update(
+        due=True, marks=F("marks") + 1, failures=F("failures") + 1, retry_at=now + wait
+    )
+
+
 def write_journal(run: Run, store: Store, *, now: datetime, changed: bool = True) -> bool:
     """Write what is new of ``run``; False where nothing is. A tick that has not ``changed``
     anything costs two queries."""
@@ -156,7 +184,7 @@ def write_journal(run: Run, store: Store, *, now: datetime, changed: bool = True
     new = rows.new
     if not events and not any(new.values()):
         if journal.due:
-            Journal.objects.filter(pk=run.pk).update(due=False)
+            _written(journal)
         return False
     entry = Entry(
         n=journal.next_n,
@@ -173,9 +201,20 @@ def write_journal(run: Run, store: Store, *, now: datetime, changed: bool = True
     written = [*seen.get("events", ()), *(event.pk for event in events)]
     seen["events"] = [pk for pk in written if pk > newest - WINDOW]
     Journal.objects.filter(pk=run.pk).update(
-        next_n=n + 1, event_id=newest, seen=seen, due=len(events) == EVENTS_PER_OBJECT
+        next_n=n + 1, event_id=newest, seen=seen, failures=0, retry_at=None
     )
+    if len(events) < EVENTS_PER_OBJECT:
+        _written(journal)
+    else:
+        mark_due(run)
     return True
+
+
+def _written(journal: Journal) -> None:
+    """All of it, unless it was marked as due again meanwhile."""
+    Journal.objects.filter(pk=journal.pk, marks=journal.marks).update(
+        due=False, failures=0, retry_at=None
+    )
 
 
 @dataclass

@@ -13,7 +13,8 @@ from itertools import chain
 from typing import BinaryIO
 
 from diloco.rendezvous import keys
-from diloco.rendezvous.store import LocalStore, Store
+from diloco.rendezvous.store import Store
+from runs.bucket.stores import folder_store
 from runs.models import Checkpoint
 
 PIECE_BYTES = 8 * 1024 * 1024
@@ -68,7 +69,7 @@ def verified_pieces(store: Store, checkpoint: Checkpoint) -> Iterator[bytes]:
     that a client cannot take what it has for complete."""
     check_named(checkpoint)
     key, size_bytes, digest = checkpoint.key, checkpoint.size_bytes, checkpoint.digest
-    if isinstance(store, LocalStore) and size_bytes <= READ_TWICE_BYTES:
+    if folder_store(store) is not None and size_bytes <= READ_TWICE_BYTES:
         for _ in _verified(pieces(store, key, size_bytes), key, digest):
             pass
     checked = _verified(pieces(store, key, size_bytes), key, digest)

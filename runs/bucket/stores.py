@@ -1,20 +1,45 @@
-"""One open store per rendezvous, credential and process.
+"""One open store per rendezvous, credential and process, whose requests end in bounded time.
 
 Opened after the fork, because clients of object stores do not survive one, and kept, because each
 opening costs connections. A run's credential opens it and nothing of the server's own environment
 does; a credential that was changed makes a new client.
+
+A store's own client is patient: it tries again, for a minute and more, and a folder of a network
+file system can hang for ever. Here each request runs in a thread and counts as unanswered after
+:data:`RECORD_PATIENCE_S` (:class:`BoundedStore`).
 """
 
 from __future__ import annotations
 
+import builtins
 import os
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+from typing import Any, TypeVar
 
 from diloco.rendezvous.location import BadLocation, canonical
-from diloco.rendezvous.store import Store, StoreDenied, open_store
+from diloco.rendezvous.store import (
+    Data,
+    LocalStore,
+    MakeParts,
+    ObjectInfo,
+    Store,
+    StoreDenied,
+    StoreUnavailable,
+    open_store,
+)
+from runs.control import asking
 from runs.credentials import CannotOpen
 from runs.credentials.vault import unseal
 from runs.models import Run
+
+RECORD_PATIENCE_S = 10.0
+"""For a record, a listing, a deletion."""
+PART_PATIENCE_S = 120.0
+"""For a request that moves more than ``RECORD_BYTES``."""
+RECORD_BYTES = 1 << 20
+
+T = TypeVar("T")
 
 
 def store_for(run: Run) -> Store:
@@ -32,8 +57,11 @@ def _open(pid: int, uri: str, sealed: str, name: str) -> Store:
         environment = unseal(sealed, name=name) if sealed else None
     except CannotOpen as error:
         raise StoreDenied(str(error)) from None
-    _check_no_link(uri)
-    return open_store(uri, environment=environment or None)
+    try:
+        asking.call(lambda: _check_no_link(uri), place=uri, patience_s=RECORD_PATIENCE_S)
+    except asking.NoAnswer as error:
+        raise StoreUnavailable(str(error)) from None
+    return BoundedStore(open_store(uri, environment=environment or None))
 
 
 def _check_no_link(uri: str) -> None:
@@ -47,3 +75,59 @@ def _check_no_link(uri: str) -> None:
             f"{uri}: expected a folder, found a symbolic link on the way to it, which leads to "
             f"{found.folder}"
         )
+
+
+def folder_store(store: Store) -> LocalStore | None:
+    """The store of a folder, without what bounds its requests; None for a bucket."""
+    inner = store.inner if isinstance(store, BoundedStore) else store
+    return inner if isinstance(inner, LocalStore) else None
+
+
+class BoundedStore:
+    """A store whose requests raise :class:`StoreUnavailable` when they take too long.
+
+    Streams are passed on as they are: their parts are made in the calling thread.
+    """
+
+    def __init__(self, inner: Store, *, patience_s: float | None = None) -> None:
+        self.inner = inner
+        self.uri, self.atomic_create = inner.uri, inner.atomic_create
+        self._patience_s = patience_s
+
+    def impatient(self) -> BoundedStore:
+        """The same store, with the patience of a record for every request."""
+        return BoundedStore(self.inner, patience_s=RECORD_PATIENCE_S)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def put(self, key: str, data: Data) -> None:
+        self._bounded(key, lambda: self.inner.put(key, data), len(data))
+
+    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+        self.inner.put_stream(key, make_parts)
+
+    def create(self, key: str, data: Data) -> bool:
+        return self._bounded(key, lambda: self.inner.create(key, data), len(data))
+
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
+        return self._bounded(key, lambda: self.inner.get(key, limit=limit), limit or RECORD_BYTES)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self._bounded(key, lambda: self.inner.get_range(key, start, length), length)
+
+    def list(self, prefix: str) -> builtins.list[ObjectInfo]:
+        return self._bounded(prefix, lambda: self.inner.list(prefix), 0)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        names = list(keys)
+        self._bounded("deletion", lambda: self.inner.delete(names), RECORD_BYTES + len(names))
+
+    def _bounded(self, what: str, request: Callable[[], T], size_bytes: int) -> T:
+        patience_s = self._patience_s or (
+            RECORD_PATIENCE_S if size_bytes <= RECORD_BYTES else PART_PATIENCE_S
+        )
+        try:
+            return asking.call(request, place=self.uri, patience_s=patience_s)
+        except asking.NoAnswer as error:
+            raise StoreUnavailable(f"{what}: {error}") from None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from runs.control import breaker, decide, jobs, policy, prices
 from runs.control.decide import ReplicaView
 from runs.control.leaving import leaving_ids
-from runs.control.tick import LOST_TASK_AFTER, Tick
+from runs.control.tick import LOST_TASK_AFTER, Tick, beat_name, has_passed
 from runs.models import Replica, ReplicaAttempt
 from runs.queue import enqueue
 from runs.states import (
@@ -30,24 +30,38 @@ def judge_replicas(tick: Tick) -> None:
             heartbeat_timeout_s=timeout_s,
             run_is_over=tick.over,
             bucket_was_read=tick.bucket_was_read,
+            bucket_is_given_up=tick.bucket_is_given_up,
         )
-        verdict = decide.judge_replica(view)
-        if verdict is None or verdict.to not in REPLICA_TRANSITIONS[view.state]:
-            continue
-        begins = verdict.to in REPLICA_WORKING and replica.worked_since is None
-        since, fell_at = replica.worked_since, replica.fell_at
-        if begins:
-            since, fell_at = tick.now, None
-        if not transition_replica(
-            replica, verdict.to, reason=verdict.reason, worked_since=since, fell_at=fell_at
-        ):
-            continue
-        tick.changes.replicas = True
-        if begins:
-            jobs.has_worked(tick.open_by_replica.get(replica.pk))
-            breaker.count_success(replica.pool)
-        elif view.state == ReplicaState.PROVISIONING and verdict.to in _FELL:
-            breaker.count_failure(replica.pool, f"{replica}: {verdict.reason}")
+        _judge(tick, replica, view)
+        if view.beat is not None and view.beat.changed:
+            _judged(replica)
+
+
+def _judge(tick: Tick, replica: Replica, view: ReplicaView) -> None:
+    verdict = decide.judge_replica(view)
+    if verdict is None or verdict.to not in REPLICA_TRANSITIONS[view.state]:
+        return
+    begins = verdict.to in REPLICA_WORKING and replica.worked_since is None
+    since, fell_at = replica.worked_since, replica.fell_at
+    if begins:
+        since, fell_at = tick.now, None
+    if not transition_replica(
+        replica, verdict.to, reason=verdict.reason, worked_since=since, fell_at=fell_at
+    ):
+        return
+    tick.changes.replicas = True
+    if begins:
+        jobs.has_worked(tick.open_by_replica.get(replica.pk))
+        breaker.count_success(replica.pool)
+    elif view.state == ReplicaState.PROVISIONING and verdict.to in _FELL:
+        breaker.count_failure(replica.pool, f"{replica}: {verdict.reason}")
+
+
+def _judged(replica: Replica) -> None:
+    """Control has used this beat: it moves the replica no more."""
+    name = beat_name(replica)
+    Replica.objects.filter(pk=replica.pk).update(beat_judged=name)
+    replica.beat_judged = name
 
 
 _FELL = (ReplicaState.FAILED, ReplicaState.LOST)
@@ -113,17 +127,22 @@ def _last_attempt(replica: Replica) -> ReplicaAttempt | None:
 
 def _launch_is_due(tick: Tick, replica: Replica, attempt: ReplicaAttempt | None) -> bool:
     now = tick.now
-    waited = now - replica.state_since > LOST_TASK_AFTER
+    waited = has_passed(replica.state_since, LOST_TASK_AFTER, now)
     if replica.state == ReplicaState.PROVISIONING:
         begun = attempt is not None and not attempt.is_complete
         return waited and begun and not breaker.is_closed(replica.pool, now)
     if not breaker.may_launch(replica.pool, now):
         return False
     if replica.state == ReplicaState.RESTARTING:
-        due = attempt is None and (replica.relaunch_at is None or replica.relaunch_at <= now)
+        due = attempt is None and _is_due(replica.relaunch_at, now)
     else:
         due = waited and replica.state == ReplicaState.PENDING
     return due and _is_not_too_dear(tick, replica)
+
+
+def _is_due(at: datetime | None, now: datetime) -> bool:
+    """One that is further away than any backoff was set before the clock was set back."""
+    return at is None or at <= now or at - now > 2 * timedelta(seconds=policy.BACKOFF_CAP_S)
 
 
 def _is_not_too_dear(tick: Tick, replica: Replica) -> bool:
@@ -155,5 +174,5 @@ def call_off_launches(tick: Tick) -> None:
 def give_up_on_silent_backends(tick: Tick) -> None:
     """In a run that was stopped, or is over, long ago."""
     told_at = tick.run.ended_at or tick.run.stop_requested_at
-    if told_at is not None and tick.now - told_at > jobs.GIVE_UP_AFTER:
+    if told_at is not None and has_passed(told_at, jobs.GIVE_UP_AFTER, tick.now):
         tick.jobs |= jobs.give_up(tick.attempts, tick.jobs, now=tick.now)

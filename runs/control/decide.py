@@ -58,7 +58,9 @@ class ReplicaView:
     run_is_over: bool = False
     """A final manifest is there, or the run was asked to stop, or has ended."""
     bucket_was_read: bool = True
-    """Without the bucket nobody can tell whether a clean exit came after the run's end."""
+    """Without the bucket it is unknown whether a clean exit came after the run's end."""
+    bucket_is_given_up: bool = False
+    """The bucket could not be read for long; ``bucket_was_read`` is then true as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,11 @@ def _after_the_end(view: ReplicaView, job: Job) -> Verdict | None:
             return None
         if view.run_is_over or (view.beat is not None and view.beat.state == "done"):
             return Verdict(to=ReplicaState.DONE, reason="finished")
+        if view.bucket_is_given_up:
+            return Verdict(
+                to=ReplicaState.DONE,
+                reason="its job ended without an error; the rendezvous could not be read",
+            )
         return Verdict(to=ReplicaState.LOST, reason=f"left before the run was over{_tail(detail)}")
     if job.cause == Cause.CANCELLED and view.run_is_over:
         return Verdict(to=ReplicaState.EVICTED, reason="cancelled at the end of the run")
@@ -153,6 +160,11 @@ class RunView:
     final_reason: str = ""
     """``reason`` of the final manifest, '' while there is none."""
     final_round: int = 0
+    is_settled: bool = True
+    """All that is in the bucket was read, or control has waited long enough for it: the end of the
+    run can be decided."""
+    unknown: str = ""
+    """Why the progress of the run is unknown, '' where it is known."""
     jobs_open: int = 0
     """Attempts that may still run."""
     relaunchable: int = 0
@@ -176,11 +188,11 @@ class RunVerdict:
 
 def judge_run(view: RunView) -> RunVerdict | None:
     """The state the run should have; None to leave it as it is."""
-    if view.final_reason:
+    if view.final_reason and view.is_settled:
         return _finished(view)
-    over = view.jobs_open == 0 and view.relaunchable == 0
+    over = view.jobs_open == 0 and view.relaunchable == 0 and view.is_settled
     if view.state == RunState.STOPPING:
-        if view.jobs_open == 0:
+        if view.jobs_open == 0 and view.is_settled:
             return RunVerdict(
                 to=RunState.CANCELLED,
                 reason=f"{view.stop_reason or 'stopped'}; no final weights were written",
@@ -193,7 +205,9 @@ def judge_run(view: RunView) -> RunVerdict | None:
     if over and view.replicas and all(state in REPLICA_ENDED for state in view.replicas):
         return RunVerdict(
             to=RunState.FAILED,
-            reason=view.first_error or "all replicas have ended and none wrote the final weights",
+            reason=view.first_error
+            or "all replicas have ended and none wrote the final weights"
+            + (f"; {view.unknown}" if view.unknown else ""),
         )
     if view.time_limit_s and view.age_s > view.time_limit_s:
         return RunVerdict(
@@ -208,6 +222,8 @@ def judge_run(view: RunView) -> RunVerdict | None:
             reason=f"expected a first step within {view.start_timeout_s} s, found {came} of "
             f"{view.target} replicas there",
         )
+    if view.final_reason:
+        return None  # it is over once the rest of its rounds is read
     return _by_live_count(view)
 
 
@@ -220,6 +236,9 @@ def _finished(view: RunView) -> RunVerdict:
 
 
 def _by_live_count(view: RunView) -> RunVerdict | None:
+    if view.unknown:  # what was seen last does not make the run healthy
+        healthy = view.state == RunState.RUNNING
+        return RunVerdict(to=RunState.DEGRADED if healthy else view.state, reason=view.unknown)
     done = sum(state == ReplicaState.DONE for state in view.replicas)
     live = sum(
         state in REPLICA_WORKING or state == ReplicaState.DRAINING for state in view.replicas

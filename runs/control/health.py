@@ -1,8 +1,8 @@
 """Whether the control plane works: database, broker, and workers that do.
 
-A worker says that it is there at each tick of beat's, so a missing word means that beat or every
-worker is away, or too busy to take a tick. What answers here is for load balancers and people on
-call; nobody has to sign in for it, so it names no hosts and repeats no errors.
+The control worker and the ingest worker write a heartbeat at each tick of beat's, so a missing one
+means that beat or that worker is away, or too busy to take a tick. What answers here is for load
+balancers and people on call, without a sign-in, so it names no hosts and repeats no errors.
 """
 
 from __future__ import annotations
@@ -21,32 +21,42 @@ from runs.schema import compare_schema
 from runs.states import RUN_LIVE
 
 HEARTBEAT = "archipelago:heartbeat"
+"""Of control: beat ticks, and the control worker takes its ticks."""
+INGEST = "archipelago:heartbeat:ingest"
 KEPT_S = 86_400
 STALE_S = 30.0
 """A tick comes every second; a worker that is busy launching may let some pass."""
+AHEAD_S = 5.0
+"""A heartbeat may be this far in the future: clocks of several machines differ."""
 STALE_RUN_S = 180
 """How long a run that trains may say nothing before a page calls what it shows old. Replicas send
 telemetry every few seconds, but a long validation or a slow bucket is no trouble yet."""
 
 
-def beat() -> None:
-    """A worker is at work. Losing one is no harm."""
+def beat(name: str = HEARTBEAT) -> None:
+    """A worker has taken a tick. Losing one is no harm."""
     with contextlib.suppress(redis.RedisError, OSError):
-        live.client().set(HEARTBEAT, timezone.now().timestamp(), ex=KEPT_S)
+        live.client().set(name, timezone.now().timestamp(), ex=KEPT_S)
 
 
-def heartbeat_age_s() -> float | None:
-    """None when no worker has been heard of for a day, or the broker is away."""
+def heartbeat_age_s(name: str = HEARTBEAT) -> float | None:
+    """Negative for one that was written before the clock was set back. None when there was none
+    for a day, or the broker is away."""
     try:
-        found: Any = live.client().get(HEARTBEAT)
+        found: Any = live.client().get(name)
     except (redis.RedisError, OSError):
         return None
-    return None if found is None else max(timezone.now().timestamp() - float(found), 0.0)
+    return None if found is None else timezone.now().timestamp() - float(found)
+
+
+def is_fresh(age_s: float) -> bool:
+    """A heartbeat from the future is not: the clock was set back, and none came since."""
+    return -AHEAD_S <= age_s <= STALE_S
 
 
 def silent_since() -> str | None:
     """When a worker was last heard of, if that is too long ago; '' when it is not known. None while
-    one is at work, and while the broker is away: then nobody can tell, and pages say that."""
+    one is at work, and while the broker is away: then it cannot be known, and pages say that."""
     try:
         found: Any = live.client().get(HEARTBEAT)
     except (redis.RedisError, OSError):
@@ -59,7 +69,9 @@ def since(written: Any, *, now: datetime) -> str | None:
     if written is None:
         return ""
     at = datetime.fromtimestamp(float(written), UTC)
-    return at.isoformat() if (now - at).total_seconds() > STALE_S else None
+    if is_fresh((now - at).total_seconds()):
+        return None
+    return min(at, now).isoformat()
 
 
 def is_stale(run: Run, *, now: datetime) -> bool:
@@ -72,12 +84,25 @@ def is_stale(run: Run, *, now: datetime) -> bool:
 def readiness() -> dict[str, str]:
     """Part -> ``ok``, or what is wrong in few words."""
     broker = _broker()
-    age_s = heartbeat_age_s() if broker == "ok" else None
+    return {
+        "database": _database(),
+        "broker": broker,
+        "worker": _heartbeat(HEARTBEAT, broker),
+        "ingest": _heartbeat(INGEST, broker),
+    }
+
+
+def _heartbeat(name: str, broker: str) -> str:
+    if broker != "ok":
+        return "unknown"
+    age_s = heartbeat_age_s(name)
     if age_s is None:
-        worker = "never heard of" if broker == "ok" else "unknown"
-    else:
-        worker = "ok" if age_s <= STALE_S else f"silent for {age_s:.0f} s"
-    return {"database": _database(), "broker": broker, "worker": worker}
+        return "never heard of"
+    if is_fresh(age_s):
+        return "ok"
+    if age_s < 0:
+        return f"its heartbeat is {-age_s:.0f} s in the future: the clock was set back"
+    return f"silent for {age_s:.0f} s"
 
 
 def _database() -> str:

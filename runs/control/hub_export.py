@@ -104,7 +104,7 @@ def _upload(
         token=secrets[TOKEN], endpoint=secrets.get("HF_ENDPOINT") or None, patience_s=PATIENCE_S
     )
     # A checkpoint's run may have final weights, whose config is of the same model.
-    manifest = read_final(store)
+    manifest = read_final(checkpoint.run, store)
     workload = hub_model.workload_of(checkpoint)
     if workload is None and not checkpoint.final:
         manifest = None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from django.db.models import Q
 
@@ -18,7 +19,8 @@ from executors.base import (
     ReplicaStatus,
     ServerlessExecutor,
 )
-from runs.control import breaker, pending
+from runs.control import breaker, pending, places
+from runs.control.asking import NoAnswer, ask_all
 from runs.control.backends import executor_for
 from runs.control.decide import Job
 from runs.control.launch import save_handle
@@ -28,6 +30,9 @@ from runs.states import REPLICA_ENDED, RUN_LIVE, ReplicaState, RunState
 from runs.transitions import clean_text
 
 logger = logging.getLogger(__name__)
+
+HANGING_PATIENCE_S = 2.0
+"""For a request to end jobs while one of the accounts is known not to answer."""
 
 GIVE_UP_AFTER = timedelta(minutes=10)
 """How long a run that was stopped waits for a backend that cannot be asked how its jobs are."""
@@ -67,29 +72,75 @@ def unjudged_jobs(attempts: Iterable[ReplicaAttempt]) -> dict[int, Job]:
     }
 
 
-def poll_jobs(attempts: Sequence[ReplicaAttempt], *, now: datetime) -> dict[int, Job]:
-    """Replica id -> what its backend says; one question per backend for all its jobs.
+def poll_jobs(
+    attempts: Sequence[ReplicaAttempt],
+    *,
+    now: datetime,
+    before_ends: Callable[[], None] = lambda: None,
+) -> dict[int, Job]:
+    """Replica id -> what its backend says; one question per account for all its jobs, and all
+    accounts at once. ``before_ends`` is called before the end of a job is written.
 
     An attempt that has ended is closed, once. One without a handle is looked for by its launch
-    key: the worker that launched it may have died before it could say so.
+    key: the worker that launched it may have died before it could say so. An account that does not
+    answer in time is left alone for a while (:mod:`runs.control.places`): its jobs are unknown.
     """
     jobs: dict[int, Job] = {}
-    for pool, group in _by_account(attempts):
-        try:
-            executor = executor_for(pool)
-            asked = [a for a in group if not _is_left_alone(a, now)]
-            known = [(a, h) for a in asked if (h := _handle(executor, a)) is not None]
-            statuses = executor.poll([handle for _, handle in known]) if known else []
-        except ExecutorError as error:
-            logger.warning("%s could not be asked: %s", pool.backend, error)
-            unknown = Job(state=JobState.UNKNOWN, message=str(error))
-            jobs |= {attempt.replica_id: unknown for attempt in group}
+    groups = {places.account_place(pool): (pool, group) for pool, group in _by_account(attempts)}
+    asked: dict[str, list[ReplicaAttempt]] = {}
+    for place, (_, group) in groups.items():
+        if places.is_open(place):
+            jobs |= _unknown(group, "its backend did not answer, and is asked again in a moment")
             continue
-        alone = Job(state=JobState.UNKNOWN, message="its backend is left alone for a while")
-        jobs |= {attempt.replica_id: alone for attempt in group if attempt not in asked}
-        for (attempt, _), status in zip(known, statuses, strict=True):
-            jobs[attempt.replica_id] = _record(attempt, status, now)
+        alone = {a.pk for a in group if _is_left_alone(a, now)}
+        asked[place] = [a for a in group if a.pk not in alone]
+        jobs |= _unknown(
+            (a for a in group if a.pk in alone), "its backend is left alone for a while"
+        )
+    answers = ask_all({place: partial(_look, groups[place][0], of) for place, of in asked.items()})
+    for place, answer in answers.items():
+        if isinstance(answer, NoAnswer):
+            places.failed(place, str(answer))
+        elif place in groups:
+            places.answered(place)
+        if isinstance(answer, Exception):
+            level = (
+                logging.WARNING if isinstance(answer, ExecutorError | NoAnswer) else logging.ERROR
+            )
+            logger.log(level, "%s could not be asked: %r", place, answer)
+            jobs |= _unknown(asked[place], str(answer) or repr(answer))
+    found = [
+        (attempt, handle, status)
+        for answer in answers.values()
+        if not isinstance(answer, Exception)
+        for attempt, handle, status in answer
+    ]
+    if any(status.state == JobState.ENDED for _, _, status in found):
+        before_ends()
+    for attempt, handle, status in found:
+        if attempt.handle is None:
+            save_handle(attempt, handle)
+            attempt.handle = json.loads(handle.to_json())
+        jobs[attempt.replica_id] = _record(attempt, status, now)
     return jobs
+
+
+def _unknown(attempts: Iterable[ReplicaAttempt], message: str) -> dict[int, Job]:
+    unknown = Job(state=JobState.UNKNOWN, message=message)
+    return {attempt.replica_id: unknown for attempt in attempts}
+
+
+_Seen = list[tuple[ReplicaAttempt, ReplicaHandle, ReplicaStatus]]
+
+
+def _look(pool: ReplicaPool, attempts: Sequence[ReplicaAttempt]) -> _Seen:
+    """Ask one account. Runs in a thread, without the database."""
+    if not attempts:
+        return []
+    executor = executor_for(pool)
+    known = [(a, h) for a in attempts if (h := _handle(executor, a)) is not None]
+    statuses = executor.poll([handle for _, handle in known]) if known else []
+    return [(a, h, status) for (a, h), status in zip(known, statuses, strict=True)]
 
 
 def _is_left_alone(attempt: ReplicaAttempt, now: datetime) -> bool:
@@ -103,11 +154,7 @@ def _is_left_alone(attempt: ReplicaAttempt, now: datetime) -> bool:
 def _handle(executor: ServerlessExecutor, attempt: ReplicaAttempt) -> ReplicaHandle | None:
     if attempt.handle is not None:
         return ReplicaHandle(**attempt.handle)
-    handle = executor.find(attempt.launch_key)
-    if handle is not None:
-        save_handle(attempt, handle)
-        attempt.handle = json.loads(handle.to_json())
-    return handle
+    return executor.find(attempt.launch_key)
 
 
 def _record(attempt: ReplicaAttempt, status: ReplicaStatus, now: datetime) -> Job:
@@ -214,13 +261,24 @@ def give_up(
 
 
 def cancel(attempts: Iterable[ReplicaAttempt]) -> None:
-    """Ask the backends to end these jobs; asked again at every tick until they have."""
+    """Ask the backends to end these jobs, all accounts at once; asked again at every tick until
+    they have. A request that is not answered in time goes on in its thread."""
     started = [a for a in attempts if a.ended_at is None and a.handle is not None]
-    for pool, group in _by_account(started):
-        try:
-            executor_for(pool).cancel([ReplicaHandle(**a.handle) for a in group if a.handle])
-        except ExecutorError as error:
-            logger.warning("%s could not be asked to end jobs: %s", pool.backend, error)
+    groups = {places.account_place(pool): (pool, group) for pool, group in _by_account(started)}
+    hangs = any(places.is_open(place) for place in groups)
+    answers = ask_all(
+        {place: partial(_cancel, pool, group) for place, (pool, group) in groups.items()},
+        patience_s=HANGING_PATIENCE_S if hangs else None,
+    )
+    for place, answer in answers.items():
+        if isinstance(answer, NoAnswer):
+            places.failed(place, str(answer))
+        if isinstance(answer, Exception):
+            logger.warning("%s could not be asked to end jobs: %r", place, answer)
+
+
+def _cancel(pool: ReplicaPool, attempts: Sequence[ReplicaAttempt]) -> None:
+    executor_for(pool).cancel([ReplicaHandle(**a.handle) for a in attempts if a.handle])
 
 
 def _by_account(

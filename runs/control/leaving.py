@@ -26,20 +26,25 @@ def leaving_ids(tick: Tick) -> set[int]:
     return {replica.pk for replica in tick.replicas if replica.state in LEAVING}
 
 
-def send_drains(tick: Tick, store: Store) -> None:
-    """Ask those that leave, work, and have time."""
+def replicas_to_drain(tick: Tick) -> list[tuple[Replica, float]]:
+    """Replicas that leave, work and have time, and how many seconds they have."""
     open_by_replica = tick.open_by_replica
-    for replica in tick.replicas:
-        if (
-            replica.state in LEAVING
-            and replica.drain_sent_at is None
-            and replica.worked_since is not None
-            and replica.pk in open_by_replica
-            and replica.cancel_at is not None
-            and replica.cancel_at > tick.now
-        ):
-            within_s = (replica.cancel_at - tick.now).total_seconds()
-            send_drain(replica, store, tick.now, within_s=within_s)
+    return [
+        (replica, (replica.cancel_at - tick.now).total_seconds())
+        for replica in tick.replicas
+        if replica.state in LEAVING
+        and replica.drain_sent_at is None
+        and replica.worked_since is not None
+        and replica.pk in open_by_replica
+        and replica.cancel_at is not None
+        and replica.cancel_at > tick.now
+    ]
+
+
+def send_drains(tick: Tick, store: Store) -> None:
+    """Ask them to leave."""
+    for replica, within_s in replicas_to_drain(tick):
+        send_drain(replica, store, tick.now, within_s=within_s)
 
 
 def release(tick: Tick) -> None:

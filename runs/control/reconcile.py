@@ -1,58 +1,56 @@
-"""One tick of one run: look at its backends and its bucket, and bring the tables up to date.
+"""One control tick of one run: what its backends say and what ingest has stored, and what follows.
 
-Called by beat every second for each active run, and at once after a person asked for something.
+Called by beat every second for each active run, and at once after a person asked for something. It
+needs the database and the backends only. The bucket is read by ingest
+(:mod:`runs.bucket.ingest_pass`) and written by :mod:`runs.control.bucket_writes`, each in a task of
+its own, so nothing that a replica writes and no state of a store delays a decision.
+
+A tick is a list of steps. One that raises is logged and reported as an event, and the others run.
 Every write is conditional, so a tick that is repeated, doubled or killed half-way does no harm;
 what it did not get to, the next one does. The decisions are :mod:`runs.control.decide`'s.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from datetime import timedelta
 
+from django.db import DatabaseError
+from django.db.models import F
 from django.utils import timezone
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import BadRecord
-from diloco.rendezvous.store import Store, StoreError, StoreUnavailable
 from runs.alerting import book as alerting
-from runs.bucket.beats import read_leases, store_leases
-from runs.bucket.commands import send_save, send_stop
-from runs.bucket.history import ingest_rounds
-from runs.bucket.ingest import ingest_telemetry
-from runs.bucket.journal import write_journal
-from runs.bucket.reading import refuse
-from runs.bucket.results import ingest_checkpoints, read_final, store_final
-from runs.bucket.stores import store_for
-from runs.control import care, costs, decide, jobs, leaving
+from runs.bucket.journal import mark_due
+from runs.control import bucket_writes, care, costs, decide, jobs, leaving
 from runs.control.decide import RunView
 from runs.control.publish import publish_changes
-from runs.control.tick import LOST_TASK_AFTER, Tick
-from runs.models import Event, Journal, ReplicaAttempt, Run
+from runs.control.tick import LOST_TASK_AFTER, WAIT_FOR_BUCKET, Tick, beats_of, has_passed
+from runs.models import Event, IngestState, ReplicaAttempt, Run
 from runs.queue import enqueue
 from runs.states import (
-    REPLICA_ENDED,
     RUN_ENDED,
     RUN_TRANSITIONS,
     ReplicaState,
     RunState,
 )
-from runs.transitions import record_event, transition, transition_replica
+from runs.transitions import clean_text, record_event, transition, transition_replica
 
 logger = logging.getLogger(__name__)
 
-STORE_EVENT_EVERY = timedelta(minutes=5)
-STORE_AWAY_FOR = timedelta(minutes=10)
-"""How long a run that was asked to stop waits for a bucket that does not answer."""
+STORE_AWAY_FOR = WAIT_FOR_BUCKET
+STEP_EVENT_EVERY = timedelta(minutes=5)
+"""A step that fails at every tick is reported this often."""
 
 
 def reconcile_run(run_id: str) -> bool:
-    """Bring one run up to date. Does not raise when its bucket or a backend is away. False when
-    the pages could not be told of it."""
+    """Bring one run up to date. Does not raise when a step fails or a backend is away. False when
+    the pages could not be sent what it changed."""
     run = Run.objects.select_related("owner").get(pk=run_id)
     now = timezone.now()
     if run.state == RunState.QUEUED:
-        if now - run.state_since > LOST_TASK_AFTER:
+        if has_passed(run.state_since, LOST_TASK_AFTER, now):
             enqueue("launch_run", str(run.pk), expires=LOST_TASK_AFTER.total_seconds())
         return True
     attempts = jobs.attempts_to_look_at(run)
@@ -62,110 +60,96 @@ def reconcile_run(run_id: str) -> bool:
         replicas=list(run.replicas.select_related("pool", "run").order_by("number")),
         attempts=[attempt for attempt in attempts if attempt.ended_at is None],
         jobs=jobs.unjudged_jobs(attempts),
+        started=bool(attempts) or ReplicaAttempt.objects.filter(replica__run=run).exists(),
     )
-    leaving.release(tick)
-    said = {replica.pk: replica.backend_state for replica in tick.replicas}
-    tick.jobs |= jobs.poll_jobs(tick.attempts, now=now)
-    tick.changes.replicas = any(
-        attempt.replica.backend_state != said[attempt.replica_id] for attempt in tick.attempts
-    )
-    store: Store | None = None
+    forced = run.cancel_at is not None and run.cancel_at <= now
+    if forced:  # before anything else: a poll of another backend can take its whole patience
+        _step(tick, _end_by_force)
+    for step in _steps(forced=forced):
+        _step(tick, step)
+    published = publish_changes(run, tick.changes)
+    _step(tick, _enqueue_writes)
+    return published
+
+
+def _steps(*, forced: bool) -> list[Callable[[Tick], None]]:
+    """In their order."""
+    return [
+        leaving.release,
+        _poll_backends,
+        _read_ingest,
+        care.call_off_launches,
+        care.give_up_on_silent_backends,
+        care.judge_replicas,
+        leaving.hand_over,
+        leaving.end_hung,
+        care.relaunch,
+        *([] if forced else [leaving.cancel_what_must_end]),
+        costs.add_up,
+        _judge_run,
+        alerting.watch,
+    ]
+
+
+def _step(tick: Tick, step: Callable[[Tick], None]) -> None:
+    """Run one step. What it raises is reported and stops no other step."""
     try:
-        # Without an attempt nothing in there is this run's, and all of it may be another's.
-        if ReplicaAttempt.objects.filter(replica__run=run).exists():
-            store = store_for(run)
-            _read_bucket(tick, store)
-    except StoreError as error:
-        store = None
-        # Where trying again cannot help, what is not there now will not come.
-        tick.bucket_was_read = not isinstance(error, StoreUnavailable)
-        _store_is_away(run, error, now)
-    care.call_off_launches(tick)
-    care.give_up_on_silent_backends(tick)
-    care.judge_replicas(tick)
-    leaving.hand_over(tick)
-    leaving.end_hung(tick)
-    care.relaunch(tick)
-    leaving.cancel_what_must_end(tick)
-    costs.add_up(tick)
-    _judge_run(tick)
-    alerting.watch(tick)
-    told = publish_changes(run, tick.changes)
-    if store is not None:
-        _keep_journal(tick, store)
-    return told
+        step(tick)
+    except Exception as error:
+        name = step.__name__.strip("_").replace("_", " ")
+        tick.failed.append(name)
+        logger.exception("run %s: the step %r of control failed", tick.run.pk, name)
+        with contextlib.suppress(DatabaseError):
+            _report(tick, name, error)
 
 
-def _read_bucket(tick: Tick, store: Store) -> None:
-    run = tick.run
-    # One that is ended by force could still write final weights, and then not be resumed.
-    stops = run.stop_requested_at is not None and run.cancel_at is None
-    if stops and run.stop_sent_at is None:
-        send_stop(run, store, tick.now)
-    leaving.send_drains(tick, store)
-    leases = read_leases(store)
-    tick.beats = store_leases(run, tick.replicas, leases, now=tick.now)
-    tick.changes.replicas |= any(beat.changed for beat in tick.beats.values())
-    # First: an evaluation is dated by the tokens of its round.
-    tick.every_round_was_read = ingest_rounds(run, store, now=tick.now, changes=tick.changes)
-    open_ids = {attempt.replica_id for attempt in tick.attempts if attempt.ended_at is None}
-    ingest_telemetry(
-        run,
-        store,
-        tick.replicas,
-        leases.incarnations,
-        ended=frozenset(r.number for r in tick.replicas if r.pk not in open_ids),
-        now=tick.now,
-        changes=tick.changes,
-    )
-    run.refresh_from_db()
-    if run.save_requested_at is not None and run.save_sent_at != run.save_requested_at:
-        send_save(run, store, tick.now)  # of a round after those that we have seen just now
-    if tick.changes.rounds or run.state in RUN_ENDED:
-        ingest_checkpoints(run, store, now=tick.now)
-    try:
-        tick.final = read_final(run, store)
-    except BadRecord as error:
-        refuse(run, keys.FINAL_MANIFEST, error)
-    if tick.final is not None:
-        store_final(run, store, tick.final, now=tick.now)
-    _sum_up(tick)
-
-
-def _sum_up(tick: Tick) -> None:
-    """Header figures that are made of the replicas' own."""
-    live = [r for r in tick.replicas if r.state not in REPLICA_ENDED]
-    losses = [r.loss for r in live if r.loss is not None]
-    rates = [r.tokens_per_s for r in live if r.tokens_per_s is not None]
-    if not tick.changes.replicas or not (losses or rates):
-        return
-    fields = {
-        "train_loss": sum(losses) / len(losses) if losses else tick.run.train_loss,
-        "tokens_per_s": sum(rates) if rates else None,
-    }
-    Run.objects.filter(pk=tick.run.pk).update(**fields)
-    for name, value in fields.items():
-        setattr(tick.run, name, value)
-    tick.changes.run = True
-
-
-def _keep_journal(tick: Tick, store: Store) -> None:
-    try:
-        write_journal(tick.run, store, now=tick.now, changed=bool(tick.changes))
-    except StoreError as error:
-        # All of it is found again at the next tick, if there is one.
-        again = isinstance(error, StoreUnavailable)
-        Journal.objects.filter(run=tick.run).update(due=again)
-        _store_is_away(tick.run, error, tick.now)
-
-
-def _store_is_away(run: Run, error: StoreError, now: datetime) -> None:
-    logger.warning("run %s: the rendezvous could not be read: %s", run.pk, error)
-    told = Event.objects.filter(run=run, kind="store", at__gt=now - STORE_EVENT_EVERY)
-    if not told.exists():
+def _report(tick: Tick, name: str, error: Exception) -> None:
+    recent = Event.objects.filter(run=tick.run, kind="control", at__gt=tick.now - STEP_EVENT_EVERY)
+    if not recent.filter(message__startswith=f"control: {name} failed").exists():
         record_event(
-            run, "store", f"the rendezvous could not be read: {error}", level=Event.Level.WARNING
+            tick.run,
+            "control",
+            f"control: {name} failed: {clean_text(f'{type(error).__name__}: {error}', 500)}",
+            level=Event.Level.ERROR,
         )
+
+
+def _end_by_force(tick: Tick) -> None:
+    jobs.cancel(tick.attempts)
+
+
+def _poll_backends(tick: Tick) -> None:
+    before = {replica.pk: replica.backend_state for replica in tick.replicas}
+
+    def before_ends() -> None:
+        """What an ended job wrote last is in the bucket: wait for a pass that begins after this."""
+        IngestState.objects.get_or_create(run=tick.run)
+        IngestState.objects.filter(run=tick.run).update(
+            wanted_pass=F("begun_pass") + 1, wanted_at=tick.now
+        )
+
+    tick.jobs |= jobs.poll_jobs(tick.attempts, now=tick.now, before_ends=before_ends)
+    tick.changes.replicas |= any(
+        attempt.replica.backend_state != before[attempt.replica_id] for attempt in tick.attempts
+    )
+
+
+def _read_ingest(tick: Tick) -> None:
+    """What ingest has stored of the bucket."""
+    if not tick.started:
+        return
+    tick.ingest = IngestState.objects.filter(run=tick.run).first()
+    tick.beats = beats_of(tick.replicas, tick.ingest)
+
+
+def _enqueue_writes(tick: Tick) -> None:
+    run = tick.run
+    if not tick.started:
+        return
+    if tick.changes:
+        mark_due(run)
+    if bucket_writes.has_writes(tick):
+        enqueue("write_bucket", str(run.pk), expires=LOST_TASK_AFTER.total_seconds())
 
 
 # The run.
@@ -177,11 +161,7 @@ def _judge_run(tick: Tick) -> None:
         _let_go(tick)
         return
     if run.state == RunState.PROVISIONING:
-        _say_if_slow(run, tick.now)
-    if not tick.bucket_was_read and not _waited_for_the_bucket(run, tick.now):
-        return  # it may hold the result
-    if not tick.every_round_was_read:
-        return  # an ended run is not looked after; and what it does now is not known yet
+        _say_if_slow(tick)
     verdict = decide.judge_run(_run_view(tick))
     if verdict is None:
         return
@@ -197,28 +177,32 @@ def _judge_run(tick: Tick) -> None:
         enqueue("reconcile_run", str(run.pk))
 
 
-def _waited_for_the_bucket(run: Run, now: datetime) -> bool:
-    return run.stop_requested_at is not None and now - run.stop_requested_at > STORE_AWAY_FOR
-
-
 def _run_view(tick: Tick) -> RunView:
-    run, now = tick.run, tick.now
+    run, now, ingest = tick.run, tick.now, tick.ingest
     settings = run.group_settings
     began = run.started_at or run.created_at
     pools = {replica.pool_id: replica.pool for replica in tick.replicas}
     committed = run.committed_at or run.first_step_at or now
     if run.resumed_at is not None:
         committed = max(committed, run.resumed_at)
+    since_commit_s = (now - committed).total_seconds()
+    if ingest is not None:  # not longer than the rounds were looked at: see beats_of
+        since_commit_s = min(since_commit_s, ingest.observed_s - ingest.progress_s)
     failed = next((r for r in tick.replicas if r.state == ReplicaState.FAILED), None)
     waiting = (ReplicaState.PENDING, ReplicaState.RESTARTING)
+    unknown = tick.unknown_since
     return RunView(
         state=RunState(run.state),
         quorum=int(settings["min_quorum"]),
         target=sum(pool.count for pool in pools.values()),
         replicas=tuple(ReplicaState(r.state) for r in tick.replicas),
         training=run.first_step_at is not None,
-        final_reason=tick.final.reason if tick.final else "",
-        final_round=tick.final.round if tick.final else 0,
+        final_reason=ingest.final_reason if ingest else "",
+        final_round=ingest.final_round if ingest else 0,
+        is_settled=tick.is_settled,
+        unknown=f"progress is unknown since {unknown:%Y-%m-%d %H:%M:%S} UTC: {_trouble(ingest)}"
+        if unknown
+        else "",
         jobs_open=sum(attempt.ended_at is None for attempt in tick.attempts),
         relaunchable=sum(
             r.state in waiting or care.relaunch_delay_s(r) is not None for r in tick.replicas
@@ -231,9 +215,15 @@ def _run_view(tick: Tick) -> RunView:
         start_timeout_s=run.start_timeout_s,
         cost_usd=run.cost_usd,
         budget_usd=run.budget_usd,
-        since_commit_s=(now - committed).total_seconds(),
+        since_commit_s=since_commit_s,
         round_s=run.round_s,
     )
+
+
+def _trouble(ingest: IngestState | None) -> str:
+    message = ingest.message if ingest else ""
+    failed = ingest is not None and ingest.trouble == IngestState.Trouble.FAILED
+    return f"{'ingest fails' if failed else 'the rendezvous cannot be read'}: {message}"
 
 
 def _let_go(tick: Tick) -> None:
@@ -246,9 +236,10 @@ def _let_go(tick: Tick) -> None:
             )
 
 
-def _say_if_slow(run: Run, now: datetime) -> None:
-    waited_s = (now - run.state_since).total_seconds()
-    if waited_s < decide.SLOW_START_S:
+def _say_if_slow(tick: Tick) -> None:
+    run = tick.run
+    waited_s = (tick.now - run.state_since).total_seconds()
+    if waited_s < decide.SLOW_START_S or run.first_step_at is not None:
         return
     if not Event.objects.filter(run=run, kind="slow_start").exists():
         record_event(

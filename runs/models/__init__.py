@@ -12,6 +12,7 @@ from runs.models.archive import Archive
 from runs.models.audit import AuditEntry
 from runs.models.credential import Credential
 from runs.models.event import Event
+from runs.models.ingest import IngestState, QuarantinedRecord
 from runs.models.journal import Journal
 from runs.models.rounds import Checkpoint, Contribution, Round
 from runs.models.run import Replica, ReplicaAttempt, ReplicaPool, Run
@@ -29,9 +30,11 @@ __all__ = [
     "Contribution",
     "Credential",
     "Event",
+    "IngestState",
     "Journal",
     "LogLine",
     "MetricBlock",
+    "QuarantinedRecord",
     "Replica",
     "ReplicaAttempt",
     "ReplicaPool",

@@ -19,6 +19,13 @@ class Journal(models.Model):
     event_id = models.PositiveBigIntegerField(default=0)
     seen = models.JSONField(default=dict)
     due = models.BooleanField(default=False)
+    marks = models.PositiveBigIntegerField(
+        default=0, help_text="How often it was marked as due: one that was marked stays due"
+    )
+    failures = models.PositiveIntegerField(default=0, help_text="Writes in a row that failed")
+    retry_at = models.DateTimeField(
+        null=True, blank=True, help_text="After a failed write: when the next is due"
+    )
 
     class Meta:
         indexes = (models.Index(fields=["run"], condition=models.Q(due=True), name="journal_due"),)

@@ -229,6 +229,14 @@ class Replica(models.Model):
     beat_count = models.PositiveBigIntegerField(default=0)
     beat_at = models.DateTimeField(null=True, blank=True, help_text="When we saw the beat change")
     beat_interval_s = models.FloatField(default=0)
+    beat_state = models.CharField(max_length=16, blank=True, help_text="As the beat reports it")
+    beat_message = models.TextField(blank=True)
+    beat_observed_s = models.FloatField(
+        default=0, help_text="Ingest's observed_s when the beat changed: its age is the difference"
+    )
+    beat_judged = models.CharField(
+        max_length=40, blank=True, help_text="The beat by which control has judged last"
+    )
     round = models.PositiveIntegerField(default=0)
     step = models.PositiveBigIntegerField(default=0)
     tokens = models.PositiveBigIntegerField(default=0)

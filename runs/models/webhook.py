@@ -46,6 +46,10 @@ class WebhookDelivery(models.Model):
     run = models.ForeignKey(Run, on_delete=models.SET_NULL, null=True, related_name="+")
     kind = models.CharField(max_length=24)
     body = models.TextField()
+    once = models.CharField(
+        max_length=80, null=True, blank=True,
+        help_text="What it is about: an address gets one message of it",
+    )  # fmt: skip
     state = models.CharField(max_length=16, choices=State.choices, default=State.WAITING)
     attempts = models.PositiveIntegerField(default=0)
     created_at = models.DateTimeField()
@@ -66,6 +70,7 @@ class WebhookDelivery(models.Model):
                 condition=Q(state__in=["waiting", "delivered", "failed"]),
                 name="delivery_state_is_known",
             ),
+            models.UniqueConstraint(fields=["webhook", "once"], name="delivery_is_made_once"),
         )
 
     def __str__(self) -> str:

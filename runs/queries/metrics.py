@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from runs.control import health
-from runs.models import Replica, Run
+from runs.models import IngestState, QuarantinedRecord, Replica, Run
 from runs.selectors import run_header, with_header
 from runs.states import RUN_ACTIVE, RUN_ENDED, RUN_LIVE, RunState
 
@@ -44,6 +44,12 @@ class _Collector(Collector):
 
 def _gauge(name: str, help: str, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"archipelago_{name}", help, labels=labels)
+
+
+def _gauge_of(name: str, help: str, value: float) -> Metric:
+    metric = _gauge(name, help)
+    metric.add_metric([], value)
+    return metric
 
 
 def _runs() -> Metric:
@@ -83,6 +89,12 @@ def _totals() -> Iterable[Metric]:
     }
     for name, (column, help) in told.items():
         yield CounterMetricFamily(f"archipelago_{name}", help, value=sums[column] or 0)
+    quarantined = QuarantinedRecord.objects.filter(quarantined_at__isnull=False).count()
+    yield _gauge_of("quarantined_records", "Records that failed and are skipped.", quarantined)
+    unreachable = IngestState.objects.filter(run__state__in=RUN_ACTIVE).exclude(trouble="")
+    yield _gauge_of(
+        "unreadable_runs", "Active runs whose bucket cannot be read.", unreachable.count()
+    )
     moved = CounterMetricFamily(
         "archipelago_bytes", "Bytes replicas moved through stores.", labels=("direction",)
     )
@@ -98,19 +110,43 @@ def _freshness() -> Iterable[Metric]:
     for last_seen_at in seen.values_list("last_seen_at", flat=True):
         assert last_seen_at is not None
         oldest_s = max(oldest_s, (now - last_seen_at).total_seconds())
-    lag = _gauge("ingest_lag_seconds", "Age of the newest telemetry of the live run that is worst.")
-    lag.add_metric([], oldest_s)
+    age = _gauge(
+        "telemetry_age_seconds", "Age of the newest telemetry of the live run that is worst."
+    )
+    age.add_metric([], oldest_s)
+    yield age
+    lag = _gauge(
+        "ingest_lag_seconds",
+        "Seconds since ingest was last up to date, of the active run that is worst.",
+    )
+    lag.add_metric([], max(ingest_lags().values(), default=0.0))
     yield lag
-    beat = _gauge("worker_heartbeat_age_seconds", "Since a worker was last at work.")
-    age_s = health.heartbeat_age_s()
-    if age_s is not None:
-        beat.add_metric([], age_s)
-    yield beat
+    for name, key in (("worker", health.HEARTBEAT), ("ingest", health.INGEST)):
+        beat = _gauge(
+            f"{name}_heartbeat_age_seconds",
+            f"Since the {'control' if name == 'worker' else name} worker last took a tick.",
+        )
+        age_s = health.heartbeat_age_s(key)
+        if age_s is not None:
+            beat.add_metric([], age_s)
+        yield beat
     newest = Run.objects.aggregate(at=Max("created_at"))["at"]
     made = _gauge("newest_run_timestamp_seconds", "When the newest run was submitted.")
     if newest is not None:
         made.add_metric([], newest.timestamp())
     yield made
+
+
+def ingest_lags() -> dict[str, float]:
+    """Id of each active run whose bucket is read -> seconds since ingest was last up to date. A run
+    whose bucket cannot be read is late as well. One query."""
+    now = timezone.now()
+    states = IngestState.objects.filter(run__state__in=RUN_ACTIVE)
+    rows = states.values_list("run_id", "caught_up_at", "run__started_at", "run__created_at")
+    return {
+        str(run_id): max((now - (caught_up or started or created)).total_seconds(), 0.0)
+        for run_id, caught_up, started, created in rows
+    }
 
 
 _PER_RUN = {
@@ -137,3 +173,12 @@ def _of_active_runs() -> Iterable[Metric]:
             if header[column] is not None:
                 metric.add_metric([header["id"], header["name"]], header[column])
         yield metric
+    lags = ingest_lags()
+    lag = _gauge(
+        "run_ingest_lag_seconds", "Seconds since ingest was last up to date. Active runs only.",
+        ("run", "name"),
+    )  # fmt: skip
+    for header in headers:
+        if header["id"] in lags:
+            lag.add_metric([header["id"], header["name"]], lags[header["id"]])
+    yield lag

@@ -9,13 +9,22 @@ from urllib.parse import quote
 
 from django.db.models import Count
 
-from runs.models import Contribution, LogLine, Replica, ReplicaAttempt, Round
+from runs.models import (
+    Contribution,
+    LogLine,
+    QuarantinedRecord,
+    Replica,
+    ReplicaAttempt,
+    Round,
+)
 from runs.plain import finite, iso, mapping
 from runs.series import strips
 from runs.series.strips import GROUPS
 from runs.states import ContributionState, RoundState
 
 ROUNDS = 50
+QUARANTINED = 50
+"""Rows that the page shows."""
 STRIP_WIDTH = 1000.0
 LINES = 2000
 """That a traceback is looked for in; a replica may write millions."""
@@ -149,6 +158,23 @@ def phase_strip(history: list[dict[str, Any]]) -> dict[str, Any] | None:
             {"group": name, "seconds": s, "share": s / whole} for name, s in totals.items() if s > 0
         ],
     }
+
+
+def quarantined(replica: Replica) -> list[dict[str, Any]]:
+    """Records of the replica that failed and are skipped, the newest first. One query."""
+    records = QuarantinedRecord.objects.filter(replica=replica, quarantined_at__isnull=False)
+    return [
+        {
+            "key": r.key,
+            "incarnation": r.incarnation,
+            "size_bytes": r.size_bytes,
+            "reason": r.reason,
+            "failures": r.failures,
+            "first_at": iso(r.first_at),
+            "quarantined_at": iso(r.quarantined_at),
+        }
+        for r in records[:QUARANTINED]
+    ]
 
 
 def last_traceback(replica: Replica) -> dict[str, Any] | None:

@@ -13,9 +13,18 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils import timezone
 
 from executors.base import NeedsPerson
-from runs.models import Event, Replica, ReplicaAttempt, ReplicaPool, Run
+from runs.models import (
+    Event,
+    IngestState,
+    QuarantinedRecord,
+    Replica,
+    ReplicaAttempt,
+    ReplicaPool,
+    Run,
+)
 from tests.browser import seed, seed_fleet
 from tests.dashboard.people import client_for
 from tests.dashboard.stub_backend import Stub, stubbed
@@ -54,6 +63,37 @@ def test_attempts_stand_there_with_cause_exit_code_message_times_and_cost(
         assert text in page
     assert page.count("data-clock") >= 9
     assert "Modal says" in page
+
+
+def test_quarantined_records_are_shown_with_their_reason(client: Client, run: Run) -> None:
+    assert "Quarantined records" not in client.get(url("replica", run, 3)).content.decode()
+    now = timezone.now()
+    for name, at in (("poison", now), ("suspected", None)):
+        QuarantinedRecord.objects.create(
+            run=run, replica=run.replicas.get(number=3), key=f"telemetry/00003/{name}.json",
+            size_bytes=15_000_000, reason="OverflowError: <out of range>", failures=3,
+            first_at=now, last_at=now, quarantined_at=at,
+        )  # fmt: skip
+    page = client.get(url("replica", run, 3)).content.decode()
+    assert "Quarantined records" in page
+    assert "telemetry/00003/poison.json" in page
+    assert "OverflowError: &lt;out of range&gt;" in page
+    assert "suspected" not in page
+    assert "poison" not in client.get(url("replica", run, 2)).content.decode()
+
+
+def test_a_bucket_that_cannot_be_read_is_a_banner(client: Client, run: Run) -> None:
+    assert "Progress is unknown" not in client.get(url("run", run)).content.decode()
+    state = IngestState.objects.create(
+        run=run, trouble="away", trouble_since=timezone.now(), message="no route to <bucket>"
+    )
+    for page in (url("run", run), url("replica", run, 3)):
+        text = client.get(page).content.decode()
+        assert "Progress is unknown" in text
+        assert "no route to &lt;bucket&gt;" in text
+        assert "data-clock" in text
+    IngestState.objects.filter(pk=state.pk).update(trouble="")
+    assert "Progress is unknown" not in client.get(url("run", run)).content.decode()
 
 
 def test_the_log_of_the_attempt_in_the_address_is_shown(client: Client, run: Run) -> None:
@@ -109,8 +149,9 @@ def test_the_cost_of_the_page_does_not_grow(
         replica, backend="modal", price=1.0, earlier=attempts - 1, now=run.created_at
     )
     # Session, user, role twice (to look, to act), the run, the replica, its jobs, its attempts, and
-    # the role that the menu names; rounds, its part in them twice, and its last words twice.
-    with django_assert_num_queries(14):
+    # the role that the menu names; rounds, its part in them twice, its last words twice; the state
+    # of ingest, and quarantined records.
+    with django_assert_num_queries(16):
         client.get(url("replica", run, 3))
 
 

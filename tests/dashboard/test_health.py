@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 from prometheus_client.parser import text_string_to_metric_families
 
 from runs import live, tokens
 from runs.control import health
+from runs.models import IngestState, QuarantinedRecord
 from tests.browser import seed
 from tests.dashboard.people import client_for
 
@@ -19,9 +22,9 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def broker(valkey: str, settings: Any) -> Any:
     settings.REDIS_URL = valkey
-    live.client().delete(health.HEARTBEAT)
+    live.client().delete(health.HEARTBEAT, health.INGEST)
     yield live.client()
-    live.client().delete(health.HEARTBEAT)
+    live.client().delete(health.HEARTBEAT, health.INGEST)
 
 
 def test_alive_whatever_is_away() -> None:
@@ -34,22 +37,41 @@ def test_not_ready_without_a_broker() -> None:
     answer = Client().get("/readyz")
     assert answer.status_code == 503
     assert answer.json() == {
-        "ready": False, "database": "ok", "broker": "away", "worker": "unknown"
+        "ready": False, "database": "ok", "broker": "away", "worker": "unknown",
+        "ingest": "unknown",
     }  # fmt: skip
 
 
 @pytest.mark.processes
 def test_ready_when_a_worker_has_been_at_work(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Client().get("/readyz").json()["worker"] == "never heard of"
-    from runs.tasks import reconcile_active
+    from runs.tasks import ingest_active, reconcile_active
 
     reconcile_active()
+    assert Client().get("/readyz").json()["ingest"] == "never heard of"
+    ingest_active()
     answer = Client().get("/readyz")
     assert (answer.status_code, answer.json()["ready"]) == (200, True)
     broker.set(health.HEARTBEAT, float(broker.get(health.HEARTBEAT)) - 100)
     answer = Client().get("/readyz")
     assert answer.status_code == 503
     assert answer.json()["worker"].startswith("silent for 1")
+    reconcile_active()
+    broker.set(health.INGEST, float(broker.get(health.INGEST)) - 100)
+    assert Client().get("/readyz").json()["ingest"].startswith("silent for 1")
+
+
+@pytest.mark.processes
+def test_a_heartbeat_from_before_the_clock_was_set_back_is_not_fresh(broker: Any) -> None:
+    from runs.tasks import ingest_active, reconcile_active
+
+    reconcile_active()
+    ingest_active()
+    broker.set(health.HEARTBEAT, float(broker.get(health.HEARTBEAT)) + 3600)
+    answer = Client().get("/readyz")
+    assert answer.status_code == 503
+    assert "in the future: the clock was set back" in answer.json()["worker"]
+    assert health.silent_since(), "pages report that no worker is running"
 
 
 def test_metrics_are_for_those_who_may_look() -> None:
@@ -67,6 +89,11 @@ def test_what_the_metrics_say() -> None:
     owner = seed.user("owner", "operator")
     run = seed.run(owner, committed=3, replicas=2, name='a "name"\nof two lines')
     seed.run(owner, state="succeeded", committed=20, replicas=2)
+    then = timezone.now() - timedelta(seconds=90)
+    IngestState.objects.create(run=run, caught_up_at=then, trouble="away", trouble_since=then)
+    QuarantinedRecord.objects.create(
+        run=run, key="a", first_at=then, last_at=then, quarantined_at=then
+    )
     found = numbers(client_for("admin", owner).get("/metrics"))
     assert found["archipelago_runs", ("running",)] == 1
     assert found["archipelago_runs", ("succeeded",)] == 1
@@ -79,7 +106,11 @@ def test_what_the_metrics_say() -> None:
     )
     assert found["archipelago_rounds_total", ()] == 23
     assert found["archipelago_bytes_total", ("up",)] == 23 * 2 * 1_950_000
-    assert found["archipelago_ingest_lag_seconds", ()] >= 0
+    assert found["archipelago_telemetry_age_seconds", ()] >= 0
+    assert found["archipelago_ingest_lag_seconds", ()] == pytest.approx(90.0, abs=30.0)
+    assert found["archipelago_run_ingest_lag_seconds", (run.name, str(run.pk))] >= 90.0
+    assert found["archipelago_quarantined_records", ()] == 1
+    assert found["archipelago_unreadable_runs", ()] == 1
     assert found["archipelago_run_committed_rounds", (run.name, str(run.pk))] == 3
     assert not [k for k in found if k[0] == "archipelago_worker_heartbeat_age_seconds"]
 

@@ -42,7 +42,10 @@ def serve(var: Path, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-WORDS = {"/valkey-server": "broker", " worker ": "worker", " beat ": "beat", "uvicorn": "web"}
+WORDS = {
+    "/valkey-server": "broker", "control@": "control", "ingest@": "ingest", "celery@": "worker",
+    " beat ": "beat", "uvicorn": "web",
+}  # fmt: skip
 
 
 def services_of(stack: LiveStack) -> dict[str, psutil.Process]:
@@ -261,7 +264,7 @@ def test_killed_services_come_back_and_an_interrupt_ends_what_this_server_starte
         assert "found 1 local replicas of an earlier server" in stack.said()
         own = launch(local)
         before = services_of(stack)
-        assert set(before) == {"broker", "worker", "beat", "web"}
+        assert set(before) == {"broker", "control", "ingest", "worker", "beat", "web"}
         for name in ("worker", "broker"):
             before[name].kill()
         wait_until(

@@ -114,6 +114,21 @@ class World:
                     launch_replica(pk)
 
     def tick(self, after_s: float = 1.0) -> Any:
+        """What the workers do in a second: :func:`tests.runs.world.tick`."""
+        self.clock.pass_s(after_s)
+        w.tick(str(self.run.pk), self.outbox)
+        self.run.refresh_from_db()
+        return self.run
+
+    def ingest(self) -> None:
+        """A pass of ingest alone."""
+        from runs.bucket.ingest_pass import ingest_run
+
+        ingest_run(str(self.run.pk))
+        self.run.refresh_from_db()
+
+    def control(self, after_s: float = 1.0) -> Any:
+        """A tick of control alone."""
         from runs.control.reconcile import reconcile_run
 
         self.clock.pass_s(after_s)

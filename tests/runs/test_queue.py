@@ -59,7 +59,9 @@ def test_a_broker_that_is_away_is_logged_and_no_more(
     assert "launch_run('id',) was not sent" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["launch_run", "launch_pool", "reconcile_run", "reap"])
+@pytest.mark.parametrize(
+    "name", ["launch_run", "launch_pool", "reconcile_run", "ingest_run", "write_bucket", "reap"]
+)
 def test_every_name_that_is_sent_is_a_task(name: str) -> None:
     assert getattr(tasks, name).name == f"runs.tasks.{name}"
 
@@ -73,6 +75,31 @@ def test_beat_asks_for_every_run_that_needs_it(make_run: Any, outbox: list[Any])
     outbox.clear()
     tasks.reconcile_active()
     assert outbox == [("reconcile_run", str(active.pk))]
+
+
+def test_ingest_is_asked_for_the_same_runs(make_run: Any, outbox: list[Any]) -> None:
+    run = make_run()
+    outbox.clear()
+    tasks.ingest_active()
+    assert outbox == [("ingest_run", str(run.pk))]
+
+
+def test_every_queue_has_a_worker_and_control_has_its_own() -> None:
+    from dashboard import commands
+    from dashboard.celery import app
+
+    def queues(command: list[str]) -> str:
+        return command[command.index("--queues") + 1]
+
+    served = {queues(w): w for w in (commands.worker(), commands.control(), commands.ingest())}
+    routed = {name: app.amqp.router.route({}, name)["queue"].name for name in app.tasks}
+    assert {routed[name] for name in routed if name.startswith("runs.")} == set(served)
+    control = {name for name, queue in routed.items() if queue == "control"}
+    assert control == {"runs.tasks.reconcile_active", "runs.tasks.reconcile_run"}
+    for name in ("ingest_active", "ingest_run", "write_bucket"):
+        assert routed[f"runs.tasks.{name}"] == "ingest"
+    assert not tasks.ingest_run.acks_late, "a pass that was killed is not delivered again"
+    assert tasks.ingest_run.time_limit < 110
 
 
 def test_one_tick_per_run_at_a_time(

@@ -111,7 +111,7 @@ def test_the_cost_of_the_list_does_not_grow(
     assert len(rows) == count
 
 
-TICK_QUERIES = 15
+TICK_QUERIES = 26
 
 
 @pytest.mark.parametrize("replicas", [2, 20])

@@ -78,16 +78,41 @@ def draft(*, replicas: int = 2, rendezvous: str = "", **changes: Any) -> RunDraf
 
 
 class Clock:
-    """What ``timezone.now`` tells."""
+    """What ``timezone.now`` tells. With ``moves_s`` it moves at each reading, as a real clock does
+    within a tick."""
 
     def __init__(self) -> None:
         self.at = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
+        self.moves_s = 0.0
 
     def __call__(self) -> datetime.datetime:
+        self.pass_s(self.moves_s)
         return self.at
 
     def pass_s(self, seconds: float) -> None:
         self.at += datetime.timedelta(seconds=seconds)
+
+
+def tick(run_id: str, outbox: list[tuple[Any, ...]] | None = None) -> None:
+    """What the workers do for one run in a second: ingest reads, control decides (after one more
+    pass where it waits for what an ended job wrote last), and what control has enqueued to be
+    written is written. Without an ``outbox`` it is written anyway."""
+    from runs.bucket.ingest_pass import ingest_run
+    from runs.control.bucket_writes import write_run
+    from runs.control.reconcile import reconcile_run
+    from runs.models import IngestState
+
+    ingest_run(run_id)
+    reconcile_run(run_id)
+    state = IngestState.objects.filter(run=run_id).first()
+    if state is not None and state.complete_pass < state.wanted_pass:
+        ingest_run(run_id)
+        reconcile_run(run_id)
+    writes = ("write_bucket", run_id)
+    if outbox is None or writes in outbox:
+        write_run(run_id)
+    if outbox is not None:
+        outbox[:] = [sent for sent in outbox if sent != writes]
 
 
 class FakeExecutor:

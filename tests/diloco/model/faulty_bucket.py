@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from diloco.rendezvous.store import Data, MakeParts, MissingKey, ObjectInfo, StoreUnavailable
+from diloco.rendezvous.store import (
+    Data,
+    MakeParts,
+    MissingKey,
+    ObjectInfo,
+    StoreUnavailable,
+    check_size,
+)
 from tests.diloco.model.virtual_time import Killed, Process, Scheduler
 
 T = TypeVar("T")
@@ -142,8 +149,9 @@ class FaultyView:
         sent = bytes(data)
         return self._write(f"create {key}", lambda: self._bucket.create(key, sent))
 
-    def get(self, key: str) -> bytes:
-        return self._read(key, self._request(f"get {key}", lambda: self._bucket.get(key)))
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
+        data = self._read(key, self._request(f"get {key}", lambda: self._bucket.get(key)))
+        return data if limit is None else check_size(key, data, limit)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         data = self._request(f"get {key}", lambda: self._bucket.get(key))

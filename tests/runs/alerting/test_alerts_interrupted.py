@@ -70,6 +70,8 @@ def test_an_end_is_told_although_the_worker_died_before_it_could(
     world.beat_all("done")
     for number in (0, 1):
         world.executor.end(world.key(number), Cause.DONE, code=0)
+    world.control()
+    world.ingest()  # what control waits for: the next tick decides on the end
     killed_tick(world, monkeypatch, step)
     run = Run.objects.get(pk=world.run.pk)
     assert run.state == "succeeded"
@@ -165,3 +167,39 @@ def test_rounds_that_were_read_and_not_judged_are_judged_by_the_next_tick(
     assert Alert.objects.get(kind="spike").message.startswith("loss 30 in round 7")
     assert WebhookDelivery.objects.filter(kind="spike").count() == 1
     assert Run.objects.get().watched_round == 7
+
+
+@pytest.mark.parametrize("ends", ["succeeded", "cancelled", "failed"])
+def test_an_end_is_announced_once_though_time_passes_within_a_tick(
+    world: Any, hook: Webhook, ends: str
+) -> None:
+    world.clock.moves_s = 0.003
+    if ends == "succeeded":
+        world.bucket.final(4)
+    elif ends == "cancelled":
+        services.request_stop(world.run, actor=world.run.owner)
+    else:
+        for number in (0, 1):
+            services.stop_replica(world.replica(number), actor=world.run.owner)
+    for number in (0, 1):
+        world.executor.end(world.key(number), Cause.DONE, code=0)
+    for _ in range(6):
+        world.tick()
+    assert Run.objects.get(pk=world.run.pk).state == ends
+    assert Alert.objects.get(kind="finished").times == 1
+    assert WebhookDelivery.objects.filter(kind="finished").count() == 1
+
+
+def test_an_end_is_announced_once_by_two_workers(world: Any, hook: Webhook) -> None:
+    """Both have read the run before either has judged it, and their clocks differ."""
+    world.clock.moves_s = 0.003
+    world.bucket.final(4)
+    for number in (0, 1):
+        world.executor.end(world.key(number), Cause.DONE, code=0)
+    world.tick()
+    assert WebhookDelivery.objects.filter(kind="finished").count() == 1
+    for jump_s in (-3600, 7200):
+        world.clock.pass_s(jump_s)
+        Run.objects.filter(pk=world.run.pk).update(end_due=True, watched_round=99)
+        world.tick()
+    assert WebhookDelivery.objects.filter(kind="finished").count() == 1

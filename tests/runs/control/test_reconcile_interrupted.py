@@ -58,7 +58,7 @@ def bucket_says(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def refuse(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr("runs.control.reconcile._read_bucket", refuse)
+    monkeypatch.setattr("runs.bucket.ingest_pass._read", refuse)
 
 
 def test_a_tick_killed_before_it_judged_an_end_is_made_good(

@@ -6,7 +6,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = (("runs", "0019_orders_with_unknown_last"),)
+    dependencies = (("runs", "0022_security"),)
 
     operations = (
         migrations.AlterField(

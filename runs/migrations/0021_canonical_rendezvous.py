@@ -16,5 +16,5 @@ def rewrite(apps, schema_editor):
 
 
 class Migration(migrations.Migration):
-    dependencies = [("runs", "0019_orders_with_unknown_last")]
+    dependencies = [("runs", "0020_control_and_ingest")]
     operations = [migrations.RunPython(rewrite, migrations.RunPython.noop)]

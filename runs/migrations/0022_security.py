@@ -22,7 +22,7 @@ def remove(apps: Any, editor: Any) -> None:
 class Migration(migrations.Migration):
     dependencies = [
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
-        ("runs", "0019_orders_with_unknown_last"),
+        ("runs", "0021_canonical_rendezvous"),
     ]
 
     operations = [

@@ -1,0 +1,130 @@
+"""Seconds from a forced stop to the end of a local replica's process, with hostile records.
+
+::
+
+    python bench/forced_stop.py [--runs 3] [--clean]
+
+Starts a whole server (``manage.py serve``) in a folder of its own and a run of one local replica.
+Before the stop it writes into the run's rendezvous, as any holder of the replica's credentials
+could:
+
+- a segment with two round reports of ``phases: {"compute": 1e308}``, whose sum is infinite;
+- a segment with 1,100 round reports of ``bytes_up = 2**53``, whose sum no integer column holds;
+- three segments of 15 MB, each with 300,000 empty log lines;
+- a sparse ``commit.json`` of 3 GB.
+
+Prints one line of JSON a run: ``acknowledged_s`` until the cancellation reached the backend,
+``gone_s`` until no process of the replica was left, and what was quarantined. ``--clean`` leaves
+the hostile records out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from diloco.rendezvous import keys
+from diloco.rendezvous.store import LocalStore
+from diloco.rendezvous.telemetry import LogLine
+from tests import stack as stacks
+from tests.e2e.lives import create
+from tests.runs.world import Bucket
+from tests.servers import wait_until as wait_for_condition
+from tests.stack import LiveStack, running_stack
+
+wait_until = functools.partial(wait_for_condition, timeout_s=600.0)
+stacks.wait_until = wait_until  # type: ignore[assignment]  # a busy machine starts slowly
+
+_STOP = """
+from django.contrib.auth.models import User
+from runs import life
+from runs.models import Run
+life.force_stop(Run.objects.get(pk={run!r}), actor=User.objects.get(username="operator"))
+"""
+_LOOK = """
+import json
+from runs.models import QuarantinedRecord, Run
+run = Run.objects.get(pk={run!r})
+records = QuarantinedRecord.objects.filter(run=run, quarantined_at__isnull=False)
+print(json.dumps({{"state": run.state, "quarantined": records.count()}}))
+"""
+EMPTY_LINES = 300_000
+SPARSE_BYTES = 3 * 1024**3
+
+
+def write_hostile_records(root: Path) -> None:
+    """As an earlier process of replica 0: the one that runs is not fenced by it."""
+    bucket = Bucket(LocalStore(root), wall_s=time.time())
+    huge = bucket.report(1, phases={"compute": 1e308})
+    many = tuple(bucket.report(n, bytes_up=2**53) for n in range(1, 1101))
+    lines = tuple(LogLine(wall_s=0.0, level="", message="") for _ in range(EMPTY_LINES))
+    bucket.beat(0, 1, seq=0)
+    bucket.segment(0, 1, seq=0, rounds=(huge, huge))
+    bucket.segment(0, 2, seq=0, rounds=many)
+    for n in (3, 4, 5):
+        bucket.segment(0, n, seq=0, logs=lines)
+    following = max(int(p.name) for p in (root / "rounds").glob("[0-9]*")) + 1
+    commit = root / keys.commit(following)
+    commit.parent.mkdir(parents=True, exist_ok=True)
+    with commit.open("wb") as file:
+        file.truncate(SPARSE_BYTES)
+
+
+def processes_of(root: Path) -> list[psutil.Process]:
+    """The replica by the process id in its newest lease, and its children."""
+    leases = sorted((root / "members" / "00000").glob("*/beat.json"))
+    replica = psutil.Process(json.loads(leases[-1].read_text())["pid"])
+    return [replica, *replica.children(recursive=True)]
+
+
+def measure(stack: LiveStack, *, hostile: bool) -> dict[str, Any]:
+    run = create(stack, "forced stop", num_replicas=1, total_rounds=100_000, sync_every=5)
+    root = stack.var / "rendezvous" / run
+    wait_until(lambda: any((root / "rounds").glob("*/commit.json")), "a first round")
+    (folder,) = (stack.var / "jobs").glob(f"{run.replace('-', '')[:12]}-*")
+    if hostile:
+        write_hostile_records(root)
+        time.sleep(5.0)  # until ingest is at work on them
+    before = processes_of(root)
+    stack.python(_STOP.format(run=run))
+    since = time.monotonic()
+    wait_until(lambda: (folder / "cancel").exists(), "the cancellation")
+    acknowledged_s = time.monotonic() - since
+    wait_until(lambda: not any(map(_runs, before)), "the end of the replica")
+    gone_s = time.monotonic() - since
+    seen = json.loads(stack.python(_LOOK.format(run=run)))
+    return {
+        "hostile": hostile, "acknowledged_s": round(acknowledged_s, 2), "gone_s": round(gone_s, 2),
+        "processes": len(before), **seen,
+    }  # fmt: skip
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--clean", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as var, running_stack(Path(var)) as stack:
+        for _ in range(options.runs):
+            print(json.dumps(measure(stack, hostile=not options.clean)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Celery's beat on a monotonic clock.
+
+Celery's own scheduler compares wall-clock times: after the clock was set back by an hour no task is
+due for an hour, and no run is looked after. Here an entry is due when its interval has passed on
+:func:`time.monotonic`, which is never set. For that the schedule must consist of intervals, as ours
+does; nothing is kept on disk. An entry that was due several times (the machine slept) is sent once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from celery.beat import Scheduler
+
+
+class MonotonicScheduler(Scheduler):  # type: ignore[misc]
+    """``monotonic`` is the clock, in seconds."""
+
+    monotonic: Callable[[], float] = staticmethod(time.monotonic)
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self._due: dict[str, float] = {}
+        super().__init__(*args, **more)
+
+    def install_default_entries(self, data: Any) -> None:
+        """None: Celery's own clears results, of which we keep none, and is a crontab."""
+
+    def tick(self, *_: Any, **__: Any) -> float:
+        """Send all tasks that are due; returns the seconds until the next one is."""
+        for name, entry in self.schedule.items():
+            now = self.monotonic()
+            due = self._due.setdefault(name, now)
+            if due > now:
+                continue
+            every_s = entry.schedule.run_every.total_seconds()
+            self._due[name] = due + every_s if now - due < every_s else now + every_s
+            self.apply_entry(entry, producer=self.producer)
+        waits = min((self._due[name] for name in self.schedule), default=0.0) - self.monotonic()
+        return float(
+            min(max(waits, 0.0) if self.schedule else self.max_interval, self.max_interval)
+        )

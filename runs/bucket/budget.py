@@ -1,0 +1,74 @@
+"""What one ingest pass of one run can use: seconds, CPU seconds, bytes, segments, log lines.
+
+The work of a pass ends when one of them is used up; what is left is read by later passes. So a run
+that writes a lot delays no other run by more than one budget. A single record cannot be interrupted
+here: that is what the time limits of the ingest task are for (:mod:`runs.tasks`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+SECONDS = 10.0
+CPU_SECONDS = 8.0
+BYTES = 64 * 1024 * 1024
+SEGMENTS = 2000
+LOG_LINES = 20_000
+"""Rows of one transaction, for which all other writers of SQLite wait."""
+
+
+class Budget:
+    """Shared by the threads of a pass."""
+
+    def __init__(
+        self,
+        *,
+        seconds: float = SECONDS,
+        cpu_seconds: float = CPU_SECONDS,
+        size_bytes: int = BYTES,
+        segments: int = SEGMENTS,
+        lines: int = LOG_LINES,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.process_time,
+    ) -> None:
+        self._clock, self._cpu_clock = clock, cpu_clock
+        self._until, self._cpu_until = clock() + seconds, cpu_clock() + cpu_seconds
+        self._bytes, self._segments = size_bytes, segments
+        self._lines = lines
+        self._lock = threading.Lock()
+
+    def has_time(self) -> bool:
+        return self._clock() < self._until and self._cpu_clock() < self._cpu_until
+
+    def has_room(self) -> bool:
+        """Whether one more segment can be fetched."""
+        return self.has_time() and self._bytes > 0 and self._segments > 0
+
+    def has_lines(self) -> bool:
+        return self._lines > 0
+
+    def use_lines(self, count: int) -> None:
+        self._lines -= count
+
+    def use(self, size_bytes: int) -> None:
+        with self._lock:
+            self._bytes -= size_bytes
+            self._segments -= 1
+
+
+class Unlimited(Budget):
+    """For imports, which end when all is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def has_time(self) -> bool:
+        return True
+
+    def has_room(self) -> bool:
+        return True
+
+    def has_lines(self) -> bool:
+        return True

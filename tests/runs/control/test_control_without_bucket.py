@@ -1,0 +1,413 @@
+"""Control needs the database and the backends: whatever a bucket holds or does, it acts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from diloco.rendezvous import keys
+from diloco.rendezvous.store import LocalStore, StoreDenied, StoreUnavailable
+from executors.base import Cause, JobState, ReplicaStatus
+from runs import life, services
+from runs.bucket import ingest_pass
+from runs.control import asking, jobs
+from runs.control.tick import PROGRESS_UNKNOWN_AFTER, WAIT_FOR_BUCKET
+from runs.drafts.presets import PoolDraft
+from runs.models import Alert, IngestState, Journal, QuarantinedRecord
+from runs.selectors import runs_to_look_after
+from tests.runs.world import incarnation
+
+pytestmark = pytest.mark.django_db
+MakeWorld = Callable[..., Any]
+LONG_S = PROGRESS_UNKNOWN_AFTER.total_seconds() + 1
+
+
+@pytest.fixture
+def world(make_world: MakeWorld) -> Any:
+    made = make_world(replicas=2)
+    made.start()
+    return made
+
+
+@pytest.fixture
+def untouched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the store's methods that were called."""
+    called: list[str] = []
+
+    def note(name: str) -> Callable[..., Any]:
+        def method(self: LocalStore, *args: Any) -> Any:
+            called.append(name)
+            raise AssertionError(f"control called {name} of the store")
+
+        return method
+
+    for name in ("get", "get_range", "list", "put", "create", "delete"):
+        monkeypatch.setattr(LocalStore, name, note(name))
+    return called
+
+
+def bucket_raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def refuse(*_: Any) -> None:
+        raise error
+
+    for name in ("list", "create"):
+        monkeypatch.setattr(LocalStore, name, refuse)
+
+
+def hostile_segments(world: Any) -> None:
+    huge = world.bucket.report(1, phases={"compute": 1e308})
+    world.bucket.segment(0, 1, rounds=(huge, huge))
+    many = tuple(world.bucket.report(n, bytes_up=2**53) for n in range(1, 1101))
+    world.bucket.segment(1, 1, rounds=many)
+
+
+def test_control_asks_the_store_nothing(world: Any, untouched: list[str]) -> None:
+    life.force_stop(world.run, actor=world.run.owner)
+    world.control()
+    assert sorted(world.executor.cancelled) == sorted(world.executor.jobs)
+    for key in world.executor.jobs:
+        world.executor.end(key, Cause.CANCELLED, code=-15)
+    world.control()
+    assert untouched == []
+
+
+def test_a_forced_stop_ends_the_jobs_of_a_run_whose_ingest_never_works(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise OverflowError("cannot convert float infinity to integer")
+
+    for name in ("ingest_rounds", "ingest_telemetry", "read_leases", "read_final"):
+        monkeypatch.setattr(ingest_pass, name, broken)
+    life.force_stop(world.run, actor=world.run.owner)
+    world.tick()
+    assert sorted(world.executor.cancelled) == sorted(world.executor.jobs)
+    for key in world.executor.jobs:
+        world.executor.end(key, Cause.CANCELLED, code=-15)
+    world.tick()
+    assert world.tick(WAIT_FOR_BUCKET.total_seconds() + 1).state == "cancelled"
+
+
+def test_hostile_segments_stop_neither_control_nor_the_other_records(world: Any) -> None:
+    hostile_segments(world)
+    for replica in (0, 1):
+        world.bucket.segment(replica, 2, losses=[5.0])
+    world.bucket.commit(1, [0, 1])
+    for _ in range(5):
+        world.beat_all()
+        world.tick()
+    assert (world.run.state, world.run.committed_rounds) == ("running", 1)
+    assert [world.replica(n).loss for n in (0, 1)] == [5.0, 5.0]
+    life.force_stop(world.run, actor=world.run.owner)
+    world.tick()
+    assert sorted(world.executor.cancelled) == sorted(world.executor.jobs)
+
+
+def test_a_step_that_fails_is_reported_and_the_others_run(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(tick: Any) -> None:
+        raise ZeroDivisionError("no price")
+
+    broken.__name__ = "add_up"
+    for name in ("care.relaunch", "costs.add_up", "care.judge_replicas", "leaving.release"):
+        monkeypatch.setattr(f"runs.control.{name}", broken)
+    services.request_stop(world.run, actor=world.run.owner)
+    life.force_stop(world.run, actor=world.run.owner)
+    for _ in range(2):
+        world.tick()
+    assert world.executor.cancelled
+    [event] = world.events("control")
+    assert event == "control: add up failed: ZeroDivisionError: no price"
+
+
+@pytest.mark.parametrize("limit", ["time", "budget"])
+def test_limits_hold_while_the_bucket_is_away(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    limits: dict[str, Any] = {"time_limit_s": 100} if limit == "time" else {"budget_usd": 1.0}
+    world = make_world(replicas=1, pools=(PoolDraft(count=1, price_usd_h=36.0),), **limits)
+    world.start()
+    bucket_raises(monkeypatch, StoreUnavailable("503"))
+    assert world.tick(50).state in ("running", "degraded")
+    assert world.tick(60).state == "stopping"
+    assert limit in world.run.state_reason
+
+
+def test_a_run_whose_bucket_is_away_does_not_look_healthy(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        bucket_raises(patch, StoreUnavailable("no route to bucket"))
+        world.tick()
+        since = world.clock()
+        run = world.tick(LONG_S)
+        assert run.state == "degraded"
+        assert run.state_reason.startswith(
+            f"progress is unknown since {since:%Y-%m-%d %H:%M:%S} UTC: the rendezvous cannot be "
+        )
+        assert "no route to bucket" in run.state_reason
+        [alert] = Alert.objects.filter(run=run, closed_at=None)
+        assert (alert.kind, alert.level) == ("bucket", "error")
+        # Nobody looked, so nobody was silent.
+        assert set(run.replicas.values_list("state", flat=True)) == {"computing"}
+    world.beat_all()
+    assert world.tick().state == "running"
+    assert not Alert.objects.filter(run=world.run, closed_at=None).exists()
+
+
+def test_the_end_of_a_run_does_not_wait_for_a_bucket_for_ever(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket_raises(monkeypatch, StoreUnavailable("503"))
+    for key in world.executor.jobs:
+        world.executor.end(key, Cause.DONE, code=0)
+    world.tick()
+    assert world.tick(60).state not in ("failed", "succeeded")
+    run = world.tick(WAIT_FOR_BUCKET.total_seconds())
+    assert run.state == "failed"
+    assert "progress is unknown since" in run.state_reason
+    assert world.executor.launches == 2, "no replica of a run that may be complete is relaunched"
+
+
+def test_the_end_waits_for_a_pass_that_began_after_the_last_job(world: Any) -> None:
+    """What the last job wrote must be read before its run is judged."""
+    world.bucket.final(1)
+    for key in world.executor.jobs:
+        world.executor.end(key, Cause.DONE, code=0)
+    for _ in range(3):
+        assert world.control().state == "running"
+    world.ingest()
+    assert world.control().state == "succeeded"
+
+
+def test_a_jump_of_the_clock_makes_no_replica_silent(world: Any) -> None:
+    world.beat_all()
+    world.tick()
+    world.clock.pass_s(3600)
+    world.beat_all()
+    world.ingest()
+    world.control(0)
+    assert world.run.state == "running"
+    world.clock.pass_s(-7200)
+    for _ in range(3):
+        world.beat_all()
+        assert world.tick().state == "running"
+
+
+# Backends.
+
+
+def test_an_account_that_hangs_delays_no_other(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    world = make_world(replicas=1)
+    world.start()
+    never = threading.Event()
+    monkeypatch.setattr(asking, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(world.executor, "poll", lambda handles: never.wait() or [])
+    world.beat_all()
+    run = world.tick()
+    never.set()
+    assert run.state == "running"  # unknown is not lost
+    assert world.replica(0).state == "computing"
+
+
+def test_an_answer_that_is_no_executor_error_is_one_accounts_trouble(world: Any) -> None:
+    world.executor.poll = lambda handles: [][1]
+    services.request_stop(world.run, actor=world.run.owner)
+    assert world.tick().state == "stopping"
+    assert not world.run.replicas.filter(state="lost").exists()
+
+
+def test_accounts_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert jobs.HANGING_PATIENCE_S < asking.PATIENCE_S < 10.0
+
+
+# The journal.
+
+
+@pytest.mark.parametrize("error", [StoreDenied("403 AccessDenied"), StoreUnavailable("503")])
+def test_a_journal_that_cannot_be_written_stays_due_until_it_is(
+    world: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    from runs.bucket.journal import read_journal
+
+    with monkeypatch.context() as patch:
+
+        def refuse(*_: Any) -> bool:
+            raise error
+
+        patch.setattr(LocalStore, "create", refuse)
+        world.bucket.final(1)
+        for key in world.executor.jobs:
+            world.executor.end(key, Cause.DONE, code=0)
+        for _ in range(4):
+            world.tick(30)
+        assert world.run.state == "succeeded"
+        assert any("the journal could not be written" in said for said in world.events("store"))
+        journal = Journal.objects.get(run=world.run)
+        assert journal.due
+        assert journal.failures >= 2
+        world.clock.pass_s(3 * 3600)
+        assert list(runs_to_look_after()) == [world.run], "as long as it is due"
+    for _ in range(2):
+        world.tick(600)
+    assert read_journal(world.bucket.store).run["state"] == "succeeded"
+    assert not Journal.objects.get(run=world.run).due
+    assert list(runs_to_look_after()) == []
+
+
+# Quarantine.
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, message: str, error: BaseException) -> None:
+    """Storing a segment with that log line raises."""
+    from runs.bucket import ingest
+
+    real = ingest.store_segments
+
+    def store(run: Any, found: Any, **more: Any) -> None:
+        for _, segments in found:
+            if any(line.message == message for s in segments for line in s.logs):
+                raise error
+        real(run, found, **more)
+
+    monkeypatch.setattr(ingest, "store_segments", store)
+
+
+def test_a_segment_that_fails_three_times_is_skipped_kept_and_reported(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, "poison", OverflowError("integer out of range"))
+    world.bucket.segment(0, 1, losses=[5.0])
+    world.bucket.segment(0, 2, logs=(world.bucket.log("poison"),))
+    world.bucket.segment(0, 3, losses=[4.0], first=2)
+    world.bucket.segment(1, 1, losses=[3.0])
+    world.beat_all()
+    world.tick()
+    assert [world.replica(n).loss for n in (0, 1)] == [5.0, 3.0], "only its own successors wait"
+    for _ in range(3):
+        world.beat_all()
+        world.tick()
+    assert world.replica(0).loss == 4.5
+    [row] = QuarantinedRecord.objects.filter(run=world.run)
+    assert row.key == keys.telemetry(0, incarnation(0), 2)
+    assert (row.replica, row.incarnation, row.failures) == (world.replica(0), incarnation(0), 3)
+    assert row.reason == "OverflowError: integer out of range"
+    assert row.quarantined_at is not None
+    [event] = world.events("quarantined")
+    assert f"{row.key}" in event
+    assert "quarantined after 3 failures" in event
+    [alert] = Alert.objects.filter(run=world.run, kind="quarantined")
+    assert "1 record could not be processed" in alert.message
+
+
+class Killed(BaseException):
+    """What a SIGKILL looks like to the code: no handler runs."""
+
+
+def test_a_segment_that_has_the_process_killed_is_quarantined(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from runs.bucket import ingest
+
+    real = ingest.parse_segment
+
+    def parse(data: bytes, *of: Any) -> Any:
+        if b"poison" in data:
+            raise Killed
+        return real(data, *of)
+
+    monkeypatch.setattr(ingest, "parse_segment", parse)
+    world.bucket.segment(0, 1, logs=(world.bucket.log("poison"),))
+    world.bucket.segment(0, 2, losses=[4.0])
+    world.bucket.segment(1, 1, losses=[3.0])
+    kills = 0
+    for _ in range(8):
+        world.beat_all()
+        try:
+            world.tick()
+        except Killed:
+            kills += 1
+            assert IngestState.objects.get(run=world.run).reading
+        if kills == 3:
+            assert world.replica(1).loss == 3.0, "other replicas do not wait"
+    assert 3 <= kills <= 5
+    assert (world.replica(0).loss, world.replica(1).loss) == (4.0, 3.0)
+    [row] = QuarantinedRecord.objects.filter(run=world.run)
+    assert (row.key, row.failures) == (keys.telemetry(0, incarnation(0), 1), 3)
+    assert "the ingest process ended" in row.reason
+    state = IngestState.objects.get(run=world.run)
+    assert (state.reading, state.careful) == (False, False)
+
+
+def test_a_round_that_fails_three_times_holds_nothing_back(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from runs.bucket import history
+
+    real = history._store_outcomes
+
+    def store(row: Any, *rest: Any) -> None:
+        if row.number == 2 and rest[0] is not None:
+            raise OverflowError("out of range")
+        real(row, *rest)
+
+    monkeypatch.setattr(history, "_store_outcomes", store)
+    for number in (1, 2, 3):
+        world.bucket.commit(number, [0, 1])
+    for _ in range(5):
+        world.beat_all()
+        world.tick()
+    states = list(world.run.rounds.order_by("number").values_list("state", flat=True))
+    assert states == ["committed", "void", "committed"]
+    assert QuarantinedRecord.objects.filter(run=world.run, quarantined_at=None).count() == 0
+    assert world.events("quarantined")
+
+
+def test_an_outage_of_the_store_is_no_failure_of_a_record(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    IngestState.objects.filter(run=world.run).update(reading=True)  # the last pass was killed
+    world.bucket.commit(1, [0, 1])
+    with monkeypatch.context() as patch:
+
+        def away(*_: Any) -> bytes:
+            raise StoreUnavailable("503")
+
+        patch.setattr(LocalStore, "get", away)
+        for _ in range(5):
+            world.tick()
+    assert not QuarantinedRecord.objects.filter(quarantined_at__isnull=False).exists()
+    world.beat_all()
+    assert world.tick().committed_rounds == 1
+
+
+# Pools.
+
+
+def test_a_pool_that_needs_a_person_is_an_alert(world: Any) -> None:
+    from runs.control import breaker
+
+    pool = world.run.pools.get()
+    breaker.call_person(pool, "ResourceLimitExceeded: quota of 0")
+    world.beat_all()
+    world.tick()
+    [alert] = Alert.objects.filter(run=world.run, closed_at=None)
+    assert (alert.kind, alert.level, alert.subject) == ("pool", "error", f"pool {pool.pk}")
+    assert "ResourceLimitExceeded: quota of 0" in alert.message
+    breaker.person_looked(pool)
+    world.beat_all()
+    world.tick()
+    assert not Alert.objects.filter(run=world.run, closed_at=None).exists()
+
+
+def test_a_job_that_waits_is_polled(world: Any) -> None:
+    world.executor.jobs[world.key()] = ReplicaStatus(state=JobState.PENDING)
+    world.tick()
+    assert world.replica(0).backend_state == "pending"

@@ -1,0 +1,153 @@
+"""A store or an account that does not answer costs the processes of others nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+import pytest
+
+from diloco.rendezvous.store import LocalStore, StoreUnavailable
+from runs import live, tasks
+from runs.bucket import ingest_pass, stores
+from runs.control import asking, places
+from runs.exceptions import LaunchLater
+
+PLACE = "store:s3:bucket:"
+
+
+@pytest.fixture
+def redis(valkey: str, settings: Any) -> Any:
+    settings.REDIS_URL = valkey
+    live.client().flushall()
+    return live.client()
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr("runs.control.places.time.time", lambda: now[0])
+    return now
+
+
+def test_a_place_that_fails_is_left_alone_longer_and_longer(
+    redis: Any, seconds: list[float]
+) -> None:
+    for expected_s in (5, 10, 20, 40, 60, 60):
+        places.failed(PLACE, "no answer within 10 s")
+        seconds[0] += expected_s - 0.1
+        with places.slot(PLACE) as free:
+            assert not free
+        seconds[0] += 0.2
+        with places.slot(PLACE) as free, places.slot(PLACE) as second:
+            assert (free, second) == (True, False), "one tries"
+    places.answered(PLACE)
+    with places.slot(PLACE) as free:
+        assert free
+
+
+def test_a_slow_place_leaves_processes_to_others(redis: Any, seconds: list[float]) -> None:
+    with places.slot(PLACE) as first, places.slot(PLACE) as second:
+        seconds[0] += places.QUICK_S
+        with places.slot(PLACE) as third, places.slot("store:s3:other:") as other:
+            assert (first, second, third, other) == (True, True, False, True)
+    with places.slot(PLACE) as free:
+        assert free
+
+
+def test_a_quick_place_is_waited_for(
+    redis: Any, seconds: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.ExitStack() as stack:
+        assert all(stack.enter_context(places.slot(PLACE)) for _ in range(places.SLOTS))
+        monkeypatch.setattr("runs.control.places.time.sleep", lambda s: stack.close())
+        with places.slot(PLACE) as free:
+            assert free
+
+
+def test_a_clock_that_is_set_back_opens_no_place_for_long(redis: Any, seconds: list[float]) -> None:
+    places.failed(PLACE, "no answer")
+    seconds[0] -= 3600
+    assert not places.is_open(PLACE)
+
+
+def test_without_redis_every_place_is_tried(settings: Any) -> None:
+    settings.REDIS_URL = "redis://127.0.0.1:1/0"
+    places.failed(PLACE, "no answer")
+    with places.slot(PLACE) as free:
+        assert free
+
+
+def test_runs_of_one_bucket_and_credential_are_one_place(make_run: Any) -> None:
+    one, other = make_run(), make_run()
+    assert places.store_place(one) == places.store_place(other)
+    one.rendezvous, other.rendezvous = "s3://bucket/a", "s3://bucket/b"
+    assert places.store_place(one) == places.store_place(other) == PLACE
+    other.rendezvous = "s3://another/a"
+    assert places.store_place(one) != places.store_place(other)
+
+
+def test_an_ingest_that_fails_opens_the_place_for_the_other_runs(
+    redis: Any, make_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world()
+    passes: list[str] = []
+    monkeypatch.setattr(places, "store_place", lambda run: PLACE)
+    real = ingest_pass.ingest_run
+
+    def count(run_id: str) -> bool:
+        passes.append(run_id)
+        return real(run_id)
+
+    monkeypatch.setattr(ingest_pass, "ingest_run", count)
+
+    def away(*_: Any) -> Any:
+        raise StoreUnavailable("no answer within 10 s")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "list", away)
+        for _ in range(3):
+            tasks.ingest_run(str(world.run.pk))
+    assert len(passes) == 1
+    world.run.refresh_from_db()
+    assert world.run.ingest.trouble == "away"
+    with pytest.raises(LaunchLater, match="no answer"):
+        tasks._wait_for_store(str(world.run.pk))
+
+
+# Stores.
+
+
+def test_a_request_that_hangs_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(LocalStore, "get", lambda self, key: never.wait() or b"")
+    store = stores.BoundedStore(LocalStore(tmp_path), patience_s=0.05)
+    with pytest.raises(StoreUnavailable, match=r"a: no answer within 0\.05 s"):
+        store.get("a")
+    store.put("b", b"x")
+    assert store.get_range("b", 0, 1) == b"x"
+    never.set()
+
+
+def test_a_dead_store_holds_only_so_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(asking, "PER_PLACE", 2)
+    for _ in range(2):
+        with pytest.raises(asking.NoAnswer, match="within"):
+            asking.call(never.wait, place="dead", patience_s=0.01)
+    with pytest.raises(asking.NoAnswer, match="2 requests to dead are unanswered"):
+        asking.call(never.wait, place="dead", patience_s=60)
+    assert asking.call(lambda: 1, place="alive", patience_s=60) == 1
+    never.set()
+
+
+def test_what_a_request_raises_is_raised(tmp_path: Any) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die() -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        asking.call(die, place="a", patience_s=60)
