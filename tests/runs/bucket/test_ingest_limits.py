@@ -52,7 +52,10 @@ def test_bytes_beyond_any_run_do_not_overflow_a_sum(desk: Desk) -> None:
     ("name", "limit", "row"),
     [
         ("logs", telemetry.MAX_LOGS, {"wall_s": 1.0, "level": "", "message": ""}),
-        ("evaluations", telemetry.MAX_EVALUATIONS, {"round": 1, "loss": 1.0, "tokens": 0, "wall_s": 1}),
+        (
+            "evaluations", telemetry.MAX_EVALUATIONS,
+            {"round": 1, "loss": 1.0, "tokens": 0, "wall_s": 1},
+        ),
     ],
 )  # fmt: skip
 def test_too_many_rows_are_refused_by_name(
@@ -73,7 +76,7 @@ def test_a_flood_of_empty_lines_is_refused_before_anything_is_built(
     body = json.loads(desk.bucket.segment(0, 1))
     head = json.dumps({**body, "logs": []}).encode().replace(b'"logs": []', b'"logs": [%s]')
     desk.bucket.store.put(keys.telemetry(0, incarnation(0), 1), head % (line * 100_000)[:-1])
-    monkeypatch.setattr("json.loads", None)  # nothing of it is parsed
+    monkeypatch.setattr("diloco.rendezvous.parsing.json", None)  # nothing of it is parsed
     desk.ingest()
     monkeypatch.undo()
     [event] = Event.objects.filter(kind="refused")
