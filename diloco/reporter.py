@@ -7,10 +7,13 @@ under the same number; nothing is lost unless the process is.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import threading
+from collections import deque
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -18,10 +21,22 @@ from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.records import Identity
 from diloco.rendezvous.store import Store, StoreError
-from diloco.rendezvous.telemetry import Evaluation, LogLine, RoundReport, Segment, StepColumns
+from diloco.rendezvous.telemetry import (
+    MAX_EVALUATIONS,
+    MAX_LOGS,
+    MAX_ROUNDS,
+    MAX_STEPS,
+    Evaluation,
+    LogLine,
+    RoundReport,
+    Segment,
+    StepColumns,
+)
 from diloco.usage import Usage
 
 Number = float | torch.Tensor
+STEPS = MAX_STEPS // 2
+ROWS = min(MAX_ROUNDS, MAX_EVALUATIONS) // 2
 
 
 @dataclass
@@ -59,6 +74,7 @@ class Reporter:
         self._dropped_logs = 0
         self._n = 1
         self._unwritten: Segment | None = None
+        self._queue: deque[tuple[_Pending, bool]] = deque()
         self._state = "syncing"
         self._steps, self._tokens = 0, 0
         self._round = 0
@@ -126,8 +142,12 @@ class Reporter:
                 pending.logs.insert(
                     0, LogLine(wall_s=self._clock.wall(), level="WARNING", message=line)
                 )
+            parts = _split(pending)
             if last or pending.step or pending.rounds or pending.evaluations or pending.logs:
-                self._write(self._segment(pending, last=last))
+                self._queue += [(part, last and part is parts[-1]) for part in parts]
+            while self._queue:
+                part, is_last = self._queue.popleft()
+                self._write(self._segment(part, last=is_last))
 
     def end(self) -> None:
         """Write the last segment and stop the thread."""
@@ -176,6 +196,44 @@ class Reporter:
             except StoreError as error:
                 # Not logged through the reporter: it would add a line at every failed try.
                 print(f"telemetry failed, will try again: {error}", file=sys.stderr, flush=True)
+
+
+def _split(pending: _Pending) -> list[_Pending]:
+    """Parts of at most half of what a segment may hold: after an outage of the store, hours of
+    steps may be waiting. At least one part."""
+    columns = ("step", "round", "wall_s", "tokens", "loss", "lr", "grad_norm", "step_s")
+    parts = [
+        _Pending(**{name: getattr(pending, name)[start : start + STEPS] for name in columns})
+        for start in range(0, len(pending.step), STEPS)
+    ]
+    for name, chunks in (
+        ("rounds", _chunks(pending.rounds, ROWS)),
+        ("evaluations", _chunks(pending.evaluations, ROWS)),
+        ("logs", _log_chunks(pending.logs)),
+    ):
+        parts += [_Pending() for _ in range(len(chunks) - len(parts))]
+        for part, chunk in zip(parts, chunks, strict=False):
+            setattr(part, name, chunk)
+    return parts or [_Pending()]
+
+
+def _chunks(rows: list[Any], size: int) -> list[list[Any]]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def _log_chunks(lines: list[LogLine]) -> list[list[LogLine]]:
+    """By their size as JSON, and by brackets, which readers count before they parse."""
+    chunks: list[list[LogLine]] = []
+    room = brackets = 0
+    for line in lines:
+        size = len(json.dumps(line.message)) + 100
+        found = line.message.count("{") + line.message.count("[") + 1
+        if not chunks or size > room or found > brackets or len(chunks[-1]) >= MAX_LOGS // 2:
+            chunks.append([])
+            room, brackets = Segment.LIMIT // 4, Segment.CONTAINERS // 4
+        chunks[-1].append(line)
+        room, brackets = room - size, brackets - found
+    return chunks
 
 
 def _numbers(values: list[Number]) -> tuple[float, ...]:

@@ -68,7 +68,7 @@ def setup(request: HttpRequest) -> HttpResponse:
     """Create the first administrator. Once any user exists this leads to the sign-in page."""
     if User.objects.exists():
         return redirect("login")
-    # In the address only until the page is shown: the form sends it in its body.
+    first_start.setup_token()  # the page says where it is, so it must be there
     initial = {"token": request.GET.get("token", "")}
     form = FirstAdministratorForm(request.POST or None, initial=initial)
     if form.is_valid():

@@ -165,6 +165,7 @@ class CredentialAdmin(_ModelAdmin):
             try:
                 with transaction.atomic():
                     self.log_deletions(request, Credential.objects.filter(pk=pk))
+                    assert isinstance(request.user, User)
                     delete_credential(obj, actor=request.user)
             except InUse as error:
                 self.message_user(request, str(error), messages.ERROR)

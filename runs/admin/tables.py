@@ -248,6 +248,7 @@ class ApiTokenAdmin(Unchangeable, ForAdministrators):
                 rows=[(t, t.owner, self.scopes_told(t), t.last_used_at) for t in tokens],
                 keys=[token.pk for token in tokens],
             ).page(request)
+        assert isinstance(request.user, User)
         done = [token for token in tokens if token_service.revoke(token, actor=request.user)]
         for token in done:
             self.log_change(request, token, "Revoked")

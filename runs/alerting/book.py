@@ -9,7 +9,7 @@ committed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -217,7 +217,7 @@ def _view(tick: Tick, known: dict[tuple[str, str], Alert]) -> AlertView:
         quorum=int(run.group_settings["min_quorum"]),
         target=sum(pool.count for pool in pools.values()),
         training=run.first_step_at is not None,
-        replicas=_replicas(tick, _nonfinite(run) if _has_nonfinite(tick) else frozenset()),
+        replicas=_replicas(tick, _nonfinite(run) if _has_nonfinite(tick, known) else frozenset()),
         pools=_pools(tick),
         **_of_ingest(tick),
         rounds=_rounds(run, len(tick.replicas)) if _has_new_rounds(tick) else None,
@@ -296,8 +296,10 @@ def _fell(replica: Replica) -> bool:
     return replica.fell_at is not None and replica.state in _ON_THE_WAY_BACK
 
 
-def _has_nonfinite(tick: Tick) -> bool:
-    return tick.ingest is not None and tick.ingest.nonfinite
+def _has_nonfinite(tick: Tick, known: Mapping[tuple[str, str], Alert]) -> bool:
+    """Whether a loss can be no number; also while an alert about one is open."""
+    reported = tick.ingest is not None and tick.ingest.nonfinite
+    return reported or any(kind == "nan" for kind, _ in known)
 
 
 def _nonfinite(run: Run) -> frozenset[tuple[int, str]]:

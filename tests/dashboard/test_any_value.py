@@ -1,0 +1,136 @@
+"""Formatters, tags and exports take every value that a column can hold."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.template import Context, Template
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dashboard import formats
+from dashboard.templatetags import comparing, ui
+from runs.models import LogLine, Run
+from runs.queries import export_formats, exports
+from runs.queries.comparison import MEASURES
+from tests.adversarial.addresses import broken
+from tests.adversarial.records import EXTREMES
+from tests.browser import seed, seed_fleet
+
+SHOWN = (
+    formats.count, formats.size, formats.loss, formats.duration, formats.age, formats.percent,
+    formats.money,
+)  # fmt: skip
+columns = st.one_of(st.none(), st.floats(), st.integers(-(2**63), 2**63 - 1))
+
+
+@pytest.mark.parametrize("show", SHOWN)
+@given(value=columns)
+def test_every_number_is_shown_in_a_few_characters(show: Any, value: Any) -> None:
+    assert 0 < len(show(value)) < 30
+
+
+@given(value=st.one_of(columns, st.text(), st.booleans(), st.lists(st.integers())))
+def test_exact_takes_anything(value: Any) -> None:
+    assert isinstance(formats.exact(value), str)
+
+
+def test_a_loss_beyond_any_training_has_an_exponent() -> None:
+    assert formats.loss(-1.7e308) == "-1.70e+308"
+    assert formats.percent(1e308) == "1.00e+308 x"
+    assert formats.duration(1e300) == "1.00e+300 s"
+
+
+@pytest.mark.parametrize("of", MEASURES, ids=lambda measure: measure.name)
+@given(value=columns, change=columns, share=columns)
+def test_the_comparison_shows_every_number(of: Any, value: Any, change: Any, share: Any) -> None:
+    assert comparing.measure(of, value)
+    cell: Any = SimpleNamespace(change=change, share=share)
+    assert isinstance(comparing.change(of, cell), str)
+
+
+@given(value=st.one_of(st.none(), st.datetimes(timezones=st.timezones())))
+def test_tags_of_time_take_every_moment(value: Any) -> None:
+    assert ui.age(value)
+    assert ui.moment(value)
+
+
+def test_filters_take_what_a_template_cannot_look_up() -> None:
+    for name in ("count", "size", "loss", "duration", "percent", "money"):
+        template = Template(f"{{% load ui %}}{{{{ value|{name} }}}}")
+        for value in (None, "", [], {}, "x", *EXTREMES):
+            assert template.render(Context({"value": value}))
+
+
+@given(text=st.text(alphabet=st.sampled_from("=+-@\t\r\n a1|'＝＋")))
+def test_no_text_of_a_csv_begins_like_a_formula(text: str) -> None:
+    wanted: Any = {"text": "text", "number": "float"}
+    chunk = {"text": [text], "number": [-1.5]}
+    written = b"".join(export_formats.write_csv(wanted, [chunk])).decode()
+    _, row = csv.reader(io.StringIO(written, newline=""))
+    assert not row[0].lstrip(" ").startswith(("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋"))
+    assert row[0] in (text, f"'{text}")
+    assert row[1] == "-1.5"
+
+
+@pytest.mark.django_db
+def test_a_formula_in_a_log_is_a_text_in_the_csv() -> None:
+    run = seed.run(seed.user("owner", "operator"), committed=1, replicas=1)
+    at = run.created_at
+    formula = '=HYPERLINK("http://example.com")'
+    LogLine.objects.create(replica=run.replicas.get(), at=at, level="info", message=formula)
+    table = exports.TABLES["logs"]
+    written = b"".join(export_formats.write_csv(table.columns, table.chunks(run))).decode()
+    rows = list(csv.DictReader(io.StringIO(written)))
+    assert rows[-1]["message"] == f"'{formula}"
+    lines = b"".join(export_formats.write_jsonl(table.columns, table.chunks(run))).splitlines()
+    assert json.loads(lines[-1])["message"] == formula
+
+
+EXTREME_COLUMNS: tuple[dict[str, Any], ...] = (
+    {"tags": {"a": 1}}, {"tags": [1, None, ["x"]]}, {"tags": "text"}, {"tags": 5},
+    {"eval_loss": -1.7e308, "train_loss": 1.7e308}, {"eval_loss": math.inf},
+    {"cost_usd": 1e308, "budget_usd": 1e308}, {"cost_usd": -math.inf},
+    {"tokens": 2**63 - 1, "bytes_up": 2**63 - 1, "tokens_per_s": 5e-324},
+    {"tokens_per_s": 1.7e308, "round_s": 1e308, "phase_s": {"compute": 1e308, "wait": 1e308}},
+    {"phase_s": [], "round_s": -1.0}, {"phase_s": {"compute": "x"}},
+)  # fmt: skip
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("fields", EXTREME_COLUMNS, ids=str)
+def test_every_page_shows_a_run_with_extreme_columns(client: Any, fields: dict[str, Any]) -> None:
+    from django.utils import timezone
+
+    owner = seed.user("owner", "operator")
+    run = seed.run(owner, committed=2, replicas=2)
+    for replica in run.replicas.all():
+        seed_fleet.attempts(replica, backend="local", price=0.1, earlier=1, now=timezone.now())
+    Run.objects.filter(pk=run.pk).update(**fields)
+    client.raise_request_exception = False
+    client.force_login(owner)
+    assert broken(client, Run.objects.get(pk=run.pk)) == []
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("handle", ["text", [1], {"data": 5}, {"backend": [], "data": []}, 7])
+def test_every_page_shows_an_attempt_whose_handle_is_no_job(client: Any, handle: Any) -> None:
+    from django.utils import timezone
+
+    from runs.models import ReplicaAttempt
+
+    owner = seed.user("owner", "operator")
+    run = seed.run(owner, committed=1, replicas=1)
+    seed_fleet.attempts(
+        run.replicas.get(), backend="local", price=0.1, earlier=0, now=timezone.now()
+    )
+    ReplicaAttempt.objects.update(handle=handle, cost_usd=1e308, price_usd_h=1e308)
+    client.raise_request_exception = False
+    client.force_login(owner)
+    assert broken(client, run) == []

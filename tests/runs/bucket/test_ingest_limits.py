@@ -1,0 +1,170 @@
+"""How much telemetry may hold, and of which rounds and times; and that sums of it stay in their
+columns."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from diloco.rendezvous import keys, telemetry
+from runs.bucket.beats import MAX_INCARNATIONS, read_leases
+from runs.bucket.limits import INT_LIMIT, SECONDS_LIMIT
+from runs.models import Event, LogLine, Run
+from runs.series import charts
+from tests.runs.desk import Desk
+from tests.runs.world import incarnation
+
+pytestmark = pytest.mark.django_db
+
+
+def put(desk: Desk, n: int = 1, **changes: Any) -> None:
+    """Segment ``n`` of replica 0 with other fields."""
+    body = json.loads(desk.bucket.segment(0, n, losses=[5.0], first=n))
+    desk.bucket.store.put(
+        keys.telemetry(0, incarnation(0), n), json.dumps({**body, **changes}).encode()
+    )
+
+
+def report(desk: Desk, **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = vars(desk.bucket.report(1, **more))
+    return found
+
+
+def test_seconds_beyond_any_run_do_not_overflow_a_sum(desk: Desk) -> None:
+    put(desk, rounds=[report(desk, phases={"compute": 1e308})] * 2)
+    desk.ingest()
+    assert desk.cursor().next_n == 2
+    assert desk.run.phase_s == {"compute": 2 * SECONDS_LIMIT}
+
+
+def test_bytes_beyond_any_run_do_not_overflow_a_sum(desk: Desk) -> None:
+    for n in (1, 2):
+        put(desk, n, rounds=[report(desk, bytes_up=2**53)] * 900)
+        desk.ingest()
+    assert desk.run.bytes_up == INT_LIMIT
+    assert desk.run.bytes_down == 2 * 900 * 300
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "row"),
+    [
+        ("logs", telemetry.MAX_LOGS, {"wall_s": 1.0, "level": "", "message": ""}),
+        (
+            "evaluations", telemetry.MAX_EVALUATIONS,
+            {"round": 1, "loss": 1.0, "tokens": 0, "wall_s": 1},
+        ),
+    ],
+)  # fmt: skip
+def test_too_many_rows_are_refused_by_name(
+    desk: Desk, name: str, limit: int, row: dict[str, Any]
+) -> None:
+    put(desk, 1, **{name: [row] * (limit + 1)})
+    put(desk, 2, **{name: [row] * limit})
+    desk.ingest()
+    [event] = Event.objects.filter(kind="refused")
+    assert f"{name}: expected at most {limit}, found {limit + 1}" in event.message
+    assert desk.loss() == [5.0]
+
+
+def test_a_flood_of_empty_lines_is_refused_before_anything_is_built(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = b'{"wall_s":1,"level":"","message":""},'
+    body = json.loads(desk.bucket.segment(0, 1))
+    head = json.dumps({**body, "logs": []}).encode().replace(b'"logs": []', b'"logs": [%s]')
+    desk.bucket.store.put(keys.telemetry(0, incarnation(0), 1), head % (line * 100_000)[:-1])
+    monkeypatch.setattr("diloco.rendezvous.parsing.json", None)  # nothing of it is parsed
+    desk.ingest()
+    monkeypatch.undo()
+    [event] = Event.objects.filter(kind="refused")
+    assert "objects and lists" in event.message
+    assert not LogLine.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"evaluations": [{"round": 2**31 - 1, "loss": 1.0, "tokens": 0, "wall_s": 1.0}]}, "round"),
+        ({"evaluations": [{"round": 60, "loss": 1.0, "tokens": 0, "wall_s": 1e12}]}, "wall_s"),
+        ({"evaluations": [{"round": 66, "loss": 1.0, "tokens": 0, "wall_s": 1.0}]}, "round"),
+        ({"rounds": [{"round": 2**31 - 1}]}, "rounds.round"),
+        ({"rounds": [{"step": 10**9}]}, "rounds.step"),
+        ({"rounds": [{"phases": {str(n): 1.0 for n in range(99)}}]}, "rounds.phases"),
+        ({"steps": {"step": [10**9], "round": [1], "wall_s": [1.0], "tokens": [1]}}, "steps.step"),
+        ({"steps": {"step": [1], "round": [10**6], "wall_s": [1.0], "tokens": [1]}}, "steps.round"),
+        ({"steps": {"step": [1], "round": [1], "wall_s": [-1.0], "tokens": [1]}}, "steps.wall_s"),
+        ({"system": {str(n): 1.0 for n in range(99)}}, "system"),
+    ],
+)
+def test_what_lies_outside_the_run_is_refused_by_name(
+    desk: Desk, changes: dict[str, Any], field: str
+) -> None:
+    if "rounds" in changes:
+        changes = {"rounds": [{**report(desk), **changes["rounds"][0]}]}
+    put(desk, 1, **changes)
+    desk.ingest()
+    [event] = Event.objects.filter(kind="refused")
+    assert field in event.message
+    assert desk.run.eval_loss is None
+
+
+def test_an_evaluation_far_ahead_counts_if_its_round_is_committed(desk: Desk) -> None:
+    Run.objects.update(
+        next_round=2, group_settings={**desk.run.group_settings, "total_rounds": 900}
+    )
+    evaluation = {"round": 500, "loss": 1.0, "tokens": 0, "wall_s": 1.0}
+    put(desk, 1, evaluations=[evaluation])
+    desk.ingest()
+    assert Event.objects.filter(kind="refused").count() == 1
+    desk.bucket.commit(500, (0,))
+    put(desk, 2, evaluations=[evaluation])
+    desk.ingest()
+    assert desk.run.rounds.get(number=500).eval_loss == 1.0
+    assert desk.run.eval_loss is None  # until the commit is ingested
+
+
+def test_a_later_evaluation_is_shown_once_its_round_is_committed(make_world: Any) -> None:
+    world = make_world(replicas=1)
+    world.start()
+    evaluation = world.bucket.evaluation
+    world.bucket.segment(0, 1, evaluations=(evaluation(1, 4.0), evaluation(3, 1.0)))
+    world.bucket.commit(1, (0,))
+    world.tick()
+    assert (world.run.eval_round, world.run.eval_loss) == (1, 4.0)
+    world.bucket.segment(0, 2, evaluations=(evaluation(2, 3.0),))
+    world.bucket.commit(2, (0,))
+    world.tick()
+    assert (world.run.eval_round, world.run.eval_loss) == (2, 3.0)
+    world.bucket.commit(3, (0,))
+    world.tick()
+    assert (world.run.eval_round, world.run.eval_loss) == (3, 1.0)
+
+
+def test_values_that_no_sum_can_hold_are_infinite(desk: Desk) -> None:
+    desk.bucket.segment(0, 1, losses=[1e308, -1.7e308, 3.0])
+    desk.ingest()
+    whole = charts.Window(max_points=100)
+    [curve] = charts.read(desk.run, [("loss", 0)], whole)
+    assert curve.points.value.tolist() == [math.inf, -math.inf, 3.0]
+    assert desk.run.replicas.get(number=0).loss == 3.0
+    assert Event.objects.filter(kind="nonfinite").count() == 1
+
+
+def test_of_many_incarnations_the_newest_are_read(desk: Desk) -> None:
+    for seq in range(1, MAX_INCARNATIONS + 10):
+        desk.bucket.beat(0, 1, seq=seq)
+    leases = read_leases(desk.bucket.store)
+    assert len(leases.incarnations) == MAX_INCARNATIONS
+    assert leases.crowded == {0: MAX_INCARNATIONS + 9}
+    assert leases.incarnations[-1] == (0, incarnation(0, MAX_INCARNATIONS + 9))
+
+
+def test_a_batch_ends_with_the_bytes_of_a_tick(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(1, 6):
+        desk.bucket.segment(0, n, losses=[5.0], first=n)
+    monkeypatch.setattr("runs.bucket.ingest.BYTES_PER_TICK", 1)
+    desk.ingest()
+    assert desk.cursor().next_n == 2
