@@ -87,7 +87,9 @@ def _known(name: str) -> str:
     """The name of a user; '' for any other text, which can be a password in the wrong field."""
     from django.contrib.auth.models import User
 
-    found = "" if "\0" in name else User.objects.filter(username=name[:150]).first()
+    if "\0" in name:
+        return ""
+    found = User.objects.filter(username=name[:150]).first()
     return found.get_username() if found else ""
 
 

@@ -67,7 +67,7 @@ def _check_type(column: models.Field[Any, Any], given: Any) -> None:
         if not isinstance(given, wanted) or not texts:
             raise TypeError
         if column.name == "handle":
-            _check_handle(given)
+            _check_handle(dict(given))
     elif isinstance(column, models.BooleanField):
         if not isinstance(given, bool):
             raise TypeError

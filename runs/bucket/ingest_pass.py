@@ -94,7 +94,7 @@ def ingest_run(run_id: str, *, budget: Budget | None = None) -> bool:
 def has_store_failed(run_id: str) -> str:
     """Why the newest pass could not read the bucket although trying again can help; '' if it
     could. For the circuit breaker of the store."""
-    found = IngestState.objects.filter(pk=run_id, trouble=Trouble.AWAY).values_list("message")
+    found = IngestState.objects.filter(run_id=run_id, trouble=Trouble.AWAY).values_list("message")
     return str(found[0][0]) if found else ""
 
 

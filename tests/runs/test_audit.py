@@ -51,7 +51,7 @@ def test_the_database_refuses_changes(statement: str) -> None:
 def test_the_migration_installs_the_triggers() -> None:
     from importlib import import_module
 
-    migration = import_module("runs.migrations.0023_security")
+    migration = import_module("runs.migrations.0022_security")
     [operation] = [o for o in migration.Migration.operations if hasattr(o, "code")]
     assert operation.code is migration.install
 

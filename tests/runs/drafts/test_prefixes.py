@@ -207,7 +207,7 @@ def test_rows_of_earlier_versions_are_brought_into_canonical_form(
     for spelling in spellings:
         run = made(olga, f"s3://{uuid.uuid4()}")
         Run.objects.filter(pk=run.pk).update(rendezvous=spelling, name=spelling)
-    importlib.import_module("runs.migrations.0022_canonical_rendezvous").rewrite(apps, None)
+    importlib.import_module("runs.migrations.0021_canonical_rendezvous").rewrite(apps, None)
     assert dict(Run.objects.values_list("name", "rendezvous")) == spellings
     assert prefixes.overlapping(canonical("s3://b/run/x")) is not None
 
