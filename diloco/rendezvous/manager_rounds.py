@@ -8,8 +8,8 @@ with equal weights, all but the first participant heal. :mod:`~diloco.rendezvous
 decides which state is the newest.
 
 The majority guard, torchft's rule: unless every process of the quorum before is there, more than
-half of the healthy replicas have to be in a quorum. And beyond torchft: no quorum starts from an older
-state while a process that holds the newest committed one lives and has not asked.
+half of the healthy replicas have to be in a quorum. And beyond torchft: no quorum starts from an
+older state while a process that holds the newest committed one lives and has not asked.
 
 A commit is made when everybody of the quorum has voted, or is gone, or it has taken too long; a
 participant's vote against settles it at once. The step counts only if all who participate, of all
