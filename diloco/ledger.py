@@ -152,6 +152,11 @@ class Ledger:
         replica = self.identity.replica
         return next((c for c in commit.contributors if c.replica == replica), None)
 
+    def in_quarantine(self, round: int) -> bool:
+        """Whether a contribution of this replica to ``round`` is one of its first."""
+        rounds = min(self.settings.quarantine_rounds, round - 1)
+        return self.joined and self.rounds_here < rounds and round not in self.handed_in
+
     def overwrite(self) -> None:
         """Take the global weights in place of all local ones, of every fragment: this replica is in
         quarantine, and its next contribution must not hold what it did there."""

@@ -245,7 +245,10 @@ class RoundLoop:
                 )
                 continue
             ours = missed if missed and missed.round == commit.round else None
-            self.ledger.apply(commit, merged, ours, policy=self.settings.late_policy)
+            is_fresh = self.ledger.in_quarantine(commit.round)
+            outcome = self.ledger.apply(commit, merged, ours, policy=self.settings.late_policy)
+            if is_fresh and outcome == "late":
+                self._overwrite()
             if commit.last:
                 break
         if self.round < state.round:
@@ -382,9 +385,12 @@ class RoundLoop:
             policy = "overwrite"  # a spare follows
         outcome = self.ledger.apply(settled.commit, settled.merged, opened, policy=policy)
         if kind == "quarantine":
-            self.ledger.overwrite()
-            self.open_rounds.thrown_away()
+            self._overwrite()
         return outcome
+
+    def _overwrite(self) -> None:
+        self.ledger.overwrite()
+        self.open_rounds.thrown_away()
 
     def _refused(self, kind: str, reason: str) -> None:
         """Something is wrong with what this replica stands on: start from what everybody has."""

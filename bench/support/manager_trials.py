@@ -454,6 +454,9 @@ class Oracle:
             left_out = min(rounds) > 0 and len(set(rounds)) == 1 and rounds[0] not in self.abandoned
             if left_out and not line.contains(self.branches[rounds[0]], rounds[0]):
                 self._report("lost", f"quorum {quorum.n} leaves out round {rounds[0]}")
+        # A holder that comes back after its lease had run out does not bring its rounds back.
+        known = {n: branch for n, branch in self.branches.items() if n < quorum.n}
+        self.abandoned |= {n for n, branch in known.items() if not line.contains(branch, n)}
 
     def _round_held_by(self, process: Process) -> int:
         """The committed round whose result a live process holds; 0 for none."""

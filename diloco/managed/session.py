@@ -238,7 +238,13 @@ class Session:
                 )
 
     def _form(
-        self, n: int, joins: list[Join], previous: Quorum | None, waited_s: float
+        self,
+        n: int,
+        joins: list[Join],
+        previous: Quorum | None,
+        waited_s: float,
+        *,
+        looked: bool = False,
     ) -> Quorum | None:
         """Create quorum ``n`` if these joins make one, after the round before is settled."""
         live = self._observer.live() | {self.me.replica}
@@ -270,6 +276,9 @@ class Session:
         plan = decide(line, holders)
         if plan is None:
             return None
+        if plan.branch == n and not looked:  # a holder may have come back since the last look
+            self.look(at_once=True)
+            return self._form(n, joins, previous, waited_s, looked=True)
         if not self.store.create(manager_keys.quorum(n), plan.to_bytes()):
             return self._find(manager_keys.quorum(n), Quorum)
         if plan.branch == n:

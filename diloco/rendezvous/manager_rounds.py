@@ -7,9 +7,9 @@ the others heal: they take the first participant's state. At step 0, unless told
 with equal weights, all but the first participant heal. :mod:`~diloco.rendezvous.manager_branches`
 decides which state is the newest.
 
-The majority guard, torchft's rule: unless everybody of the quorum before is there, more than half
-of the healthy replicas have to be in a quorum. And beyond torchft: no quorum starts from an older
-state while a process that holds the newest committed one lives and has not asked.
+The majority guard, torchft's rule: unless every process of the quorum before is there, more than
+half of the healthy replicas have to be in a quorum. And beyond torchft: no quorum starts from an
+older state while a process that holds the newest committed one lives and has not asked.
 
 A commit is made when everybody of the quorum has voted, or is gone, or it has taken too long; a
 participant's vote against settles it at once. The step counts only if all who participate, of all
@@ -96,11 +96,11 @@ def decide_quorum(
     there = {join.member for join in present}
     before = {seat.member for seat in previous.seats} if previous else set()
     awaited = set(live) & before if shrinking else set(live)
-    if not (bool(before) and before <= there):
-        if awaited - there and waited_s < join_timeout_s:
-            return None
-        if majority_guard and not is_majority(joined, newest, live, replica_of or {}):
-            return None
+    if not (bool(before) and before <= there) and awaited - there and waited_s < join_timeout_s:
+        return None
+    goes_on = previous is not None and _processes(previous.seats) <= _processes(present)
+    if majority_guard and not goes_on and not is_majority(joined, newest, live, replica_of or {}):
+        return None
     if majority_guard and _newest_is_elsewhere(present, line, holders):
         return None
     line_or_none, line = line, line or Line()
@@ -133,6 +133,10 @@ def decide_quorum(
         head=line.head,
         line=line.past,
     )
+
+
+def _processes(records: Iterable[Join | Seat]) -> set[tuple[int, str]]:
+    return {(record.member, record.incarnation) for record in records}
 
 
 def is_majority(

@@ -83,10 +83,9 @@ def check_function(data: bytes, function: str) -> None:
         ) from None
     defined = defined_names(tree)
     if defined is not None and name not in defined:
+        known = ", ".join(sorted(defined)[:10]) or "none"
         raise InvalidRun(
-            "workload.function",
-            f"expected a function {name} in {found}, "
-            f"found {', '.join(sorted(defined)[:10]) or 'none'}",
+            "workload.function", f"expected a function {name} in {found}, found {known}"
         )
 
 

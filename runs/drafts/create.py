@@ -84,7 +84,7 @@ def _submitted(submit_key: str, owner: User) -> Run | None:
 
 def differing_field(run: Run, draft: RunDraft) -> str:
     """The first field in which a run and the draft that was sent again differ; '' for none. What
-    changes in the life of a run (replicas, pools added later) is compared as it was made."""
+    changes in the life of a run (numbers of replicas, pools added later) is not compared."""
     settings, sent = dict(run.group_settings), draft.settings.to_dict()
     for changing in ("num_replicas", "max_replicas"):
         settings.pop(changing, None)
@@ -163,9 +163,8 @@ def _check_code(draft: RunDraft) -> None:
         kept = kept_archive(draft.workload.archive)
         if kept is None:
             raise InvalidRun(
-                "workload.archive",
-                f"expected an archive that was uploaded, found none of sha256 "
-                f"{draft.workload.archive[:12]}…",
+                "archive",
+                f"expected the zip of sha256 {draft.workload.archive[:12]}…, found that it is gone",
             )
         data = bytes(kept.data)
     if data:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from archipelago import terminal
 from archipelago.cli import main, parser
 from archipelago.client import Client
 from archipelago.documents import EXAMPLE
@@ -71,6 +72,18 @@ def test_show_finds_a_run_by_whatever_it_is_called(call: Call, run: Any) -> None
         assert said.code == 5
         assert why in said.err
     assert json.loads(call("show", "last", "--json").out)["settings"]["sync_every"] == 40
+
+
+def test_a_message_of_several_lines_keeps_them() -> None:
+    shown = terminal.block("first\nsecond \x1b[2J\r\nthird\n")
+    assert shown == "first\n    second \ufffd[2J\n    third"
+
+
+def test_the_command_has_a_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("archipelago ")
 
 
 def test_names_cannot_paint_on_the_terminal(call: Call, run: Any) -> None:

@@ -138,3 +138,12 @@ def numbers(answer: Any) -> dict[tuple[str, tuple[str, ...]], float]:
         for family in text_string_to_metric_families(answer.content.decode())
         for sample in family.samples
     }
+
+
+def test_a_server_that_is_not_ready_is_no_error_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Probes ask every few seconds, and the answer has the reason."""
+    monkeypatch.setattr("dashboard.views.health.health.readiness", lambda: {"worker": "none"})
+    assert Client().get("/readyz").status_code == 503
+    assert [record for record in caplog.records if record.name.startswith("django.request")] == []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import logging
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def test_a_group_of_own_loops_needs_no_warm_up(tmp_path: Path) -> None:
 
 
 def model_of(*sizes: int) -> nn.Module:
-    return nn.Sequential(*(nn.Linear(n, m) for n, m in itertools.pairwise(sizes)))
+    return nn.Sequential(*(nn.Linear(n, m) for n, m in pairwise(sizes)))
 
 
 def described(store: LocalStore, model: nn.Module) -> None:

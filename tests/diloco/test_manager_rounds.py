@@ -139,6 +139,16 @@ def test_the_majority_guard(joins: str, given: dict[str, object], expected: str)
         assert shown(quorum_of(joins, waited_s=1e9, **given)) != "wait"  # type: ignore[arg-type]
 
 
+def test_a_process_started_again_is_not_the_one_of_the_quorum_before() -> None:
+    """It has a saved state at best, and a replica that lives may have a newer one."""
+    previous = quorum_of("a@3", waited_s=99.0)
+    joins = [join("a@2", incarnation="00002-00000002")]
+    given: dict[str, object] = {"n": 3, "me": ME, "previous": previous, "waited_s": 1e9}
+    live = {"live": [number("a"), number("b")], "join_timeout_s": 1.0, "majority_guard": True}
+    assert decide_quorum(joins, **given, **live) is None  # type: ignore[arg-type]
+    assert decide_quorum([join("a@3")], **given, **live) is not None  # type: ignore[arg-type]
+
+
 def test_ranks_of_one_replica_count_once() -> None:
     """Two members that live and have not asked are one replica where their names say so."""
     given = {"live": "a b c", "waited_s": 1e9, "majority_guard": True}

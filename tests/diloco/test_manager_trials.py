@@ -1,4 +1,4 @@
-"""Short trials of the Manager's rounds in virtual time: kills, pauses, hangs and stale lists."""
+"""Short trials of the Manager's rounds with kills, pauses, hangs and stale lists."""
 
 from __future__ import annotations
 

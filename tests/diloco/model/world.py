@@ -152,9 +152,9 @@ class World:
         deathless = replace(self.scenario.chances, kill=0.0)
 
         def chances() -> Chances:
-            if not self.calm and self.counts["kill"] >= self.scenario.kills:
-                return deathless
-            return self.chances()
+            chosen = self.chances()
+            too_many = self.counts["kill"] >= self.scenario.kills
+            return deathless if too_many and chosen is self.scenario.chances else chosen
 
         return FaultyView(self.bucket, process, self.rng, self.counts, chances)
 

@@ -27,7 +27,7 @@ def zipped(*names: str) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name in names:
-            archive.writestr(name, b"")
+            archive.writestr(name, b"def build(): ...\n")
     return packed.getvalue()
 
 
