@@ -400,7 +400,7 @@ def _check(wanted: Any) -> None:
     gpu = wanted.resources.gpu_config
     need(0 < wanted.timeout_secs <= LONGEST_S, f"timeout must be between 1 and {LONGEST_S} seconds")
     need(
-        not gpu.count or (gpu.gpu_type in GPUS and gpu.count <= MOST_GPUS),
+        not gpu.count or (gpu.gpu_type.rstrip("!+") in GPUS and gpu.count <= MOST_GPUS),
         f"invalid GPU configuration {gpu.gpu_type}:{gpu.count}",
     )
     need(

@@ -30,7 +30,7 @@ import base64
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,7 +105,7 @@ class TrainingJobs:
         self.limit = limit
         self.stopping_s = 0.1
         self.stopping_held = False
-        self._listed: dict[str, list[dict[str, Any]]] | None = None
+        self._listed: dict[str, Sequence[dict[str, Any]]] | None = None
         self.processes = processes
         self.account = account
         self.environment = environment
@@ -209,7 +209,7 @@ class TrainingJobs:
         more = {"NextToken": _token(question, first + size)} if first + size < len(found) else {}
         return {"TrainingJobSummaries": found[first : first + size], **more}
 
-    def _summaries(self, region: str) -> list[dict[str, Any]]:
+    def _summaries(self, region: str) -> Sequence[dict[str, Any]]:
         return [
             self._summary(self._moved_on(job))
             for (where, _), job in self._jobs.items()
@@ -309,7 +309,7 @@ class TrainingJobs:
             raise AwsError("ValidationException", "Requested resource not found.")
         return self._moved_on(job)
 
-    def living(self) -> list[TrainingJob]:
+    def living(self) -> Sequence[TrainingJob]:
         """Jobs that have not ended."""
         with self.lock:
             return [job for job in self._jobs.values() if self._moved_on(job).status not in _ENDED]

@@ -22,7 +22,7 @@ held and its start time is the recorded one, so a reused process id never is.
 replica has put into a group or session of their own. A shim that is itself killed takes the
 replica with it on Linux; elsewhere the replica lives on unobserved.
 
-An executor only acts on jobs of its own ``state_dir`` and deployment. No job depends on the process
+An executor lists jobs of its own ``state_dir`` and deployment only. No job depends on the process
 that launched it: neither its end nor that of a server (:mod:`executors.tether`) ends a replica;
 only :meth:`LocalProcessExecutor.cancel` does.
 
@@ -173,8 +173,6 @@ class LocalProcessExecutor(common.LaunchReplicas):
 
     def _cancel(self, folder: Path) -> None:
         if not folder.is_dir() or (folder / "exit.json").exists():
-            return
-        if local_job.deployment_of(folder) not in (None, self.config.deployment):
             return
         try:
             (folder / "cancel").touch()

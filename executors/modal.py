@@ -287,7 +287,9 @@ class ModalExecutor(common.LaunchReplicas):
         try:
             self.check()
         except NeedsPerson as error:
-            found.append(Problem(field="credential", message=str(error)))
+            is_option = isinstance(error.__cause__, told.NotFoundError)  # the environment
+            field = "options" if is_option else "credential"
+            found.append(Problem(field=field, message=str(error)))
         except LaunchRefused as error:
             found.append(Problem(field="options", message=str(error)))
         return found

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 
-from executors.base import ExecutorError, NeedsPerson, NoCapacity
+from executors.base import ExecutorError, NeedsPerson, NoCapacity, RetryLater
 
 UNCLEAR_ATTEMPTS = 6
 """Launches in a row that a pool attempts while the refusal's cause is unclear."""
@@ -29,6 +29,7 @@ _USAGE = re.compile(
     r"\bis (?P<limit>\d+(?:\.\d+)?) (?P<unit>\w+), with current utilization of "
     r"(?P<used>\d+(?:\.\d+)?) \w+ and a request delta of (?P<delta>\d+(?:\.\d+)?)"
 )
+_RATE = re.compile(r"rate.?limit|too many requests", re.IGNORECASE)
 _ZERO = re.compile(r"(limit|quota)( of| is|:) (0|zero)\b(?!\.)", re.IGNORECASE)
 _IN_USE = re.compile(
     r"capacity|concurren|too many|rate.?limit|(already|currently) running|\bin use\b",
@@ -49,6 +50,8 @@ def quota_refusal(message: str, *, after_s: float | None = None) -> ExecutorErro
         if float(usage["limit"]) < float(usage["delta"]):
             return NeedsPerson(message)
         return NoCapacity(message, after_s=after_s)
+    if _RATE.search(message):
+        return RetryLater(message, after_s=after_s)
     if is_capacity_message(message):
         return NoCapacity(message, after_s=after_s)
     if _ZERO.search(message) or _ACCOUNT.search(message):

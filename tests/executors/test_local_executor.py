@@ -402,16 +402,6 @@ def test_replicas_of_another_server_are_left_alone(tmp_path: Path) -> None:
     end_of(ours, handle)
 
 
-def test_a_handle_does_not_end_a_job_of_another_deployment_in_the_folder(tmp_path: Path) -> None:
-    ours = LocalProcessExecutor(config(tmp_path / "ours", grace_s=0.2))
-    handle = launch(ours, "wait", tmp_path / "up")
-    pid = number_in(tmp_path / "up")
-    LocalProcessExecutor(config(tmp_path / "ours", deployment="another")).cancel([handle])
-    assert not is_gone(pid) and ours.live() == [handle]
-    ours.cancel([handle])
-    end_of(ours, handle)
-
-
 def test_the_end_of_a_server_ends_no_replica(tmp_path: Path) -> None:
     """A server's processes are tethered to it; the replicas that they started are not."""
     script = (

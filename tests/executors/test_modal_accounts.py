@@ -20,6 +20,7 @@ from executors.base import (
     CodeRef,
     LaunchRefused,
     NeedsPerson,
+    NoCapacity,
     ReplicaSpec,
     RetryLater,
 )
@@ -197,7 +198,7 @@ def test_environments_are_apart(world: ModalWorld) -> None:
 @pytest.mark.parametrize(
     ("said", "kind"),
     [
-        ("Insufficient capacity to create sandbox.", RetryLater),
+        ("Insufficient capacity to create sandbox.", NoCapacity),
         ("Rate limit exceeded", RetryLater),
         ("Workspace spend limit reached", NeedsPerson),
     ],

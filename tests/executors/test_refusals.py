@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executors.base import NeedsPerson, NoCapacity
+from executors.base import NeedsPerson, NoCapacity, RetryLater
 from executors.refusals import (
     UNCLEAR_ATTEMPTS,
     is_capacity_message,
@@ -28,7 +28,6 @@ def sagemaker(limit: int, used: int, delta: int = 1) -> str:
         sagemaker(8, 6, 4),
         "the limit of concurrent Sandboxes is reached",
         "not enough hardware capacity",
-        "Too many requests",
         "all GPUs are currently in use",
         "You have reached the concurrent jobs limit of your plan",
         "The service is temporarily unavailable",
@@ -66,3 +65,8 @@ def test_an_unclear_refusal_is_retried_a_bounded_number_of_times() -> None:
     error = quota_refusal("Limit exceeded (code 7)")
     assert isinstance(error, NoCapacity)
     assert error.attempts == UNCLEAR_ATTEMPTS
+
+
+def test_a_rate_limit_is_no_lack_of_capacity() -> None:
+    for message in ("Rate limit exceeded", "Too many requests"):
+        assert type(quota_refusal(message)) is RetryLater
