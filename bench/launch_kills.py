@@ -122,8 +122,8 @@ def trial(world: World, number: int, folder: Path, rng: random.Random, counts: C
     executor.cancel(unwanted)
     started = {key: until((folder / key).exists) for key in kept}
     counts.missing += sum(not started[key] or executor.find(key) is None for key in kept)
-    counts.incomplete += len(world.incomplete())
     until(lambda: {handle.launch_key for handle in executor.live()} <= set(kept))
+    counts.incomplete += len(world.incomplete())
     live = [handle.launch_key for handle in executor.live()]
     counts.orphaned += sum(key not in kept for key in live)
     counts.doubled += sum(live.count(key) > 1 for key in kept)

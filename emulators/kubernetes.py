@@ -18,7 +18,7 @@ from typing import Self
 
 from emulators.interruptions import Interruption, Interruptions
 from emulators.kubernetes_http import Server
-from emulators.kubernetes_jobs import Controllers
+from emulators.kubernetes_jobs import Controllers, has_ended
 from emulators.kubernetes_kubelet import Kubelet
 from emulators.kubernetes_kueue import queue_of
 from emulators.kubernetes_objects import KINDS, Json, Objects, Refused
@@ -159,7 +159,8 @@ class KubernetesCluster:
             return [
                 job["metadata"]["name"]
                 for job in self.objects.all("jobs")
-                if any(
+                if not has_ended(job)
+                and any(
                     not self._exists("secrets", job["metadata"]["namespace"], name)
                     for name in _secrets_of(job)
                 )

@@ -228,6 +228,10 @@ _SUFFIXES = {
 }
 
 
+def has_ended(job: Json) -> bool:
+    return any(each["type"] in _ENDS for each in (job.get("status") or {}).get("conditions", ()))
+
+
 def _failure_policy(job: Json, pod: Json) -> str:
     """What the first rule that matches says; empty where none does."""
     where = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"

@@ -36,7 +36,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from executors import common, kubernetes_logs, kubernetes_manifest, kubernetes_options
+from executors import (
+    common,
+    kubernetes_ensure,
+    kubernetes_logs,
+    kubernetes_manifest,
+    kubernetes_options,
+)
 from executors import kubernetes_status as states
 from executors.base import (
     Capabilities,
@@ -54,7 +60,7 @@ from executors.base import (
 )
 from executors.bootstrap import command
 from executors.kubernetes_access import CREDENTIAL, connection
-from executors.kubernetes_api import ANSWER_S, AlreadyThere, Cluster, Gone
+from executors.kubernetes_api import ANSWER_S, Cluster, Gone
 from executors.kubernetes_options import Json
 from executors.kubernetes_preflight import problems
 
@@ -118,7 +124,8 @@ class KubernetesExecutor(common.LaunchReplicas):
             options = kubernetes_options.read(self.config.options, spec.options)
             line = command(entrypoint, request.args, python=options.python, code=code)
             job = self._job(spec, line, plain, hidden)
-            return self._ensure(job, spec.launch_key, hidden, queue=options.queue)
+            kubernetes_ensure.ensure(self.cluster, job, hidden, queue=options.queue)
+            return self._handle(spec.launch_key)
 
         return common.launch_each(start, request.specs)
 
@@ -140,7 +147,7 @@ class KubernetesExecutor(common.LaunchReplicas):
     def find(self, launch_key: str) -> ReplicaHandle | None:
         handle = self._handle(common.check_launch_key(launch_key))
         job = self.cluster.read_job(self._name(handle))
-        return handle if job is not None and _is_of(job, launch_key) else None
+        return handle if job is not None and kubernetes_ensure.is_of(job, launch_key) else None
 
     def live(self) -> list[ReplicaHandle]:
         """Every Job of our deployment that has not ended."""
@@ -180,7 +187,7 @@ class KubernetesExecutor(common.LaunchReplicas):
             with contextlib.suppress(Gone):
                 job = self.cluster.patch_job(name, kubernetes_manifest.cancellation())
                 if states.is_suspended(job) and states.ended(job) is None:
-                    self._withdraw(name)
+                    kubernetes_ensure.withdraw(self.cluster, name)
 
         with ThreadPoolExecutor(common.LAUNCHES_AT_ONCE, thread_name_prefix="cancel") as pool:
             list(pool.map(end, handles))
@@ -225,78 +232,6 @@ class KubernetesExecutor(common.LaunchReplicas):
             env=env,
             secrets=sorted(secrets),
         )
-
-    def _ensure(
-        self, job: Json, launch_key: str, secrets: Mapping[str, str], *, queue: str
-    ) -> ReplicaHandle:
-        handle = self._handle(launch_key)
-        made = self._create_or_read(job, launch_key)
-        if states.ended(made) is not None or states.is_cancelled(made):
-            return handle
-        if secrets:
-            self._ensure_secret(made, secrets)
-        if not states.is_complete(made):
-            self._complete(made["metadata"]["name"], queue)
-        return handle
-
-    def _create_or_read(self, job: Json, launch_key: str) -> Json:
-        name = job["metadata"]["name"]
-        try:
-            return self.cluster.create_job(job)
-        except AlreadyThere as error:
-            found = self.cluster.read_job(name)
-            if found is None:
-                raise RetryLater(f"Job {name} existed and is gone: {error}") from error
-            if not _is_of(found, launch_key):
-                raise LaunchRefused(
-                    f"Job {name}: expected one of launch key {launch_key}, found another's"
-                ) from error
-            return found
-
-    def _ensure_secret(self, job: Json, secrets: Mapping[str, str]) -> None:
-        """Create the Secret that the Job's pod needs, and replace one that an interrupted call
-        left: its values can be older, its owner another Job of that name. A pod that can have
-        started keeps the Secret it has.
-
-        A Job that can have no Secret is deleted, so that no object is left.
-        """
-        meta = job["metadata"]
-        wanted = kubernetes_manifest.secret(
-            meta["name"], job_uid=meta["uid"], labels=meta["labels"], values=secrets
-        )
-        can_have_started = states.is_complete(job) or not states.is_suspended(job)
-        try:
-            try:
-                self.cluster.create_secret(wanted)
-            except AlreadyThere:
-                if can_have_started:
-                    return
-                self.cluster.delete_secret(meta["name"])
-                self.cluster.create_secret(wanted)
-        except AlreadyThere as error:  # created by another call at the same time
-            raise RetryLater(f"Secret {meta['name']} is being created: {error}") from error
-        except LaunchRefused as error:
-            if not can_have_started:
-                self.cluster.delete_job(meta["name"], meta["uid"])
-            raise type(error)(common.scrub(str(error), secrets.values())) from None
-
-    def _complete(self, name: str, queue: str) -> None:
-        try:
-            self.cluster.patch_job(name, kubernetes_manifest.completion(queue))
-        except Gone as error:
-            raise RetryLater(f"Job {name} was deleted while it was created: {error}") from error
-
-    def _withdraw(self, name: str) -> None:
-        """End a suspended Job. One for which a queue holds quota stays in the queue, without pods,
-        until the queue lets it go."""
-        try:
-            self.cluster.patch_job(name, kubernetes_manifest.withdrawal(leave_queue=True))
-        except NeedsPerson:
-            raise
-        except LaunchRefused:
-            self.cluster.patch_job(name, kubernetes_manifest.withdrawal(leave_queue=False))
-        else:
-            self.cluster.patch_job(name, kubernetes_manifest.RESUMPTION)
 
     def _read(self, pod: Json, after: str, *, follow: bool) -> Iterator[LogLine]:
         """What there is to read now; with ``follow`` until the container ends or the line
@@ -345,11 +280,6 @@ def _owner(pod: Json) -> str:
     """The name of a pod's Job, by the label that every supported version sets."""
     labels = pod["metadata"].get("labels") or {}
     return str(labels.get("batch.kubernetes.io/job-name") or labels.get("job-name", ""))
-
-
-def _is_of(job: Json, launch_key: str) -> bool:
-    annotations = job["metadata"].get("annotations") or {}
-    return bool(annotations.get(kubernetes_manifest.KEY_ANNOTATION) == launch_key)
 
 
 def _is_unexplained(job: Json, pod: Json | None) -> bool:
