@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from django.core.exceptions import ValidationError
 from django.db import models
@@ -67,7 +67,7 @@ def _check_type(column: models.Field[Any, Any], given: Any) -> None:
         if not isinstance(given, wanted) or not texts:
             raise TypeError
         if column.name == "handle":
-            _check_handle(dict(given))
+            _check_handle(cast(dict[str, Any], given))
     elif isinstance(column, models.BooleanField):
         if not isinstance(given, bool):
             raise TypeError
