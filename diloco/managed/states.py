@@ -53,7 +53,10 @@ def receive(store: Store, n: int, rank: int, wait: Waiting, *, why_lost: Callabl
             return _read(store, key)
         except MissingKey:
             if why := why_lost():
-                raise MemberLost(f"the member to heal from {why}") from None
+                try:
+                    return _read(store, key)  # it may have come just before
+                except MissingKey:
+                    raise MemberLost(f"the member to heal from {why}") from None
             if not wait.pause():
                 raise TimeoutError(
                     f"expected a state to heal from within {wait.waited_s:.1f} s, found none"
