@@ -31,7 +31,7 @@ from runs.models import (
     Run,
 )
 from runs.models import TelemetryCursor as Cursor
-from runs.plain import finite, iso
+from runs.plain import finite, iso, mapping
 from runs.queries.fleet import pool_rows, replica_rows
 from runs.series import charts, strips
 from runs.series.blocks import Points
@@ -191,8 +191,12 @@ def eta_s(run: Run) -> float | None:
 
 def goodput(phase_s: Mapping[str, Any]) -> float | None:
     """Compute seconds over all seconds of all rounds' phases; null before the first round."""
-    total = sum(float(s) for s in phase_s.values())
-    return round(float(phase_s.get("compute", 0.0)) / total, 4) if total > 0 else None
+    known = mapping(phase_s).items()
+    seconds = {k: float(s) for k, s in known if isinstance(s, int | float) and finite(s)}
+    total = sum(seconds.values())
+    if not total > 0 or finite(total) is None:
+        return None
+    return round(seconds.get("compute", 0.0) / total, 4)
 
 
 def round_rows(

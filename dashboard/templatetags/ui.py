@@ -14,6 +14,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from dashboard import access, formats, states
+from runs.plain import texts
 
 register = template.Library()
 
@@ -33,6 +34,7 @@ for _show in (
 ):
     register.filter(_show.__name__, _number(_show))
 register.filter("exact", formats.exact)
+register.filter("texts", texts)
 register.simple_tag(access.role_of, name="role")
 
 

@@ -20,6 +20,7 @@ from django.db.models import Count, F, Q, QuerySet
 from django.utils.dateparse import parse_datetime
 
 from runs.models import MetricBlock, ReplicaPool, Run
+from runs.plain import texts
 from runs.queries.search import Term, matching
 from runs.series.blocks import Points
 from runs.states import RunState
@@ -200,7 +201,7 @@ def _count(
     for place, name in enumerate(read, start=1):
         values = (row[place] for row in rows[:COUNTED])
         found[name] = (
-            Counter(str(tag) for tags in values for tag in tags)
+            Counter(str(tag) for tags in values for tag in texts(tags))
             if name == "tag"
             else Counter(values)
         )
