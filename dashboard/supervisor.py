@@ -25,7 +25,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import signal
 import socket
 import time
@@ -43,11 +42,10 @@ from dashboard.celery import app as celery_app
 from dashboard.children import Child
 from executors import LocalProcessExecutor
 from executors.base import ExecutorConfig, ReplicaHandle
+from runs.disk import FULL_BYTES, free_bytes
 from runs.schema import compare_schema
 
 FREE_BYTES = 200_000_000
-FULL_BYTES = 20_000_000
-"""With less free space than this, the broker and the database refuse writes."""
 IDLE_S = 60.0
 """A child that is starting and has used no processor time for so long is stuck."""
 START_S = 900.0
@@ -332,11 +330,6 @@ def _start_failure(child: Child, what: str, reason: str) -> str:
     log = child.last_words()
     end = f"Last lines of {child.log}:\n{log}" if log else f"{child.log} is empty."
     return f"{child.name} did not start, {reason} (waiting for {what}). {end}"
-
-
-def free_bytes(folder: Path) -> int:
-    """Free space of the file system that holds ``folder``."""
-    return shutil.disk_usage(folder).free
 
 
 def use_broker(url: str) -> None:

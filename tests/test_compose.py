@@ -96,7 +96,7 @@ def test_an_image_copies_what_exists_and_is_let_into_the_build(dockerfile: str) 
         assert f"!{source.split('/')[0]}" in allowed
 
 
-@pytest.mark.parametrize("name", ["web", "worker", "beat", "migrate"])
+@pytest.mark.parametrize("name", ["web", "control", "ingest", "worker", "beat", "migrate"])
 def test_every_variable_of_the_env_file_reaches_the_service(
     services: dict[str, dict[str, Any]], name: str
 ) -> None:
@@ -110,7 +110,7 @@ def test_files_that_variables_name_are_in_a_folder_that_web_and_worker_see(
     for path in re.findall(r"^#?[A-Z_]+=(/\S+)", text, re.MULTILINE):
         assert path.startswith("/etc/archipelago/")
     assert (ROOT / "docker" / "config").is_dir()
-    for name in ("web", "worker", "beat"):
+    for name in ("web", "control", "ingest", "worker", "beat"):
         assert "./docker/config:/etc/archipelago:ro" in services[name]["volumes"]
 
 

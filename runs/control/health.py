@@ -12,10 +12,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import redis
+from django.conf import settings
 from django.db import DatabaseError, connection
 from django.utils import timezone
 
 from runs import live
+from runs.disk import disk_state
 from runs.models import Run
 from runs.schema import compare_schema
 from runs.states import RUN_LIVE
@@ -87,6 +89,7 @@ def readiness() -> dict[str, str]:
     return {
         "database": _database(),
         "broker": broker,
+        "disk": disk_state(settings.VAR_DIR),
         "worker": _heartbeat(HEARTBEAT, broker),
         "ingest": _heartbeat(INGEST, broker),
     }

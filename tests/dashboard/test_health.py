@@ -10,7 +10,7 @@ from django.test import Client
 from django.utils import timezone
 from prometheus_client.parser import text_string_to_metric_families
 
-from runs import live, tokens
+from runs import disk, live, tokens
 from runs.control import health
 from runs.models import IngestState, QuarantinedRecord
 from tests.browser import seed
@@ -37,9 +37,14 @@ def test_not_ready_without_a_broker() -> None:
     answer = Client().get("/readyz")
     assert answer.status_code == 503
     assert answer.json() == {
-        "ready": False, "database": "ok", "broker": "away", "worker": "unknown",
+        "ready": False, "database": "ok", "broker": "away", "disk": "ok", "worker": "unknown",
         "ingest": "unknown",
     }  # fmt: skip
+
+
+def test_not_ready_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: 3_000_000)
+    assert Client().get("/readyz").json()["disk"] == "full: 3 MB free"
 
 
 @pytest.mark.processes

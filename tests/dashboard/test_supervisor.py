@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -86,8 +85,7 @@ def test_a_state_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) ->
 def test_a_full_disk_is_refused_with_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = shutil.disk_usage(tmp_path)._replace(free=1_000_000)
-    monkeypatch.setattr(supervisor.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(supervisor, "free_bytes", lambda folder: 1_000_000)
     with pytest.raises(SupervisorError, match=r"expected 200 MB free in .*, found 1 MB"):
         check_state_folder(tmp_path)
 

@@ -22,7 +22,7 @@ draft = RunDraft(
     workload=ByteGPTWorkload(size="demo", data={data!r}, eval_bytes=4096),
     pools=tuple(PoolDraft(**pool) for pool in {pools!r}), rendezvous={rendezvous!r},
 )
-owner = User.objects.get(username="operator")
+owner = User.objects.get(username={owner!r})
 print(create_run(draft, owner=owner, submit_key=secrets.token_hex()).pk)
 """
 
@@ -62,6 +62,7 @@ def create(
     data: str = "stdlib",
     rendezvous: str = "",
     pools: list[dict[str, Any]] | None = None,
+    owner: str = "operator",
     **settings: Any,
 ) -> str:
     """Submit through the service; the run's id. Nothing is asked of the data beforehand."""
@@ -74,6 +75,7 @@ def create(
             name=name,
             settings=chosen,
             data=data,
+            owner=owner,
             rendezvous=rendezvous,
             pools=pools or [{"count": chosen["num_replicas"]}],
         )

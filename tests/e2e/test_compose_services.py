@@ -163,14 +163,14 @@ def test_the_services_as_shipped_train_a_run(
             log = folder / f"{name}.log"
             with child(services.command(name), log=log, env=env, cwd=REPOSITORY) as process:
                 assert process.wait(600) == 0, log.read_text()
-        for name in ("worker", "beat"):
+        for name in ("control", "ingest", "worker", "beat"):
             stack.enter_context(
                 child(services.command(name), log=folder / f"{name}.log", env=env, cwd=REPOSITORY)
             )
         beside.run(_MAKE_USERS)
         server = LiveStack(url="", var=var, env=env, pid=0, process=beside)
         run = create(
-            server, "compose", pools=[{"count": 2}], num_replicas=2, start_replicas=2,
+            server, "compose", owner="admin", pools=[{"count": 2}], num_replicas=2, start_replicas=2,
             total_rounds=2, sync_every=2,
         )  # fmt: skip
         seen = wait_for(server, run, lambda seen: seen["state"] == "succeeded", timeout_s=600)
