@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib.auth.models import User
 
+from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord, FinalManifest, StoredObject
 from diloco.rendezvous.store import MissingKey, Store, StoreError
 from executors.base import ExecutorError
 from runs.bucket.objects import NotWhatItWas, fetch
-from runs.bucket.results import read_final
 from runs.bucket.stores import store_for
 from runs.control import hub_model
 from runs.control.hub_model import Extra, Source
@@ -104,7 +104,7 @@ def _upload(
         token=secrets[TOKEN], endpoint=secrets.get("HF_ENDPOINT") or None, patience_s=PATIENCE_S
     )
     # A checkpoint's run may have final weights, whose config is of the same model.
-    manifest = read_final(checkpoint.run, store)
+    manifest = _final_manifest(store)
     workload = hub_model.workload_of(checkpoint)
     if workload is None and not checkpoint.final:
         manifest = None
@@ -151,6 +151,14 @@ def _source(hub: Hub, folder: Path, hidden: list[str]) -> Source:
             )  # fmt: skip
 
     return Source(names=names, get=get)
+
+
+def _final_manifest(store: Store) -> FinalManifest | None:
+    """Of a run that has ended: its commits were compared when it was ingested."""
+    try:
+        return FinalManifest.read(store, keys.FINAL_MANIFEST)
+    except MissingKey:
+        return None
 
 
 def _config(store: Store, manifest: FinalManifest) -> bytes:

@@ -51,10 +51,11 @@ def sweep_archives(*, now: datetime) -> int:
     return unused.delete()[0]
 
 
-def check_function(data: bytes, function: str) -> None:
+def check_function(data: bytes, function: str, *, elsewhere: bool = False) -> None:
     """Raises :class:`InvalidRun` where a zip cannot have the function that a workload names, as far
     as its source shows: nothing is imported or run. A module that fills its names in another way
-    (star imports, ``__getattr__``, ``globals()``) is not judged."""
+    (star imports, ``__getattr__``, ``globals()``) is not judged, and neither is one that can come
+    from ``elsewhere``: from the workload's requirements."""
     module, _, name = function.partition(":")
     path = module.replace(".", "/")
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -62,10 +63,8 @@ def check_function(data: bytes, function: str) -> None:
         found = next((p for p in (f"{path}.py", f"{path}/__init__.py") if p in names), None)
         if found is None:
             top = module.partition(".")[0]
-            if (
-                any(entry.startswith((f"{top}/", f"{top}.")) for entry in names)
-                or "." not in module
-            ):
+            is_own = any(entry.startswith((f"{top}/", f"{top}.")) for entry in names)
+            if is_own or not (elsewhere or "." in module):
                 modules = sorted(entry for entry in names if entry.endswith(".py"))
                 raise InvalidRun(
                     "workload.function",

@@ -169,7 +169,8 @@ def _check_code(draft: RunDraft) -> None:
         data = bytes(kept.data)
     if data:
         check_archive(data)
-        check_function(data, draft.workload.function)
+        brought = bool(draft.workload.requirements)
+        check_function(data, draft.workload.function, elsewhere=brought)
     elif not draft.workload.requirements and all(p.backend == "local" for p in draft.pools):
         # Local replicas have this server's own packages. A top-level module is found, not imported.
         module = draft.workload.function.partition(":")[0].partition(".")[0]

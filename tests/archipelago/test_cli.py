@@ -350,7 +350,7 @@ def test_a_viewer_is_told_so(
     monkeypatch.setenv("ARCHIPELAGO_TOKEN", token_of("watcher", "viewer"))
     said = call("stop", "last")
     assert said.code == 4
-    assert "found watcher, who may only watch it" in said.err
+    assert "found watcher, who only watches" in said.err
 
 
 def test_backends_and_settings(call: Call, run: Any) -> None:

@@ -133,7 +133,7 @@ def test_an_upload_that_is_no_code_is_refused_and_not_kept(
 def test_the_module_has_to_be_in_the_zip_unless_something_else_brings_it(
     client: Client, olga: Any
 ) -> None:
-    code = zipped(**{"mine/deep.py": "", "notes.txt": ""})
+    code = zipped(**{"mine/deep.py": "def build(): ...", "notes.txt": ""})
     answer = client.post("/runs/new", custom(code, requirements=""))
     assert answer.context["form"].all_errors == {
         "function": ["expected train.py or train/ at the top of the zip, found mine, notes.txt"]

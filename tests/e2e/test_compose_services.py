@@ -170,8 +170,8 @@ def test_the_services_as_shipped_train_a_run(
         beside.run(_MAKE_USERS)
         server = LiveStack(url="", var=var, env=env, pid=0, process=beside)
         run = create(
-            server, "compose", owner="admin", pools=[{"count": 2}], num_replicas=2, start_replicas=2,
-            total_rounds=2, sync_every=2,
+            server, "compose", owner="admin", pools=[{"count": 2}], num_replicas=2,
+            start_replicas=2, total_rounds=2, sync_every=2,
         )  # fmt: skip
         seen = wait_for(server, run, lambda seen: seen["state"] == "succeeded", timeout_s=600)
     assert seen["rendezvous"].startswith("s3://archipelago/runs/")

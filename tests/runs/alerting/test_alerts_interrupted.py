@@ -81,7 +81,7 @@ def test_an_end_is_told_although_the_worker_died_before_it_could(
     for _ in range(3):
         reconcile_run(str(run.pk))
     alert = Alert.objects.get(kind="finished")
-    assert (alert.times, alert.message) == (1, "succeeded: completed at round 4 (0 of 40 rounds)")
+    assert (alert.times, alert.message) == (1, "succeeded: completed at round 4 (4 of 40 rounds)")
     assert WebhookDelivery.objects.filter(kind="finished").count() == 1
     let_go_of(run)
     assert not selectors.runs_to_look_after().exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,9 +91,9 @@ def test_one_that_is_not_what_it_should_be_is_refused_by_name(
 
 def test_a_writer_without_a_name_of_its_own_is_not_looked_for(world: Any) -> None:
     world.bucket.final(2)
-    manifest = world.bucket.store.get(keys.FINAL_MANIFEST).decode()
-    name = FinalManifest.from_bytes(manifest.encode()).writer.incarnation
-    world.bucket.store.put(keys.FINAL_MANIFEST, manifest.replace(name, "../../etc").encode())
+    manifest = FinalManifest.from_bytes(world.bucket.store.get(keys.FINAL_MANIFEST))
+    named = replace(manifest, writer=replace(manifest.writer, incarnation="../../etc"))
+    world.bucket.store.put(keys.FINAL_MANIFEST, named.to_bytes())
     world.tick()
     assert world.run.state == "succeeded" and stored() is None
 

@@ -235,7 +235,7 @@ def test_accounts_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_journal_that_cannot_be_written_stays_due_until_it_is(
     world: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    from runs.bucket.journal import read_journal
+    from runs.bucket.import_journal import read_journal
 
     with monkeypatch.context() as patch:
 
@@ -377,7 +377,7 @@ def test_an_outage_of_the_store_is_no_failure_of_a_record(
     world.bucket.commit(1, [0, 1])
     with monkeypatch.context() as patch:
 
-        def away(*_: Any) -> bytes:
+        def away(*_: Any, **__: Any) -> bytes:
             raise StoreUnavailable("503")
 
         patch.setattr(LocalStore, "get", away)

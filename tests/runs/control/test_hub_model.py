@@ -69,13 +69,16 @@ class Made:
         tensors = every if final else {name: every[name] for name in trained}
         data = save_safetensors({n: t.detach().contiguous() for n, t in tensors.items()})
         store = store_for(world.run)
-        weights = put(store, "w/weights.safetensors", data)
+        who = identity(0).incarnation
+        folder = keys.final_dir(0, who) if final else keys.checkpoint_dir(7, 0, who)
+        name = "model" if final else "weights"
+        weights = put(store, f"{folder}{name}.safetensors", data)
         self.config = json.dumps(self.model.config.to_dict()).encode()
         if final:
             manifest = FinalManifest(
                 round=7, reason="completed", writer=identity(0), weights_digest="d",
-                weights=weights, config=put(store, "w/config.json", self.config),
-                summary=put(store, "w/summary.json", b"{}"), wall_s=1.0,
+                weights=weights, config=put(store, f"{folder}config.json", self.config),
+                summary=put(store, f"{folder}summary.json", b"{}"), wall_s=1.0,
             )  # fmt: skip
             store.create(keys.FINAL_MANIFEST, manifest.to_bytes())
         self.checkpoint = Checkpoint.objects.create(
@@ -176,7 +179,10 @@ def test_a_checkpoint_takes_the_config_of_the_run_s_final_weights(
 ) -> None:
     made = Made(world, final=True, config=LLAMA, tokenizer="islands/words")
     hub.others["islands/words"] = hub_model.byte_tokenizer_files()
-    Checkpoint.objects.filter(pk=made.checkpoint.pk).update(final=False)
+    store = store_for(world.run)
+    folder = keys.checkpoint_dir(7, 0, identity(0).incarnation)
+    copied = put(store, f"{folder}weights.safetensors", store.get(made.checkpoint.key))
+    Checkpoint.objects.filter(pk=made.checkpoint.pk).update(final=False, key=copied.key)
     made.checkpoint.refresh_from_db()
     upload(made.checkpoint, credential(world, hub.url))
     assert hub.files["config.json"] == made.config
@@ -199,7 +205,8 @@ def test_weights_pass_a_piece_at_a_time(
 def test_what_is_no_safetensors_is_left_as_it_is(world: Any, hub: ModelHub, tmp_path: Path) -> None:
     store = store_for(world.run)
     for data in (b"", b"short", b"\xff" * 64, b"\x04" + b"\x00" * 7 + b"[1,]x", bytes(range(256))):
-        stored = put(store, "w/odd", data)
+        folder = keys.checkpoint_dir(1, 0, identity(0).incarnation)
+        stored = put(store, f"{folder}weights.safetensors", data)
         row = Checkpoint(
             run=world.run, round=1, key=stored.key, size_bytes=stored.size_bytes,
             digest=stored.sha256,

@@ -91,7 +91,7 @@ def test_a_rendezvous_that_cannot_be_written_ends_the_launch(
 def test_a_bucket_that_is_away_is_tried_again_and_then_given_up(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, clock: w.Clock
 ) -> None:
-    def away(self: LocalStore, key: str) -> bytes:
+    def away(self: LocalStore, key: str, *, limit: int | None = None) -> bytes:
         raise StoreUnavailable("no route to bucket")
 
     run = make_run()

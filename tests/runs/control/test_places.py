@@ -121,7 +121,7 @@ def test_an_ingest_that_fails_opens_the_place_for_the_other_runs(
 
 def test_a_request_that_hangs_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     never = threading.Event()
-    monkeypatch.setattr(LocalStore, "get", lambda self, key: never.wait() or b"")
+    monkeypatch.setattr(LocalStore, "get", lambda self, key, **_: never.wait() or b"")
     store = stores.BoundedStore(LocalStore(tmp_path), patience_s=0.05)
     with pytest.raises(StoreUnavailable, match=r"a: no answer within 0\.05 s"):
         store.get("a")

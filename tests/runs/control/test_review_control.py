@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from diloco.rendezvous import keys
+from diloco.rendezvous.store import LocalStore
 from executors.base import Cause, JobState, NeedsPerson, ReplicaHandle, ReplicaStatus
 from runs import services
 from runs.control import backends, breaker, launch, reaper
@@ -98,7 +100,12 @@ def test_a_run_stopped_while_it_is_being_published_stays_stopped(
     if fails:
         found = [b"another's", None]
         monkeypatch.setattr(launch, "_existing_group", lambda store: found.pop())
-        monkeypatch.setattr("diloco.rendezvous.store.LocalStore.create", lambda *a: False)
+        create = LocalStore.create
+
+        def lost(store: LocalStore, key: str, data: bytes) -> bool:
+            return key != keys.GROUP and create(store, key, data)
+
+        monkeypatch.setattr(LocalStore, "create", lost)
     launch.launch_run(str(run.pk))
     run.refresh_from_db()
     assert run.state == "stopping"

@@ -11,6 +11,7 @@ from django.contrib.admin.models import LogEntry
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.document import GroupDocument
+from diloco.rendezvous.ownership import PrefixOwner
 from executors.base import Cause
 from runs import life
 from runs.deletion import DeletionPlan, Part, delete_run, plan_deletion
@@ -174,8 +175,7 @@ def test_the_marker_goes_last(world: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_prefix_with_another_run_s_marker_is_left_alone(world: Any) -> None:
     store = world.bucket.store
-    other = store.get(keys.OWNER).replace(str(world.run.pk).encode(), b"another")
-    store.put(keys.OWNER, other)
+    store.put(keys.OWNER, PrefixOwner(run_id="another").to_bytes())
     before = objects(world)
     assert "found that of another" in plan_deletion(world.run).refusal
     delete(world, objects=True)
