@@ -228,7 +228,10 @@ def rows_of(env: dict[str, str], run: str) -> dict[str, list[Any]]:
 
 def import_elsewhere(stack: LiveStack, folder: Path, uri: str) -> dict[str, str]:
     """The run read back by a server that has never heard of it; that server's environment."""
-    env = {**stack_env(folder), "REDIS_URL": "redis://127.0.0.1:1/0"}  # nobody works there
+    env = {
+        **stack_env(folder), "REDIS_URL": "redis://127.0.0.1:1/0",  # no worker takes its tasks
+        "ARCHIPELAGO_RENDEZVOUS_ROOTS": str(stack.var / "rendezvous"),
+    }  # fmt: skip
     manage(env, "migrate")
     manage(env, "shell", "--no-imports", "-c", _EMPTY)
     assert "remark" not in manage(env, "import_run", uri)
