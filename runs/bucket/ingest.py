@@ -9,8 +9,9 @@ processing fails again and again (:mod:`runs.bucket.quarantine`).
 Fetching (in threads, no database) is apart from parsing and storing. Segments are parsed in the
 main thread, which a time limit can interrupt, and in turns: one of each incarnation, the one that
 was read longest ago first. All cursors of a pass are stored in one transaction, because a
-transaction of each costs as much, or in several where they hold more than :data:`WORK`; when that fails, segment by segment, so that a bad segment holds
-back its own incarnation only. A pass ends with its budget (:mod:`runs.bucket.budget`).
+transaction of each costs as much, or in several where they hold more than :data:`WORK`; when that
+fails, segment by segment, so that a bad segment holds back its own incarnation only. A pass ends
+with its budget (:mod:`runs.bucket.budget`).
 """
 
 from __future__ import annotations
