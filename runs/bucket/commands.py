@@ -17,7 +17,6 @@ from diloco.rendezvous.store import Store, StoreError
 from runs.bucket.reading import refuse
 from runs.models import Replica, Run
 
-
 TRIES = 100
 """Numbers that are tried at once. Whoever can write to the bucket can take any number of them, so
 one attempt ends, and the next goes on where it ended."""
