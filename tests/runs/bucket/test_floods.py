@@ -87,7 +87,8 @@ def test_rounds_that_reach_into_thousands_of_blocks_have_a_limited_number_of_poi
     from diloco.rendezvous.telemetry import Segment
     from tests.runs.world import Bucket
 
-    bucket = Bucket(_Kept())
+    kept: Any = _Kept()
+    bucket = Bucket(kept)
     reports = [bucket.report(1 + n, step=1 + n * BLOCK_STEPS) for n in range(1000)]
     data = bucket.segment(0, 1, rounds=reports)
     points = usage_points([Segment.from_bytes(data)])
