@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 STREAM = "archipelago:live"
 MAXLEN = 10_000
+DELTA_BYTES = 512 * 1024
+"""Of one entry. Pages load a snapshot in place of a larger one: what a bucket holds decides how
+large a delta is, and the stream keeps many."""
 UNTOLD_S = 7 * 86_400
 """Longer than workers are away; it clears the notes of runs that are gone."""
 RESYNC_EVERY_S = 5
@@ -45,6 +48,8 @@ def publish(run_id: str, delta: Mapping[str, Any]) -> bool:
     """Add a delta (any of the snapshot's keys) for everybody who watches ``run_id``. False when
     Redis is away."""
     data = json.dumps(delta, separators=(",", ":"), allow_nan=False)
+    if len(data) > DELTA_BYTES:
+        return resync(run_id)
     return _add({"run": str(run_id), "data": data})
 
 

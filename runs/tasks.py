@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from runs import deletion, live, selectors
 from runs.alerting import webhooks
-from runs.bucket import ingest_pass
+from runs.bucket import importing, ingest_pass
 from runs.context import about
 from runs.control import bucket_writes, health, hub_export, launch, places, reaper, reconcile
 from runs.control.lease import lease
@@ -165,6 +165,7 @@ def forget_uploads() -> None:
 def reap() -> None:
     with lease("reap") as held:
         if held:
+            importing.remove_abandoned(timezone.now())
             reaper.reap()
             for run_id in selectors.runs_to_delete().values_list("pk", flat=True):
                 enqueue("delete_run", str(run_id))

@@ -41,6 +41,20 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
+def fingerprint_of(data: bytes) -> str:
+    """The fingerprint of a ``group.json`` as it is, whatever the settings of this library are; ''
+    for what is no JSON object."""
+    try:
+        body = parse_json(data)
+        check_storable(body, "JSON")
+    except ValueError:
+        return ""
+    if not isinstance(body, dict):
+        return ""
+    body.pop("fingerprint", None)
+    return hashlib.sha256(canonical_json(body)).hexdigest()
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupDocument:
     """``group.json``: what a replica has to know, and all it is told.

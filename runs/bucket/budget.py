@@ -15,6 +15,8 @@ SECONDS = 10.0
 CPU_SECONDS = 8.0
 BYTES = 64 * 1024 * 1024
 SEGMENTS = 2000
+STORE_SECONDS = 10.0
+"""After the others are used up, for what was parsed until then."""
 LOG_LINES = 20_000
 """Rows of one transaction, for which all other writers of SQLite wait."""
 
@@ -34,6 +36,7 @@ class Budget:
         cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
         self._clock, self._cpu_clock = clock, cpu_clock
+        self._store_until = clock() + seconds + STORE_SECONDS
         self._until, self._cpu_until = clock() + seconds, cpu_clock() + cpu_seconds
         self._bytes, self._segments = size_bytes, segments
         self._lines = lines
@@ -41,6 +44,10 @@ class Budget:
 
     def has_time(self) -> bool:
         return self._clock() < self._until and self._cpu_clock() < self._cpu_until
+
+    def can_store(self) -> bool:
+        """Whether one more transaction can begin."""
+        return self._clock() < self._store_until
 
     def has_room(self) -> bool:
         """Whether one more segment can be fetched."""
@@ -65,6 +72,9 @@ class Unlimited(Budget):
         super().__init__()
 
     def has_time(self) -> bool:
+        return True
+
+    def can_store(self) -> bool:
         return True
 
     def has_room(self) -> bool:

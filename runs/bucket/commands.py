@@ -13,9 +13,17 @@ from typing import Any
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord, Command
-from diloco.rendezvous.store import Store
+from diloco.rendezvous.store import Store, StoreError
 from runs.bucket.reading import refuse
 from runs.models import Replica, Run
+
+TRIES = 100
+"""Numbers that are tried at once. Whoever can write to the bucket can take any number of them, so
+one attempt ends, and the next goes on where it ended."""
+
+
+class Crowded(StoreError):
+    """Other objects lie where the next one is to be written."""
 
 
 def send_stop(run: Run, store: Store, now: datetime) -> None:
@@ -62,15 +70,25 @@ def send_drain(replica: Replica, store: Store, now: datetime, *, within_s: float
 
 
 def _send(run: Run, store: Store, command: Command) -> None:
-    while not store.create(keys.control(command.n), command.to_bytes()):
+    for _ in range(TRIES):
+        if store.create(keys.control(command.n), command.to_bytes()):
+            return _sent(run, command.n)
         try:
             theirs = Command.read(store, keys.control(command.n))
             if _meaning(theirs) == _meaning(command):
-                break
+                return _sent(run, command.n)
         except BadRecord as error:
             refuse(run, keys.control(command.n), error)
         command = replace(command, n=command.n + 1)
-    run.next_command = command.n + 1
+    _sent(run, command.n - 1)  # the next attempt goes on from here
+    raise Crowded(
+        f"expected {keys.control(command.n)} to be free or near a free one, found "
+        f"{TRIES} objects before it that are not of this server"
+    )
+
+
+def _sent(run: Run, n: int) -> None:
+    run.next_command = n + 1
     Run.objects.filter(pk=run.pk, next_command__lt=run.next_command).update(
         next_command=run.next_command
     )

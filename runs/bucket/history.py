@@ -38,6 +38,9 @@ from runs.transitions import clean_text, record_event
 R = TypeVar("R", bound=Record)
 
 COMMITS_PER_TICK = 50
+REFUSALS_NAMED = 20
+"""Events of one round about contributions that its plan refuses. A plan of a megabyte can name ten
+thousand."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,7 +313,16 @@ def _tell(
             level=Event.Level.WARNING,
             replica=replicas.get(culprit) if culprit is not None else None,
         )
-    for refusal in plan.refused if plan else ():
+    refused = plan.refused if plan else ()
+    if len(refused) > REFUSALS_NAMED:
+        record_event(
+            run,
+            "contribution_refused",
+            f"round {row.number}: {len(refused)} contributions refused, of which "
+            f"{REFUSALS_NAMED} are named",
+            level=Event.Level.WARNING,
+        )
+    for refusal in refused[:REFUSALS_NAMED]:
         record_event(
             run,
             "contribution_refused",

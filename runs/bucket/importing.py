@@ -21,7 +21,7 @@ import logging
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from django.contrib.auth.models import User
@@ -73,6 +73,8 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=models.Model)
 
 IMPORTING = "being imported"
+ABANDONED_AFTER = timedelta(days=1)
+"""An import that began so long ago was killed, so that it could not remove what it had stored."""
 OWN_CLOCK: Mapping[str, frozenset[str]] = {
     "Run": frozenset({"last_seen_at", "committed_at"}),
     "Replica": frozenset({"beat_at", "beat_observed_s", "beat_judged"}),
@@ -97,6 +99,19 @@ def import_run(uri: str, *, owner: User | None = None, credential: str = "") -> 
     :class:`~diloco.rendezvous.store.StoreError` where the bucket cannot be read.
     """
     return _Import(uri, owner, credential).run()
+
+
+def remove_abandoned(now: datetime) -> int:
+    """Remove what imports that were killed have left behind; how many runs."""
+    left = Run.objects.filter(
+        state=RunState.CANCELLED, state_reason=IMPORTING, state_since__lt=now - ABANDONED_AFTER
+    )
+    removed = 0
+    for run in left:
+        logger.warning("import of %s did not come to its end; what it stored is removed", run)
+        run.delete()
+        removed += 1
+    return removed
 
 
 @dataclass

@@ -9,8 +9,9 @@ processing fails again and again (:mod:`runs.bucket.quarantine`).
 Fetching (in threads, no database) is apart from parsing and storing. Segments are parsed in the
 main thread, which a time limit can interrupt, and in turns: one of each incarnation, the one that
 was read longest ago first. All cursors of a pass are stored in one transaction, because a
-transaction of each costs as much; when that fails, segment by segment, so that a bad segment holds
-back its own incarnation only. A pass ends with its budget (:mod:`runs.bucket.budget`).
+transaction of each costs as much, or in several where they hold more than :data:`WORK`; when that
+fails, segment by segment, so that a bad segment holds back its own incarnation only. A pass ends
+with its budget (:mod:`runs.bucket.budget`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from diloco.rendezvous.records import BadRecord
 from diloco.rendezvous.store import MissingKey, Store
 from diloco.rendezvous.telemetry import Segment
 from runs.bucket.budget import Budget, Unlimited
-from runs.bucket.limits import RunBounds, check_rounds, check_segment
+from runs.bucket.limits import RunBounds, check_rounds, check_segment, work_of
 from runs.bucket.quarantine import Quarantine
 from runs.bucket.reading import Changes, refuse
 from runs.bucket.segments import store_segments
@@ -43,6 +44,9 @@ SEGMENTS_PER_TICK = 40
 SEGMENT_LIMIT = Segment.LIMIT
 BYTES_PER_TICK = 2 * SEGMENT_LIMIT
 """Per incarnation: a batch ends with the segment that goes beyond it."""
+WORK = 300_000
+"""Of one transaction, in the unit of :func:`~runs.bucket.limits.work_of`: about a second, for which
+all other writers of SQLite wait."""
 READERS = 8
 STALE_AFTER = timedelta(seconds=60)
 """A superseded incarnation that wrote nothing for so long is not asked any more."""
@@ -116,9 +120,7 @@ def ingest_telemetry(
     for cursor in TelemetryCursor.objects.filter(replica__run=run).select_related("replica"):
         number = cursor.replica.number
         newest[number] = max(newest.get(number, ""), cursor.incarnation)
-    stored = store_batches(
-        run, [b for b in batches if b.segments], now=now, changes=changes, quarantine=quarantine
-    )
+    stored, whole = _store_in_turns(run, batches, now, changes, budget, quarantine)
     for batch in batches:
         replica = batch.cursor.replica
         if batch.cursor.pk in stored:
@@ -129,7 +131,52 @@ def ingest_telemetry(
             TelemetryCursor.objects.filter(pk=batch.cursor.pk, next_n=batch.cursor.next_n).update(
                 ended=True
             )
-    return all(batch.drained for batch in batches)
+    return whole and all(batch.drained for batch in batches)
+
+
+def _store_in_turns(
+    run: Run,
+    batches: Sequence[Batch],
+    now: datetime,
+    changes: Changes,
+    budget: Budget,
+    quarantine: Quarantine,
+) -> tuple[set[int], bool]:
+    """Ids of the cursors that were moved, and whether all there was is stored: what takes longer
+    than the budget is read again by the next pass."""
+    stored: set[int] = set()
+    stopped: set[int] = set()
+    for number, group in enumerate(transactions_of(batches)):
+        if number and not budget.can_store():
+            return stored, False
+        parts = [part for part in group if part.cursor.pk not in stopped]
+        for part in parts:
+            if part.cursor.pk in stored:
+                part.cursor.refresh_from_db(fields=("next_n",))
+        parts = [part for part in parts if part.segments[0][0] == part.cursor.next_n]
+        moved = store_batches(run, parts, now=now, changes=changes, quarantine=quarantine)
+        stored |= moved
+        stopped |= {part.cursor.pk for part in group} - moved
+    return stored, not stopped
+
+
+def transactions_of(batches: Iterable[Batch]) -> list[list[Batch]]:
+    """The same segments in groups of at most :data:`WORK` each, or of one segment. A group has at
+    most one batch of each cursor."""
+    groups: list[list[Batch]] = [[]]
+    work = 0
+    for batch in batches:
+        part: list[tuple[int, Segment | BadRecord]] = []
+        for n, segment in batch.segments:
+            more = work_of(segment) if isinstance(segment, Segment) else 0
+            if work and work + more > WORK:
+                groups[-1] += [replace(batch, segments=tuple(part))] if part else []
+                groups.append([])
+                part, work = [], 0
+            part.append((n, segment))
+            work += more
+        groups[-1] += [replace(batch, segments=tuple(part))] if part else []
+    return [group for group in groups if group]
 
 
 def _key(cursor: TelemetryCursor, n: int) -> str:

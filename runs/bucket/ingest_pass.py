@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.db import DatabaseError
 from django.utils import timezone
 
 from diloco.rendezvous import keys
@@ -43,6 +44,8 @@ STORE_EVENT_EVERY = timedelta(minutes=5)
 OBSERVED_STEP_S = 10.0
 """The most that one pass adds to the seconds of observation: when passes were late, or the clock
 jumped, replicas were not silent for longer than that."""
+
+KILLED_AGAIN = "the ingest process ended twice before it had read leases and rounds"
 
 Trouble = IngestState.Trouble
 
@@ -86,6 +89,12 @@ def ingest_run(run_id: str, *, budget: Budget | None = None) -> bool:
     except StoreError as error:
         _note_trouble(run, state, error, now)
         _save(state, reading=False)
+    except DatabaseError:
+        raise  # nothing can be noted; the pass after the next is careful
+    except Exception as error:
+        logger.exception("run %s: the ingest pass failed", run.pk)
+        message = f"{type(error).__name__}: {error}"
+        _save(state, reading=False, backlog=True, **_failed_fields(state, message, now))
     if run.state in RUN_ENDED and changes:
         mark_due(run)  # control looks after an ended run only while something is due
     return publish_changes(run, changes)
@@ -112,8 +121,14 @@ def _begin(run: Run, now: datetime) -> IngestState:
     was_killed = state.reading
     if was_killed and not state.careful:
         logger.warning("run %s: the last ingest pass did not end; reading carefully", run.pk)
+    # A pass that is careful names the record that ends it. One that is killed all the same was
+    # killed by something else, such as a listing too long for its memory.
+    more = _failed_fields(state, KILLED_AGAIN, now) if was_killed and state.careful else {}
     state.careful = state.careful or was_killed
-    _save(state, begun_pass=state.begun_pass + 1, reading=True, careful=state.careful, begun_at=now)
+    _save(
+        state, begun_pass=state.begun_pass + 1, reading=True, careful=state.careful, begun_at=now,
+        **more,
+    )  # fmt: skip
     return state
 
 
@@ -258,6 +273,10 @@ def _note_trouble(run: Run, state: IngestState, error: StoreError, now: datetime
     kind = Trouble.AWAY if isinstance(error, StoreUnavailable) else Trouble.DENIED
     _save(state, backlog=True, **_trouble_fields(state, kind, str(error), now))
     store_event(run, f"the rendezvous could not be read: {error}", now)
+
+
+def _failed_fields(state: IngestState, message: str, now: datetime) -> dict[str, Any]:
+    return _trouble_fields(state, Trouble.FAILED, message, now)
 
 
 def _trouble_fields(state: IngestState, kind: str, message: str, now: datetime) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from diloco.rendezvous.document import canonical_json
 from diloco.rendezvous.parsing import abridged, parse_json
 from diloco.rendezvous.records import BadRecord
 from diloco.rendezvous.store import Store
+from runs.bucket.commands import TRIES, Crowded
 from runs.models import Alert, Event, Journal, Replica, ReplicaAttempt, ReplicaPool, Run, Webhook
 from runs.states import REPLICA_WORKING, RUN_LIVE, ReplicaState
 
@@ -196,7 +197,7 @@ def write_journal(run: Run, store: Store, *, now: datetime, changed: bool = True
         alerts=tuple(new["alerts"]),
         events=tuple(event_body(event) for event in events),
     )
-    n = _create(store, entry)
+    n = _create(run, store, entry)
     newest = max([journal.event_id, *(event.pk for event in events)])
     written = [*seen.get("events", ()), *(event.pk for event in events)]
     seen["events"] = [pk for pk in written if pk > newest - WINDOW]
@@ -245,12 +246,16 @@ def _new_events(run: Run, journal: Journal) -> list[Event]:
     return list(events.select_related("replica", "actor").order_by("pk")[:EVENTS_PER_OBJECT])
 
 
-def _create(store: Store, entry: Entry) -> int:
+def _create(run: Run, store: Store, entry: Entry) -> int:
     """The number it was written under: the first that is free."""
-    n = entry.n
-    while not store.create(keys.journal(n), Entry(**{**vars(entry), "n": n}).to_bytes()):
-        n += 1
-    return n
+    for n in range(entry.n, entry.n + TRIES):
+        if store.create(keys.journal(n), Entry(**{**vars(entry), "n": n}).to_bytes()):
+            return n
+    Journal.objects.filter(pk=run.pk).update(next_n=entry.n + TRIES)
+    raise Crowded(
+        f"expected {keys.journal(entry.n)} or one of the {TRIES} after it to be free, found all "
+        "of them taken"
+    )
 
 
 # One row as an object holds it.

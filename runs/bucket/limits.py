@@ -30,7 +30,7 @@ from diloco.rendezvous.telemetry import (
     Segment,
 )
 from runs.models import Run
-from runs.series.blocks import MAX_KEY
+from runs.series.blocks import BLOCK_STEPS, MAX_KEY
 
 INT_LIMIT = 2**53
 """Counters above this are not exact in a browser, and no training gets there."""
@@ -43,6 +43,9 @@ TOTAL_SECONDS_LIMIT = 1e15
 LATEST_WALL_S = 4_102_444_800.0
 """2100-01-01, in seconds since 1970. Times before 1970 and after this are no times of a run."""
 
+MAX_BLOCKS = 2 + 2 * MAX_STEPS // BLOCK_STEPS
+"""Blocks of steps that one segment reaches into. A replica's steps follow each other, but for the
+jumps of one that catches up."""
 ROUNDS_AHEAD = 64
 """Rounds that telemetry may be ahead of the commits that have been ingested, as they were read at
 another moment. Further ahead, the bucket must hold the commit."""
@@ -140,8 +143,32 @@ def check_rounds(segment: Segment, bounds: RunBounds, store: Store) -> None:
         ) from None
 
 
+def work_of(segment: Segment) -> int:
+    """About how long it takes to store a segment, in units of a few microseconds."""
+    reported = _blocks(report.step for report in segment.rounds)
+    steps = _blocks(segment.steps.step) + min(reported, MAX_BLOCKS)
+    return (
+        len(segment.steps.step)
+        + 10 * len(segment.logs)
+        + 100 * len(segment.rounds)
+        + 50 * len(segment.evaluations)
+        + 300 * max(steps - 2, 0)
+    )
+
+
+def _blocks(steps: Iterable[int]) -> int:
+    """Blocks of a series that these steps lie in. Each is a row, and one more of each level."""
+    return len({step // BLOCK_STEPS for step in steps})
+
+
 def _check_sizes(segment: Segment) -> None:
     _at_most(segment.steps.step, MAX_STEPS, "steps")
+    blocks = _blocks(segment.steps.step)
+    if blocks > MAX_BLOCKS:
+        raise BadRecord(
+            f"steps.step: expected steps in at most {MAX_BLOCKS} blocks of {BLOCK_STEPS}, found "
+            f"{blocks}"
+        )
     _at_most(segment.rounds, MAX_ROUNDS, "rounds")
     _at_most(segment.evaluations, MAX_EVALUATIONS, "evaluations")
     _at_most(segment.logs, MAX_LOGS, "logs")

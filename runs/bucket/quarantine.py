@@ -35,6 +35,11 @@ PATIENCE_S = 25.0
 KILLED = "the ingest process ended while it worked on this record (memory or time limit)"
 
 
+class Unreadable(Exception):
+    """The store raised what a store does not raise. It says nothing about the record, which may not
+    even exist, so it does not count against it."""
+
+
 class Quarantine:
     """The records of one run that have failed, during one pass."""
 
@@ -196,6 +201,12 @@ class GuardedStore:
             self.quarantine.failed(key, error, replica=replica or None, size_bytes=size_bytes)
         self._in_hand.clear()
 
+    def _acquit(self) -> None:
+        """What is in hand was not stored, and not because of what it holds."""
+        for key in self._in_hand:
+            self.quarantine.withdraw(key)
+        self._in_hand.clear()
+
     def get(self, key: str, *, limit: int | None = None) -> bytes:
         return self._take(key, lambda: self.inner.get(key, limit=limit))
 
@@ -220,6 +231,9 @@ class GuardedStore:
             if isinstance(error, StoreError):
                 raise
             raise StoreUnavailable(f"{key}: no answer within the time of a pass") from error
+        except Exception as error:
+            self._acquit()
+            raise Unreadable(f"{key}: {type(error).__name__}: {error}") from error
         finally:
             self._patience_s -= self._clock() - began
         self._in_hand[key] = len(data)

@@ -23,6 +23,8 @@ from runs.transitions import clean_text, record_event
 
 MISSES = 3
 """Rounds in a row without a replica that are worth an event."""
+ALERTS = 2_000
+"""Reports of lateness in one transaction for which that is looked up."""
 
 _OUTCOMES = {
     "included": ContributionState.INCLUDED,
@@ -57,9 +59,9 @@ def store_reports(run: Run, found: Reports, *, now: datetime, changes: Changes) 
     for cursor, report in told:
         _compare_digest(run, rounds[report.round], cursor.replica, report.weights_digest)
     update_rows(Round, _ROUND, [(r.pk, [getattr(r, n) for n in _ROUND]) for r in rounds.values()])
-    for cursor, report in told:
-        if report.outcome == "late":
-            _alert_of_misses(run, cursor.replica, report.round)
+    late = {(c.replica.pk, r.round): c.replica for c, r in told if r.outcome == "late"}
+    for (_, number), replica in sorted(late.items())[-ALERTS:]:
+        _alert_of_misses(run, replica, number)
     changes.rounds |= set(rounds)
     curves = strips.curves(run, list(rounds.values()))
     add_points(run, None, curves, key="round")
@@ -184,8 +186,7 @@ def _alert_of_misses(run: Run, replica: Replica, round: int) -> None:
     )
     missed = [state == ContributionState.LATE for state in states]
     if len(missed) >= MISSES and all(missed[:MISSES]) and not all(missed[MISSES:] or [False]):
-        record_event(
-            run, "replica_missed",
-            f"{MISSES} rounds in a row, up to round {round}, were committed without {replica}",
-            level=Event.Level.WARNING, replica=replica,
-        )  # fmt: skip
+        message = f"{MISSES} rounds in a row, up to round {round}, were committed without {replica}"
+        known = Event.objects.filter(replica=replica, kind="replica_missed", message=message)
+        if not known.exists():  # a replica can report a round again
+            record_event(run, "replica_missed", message, level=Event.Level.WARNING, replica=replica)

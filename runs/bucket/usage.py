@@ -2,7 +2,8 @@
 
 They are filed by the replica's step like its losses, so the same charts draw them. A figure that a
 replica does not tell has no point: unknown is not 0. Left out: segments without a step (nothing
-says where on the step axis they belong), and rounds a process told of before its first step.
+says where on the step axis they belong), rounds a process told of before its first step, and rounds
+of one segment that reach into more than :data:`~runs.bucket.limits.MAX_BLOCKS` blocks.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from diloco.rendezvous.telemetry import RoundReport, Segment
-from runs.bucket.limits import finite, is_wall_time
-from runs.series.blocks import Points, concatenate
+from runs.bucket.limits import MAX_BLOCKS, finite, is_wall_time
+from runs.series.blocks import BLOCK_STEPS, Points, concatenate
 
 SYSTEM_SERIES = ("gpu_busy", "gpu_memory_bytes", "rss_bytes", "cpu_cores")
 """By segment, under the names that :mod:`diloco.usage` gives them."""
@@ -54,9 +55,13 @@ def _system(segment: Segment) -> Iterator[tuple[str, Points]]:
 
 
 def _transfers(segment: Segment) -> Iterator[tuple[str, Points]]:
+    blocks: set[int] = set()
     for report in segment.rounds:
         if report.round < 1 or not report.step or not is_wall_time(report.committed_wall_s):
             continue
+        blocks.add(report.step // BLOCK_STEPS)
+        if len(blocks) > MAX_BLOCKS:
+            break
         for series, value in _of_round(report):
             yield (
                 series,

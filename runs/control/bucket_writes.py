@@ -49,10 +49,14 @@ def write_run(run_id: str) -> str:
         replicas=list(run.replicas.select_related("pool", "run").order_by("number")),
         attempts=list(attempts.filter(ended_at=None)),
     )
-    try:
-        store = store_for(run)
-    except StoreError as error:
-        return _failed(tick, "the rendezvous could not be opened", error)
+    opened: list[Store] = []
+    what = "the rendezvous could not be opened"
+    trouble = _write(tick, what, lambda: opened.append(store_for(run)))
+    if not opened:
+        if journal.has_news(run, now=now):
+            journal.put_off(run, now=now)
+        return trouble
+    [store] = opened
     trouble = _write(tick, "a command could not be written", lambda: _send_commands(tick, store))
     return trouble or _write_journal(tick, store)
 

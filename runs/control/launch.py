@@ -24,7 +24,12 @@ from django.db.models import Q
 from django.utils import timezone
 
 from diloco.rendezvous import keys, ownership
-from diloco.rendezvous.document import GROUP_LIMIT, GroupDocument, ProtocolMismatch
+from diloco.rendezvous.document import (
+    GROUP_LIMIT,
+    GroupDocument,
+    ProtocolMismatch,
+    fingerprint_of,
+)
 from diloco.rendezvous.settings import GroupSettings, SettingsError
 from diloco.rendezvous.store import (
     MissingKey,
@@ -339,8 +344,10 @@ def _begin_attempt(replica_id: int) -> ReplicaAttempt | None:
 def _ensure(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> ReplicaHandle:
     replica, pool = attempt.replica, attempt.replica.pool
     bundle = keys.code_bundle(run.code_sha256)
+    store = store_for(run)
+    _check_group(run, store)
     try:
-        store_for(run).get_range(bundle, 0, 1)
+        store.get_range(bundle, 0, 1)
     except MissingKey as error:
         place = f"{run.rendezvous}/{bundle}"
         raise LaunchFailed(f"expected the code bundle at {place}, found nothing") from error
@@ -372,6 +379,25 @@ def _ensure(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> 
         code=code_of(run, remote=executor.capabilities.remote),
     )
     return handle
+
+
+def _check_group(run: Run, store: Store) -> None:
+    """:class:`LaunchFailed` unless ``group.json`` is what it was when the run was launched: a
+    replica does whatever it says. A read that arrives damaged is repeated."""
+    if not run.group_fingerprint:
+        return
+    found = ""
+    for _ in range(2):
+        data = _existing_group(store)
+        if data is None:
+            raise LaunchFailed(f"{store.uri}: expected {keys.GROUP}, found none")
+        found = fingerprint_of(data)
+        if found == run.group_fingerprint:
+            return
+    raise LaunchFailed(
+        f"{store.uri}: expected {keys.GROUP} with fingerprint {run.group_fingerprint}, as it was "
+        f"when the run was launched; found {found or 'a document that cannot be read'}"
+    )
 
 
 def _expiry(attempt: ReplicaAttempt, lifetime_s: float | None) -> datetime | None:

@@ -21,6 +21,16 @@ from runs import live
 
 TTL_S = 20.0
 
+_TAKE = """
+if redis.call('set', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end
+if redis.call('pttl', KEYS[1]) > tonumber(ARGV[2]) then
+  redis.call('pexpire', KEYS[1], ARGV[2])
+end
+return 0
+"""
+"""Redis keeps the end of a key as a time of the wall clock. One that is further away than a lease
+lasts was set before the clock was set back, so it is brought nearer: if its holder is alive, the
+holder renews it."""
 _RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
 _RENEW = "if redis.call('get', KEYS[1]) == ARGV[1] then redis.call('pexpire', KEYS[1], ARGV[2]) end"
 
@@ -31,7 +41,7 @@ def lease(name: str, *, ttl_s: float = TTL_S) -> Iterator[bool]:
     lasts after this process was killed."""
     client = live.client()
     key, token = f"archipelago:lease:{name}", secrets.token_hex(8)
-    held = bool(client.set(key, token, nx=True, px=int(ttl_s * 1000)))
+    held = take(client, key, token, ttl_s)
     over = threading.Event()
     if held:
         threading.Thread(
@@ -43,6 +53,12 @@ def lease(name: str, *, ttl_s: float = TTL_S) -> Iterator[bool]:
         over.set()
         if held:
             client.eval(_RELEASE, 1, key, token)
+
+
+def take(client: Redis, key: str, value: str, ttl_s: float) -> bool:
+    """Set ``key`` for ``ttl_s`` unless it is set. A key that another process left behind ends after
+    its own time also where the clock was set back meanwhile."""
+    return bool(client.eval(_TAKE, 1, key, value, str(int(ttl_s * 1000))))
 
 
 def _renew(client: Redis, key: str, token: str, ttl_s: float, over: threading.Event) -> None:

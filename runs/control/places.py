@@ -24,6 +24,7 @@ from typing import Any
 import redis
 
 from runs import live
+from runs.control.lease import take
 from runs.models import ReplicaPool, Run
 
 OPEN_S = 5.0
@@ -132,7 +133,7 @@ def _take(place: str, slots: int) -> str | None:
     for number in range(slots):
         key = _slot(place, number)
         try:
-            if live.client().set(key, time.time(), nx=True, px=int(SLOT_S * 1000)):
+            if take(live.client(), key, str(time.time()), SLOT_S):
                 return key
         except (redis.RedisError, OSError):
             return ""

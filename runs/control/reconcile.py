@@ -67,9 +67,9 @@ def reconcile_run(run_id: str) -> bool:
         _step(tick, _end_by_force)
     for step in _steps(forced=forced):
         _step(tick, step)
-    published = publish_changes(run, tick.changes)
-    _step(tick, _enqueue_writes)
-    return published
+    _step(tick, _enqueue_writes)  # before the pages, which may have values that cannot be shown
+    _step(tick, _publish)
+    return tick.published
 
 
 def _steps(*, forced: bool) -> list[Callable[[Tick], None]]:
@@ -140,6 +140,11 @@ def _read_ingest(tick: Tick) -> None:
         return
     tick.ingest = IngestState.objects.filter(run=tick.run).first()
     tick.beats = beats_of(tick.replicas, tick.ingest)
+
+
+def _publish(tick: Tick) -> None:
+    tick.published = False
+    tick.published = publish_changes(tick.run, tick.changes)
 
 
 def _enqueue_writes(tick: Tick) -> None:

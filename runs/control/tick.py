@@ -38,6 +38,8 @@ class Tick:
     changes: Changes = field(default_factory=Changes)
     failed: list[str] = field(default_factory=list)
     """Steps that raised."""
+    published: bool = True
+    """Whether the pages were sent what this tick changed."""
 
     @property
     def over(self) -> bool:

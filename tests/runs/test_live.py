@@ -137,3 +137,15 @@ def test_a_tick_that_fails_for_ever_does_not_have_pages_load_every_second(
     assert not live.begin("z"), "kept until it could be told"
     live.told("z")
     assert live.begin("z")
+
+
+def test_a_delta_that_is_too_large_has_pages_load_a_snapshot(
+    up: None, valkey: str, settings: Any
+) -> None:
+    settings.REDIS_URL = valkey
+    before = live.latest_id() or "0-0"
+    assert live.publish("large", {"points": ["x" * live.DELTA_BYTES]})
+    [[_, entries]] = live.client().xread({live.STREAM: before})
+    [(_, fields)] = entries
+    assert b"resync" in fields
+    assert len(fields[b"data"]) < 10

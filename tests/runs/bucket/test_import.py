@@ -365,3 +365,17 @@ def test_a_group_without_a_control_plane_is_shown(tmp_path: Any) -> None:
     assert [(p.backend, p.count) for p in run.pools.all()] == [("external", 2)]
     assert [r.step for r in run.replicas.order_by("number")] == [2, 2]
     assert run not in importing.Run.objects.filter(state__in=("running", "queued"))
+
+
+def test_what_a_killed_import_left_is_removed_after_a_day(
+    make_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill -9 leaves no process that could clean up."""
+    world = make_world(replicas=1)
+    Run.objects.filter(pk=world.run.pk).update(
+        state="cancelled", state_reason=importing.IMPORTING, state_since=world.clock()
+    )
+    assert importing.remove_abandoned(world.clock()) == 0
+    world.clock.pass_s(25 * 3600)
+    assert importing.remove_abandoned(world.clock()) == 1
+    assert not Run.objects.filter(pk=world.run.pk).exists()

@@ -411,3 +411,21 @@ def test_a_job_that_waits_is_polled(world: Any) -> None:
     world.executor.jobs[world.key()] = ReplicaStatus(state=JobState.PENDING)
     world.tick()
     assert world.replica(0).backend_state == "pending"
+
+
+def test_what_is_to_be_written_is_enqueued_also_when_the_pages_cannot_be_sent_a_change(
+    make_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row with a value that JSON does not have would keep a stop from the replicas."""
+    world = make_world(replicas=2, total_rounds=70)
+    world.start()
+
+    def fail(*args: Any) -> bool:
+        raise ValueError("Out of range float values are not JSON compliant")
+
+    monkeypatch.setattr("runs.control.reconcile.publish_changes", fail)
+    services.request_stop(world.run, actor=world.run.owner)
+    world.outbox.clear()
+    world.control()
+    assert ("write_bucket", str(world.run.pk)) in world.outbox
+    assert any("publish failed" in message for message in world.events("control"))
