@@ -47,8 +47,8 @@ def note_status(attempt: ReplicaAttempt, status: ReplicaStatus, now: datetime) -
 
 
 def note_no_capacity(replica: Replica, error: NoCapacity, now: datetime) -> None:
-    """Record that a launch waits for a quota or a machine."""
-    _note_cause(replica, PendingCause.QUOTA, now)
+    """Record that a launch waits for a quota, a machine or a disk."""
+    _note_cause(replica, error.pending, now)
     _show(replica, str(error))
 
 
