@@ -308,8 +308,8 @@ class LocalProcessExecutor(common.LaunchReplicas):
 
 
 def _start_error(error: OSError, where: str) -> ExecutorError:
-    """A folder that cannot be used requires intervention; a full disk is waited for: it says nothing
-    about the request, and space becomes free without a change to the pool."""
+    """A folder that cannot be used requires intervention; a full disk is waited for: it reports
+    nothing about the request, and space becomes free without a change to the pool."""
     message = f"{where}: {error.strerror}"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
         return NeedsPerson(message)

@@ -42,7 +42,7 @@ def test_a_launch_waits_for_a_full_disk(
 
     with monkeypatch.context() as disk:
         disk.setattr(Path, "write_text", refuse)
-        with pytest.raises(NoCapacity, match="^disk (full|quota in use): cannot start") as refused:
+        with pytest.raises(NoCapacity, match=r"^disk (full|quota in use): cannot") as refused:
             launch(executor, "exit", 0)
     assert refused.value.pending is PendingCause.CAPACITY and refused.value.attempts is None
     assert executor.find("run-0-1") is None
