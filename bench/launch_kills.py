@@ -44,7 +44,7 @@ from tests.executors.worlds import World, launch, open_world, present, why_not
 
 REPLICAS = 3
 INTERRUPTIONS = 6
-LAUNCH_S = 0.15
+LAUNCH_S = 0.3
 """About as long as a local launch takes: some kills come too late."""
 BOUNDARIES = 8
 """More requests than any backend's ``ensure`` sends: some interruptions strike nothing."""
@@ -88,7 +88,8 @@ def kill_callers(world: World, key: str, folder: Path, callers: int, after_s: fl
     time.sleep(after_s)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    return any([os.WIFSIGNALED(os.waitpid(pid, 0)[1]) for pid in pids])
+    statuses = [os.waitpid(pid, 0)[1] for pid in pids]
+    return any(map(os.WIFSIGNALED, statuses))
 
 
 def interrupt_often(
