@@ -302,6 +302,21 @@ def test_a_followed_log_begins_with_the_pod(world: KubernetesWorld) -> None:
     assert [line.text for line in lines] == ["said"]
 
 
+def test_a_closed_connection_does_not_fail_a_question(
+    world: KubernetesWorld, tmp_path: Path
+) -> None:
+    """A kept connection that the server closes while a request is sent."""
+    executor = world.executor()
+    handle = launch(executor, "wait", tmp_path / "up")
+    number_in(tmp_path / "up")
+    for ask in (executor.live, lambda: executor.poll([handle]), lambda: text_of(executor, handle)):
+        for request in range(2):
+            world.interrupt(request, Interruption.LOST)
+            ask()
+            world.restore()
+    assert executor.find(handle.launch_key) == handle
+
+
 # Rights.
 
 
