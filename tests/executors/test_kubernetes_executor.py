@@ -91,6 +91,13 @@ def test_a_job_that_gets_no_secret_is_taken_back(world: KubernetesWorld) -> None
     assert end_of(executor, launch(executor, "exit", 0, secrets=SECRET)).cause is Cause.DONE
 
 
+def test_too_large_a_secret_is_refused_and_leaves_nothing(world: KubernetesWorld) -> None:
+    executor = world.executor()
+    with pytest.raises(LaunchRefused, match="may not be more than 1048576 bytes"):
+        launch(executor, "exit", 0, secrets={"TOKEN": "x" * (1 << 20) + "y"})
+    assert executor.find("run-0-1") is None and executor.live() == []
+
+
 def test_a_job_that_was_there_is_not_taken_back(world: KubernetesWorld, tmp_path: Path) -> None:
     executor = world.executor()
     handle = launch(executor, "wait", tmp_path / "up")
