@@ -55,6 +55,11 @@ from tests.stack import LiveStack, running_stack
 wait_until = functools.partial(wait_for_condition, timeout_s=600.0)
 stacks.wait_until = wait_until  # type: ignore[assignment]  # a busy machine starts slowly
 
+_GRANT = """
+from django.contrib.auth.models import Permission, User
+wanted = Permission.objects.get(content_type__app_label="runs", codename="use_local_backend")
+User.objects.get(username="operator").user_permissions.add(wanted)
+"""
 _STOP = """
 from django.contrib.auth.models import User
 from runs import life
@@ -172,6 +177,7 @@ def main() -> None:
             print(json.dumps(measure_backend(backend)), flush=True)
         return
     with tempfile.TemporaryDirectory() as var, running_stack(Path(var)) as stack:
+        stack.python(_GRANT)
         for _ in range(options.runs):
             print(json.dumps(measure(stack, hostile=not options.clean)), flush=True)
 
