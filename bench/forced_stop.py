@@ -3,6 +3,7 @@
 ::
 
     python bench/forced_stop.py [--runs 3] [--clean]
+    python bench/forced_stop.py --backends [BACKEND ...]
 
 Starts a whole server (``manage.py serve``) in a folder of its own and a run of one local replica.
 Before the stop it writes into the run's rendezvous, as any holder of the replica's credentials
@@ -16,6 +17,12 @@ could:
 Prints one line of JSON a run: ``acknowledged_s`` until the cancellation reached the backend,
 ``gone_s`` until no process of the replica was left, and what was quarantined. ``--clean`` leaves
 the hostile records out.
+
+``--backends`` measures the request to end jobs at each backend's emulator instead, as the control
+plane sends it (:mod:`runs.control.asking`): ``acknowledged_s`` until ``cancel`` has returned for
+three jobs, ``dead_s`` the same where the first call gets no answer and the next one, a second
+later, does, and ``gone_s`` until the processes of the jobs have ended after the request. The local
+backend runs replicas that ignore SIGTERM, with children in sessions of their own.
 """
 
 from __future__ import annotations
@@ -36,8 +43,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from diloco.rendezvous import keys
 from diloco.rendezvous.store import LocalStore
 from diloco.rendezvous.telemetry import LogLine
+from executors.local_options import GRACE_S
+from runs.control.asking import NoAnswer, ask_all
 from tests import stack as stacks
 from tests.e2e.lives import create
+from tests.executors.worlds import is_gone, launch, number_in, open_world, present, why_not
 from tests.runs.world import Bucket
 from tests.servers import wait_until as wait_for_condition
 from tests.stack import LiveStack, running_stack
@@ -45,6 +55,11 @@ from tests.stack import LiveStack, running_stack
 wait_until = functools.partial(wait_for_condition, timeout_s=600.0)
 stacks.wait_until = wait_until  # type: ignore[assignment]  # a busy machine starts slowly
 
+_GRANT = """
+from django.contrib.auth.models import Permission, User
+wanted = Permission.objects.get(content_type__app_label="runs", codename="use_local_backend")
+User.objects.get(username="operator").user_permissions.add(wanted)
+"""
 _STOP = """
 from django.contrib.auth.models import User
 from runs import life
@@ -58,6 +73,10 @@ run = Run.objects.get(pk={run!r})
 records = QuarantinedRecord.objects.filter(run=run, quarantined_at__isnull=False)
 print(json.dumps({{"state": run.state, "quarantined": records.count()}}))
 """
+JOBS = 3
+HANG_S = 15.0
+"""Of a request without an answer: longer than the patience of the control plane."""
+TICK_S = 1.0
 EMPTY_LINES = 300_000
 SPARSE_BYTES = 3 * 1024**3
 
@@ -109,6 +128,37 @@ def measure(stack: LiveStack, *, hostile: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def measure_backend(backend: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as root, open_world(backend, Path(root)) as world:
+        found: dict[str, Any] = {"backend": backend}
+        for name in (
+            ("acknowledged_s",) if why_not(backend, "server") else ("acknowledged_s", "dead_s")
+        ):
+            pids: list[int] = []
+            local = backend == "local"
+            executor = world.executor(**({"grace_s": GRACE_S} if local else {}))
+            handles = []
+            for n in range(JOBS):
+                paths = [Path(root) / f"{name}-{n}-{part}" for part in ("main", "rank0", "rank1")]
+                args = ("deaf-sessions", *paths) if local else ("wait", paths[0])
+                handles.append(launch(executor, *args, key=f"{name[0]}-{n}-1"))
+                pids += [number_in(path) for path in paths[: len(args) - 1]]
+            ask = {"cancel": functools.partial(executor.cancel, handles)}
+            since = time.monotonic()
+            if name == "dead_s":
+                world.slow(HANG_S)
+                assert isinstance(ask_all(ask)["cancel"], NoAnswer)
+                world.slow(0)
+                time.sleep(TICK_S)
+            answer = ask_all(ask, patience_s=60.0)["cancel"]
+            if isinstance(answer, Exception):
+                raise answer
+            found[name] = round(time.monotonic() - since, 2)
+            wait_until(lambda pids=pids: all(map(is_gone, pids)), "the end of the jobs")
+            found.setdefault("gone_s", round(time.monotonic() - since, 2))
+        return found
+
+
 def _runs(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -120,8 +170,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--clean", action="store_true")
+    parser.add_argument("--backends", nargs="*", metavar="BACKEND")
     options = parser.parse_args()
+    if options.backends is not None:
+        for backend in options.backends or present():
+            print(json.dumps(measure_backend(backend)), flush=True)
+        return
     with tempfile.TemporaryDirectory() as var, running_stack(Path(var)) as stack:
+        stack.python(_GRANT)
         for _ in range(options.runs):
             print(json.dumps(measure(stack, hostile=not options.clean)), flush=True)
 

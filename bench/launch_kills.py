@@ -14,6 +14,9 @@ control plane does; a third of the trials abandon one launch half-way and end wh
 - *missing*: launch keys without a job, or whose job never started
 - *incomplete*: jobs that lack an object which they need
 
+The local backend has no service: there the process that launches is killed with SIGKILL at a random
+moment of its call.
+
 Usage: python bench/launch_kills.py [BACKEND ...] [--trials 50] [--seed 1]
 The exit status is 1 where any count is not 0.
 """
@@ -22,7 +25,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -39,6 +44,8 @@ from tests.executors.worlds import World, launch, open_world, present, why_not
 
 REPLICAS = 3
 INTERRUPTIONS = 6
+LAUNCH_S = 0.3
+"""About as long as a local launch takes: some kills come too late."""
 BOUNDARIES = 8
 """More requests than any backend's ``ensure`` sends: some interruptions strike nothing."""
 PATIENCE_S = 120.0
@@ -67,10 +74,33 @@ def ensure(world: World, key: str, folder: Path) -> ReplicaHandle:
     return launch(world.executor(), "count", folder / key, key=key, secrets=SECRETS)
 
 
+def kill_callers(world: World, key: str, folder: Path, callers: int, after_s: float) -> bool:
+    """Launch in processes of their own, which are killed ``after_s`` later; whether one was."""
+    pids = []
+    for _ in range(callers):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ensure(world, key, folder)
+            finally:
+                os._exit(0)
+        pids.append(pid)
+    time.sleep(after_s)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    statuses = [os.waitpid(pid, 0)[1] for pid in pids]
+    return any(map(os.WIFSIGNALED, statuses))
+
+
 def interrupt_often(
     world: World, key: str, folder: Path, rng: random.Random, counts: Counts
 ) -> None:
     for _ in range(rng.randint(1, INTERRUPTIONS)):
+        if why_not(world.backend, "interrupt"):
+            callers = 2 if rng.random() < 0.2 else 1
+            after_s = rng.uniform(0.0, LAUNCH_S)
+            counts.interrupted += kill_callers(world, key, folder, callers, after_s)
+            continue
         world.interrupt(rng.randrange(BOUNDARIES), rng.choice(list(Interruption)))
         callers = 2 if rng.random() < 0.2 else 1
         with ThreadPoolExecutor(callers) as pool:
@@ -155,17 +185,16 @@ def run(backend: str, trials: int, seed: int) -> Counts:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("backends", nargs="*", help="default: every one whose world can do it")
+    parser.add_argument("backends", nargs="*", help="default: all")
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    able = [backend for backend in present() if not why_not(backend, "interrupt")]
     names = [field.name for field in dataclasses.fields(Counts)]
     print(f"{arguments.trials} trials of {REPLICAS} launches, seed {arguments.seed}")
     print(f"| backend | {' | '.join(names)} | s |")
     print("| --- |" + " ---: |" * (len(names) + 1))
     clean = True
-    for backend in arguments.backends or able:
+    for backend in arguments.backends or present():
         began = time.perf_counter()
         counts = run(backend, arguments.trials, arguments.seed)
         clean &= counts.is_clean

@@ -15,6 +15,8 @@ The rules, and the pages they come from:
 - ``spec.template`` and ``spec.completions`` of a Job are immutable, but for scheduling directives
   while it is suspended and has never started
   (https://kubernetes.io/docs/concepts/workloads/controllers/job/#mutable-scheduling-directives);
+- a Secret holds at most 1 MiB
+  (https://kubernetes.io/docs/concepts/configuration/secret/#restriction-data-size);
 - the data of an ``immutable`` Secret cannot change
   (https://kubernetes.io/docs/concepts/configuration/secret/#secret-immutable);
 - dependents are deleted with their owner in the background, before it (foreground), or stay
@@ -27,6 +29,7 @@ Left out: watches, server-side apply, and validation of fields that no executor 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import copy
 import re
@@ -85,6 +88,7 @@ _MUTABLE = ("activeDeadlineSeconds", "suspend", "ttlSecondsAfterFinished", "para
 _SCHEDULING = ("nodeSelector", "tolerations", "schedulingGates", "affinity")
 _KEY_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _ANNOTATION_BYTES = 256 * 1024
+_SECRET_BYTES = 1024 * 1024
 
 
 class Refused(Exception):
@@ -129,6 +133,8 @@ class Objects:
         _check_metadata(kind, name, made["metadata"], "metadata")
         if resource == "jobs":
             _check_job(made)
+        if resource == "secrets":
+            _check_secret(kind, name, made)
         made |= {"apiVersion": kind.api_version, "kind": kind.kind}
         made["metadata"] |= {
             "namespace": namespace if kind.namespaced else "",
@@ -411,6 +417,13 @@ def _check_metadata(kind: Kind, name: str, metadata: Json, where: str) -> None:
         for field in ("apiVersion", "kind", "name", "uid"):
             if not owner.get(field):
                 _invalid(kind, name, f"{where}.ownerReferences.{field}: must not be empty")
+
+
+def _check_secret(kind: Kind, name: str, made: Json) -> None:
+    size = sum(len(base64.b64decode(value)) for value in (made.get("data") or {}).values())
+    size += sum(len(value.encode()) for value in (made.get("stringData") or {}).values())
+    if size > _SECRET_BYTES:
+        _invalid(kind, name, f"data: Too long: may not be more than {_SECRET_BYTES} bytes")
 
 
 def _invalid(kind: Kind, name: str, message: str) -> NoReturn:

@@ -40,7 +40,7 @@ ROLE = f"arn:aws:iam::{ACCOUNT}:role/archipelago-replica"
 FAULTS = (
     *("preempt", "oom", "lose", "refuse_quota", "slow"),
     *("throttle", "withhold_machines", "give_machines", "starve", "break_down"),
-    *("limit", "hold_stopping", "hold_lists"),
+    *("limit", "hold_stopping", "hold_lists", "hold_deletions"),
 )
 _TARGETS = {
     "SageMaker": "sagemaker",
@@ -157,6 +157,10 @@ class SageMakerServer:
     def hold_lists(self, held: bool = True) -> None:
         """Lists lag: they show no change until this is called with False."""
         self.jobs.hold_lists(held)
+
+    def hold_deletions(self, held: bool = True) -> None:
+        """Secrets that are deleted block their names until this is called with False."""
+        self.secrets.hold_deletions(held)
 
     # What is answered.
 

@@ -1,7 +1,15 @@
 """Secrets Manager and Service Quotas of an emulated account, as far as SageMaker's jobs need them.
 
 Each method takes a request's parameters and gives its answer, or raises
-:class:`~emulators.aws.AwsError`.
+:class:`~emulators.aws.AwsError`. Rules and sources (docs.aws.amazon.com/secretsmanager/latest/
+apireference/):
+
+- A name is used by one secret at a time: API_CreateSecret.html, ResourceExistsException.
+- A deletion without recovery is asynchronous. Until it is complete no secret of that name can be
+  created, written or read (InvalidRequestException), and lists leave it out:
+  API_DeleteSecret.html, ForceDeleteWithoutRecovery. ``hold_deletions`` keeps it incomplete.
+- To delete a secret that does not exist by force is no error: the same page.
+- A secret has at most 65,536 bytes: API_CreateSecret.html, SecretString (checked by the model).
 """
 
 from __future__ import annotations
@@ -24,12 +32,27 @@ class Secrets:
         self.account = account
         self.kept: dict[tuple[str, str], dict[str, Any]] = {}
         self._lock = threading.Lock()
+        self._deleted: set[tuple[str, str]] = set()
+        self._deletions_held = False
+
+    def hold_deletions(self, held: bool = True) -> None:
+        """Deletions stay incomplete until this is called with False."""
+        with self._lock:
+            self._deletions_held = held
+            if not held:
+                self._deleted.clear()
 
     def create(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:
         name = given["Name"]
         ending = random.token_hex(3)
         arn = f"arn:aws:secretsmanager:{region}:{self.account}:secret:{name}-{ending}"
         with self._lock:
+            if (region, name) in self._deleted:
+                raise AwsError(
+                    "InvalidRequestException",
+                    "You can't create this secret because a secret with this name is already "
+                    "scheduled for deletion.",
+                )
             if (region, name) in self.kept:
                 raise AwsError(
                     "ResourceExistsException",
@@ -56,11 +79,13 @@ class Secrets:
             return {name: value for name, value in secret.items() if name != "Tags"}
 
     def delete(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """At once and for good; of one that is not there AWS says the same."""
+        """For good; of one that is not there AWS says the same."""
         if not given.get("ForceDeleteWithoutRecovery"):
             raise AwsError("InvalidParameterException", "This emulator deletes by force only.")
+        name = (region, given["SecretId"])
         with self._lock:
-            self.kept.pop((region, given["SecretId"]), None)
+            if self.kept.pop(name, None) is not None and self._deletions_held:
+                self._deleted.add(name)
         return {"Name": given["SecretId"]}
 
     def list(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,6 +99,12 @@ class Secrets:
         return {"SecretList": found}
 
     def _find(self, region: str, name: str) -> dict[str, Any]:
+        if (region, name) in self._deleted:
+            raise AwsError(
+                "InvalidRequestException",
+                "You can't perform this operation on the secret because it was marked for "
+                "deletion.",
+            )
         for (where, _), secret in self.kept.items():
             if where == region and name in (secret["Name"], secret["ARN"]):
                 return secret

@@ -17,6 +17,8 @@ Rules and their sources (docs.aws.amazon.com/sagemaker/latest/...):
 - An interrupted spot job stays InProgress and is restarted under the same name when there is a
   machine; one beyond its MaxWaitTime goes over Stopping to Stopped: dg/
   model-managed-spot-training-status.html.
+- A job for which there is no machine stays in Starting, with a message that says so:
+  APIReference/API_SecondaryStatusTransition.html, StatusMessage.
 - Lists come in pages of at most 100, newest first; a page's token holds for its own question only:
   API_ListTrainingJobs.html. With ``hold_lists`` they lag behind: the page does not promise
   that a list shows a job at once.
@@ -50,6 +52,7 @@ _NO_MACHINE = (
     "CapacityError: Unable to provision requested ML compute capacity. Please retry using a "
     "different ML instance type."
 )
+_RETRYING = "Insufficient capacity error from EC2 while launching instances, retrying!"
 _INTERNAL = "InternalServerError: We encountered an internal error. Please try again."
 _ENDED = ("Completed", "Failed", "Stopped")
 
@@ -162,6 +165,8 @@ class TrainingJobs:
             self._jobs[region, name] = job
             if self.capacity:
                 self._train(job)
+            else:
+                job.change("Starting", job.created_s, _RETRYING)
         return {"TrainingJobArn": arn}
 
     def describe(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,11 +43,24 @@ class RetryLater(ExecutorError):
 
 
 class NoCapacity(RetryLater):
-    """The backend is full for now: the account's quota is in use, or no machine is free. It says
-    nothing about the request; a launch waits for capacity as long as ``pending_timeout`` allows.
+    """The backend is full for now: the account's quota is in use, no machine is free, or a disk is
+    full. It says nothing about the request; a launch is repeated until there is room.
+
+    ``pending`` is what the launch waits for, by default the quota.
 
     A quota that cannot hold the request even when nothing else runs (a limit of zero) is
     :class:`NeedsPerson` instead."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        after_s: float | None = None,
+        attempts: int | None = None,
+        pending: PendingCause | None = None,
+    ) -> None:
+        super().__init__(message, after_s=after_s, attempts=attempts)
+        self.pending = pending or PendingCause.QUOTA
 
 
 class LaunchRefused(ExecutorError):

@@ -16,8 +16,9 @@ from datetime import datetime
 
 from huggingface_hub import JobInfo
 
-from executors.base import Cause, JobState, ReplicaStatus
+from executors.base import Cause, JobState, PendingCause, ReplicaStatus
 from executors.common import exit_cause
+from executors.refusals import is_capacity_message
 
 TIMEOUT_LABEL = "archipelago-timeout-s"
 
@@ -58,6 +59,7 @@ def status_of(job: JobInfo) -> ReplicaStatus:
             state=JobState.RUNNING if running else JobState.PENDING,
             message=said,
             phase=stage,
+            pending=None if running else _pending_cause(said),
             started_wall_s=started_s,
             deadline_wall_s=deadline_s,
         )
@@ -86,6 +88,11 @@ def precedence(job: JobInfo) -> tuple[int, float, str]:
     stage = str(job.status.stage)
     rank = 0 if stage not in ENDED else 2 if stage in ("CANCELED", "DELETED") else 1
     return rank, _seconds(job.created_at) or 0.0, job.id
+
+
+def _pending_cause(said: str) -> PendingCause:
+    """The Hub reports a full flavour only in the words of a job's status, if at all."""
+    return PendingCause.CAPACITY if is_capacity_message(said) else PendingCause.STARTING
 
 
 def _cause(stage: str, said: str, exit_code: int | None) -> tuple[Cause, str]:

@@ -13,9 +13,9 @@ import contextlib
 import json
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from executors.base import ExecutorError, LaunchRefused, NeedsPerson, NoCapacity, RetryLater
 from executors.common import retry_after_s
@@ -51,6 +51,9 @@ QUIET_S = 60.0
 
 PAGE = 500
 CONNECTIONS = 16
+
+
+T = TypeVar("T")
 
 
 class AlreadyThere(LaunchRefused):
@@ -99,7 +102,7 @@ class Cluster:
 
     def read_job(self, name: str) -> Json | None:
         with contextlib.suppress(Gone):
-            return self._json(self._batch.read_namespaced_job, name, self.namespace)
+            return self._get(self._batch.read_namespaced_job, name, self.namespace)
         return None
 
     def list_jobs(self, selector: str) -> list[Json]:
@@ -160,7 +163,7 @@ class Cluster:
 
     def warnings(self) -> dict[str, str]:
         """The newest warning about each object of the namespace, by its name."""
-        found = self._json(
+        found = self._get(
             self._core.list_namespaced_event,
             self.namespace,
             field_selector="type=Warning",
@@ -230,7 +233,8 @@ class Cluster:
             auth_settings=["BearerToken"],
         )
         with errors():
-            answer = self._client.call_api(*request, _request_timeout=(self._limit_s[0], QUIET_S))
+            limit_s = (self._limit_s[0], QUIET_S)
+            answer = _repeated(lambda: self._client.call_api(*request, _request_timeout=limit_s))
             if not 200 <= answer.status <= 299:
                 answer.read()  # type: ignore[no-untyped-call]
                 _refuse(answer.status, answer.data, answer.headers)
@@ -240,6 +244,11 @@ class Cluster:
         finally:
             response.close()
             response.release_conn()
+
+    def _get(self, call: Any, *args: Any, **options: Any) -> Json:
+        """As :meth:`_json`, for a request that only reads: repeated once if its connection was
+        closed. A server closes one that was idle, and can do so while the request is sent."""
+        return _repeated(lambda: self._json(call, *args, **options))
 
     def _json(self, call: Any, *args: Any, **options: Any) -> Json:
         with errors():
@@ -256,11 +265,24 @@ class Cluster:
         items: list[Json] = []
         after: dict[str, str] = {}
         while True:
-            page = self._json(call, *args, **options, **after, limit=PAGE)
+            page = self._get(call, *args, **options, **after, limit=PAGE)
             items += page.get("items") or []
             if not (more := page["metadata"].get("continue")):
                 return items
             after = {"_continue": more}
+
+
+def _repeated(ask: Callable[[], T]) -> T:
+    """The result of ``ask``, called again if its connection was closed before an answer."""
+    import urllib3
+
+    try:
+        return ask()
+    except (RetryLater, urllib3.exceptions.HTTPError) as error:
+        cause = error if isinstance(error, urllib3.exceptions.HTTPError) else error.__cause__
+        if not isinstance(getattr(cause, "reason", cause), urllib3.exceptions.ProtocolError):
+            raise
+    return ask()
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@
                                 log          what the replica printed
                                 cancel       somebody asked for the end
                                 exit.json    how it ended; the shim's last act
+                                reserve      room for handle.json and exit.json on a full disk
     state_dir/gpus/<gpu>.lock                flock, held by the shim of the job that has it
     state_dir/code/                          code and packages that replicas fetched
 
@@ -20,7 +21,11 @@ held and its start time is the recorded one, so a reused process id never is.
 ``cancel`` does not wait: the shim sends SIGTERM to the replica's process group and, when
 ``grace_s`` is over, SIGKILL; so it does at the deadline. On Linux this includes processes that the
 replica has put into a group or session of their own. A shim that is itself killed takes the
-replica with it on Linux; elsewhere the replica lives on unobserved.
+replica with it on Linux; the next ``poll`` or ``cancel`` ends what the replica has started
+(:mod:`executors.local_survivors`), and elsewhere than on Linux the replica itself.
+
+A full disk delays a launch (:class:`~executors.base.NoCapacity`). A job keeps a little room on
+the disk, so that its end is recorded when the disk has filled up meanwhile.
 
 An executor lists jobs of its own ``state_dir`` and deployment only. No job depends on the process
 that launched it: neither its end nor that of a server (:mod:`executors.tether`) ends a replica;
@@ -47,9 +52,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from executors import bootstrap, common, local_job, local_shim, local_user
+from executors import bootstrap, common, local_job, local_shim, local_survivors, local_user
 from executors.base import (
     Capabilities,
+    Cause,
     CodeRef,
     ExecutorConfig,
     ExecutorError,
@@ -57,6 +63,8 @@ from executors.base import (
     LaunchRefused,
     LogLine,
     NeedsPerson,
+    NoCapacity,
+    PendingCause,
     Problem,
     ReplicaHandle,
     ReplicaSpec,
@@ -67,7 +75,6 @@ from executors.catalogue import LOCAL
 from executors.local_environment import replica_environment
 from executors.local_gpus import free_gpu, gpus_of
 from executors.local_options import read_options, this_machine
-from executors.refusals import UNCLEAR_ATTEMPTS
 
 POLL_S = 0.05
 
@@ -116,7 +123,14 @@ class LocalProcessExecutor(common.LaunchReplicas):
         return [self._handle(spec.launch_key) for spec in request.specs]
 
     def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
-        return [local_job.status(self._folder(handle.launch_key)) for handle in handles]
+        """Also ends what is left of a job whose shim was killed."""
+        return [self._poll(self._folder(handle.launch_key)) for handle in handles]
+
+    def _poll(self, folder: Path) -> ReplicaStatus:
+        status = local_job.status(folder)
+        if status.cause is Cause.LOST:
+            local_survivors.end_survivors(folder)
+        return status
 
     def find(self, launch_key: str) -> ReplicaHandle | None:
         folder = self._folder(launch_key)
@@ -180,6 +194,7 @@ class LocalProcessExecutor(common.LaunchReplicas):
             if not (folder / "handle.json").exists():  # without the mark it could be missed
                 raise RetryLater(f"{folder}: {error.strerror}") from error
         local_job.ask_to_end(folder)
+        local_survivors.end_survivors(folder)
 
     def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
         return common.collect(self.poll, handles, timeout, every_s=POLL_S)
@@ -260,6 +275,7 @@ class LocalProcessExecutor(common.LaunchReplicas):
                 local_user.share_state(shared, run_as, [shared / "rendezvous"])
                 work = str(local_user.work_folder(folder, run_as))
                 env = {**env, "HOME": work, "TMPDIR": work, "USER": run_as.pw_name}
+            local_shim.reserve_space(folder)
             local_shim.write_json(
                 folder / "job.json",
                 {
@@ -282,7 +298,7 @@ class LocalProcessExecutor(common.LaunchReplicas):
                     *(sys.executable, "-I", local_shim.__file__, str(folder.absolute())),
                     *map(str, descriptors),
                 ],
-                env={"CUDA_VISIBLE_DEVICES": gpu, **env},
+                env={"CUDA_VISIBLE_DEVICES": gpu, **env, **local_survivors.mark(folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -292,10 +308,12 @@ class LocalProcessExecutor(common.LaunchReplicas):
 
 
 def _start_error(error: OSError, where: str) -> ExecutorError:
-    """A folder that cannot be used requires intervention; a full disk is retried for a while."""
+    """A folder that cannot be used requires intervention; a full disk is waited for: it reports
+    nothing about the request, and space becomes free without a change to the pool."""
     message = f"{where}: {error.strerror}"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
         return NeedsPerson(message)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return RetryLater(message, attempts=UNCLEAR_ATTEMPTS)
+    if error.errno in local_shim.DISK_FULL:
+        full = "disk full" if error.errno == errno.ENOSPC else "disk quota in use"
+        return NoCapacity(f"{full}: {message}", pending=PendingCause.CAPACITY)
     return RetryLater(message)

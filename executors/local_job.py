@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from executors import local_shim
-from executors.base import Cause, JobState, ReplicaStatus, RetryLater
+from executors.base import Cause, JobState, PendingCause, ReplicaStatus, RetryLater
 from executors.common import DEPLOYMENT_LABEL, exit_cause
 
 START_S = 30.0
@@ -117,10 +117,13 @@ def status(folder: Path) -> ReplicaStatus:
     if alive:
         return ReplicaStatus(
             state=JobState.RUNNING if handle else JobState.PENDING,
+            pending=None if handle else PendingCause.STARTING,
             started_wall_s=started_wall_s,
             deadline_wall_s=handle["deadline_wall_s"] if handle else None,
         )
-    if handle is None:
+    if handle is None and (folder / "job.json").exists():
+        message = "the replica's supervising process ended before it could start the replica"
+    elif handle is None:
         message = f"no job {folder.name} was ever started in {folder.parent}"
     else:
         message = "the replica's supervising process was killed, or the machine restarted"

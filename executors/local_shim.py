@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import select
@@ -38,6 +39,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 KILL_ROUNDS = 50
 """How often the processes that are left are killed: each can have started another meanwhile."""
+RESERVE, RESERVE_BYTES = "reserve", 16_384
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _ON_LINUX = sys.platform.startswith("linux")
 _ASKED_BY = {signal.SIGTERM, signal.SIGINT, signal.SIGALRM}
 
@@ -53,8 +56,29 @@ def boot_id() -> str:
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write all of it or nothing."""
     made = path.with_name(f".{path.name}.{os.getpid()}")
-    made.write_text(json.dumps(value))
-    made.replace(path)
+    try:
+        made.write_text(json.dumps(value))
+        made.replace(path)
+    except OSError:
+        made.unlink(missing_ok=True)
+        raise
+
+
+def reserve_space(folder: Path) -> None:
+    """Keep room for the records of the shim, so that a disk which fills up while the replica runs
+    does not hide how it ended. Random bytes, because a file system can compress others."""
+    (folder / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))
+
+
+def write_record(path: Path, value: dict[str, Any]) -> None:
+    """As :func:`write_json`; on a full disk in the room that was kept."""
+    try:
+        write_json(path, value)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        (path.parent / RESERVE).unlink(missing_ok=True)
+        write_json(path, value)
 
 
 def memory_of(pid: int) -> int:
@@ -131,7 +155,7 @@ class Shim:
             self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         me = psutil.Process()
         now = time.time()
-        write_json(
+        write_record(
             self.folder / "handle.json",
             {
                 "pid": me.pid,
@@ -266,7 +290,7 @@ class Shim:
     def write_end(self, *, exit_code: int | None, message: str = "") -> None:
         for fd in self.gpu_fds:  # before anybody reads of the end: it can be taken then
             os.close(fd)
-        write_json(
+        write_record(
             self.folder / "exit.json",
             {
                 "exit_code": exit_code,
@@ -275,6 +299,7 @@ class Shim:
                 "message": message,
             },
         )
+        (self.folder / RESERVE).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -14,8 +14,8 @@ see the incarnation of a replica that is over. :mod:`executors.modal_launch` say
 started without waiting for a machine, :mod:`executors.modal_records` where its state is read.
 
 ``poll`` takes one listing of the deployment's living Sandboxes however many are asked for, and one
-question for each that has ended. ``cancel`` leaves its mark and terminates; Modal gives no grace to
-speak of, so a run drains its replicas before.
+question for each that has ended. ``cancel`` leaves its mark, if it can, and terminates; Modal gives
+no grace to speak of, so a run drains its replicas before.
 
 Sandboxes without a GPU are not preempted, those with one can be at any time; Modal has neither
 a spot price nor a choice (https://modal.com/docs/guide/preemption). No Sandbox outlives 24 hours.
@@ -27,6 +27,7 @@ API: https://modal.com/docs/reference/modal.Sandbox
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections import defaultdict
@@ -59,6 +60,9 @@ from executors.modal_logs import Entry, Position
 
 AT_ONCE = 32
 """Questions and requests to end that are under way together."""
+
+MARK_S = 5.0
+"""How long a request to end a Sandbox is delayed by a mark that gets no answer, twice at most."""
 
 LONGEST_LOG = timedelta(days=34)
 """Modal refuses to search more than 35 days."""
@@ -256,13 +260,23 @@ class ModalExecutor(common.LaunchReplicas):
             )
             if sandbox.returncode is not None:
                 return
-            tags = await call(sandbox.get_tags.aio(), expect=(told.NotFoundError,))
-            if modal_records.CANCELLED_TAG not in tags:
-                marked = {**tags, modal_records.CANCELLED_TAG: "yes"}
-                await call(sandbox.set_tags.aio(marked), expect=(told.NotFoundError,))
+            with contextlib.suppress(ExecutorError):  # an end without the mark is better than none
+                await self._mark(sandbox)
             await call(sandbox.terminate.aio(), expect=(told.NotFoundError,))
         except told.NotFoundError:
             return
+
+    async def _mark(self, sandbox: modal.Sandbox) -> None:
+        """Record on the Sandbox that we ask for its end. An end without this mark reads as a
+        preemption."""
+        call = self._account.call
+        limit_s = min(MARK_S, self._account.timeout_s)
+        tags = await call(sandbox.get_tags.aio(), timeout_s=limit_s, expect=(told.NotFoundError,))
+        if modal_records.CANCELLED_TAG not in tags:
+            marked = {**tags, modal_records.CANCELLED_TAG: "yes"}
+            await call(
+                sandbox.set_tags.aio(marked), timeout_s=limit_s, expect=(told.NotFoundError,)
+            )
 
     def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
         return common.collect(self.poll, handles, timeout, every_s=self.log_poll_s)

@@ -31,7 +31,7 @@ import modal.exception as told
 from modal._utils.async_utils import synchronize_api
 from modal_proto import api_pb2 as api
 
-from executors.base import Cause, JobState, ReplicaStatus
+from executors.base import Cause, JobState, PendingCause, ReplicaStatus
 from executors.common import DEPLOYMENT_LABEL, KEY_LABEL, exit_cause
 from executors.modal_account import Account
 
@@ -142,6 +142,8 @@ def status_of(record: api.SandboxInfo) -> ReplicaStatus:
         return ReplicaStatus(
             state=JobState.RUNNING if running else JobState.PENDING,
             phase="running" if running else "scheduling",
+            pending=None if running else _pending_cause(task),
+            message="" if running or task.id else "Modal has found no machine for it yet",
             started_wall_s=started_wall_s,
             deadline_wall_s=_deadline(record, started_wall_s),
         )
@@ -156,6 +158,11 @@ def status_of(record: api.SandboxInfo) -> ReplicaStatus:
         ended_wall_s=task.finished_at or None,
         deadline_wall_s=_deadline(record, started_wall_s),
     )
+
+
+def _pending_cause(task: api.TaskInfo) -> PendingCause:
+    """A Sandbox gets a task with its machine: https://modal.com/docs/guide/sandbox (Lifecycle)."""
+    return PendingCause.STARTING if task.id else PendingCause.CAPACITY
 
 
 async def status_by_id(account: Account, sandbox_id: str) -> ReplicaStatus:

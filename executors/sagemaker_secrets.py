@@ -19,7 +19,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from botocore.exceptions import ClientError
 
@@ -69,13 +69,22 @@ def put(
         try:
             made = client.create_secret(Name=name, SecretString=text, Tags=listed, **key)
         except ClientError as error:
-            if code_of(error) == "InvalidRequestException" and "deletion" in message_of(error):
-                # The job of this name has ended, and its secret is on its way out.
-                raise RetryLater(f"{name}: {message_of(error)}") from None
             if code_of(error) != "ResourceExistsException":
-                raise
-            made = client.put_secret_value(SecretId=name, SecretString=text)
+                _wait_for_deletion(error, name)
+            try:
+                made = client.put_secret_value(SecretId=name, SecretString=text)
+            except ClientError as gone:  # deleted between the two requests
+                if code_of(gone) == "ResourceNotFoundException":
+                    raise RetryLater(f"{name}: {message_of(gone)}") from None
+                _wait_for_deletion(gone, name)
     return str(made["ARN"])
+
+
+def _wait_for_deletion(error: ClientError, name: str) -> NoReturn:
+    """A secret that is being deleted blocks its name for a while (API_DeleteSecret)."""
+    if code_of(error) == "InvalidRequestException" and "deletion" in message_of(error):
+        raise RetryLater(f"{name}: {message_of(error)}") from None
+    raise error
 
 
 def delete(client: Any, job_name: str) -> None:

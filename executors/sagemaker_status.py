@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from executors.base import Cause, JobState, ReplicaStatus
+from executors.base import Cause, JobState, PendingCause, ReplicaStatus
 from executors.common import exit_cause
 
 ENDED = ("Completed", "Failed", "Stopped")
@@ -56,6 +56,7 @@ def of_description(job: Mapping[str, Any]) -> ReplicaStatus:
             state=JobState.PENDING if pending else JobState.RUNNING,
             phase=phase,
             message=interrupted or (_message(job) if pending else ""),
+            pending=_pending_cause(phase, job) if pending else None,
             started_wall_s=started,
             deadline_wall_s=started + run_s if started is not None and run_s else None,
         )
@@ -70,6 +71,15 @@ def of_description(job: Mapping[str, Any]) -> ReplicaStatus:
         ended_wall_s=_wall(job.get("TrainingEndTime") or job.get("LastModifiedTime")),
         billed_s=job.get("BillableTimeInSeconds"),
     )
+
+
+def _pending_cause(phase: str, job: Mapping[str, Any]) -> PendingCause:
+    """``Pending`` waits for reserved capacity (API_StoppingCondition, MaxPendingTimeInSeconds).
+    ``Starting`` with "Insufficient capacity error from EC2 while launching instances, retrying!"
+    waits for a machine (API_SecondaryStatusTransition, StatusMessage). The messages are subject to
+    change; one that is not known counts as a normal start, which has the same limit."""
+    waits = phase == "Pending" or "capacity" in _message(job).lower()
+    return PendingCause.CAPACITY if waits else PendingCause.STARTING
 
 
 def must_be_stopped(job: Mapping[str, Any]) -> bool:

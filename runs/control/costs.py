@@ -2,7 +2,8 @@
 
 From when the backend says that the job began to run (or, where it does not say, from the launch)
 to its end, or the seconds that the backend says it bills, at the price the pool had when the
-attempt was launched. What was ended while it waited for a machine costs nothing. An estimate: the
+attempt was launched. What was ended while it waited for a machine costs nothing, and neither does
+the time in which the queue of a cluster has suspended a job that ran before. An estimate: the
 bill is the backend's. An attempt of a pool without a known price costs nobody knows what, and the
 run's sum leaves it out.
 """
@@ -29,18 +30,30 @@ def cost_usd(
     ended_at: datetime | None,
     now: datetime,
     billed_s: float | None = None,
+    earlier_usd: float = 0.0,
 ) -> float | None:
     """None where the price is not known; 0 for what never ran: it has ended, and neither its
-    backend nor a beat ever said that it had begun (see :func:`runs.control.jobs.has_worked`)."""
+    backend nor a beat ever said that it had begun (see :func:`runs.control.jobs.has_worked`).
+    ``earlier_usd``: what it cost before it was suspended; ``billed_s`` includes it."""
     if price_usd_h is None:
         return None
     if billed_s is not None:
         return billed_s * price_usd_h / 3600.0
     began = started_at or (launched_at if ended_at is None else None)
     if began is None:
-        return 0.0
+        return earlier_usd
     seconds = ((ended_at or now) - began).total_seconds()
-    return max(seconds, 0.0) * price_usd_h / 3600.0
+    return earlier_usd + max(seconds, 0.0) * price_usd_h / 3600.0
+
+
+def suspend(attempt: ReplicaAttempt) -> None:
+    """Keep what the attempt has cost: its job ran, and waits in a queue again."""
+    if attempt.started_at is None:
+        return
+    cost = attempt.cost_usd or 0.0
+    suspended = ReplicaAttempt.objects.filter(pk=attempt.pk, ended_at=None)
+    if suspended.update(started_at=None, earlier_cost_usd=cost):
+        attempt.started_at, attempt.earlier_cost_usd = None, cost
 
 
 def add_up(tick: Tick) -> None:
@@ -71,6 +84,7 @@ def _moved(attempt: ReplicaAttempt, tick: Tick) -> bool:
         ended_at=attempt.ended_at,
         now=tick.now,
         billed_s=attempt.billed_s,
+        earlier_usd=attempt.earlier_cost_usd,
     )
     if cost is None or attempt.price_usd_h is None or cost == attempt.cost_usd:
         return False

@@ -15,11 +15,12 @@ from executors.base import (
     Cause,
     ExecutorError,
     JobState,
+    PendingCause,
     ReplicaHandle,
     ReplicaStatus,
     ServerlessExecutor,
 )
-from runs.control import breaker, pending, places
+from runs.control import breaker, costs, pending, places
 from runs.control.asking import NoAnswer, ask_all
 from runs.control.backends import executor_for
 from runs.control.decide import Job
@@ -164,6 +165,8 @@ def _record(attempt: ReplicaAttempt, status: ReplicaStatus, now: datetime) -> Jo
         Replica.objects.filter(pk=attempt.replica_id).update(backend_state=said)
         attempt.replica.backend_state = said
     _save_times(attempt, status)
+    if status.pending is PendingCause.QUEUED:
+        costs.suspend(attempt)
     pending.note_status(attempt, status, now)
     if status.state == JobState.RUNNING:
         has_worked(attempt)

@@ -332,6 +332,7 @@ def _begin_attempt(replica_id: int) -> ReplicaAttempt | None:
             backend_state="",
             pending_cause="",
             pending_since=None,
+            waiting_since=None,
             relaunch_at=None,
             drain_sent_at=None,
             cancel_at=None,
@@ -367,7 +368,7 @@ def _ensure(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> 
     )
     ReplicaAttempt.objects.filter(pk=attempt.pk).update(
         price_usd_h=pool.price_usd_h,
-        cost_usd=None if pool.price_usd_h is None else 0.0,
+        cost_usd=None if pool.price_usd_h is None else attempt.cost_usd or 0.0,
         deadline_at=_from_now(lifetime_s),
         expires_at=_expiry(attempt, opened.lifetime_s),
     )

@@ -22,6 +22,9 @@ from runs.transitions import clean_text, transition_replica
 REPAIR_EVERY = timedelta(seconds=10)
 """How often a launch whose job lacks an object is repeated."""
 
+_NOT_WAITING = ("", PendingCause.QUEUED)
+"""It runs, or its queue decides how long it waits."""
+
 _WAITING = (ReplicaState.PROVISIONING, ReplicaState.SUSPECT)
 
 
@@ -47,8 +50,8 @@ def note_status(attempt: ReplicaAttempt, status: ReplicaStatus, now: datetime) -
 
 
 def note_no_capacity(replica: Replica, error: NoCapacity, now: datetime) -> None:
-    """Record that a launch waits for a quota or a machine."""
-    _note_cause(replica, PendingCause.QUOTA, now)
+    """Record that a launch waits for a quota, a machine or a disk."""
+    _note_cause(replica, error.pending, now)
     _show(replica, str(error))
 
 
@@ -68,8 +71,13 @@ def end_pending(tick: Tick) -> None:
         if not waiting.pending_cause or waiting.pending_since is None:
             continue
         cause = PendingCause(waiting.pending_cause)
-        limit_s = policy.pending_limit_s(cause, timeout_s=settings.PENDING_TIMEOUT_S)
+        timeout_s = settings.PENDING_TIMEOUT_S
+        limit_s = policy.pending_limit_s(cause, timeout_s=timeout_s)
         waited_s = (tick.now - waiting.pending_since).total_seconds()
+        if limit_s is not None and waited_s <= limit_s and waiting.waiting_since is not None:
+            # Causes that alternate do not add up to more than the longest wait.
+            limit_s = policy.total_pending_limit_s(timeout_s=timeout_s) or limit_s
+            waited_s = (tick.now - waiting.waiting_since).total_seconds()
         if limit_s is not None and waited_s > limit_s:
             _end(tick, replica, attempt, cause, waited_s, job.message or waiting.backend_state)
 
@@ -95,6 +103,7 @@ def _end(
         cancel_at=tick.now,
         pending_cause="",
         pending_since=None,
+        waiting_since=None,
     )
     if policy.after_pending(cause) is NextStep.INTERVENTION:
         breaker.call_person(replica.pool, reason)
@@ -106,8 +115,13 @@ def _note_cause(replica: Replica, cause: str, now: datetime) -> None:
     if replica.pending_cause == cause:
         return
     since = now if cause else None
-    Replica.objects.filter(pk=replica.pk).update(pending_cause=cause, pending_since=since)
-    replica.pending_cause, replica.pending_since = cause, since
+    waiting = replica.waiting_since
+    if cause in _NOT_WAITING or replica.pending_cause in _NOT_WAITING or waiting is None:
+        waiting = None if cause in _NOT_WAITING else now
+    Replica.objects.filter(pk=replica.pk).update(
+        pending_cause=cause, pending_since=since, waiting_since=waiting
+    )
+    replica.pending_cause, replica.pending_since, replica.waiting_since = cause, since, waiting
 
 
 def _show(replica: Replica, message: str) -> None:

@@ -112,6 +112,12 @@ def pending_limit_s(cause: PendingCause, *, timeout_s: float) -> float | None:
     return PENDING_FIXED_S.get(cause, timeout_s or None)
 
 
+def total_pending_limit_s(*, timeout_s: float) -> float | None:
+    """How long an attempt can be pending in all, its time in a queue of the cluster left out, when
+    its cause changes again and again; None without a limit."""
+    return timeout_s + max(PENDING_FIXED_S.values()) if timeout_s else None
+
+
 def after_pending(cause: PendingCause) -> NextStep:
     """The next step once :func:`pending_limit_s` is over."""
     return NextStep.INTERVENTION if cause in PENDING_FIXED_S else NextStep.RELAUNCH

@@ -225,6 +225,9 @@ class Replica(models.Model):
         max_length=16, blank=True, help_text="Why its job has not started yet"
     )
     pending_since = models.DateTimeField(null=True, blank=True)
+    waiting_since = models.DateTimeField(
+        null=True, blank=True, help_text="Since when it has waited outside of a queue, any cause"
+    )
     incarnation = models.CharField(max_length=16, blank=True)
     beat_count = models.PositiveBigIntegerField(default=0)
     beat_at = models.DateTimeField(null=True, blank=True, help_text="When we saw the beat change")
@@ -315,6 +318,9 @@ class ReplicaAttempt(models.Model):
         null=True, blank=True, help_text="Seconds the backend says that it bills, once it has ended"
     )
     cost_usd = models.FloatField(null=True, blank=True, help_text="Null: the price is not known")
+    earlier_cost_usd = models.FloatField(
+        default=0.0, help_text="Of the times it ran before its queue suspended it"
+    )
 
     class Meta:
         ordering = ("number",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,6 +10,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from executors import local_survivors
 from executors.base import ReplicaHandle
 from executors.local import LocalProcessExecutor
 from tests.executors.worlds import LIMIT_S, config, is_gone, wait_for
@@ -36,6 +40,25 @@ class LocalWorld:
     def description(self, handle: ReplicaHandle) -> str:
         folder = self.folder / "jobs" / handle.launch_key
         return "\n".join(path.read_text() for path in folder.glob("*.json"))
+
+    def incomplete(self) -> list[str]:
+        """Jobs that run without a record of their shim."""
+        return [
+            handle.launch_key
+            for handle in self.executor().live()
+            if not (self.folder / "jobs" / handle.launch_key / "handle.json").exists()
+        ]
+
+    def left_behind(self) -> list[str]:
+        """Processes of jobs that have ended."""
+        live = {handle.launch_key for handle in self.executor().live()}
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                job = Path(process.environ().get(local_survivors.MARK, "/"))
+                if job.parent == (self.folder / "jobs").absolute() and job.name not in live:
+                    found.append(f"{job.name}: process {process.pid}")
+        return found
 
     def lose(self, handle: ReplicaHandle) -> None:
         folder = self.folder / "jobs" / handle.launch_key

@@ -91,6 +91,13 @@ def test_a_job_that_gets_no_secret_is_taken_back(world: KubernetesWorld) -> None
     assert end_of(executor, launch(executor, "exit", 0, secrets=SECRET)).cause is Cause.DONE
 
 
+def test_too_large_a_secret_is_refused_and_leaves_nothing(world: KubernetesWorld) -> None:
+    executor = world.executor()
+    with pytest.raises(LaunchRefused, match="may not be more than 1048576 bytes"):
+        launch(executor, "exit", 0, secrets={"TOKEN": "x" * (1 << 20) + "y"})
+    assert executor.find("run-0-1") is None and executor.live() == []
+
+
 def test_a_job_that_was_there_is_not_taken_back(world: KubernetesWorld, tmp_path: Path) -> None:
     executor = world.executor()
     handle = launch(executor, "wait", tmp_path / "up")
@@ -300,6 +307,21 @@ def test_a_followed_log_begins_with_the_pod(world: KubernetesWorld) -> None:
     waits(executor, handle, "ImagePullBackOff")
     world.cluster.kubelet.missing_images.clear()
     assert [line.text for line in lines] == ["said"]
+
+
+def test_a_closed_connection_does_not_fail_a_question(
+    world: KubernetesWorld, tmp_path: Path
+) -> None:
+    """A kept connection that the server closes while a request is sent."""
+    executor = world.executor()
+    handle = launch(executor, "wait", tmp_path / "up")
+    number_in(tmp_path / "up")
+    for ask in (executor.live, lambda: executor.poll([handle]), lambda: text_of(executor, handle)):
+        for request in range(2):
+            world.interrupt(request, Interruption.LOST)
+            ask()
+            world.restore()
+    assert executor.find(handle.launch_key) == handle
 
 
 # Rights.

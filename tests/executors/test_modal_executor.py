@@ -276,3 +276,16 @@ def test_a_lost_answer_makes_no_second_sandbox(
     assert executor.live() == handles
     executor.cancel(handles)
     end_of(executor, handles[0])
+
+
+@pytest.mark.parametrize("fault", ["drop_before", "unavailable"])
+@pytest.mark.parametrize("request_name", ["SandboxTagsGet", "SandboxTagsSet"])
+def test_a_sandbox_is_ended_although_it_cannot_be_marked(
+    world: ModalWorld, tmp_path: Path, request_name: str, fault: Fault
+) -> None:
+    executor = world.executor(api_timeout_s=2.0)
+    handle = launch(executor, "wait", tmp_path / "up")
+    number_in(tmp_path / "up")
+    world.server.faults.rule = lambda name: fault if name.startswith(request_name) else ""
+    executor.cancel([handle])
+    assert end_of(executor, handle).cause in (Cause.CANCELLED, Cause.PREEMPTED)

@@ -12,13 +12,16 @@ from typing import Any
 import boto3
 import pytest
 
+from emulators.faults import Fault
 from executors.base import (
     Cause,
     CodeRef,
     LaunchRefused,
     NeedsPerson,
     ReplicaHandle,
+    RetryLater,
 )
+from executors.sagemaker_secrets import FOLDER, delete, put
 from tests.executors.bundles import PROGRAM, zipped
 from tests.executors.sagemaker_world import REGION, SageMakerWorld
 from tests.executors.worlds import end_of, launch, number_in, text_of
@@ -90,6 +93,39 @@ def test_launched_again_after_the_end_it_leaves_no_secret(world: SageMakerWorld)
     end_of(executor, first)
     assert launch(executor, "exit", 0, secrets={"TOKEN": "s3cr3t-2"}) == first
     assert world.server.secrets.kept == {}
+
+
+def test_a_name_that_is_being_deleted_is_waited_for(world: SageMakerWorld, tmp_path: Path) -> None:
+    """A deletion is asynchronous: it blocks the name for a while."""
+    executor = world.executor()
+    client = executor._clients.get("secretsmanager", REGION)
+    name = SECRET.removeprefix(FOLDER)
+    put(client, name, {"TOKEN": "t"}, tags={})
+    world.server.hold_deletions()
+    delete(client, name)
+    with pytest.raises(RetryLater, match="scheduled for deletion"):
+        launch(executor, "exit", 0, secrets={"TOKEN": "t"})
+    world.server.hold_deletions(False)
+    assert end_of(executor, launch(executor, "exit", 0, secrets={"TOKEN": "t"})).cause is Cause.DONE
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_secret_that_is_deleted_between_two_requests_is_stored_later(
+    world: SageMakerWorld, tmp_path: Path, held: bool
+) -> None:
+    executor = world.executor()
+    launch(executor, "wait", tmp_path / "up", secrets={"TOKEN": "t"})
+    kept = world.server.secrets
+    kept.hold_deletions(held)
+
+    def rule(operation: str) -> Fault:
+        if operation == "PutSecretValue":
+            kept.delete(REGION, {"SecretId": SECRET, "ForceDeleteWithoutRecovery": True})
+        return ""
+
+    world.server.faults.rule = rule
+    with pytest.raises(RetryLater):
+        launch(executor, "wait", tmp_path / "up", secrets={"TOKEN": "t"})
 
 
 def test_a_repeated_launch_brings_the_newer_secret(world: SageMakerWorld, tmp_path: Path) -> None:

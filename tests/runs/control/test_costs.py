@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from executors.base import Cause, JobState, ReplicaStatus
+from executors.base import Cause, JobState, PendingCause, ReplicaStatus
 from runs.control.costs import cost_usd
 from runs.drafts.presets import PoolDraft
 from runs.exceptions import InvalidRun
@@ -144,3 +144,34 @@ def test_a_gang_that_does_not_come_together_is_called_off(make_world: Callable[.
     run = world.tick(20)
     assert run.state == "stopping"
     assert run.state_reason == ("expected a first step within 100 s, found 1 of 3 replicas there")
+
+
+def test_a_job_that_its_queue_suspends_costs_nothing_meanwhile(world: Any) -> None:
+    """Kueue preempts by suspending; the same job runs again later."""
+    tick(world, 19)
+    attempt = world.replica(1).attempts.get()
+    before = attempt.cost_usd
+    assert before == pytest.approx(0.20)
+    queued = ReplicaStatus(state=JobState.PENDING, pending=PendingCause.QUEUED)
+    for _ in range(3):
+        world.executor.jobs[world.key(1)] = queued
+        world.beat_all(but=(1,))
+        world.tick(10)
+        attempt.refresh_from_db()
+        assert attempt.cost_usd == before
+    again_s = world.clock().timestamp()
+    world.executor.jobs[world.key(1)] = ReplicaStatus(
+        state=JobState.RUNNING, started_wall_s=again_s
+    )
+    tick(world, 10)
+    attempt.refresh_from_db()
+    assert attempt.cost_usd == pytest.approx(before + 0.10)
+    world.executor.jobs[world.key(1)] = queued
+    world.beat_all(but=(1,))
+    world.tick(500)
+    world.executor.end(world.key(1), Cause.CANCELLED)
+    world.beat_all(but=(1,))
+    world.tick(500)
+    attempt.refresh_from_db()
+    assert attempt.ended_at is not None
+    assert attempt.cost_usd == pytest.approx(before + 0.10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -112,6 +113,27 @@ def test_another_cause_has_a_limit_of_its_own(world: Any) -> None:
     world.tick(200)
     wait(world, pending(PendingCause.STARTING, "pulling"))
     world.tick(200)
+    assert world.replica(0).state == ReplicaState.PROVISIONING
+
+
+def test_causes_that_alternate_do_not_wait_for_ever(world: Any) -> None:
+    causes = itertools.cycle((PendingCause.IMAGE, PendingCause.STARTING, PendingCause.INCOMPLETE))
+    for _ in range(19):
+        assert wait(world, pending(next(causes), "again")).state == ReplicaState.PROVISIONING
+        world.tick(200)
+    wait(world, pending(next(causes), "again"))
+    world.tick(100)
+    replica = world.replica(0)
+    assert replica.state == ReplicaState.RESTARTING
+    assert "not started after 39" in replica.state_reason
+
+
+def test_the_time_in_a_queue_does_not_count(world: Any) -> None:
+    for _ in range(3):
+        wait(world, pending(PendingCause.QUEUED, "not admitted"))
+        world.tick(7000)
+        wait(world, pending(PendingCause.STARTING, "pulling"))
+        world.tick(3000)
     assert world.replica(0).state == ReplicaState.PROVISIONING
 
 
