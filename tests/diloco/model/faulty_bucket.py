@@ -18,6 +18,7 @@ from diloco.rendezvous.store import (
     MakeParts,
     MissingKey,
     ObjectInfo,
+    StoreDenied,
     StoreUnavailable,
     check_size,
 )
@@ -106,6 +107,7 @@ class Chances:
     rot: float = 0.0
     decay: float = 0.0
     slow: float = 0.0
+    deny: float = 0.0
     slow_s: float = 20.0
     late_s: float = 90.0
 
@@ -185,6 +187,8 @@ class FaultyView:
 
     def _request(self, what: str, operation: Callable[[], T]) -> T:
         self._pass_time()
+        if self._strikes("deny"):
+            raise StoreDenied(f"{what}: denied")
         if self._strikes("drop"):
             raise StoreUnavailable(f"{what}: dropped")
         answer = operation()

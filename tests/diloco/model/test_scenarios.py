@@ -6,11 +6,13 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from diloco.rendezvous.settings import GroupSettings
+from diloco.rendezvous.store import StoreDenied, StoreUnavailable
 from tests.diloco.model import oracle
 from tests.diloco.model.faulty_bucket import Bucket, Chances
 from tests.diloco.model.world import Scenario, World, virtual
@@ -183,3 +185,40 @@ def test_a_replica_that_beats_in_vain_when_it_joins_keeps_trying() -> None:
     world.chances = outage  # type: ignore[method-assign]
     run(world)
     assert ends(world) == [("completed", "None")] * 2
+
+
+def denied_during_training(world: World, *, seconds: float) -> None:
+    """From the second commit on the bucket denies everything for a while."""
+    chances = world.chances
+    from_s: list[float] = []
+
+    def denial() -> Chances:
+        is_denied = bool(from_s) and from_s[0] <= world.scheduler.now_s < from_s[0] + seconds
+        return Chances(deny=1.0) if is_denied else chances()
+
+    def watch(key: str) -> None:
+        if key == "rounds/00000002/commit.json":
+            from_s.append(world.scheduler.now_s)
+
+    world.chances = denial  # type: ignore[method-assign]
+    with on_put(world.bucket, watch):
+        run(world)
+
+
+@pytest.mark.parametrize("plan", ["gather", "sharded", "syncer"])
+def test_a_bucket_that_denies_for_a_while_ends_no_replica(plan: str) -> None:
+    world = make_world(reduce_plan=plan, state_every=1, checkpoint_every=2)
+    world.scenario = replace(world.scenario, syncer=plan == "syncer")
+    denied_during_training(world, seconds=30.0)
+    assert ends(world) == [("completed", "None")] * (4 if plan == "syncer" else 3)
+
+
+def test_replicas_that_a_bucket_denies_for_long_end_for_now_and_go_on_later() -> None:
+    """They end as if the store were away, so that they are launched again."""
+    world = make_world(state_every=1)
+    denied_during_training(world, seconds=200.0)
+    errors = [life.error for life in world.lives if life.error is not None]
+    assert errors and {type(error) for error in errors} <= {StoreUnavailable, StoreDenied}
+    first = [life.error for life in world.lives[:3]]
+    assert {type(error) for error in first} == {StoreUnavailable}
+    assert {life.replica for life in world.lives if life.reason == "completed"} == {0, 1, 2}
