@@ -53,7 +53,9 @@ class Syncer:
         self._clock: Clock = clock or SystemClock()
         rng = random.Random(secrets.randbits(64))
         self._store = RetryingStore(store, clock=self._clock, rng=rng, deadline_s=60.0)
-        document = patiently(lambda: read_document(self._store), clock=self._clock)
+        document = patiently(
+            lambda: read_document(self._store, clock=self._clock), clock=self._clock
+        )
         self._settings = document.settings
         number = self._settings.max_replicas
         identity = patiently(
