@@ -169,7 +169,13 @@ class Group:
         )
         device = next(model.parameters()).device
         # Background threads have a store of their own, so that a round's bytes are the round's.
-        background = RetryingStore(store, clock=SystemClock(), rng=rng, deadline_s=10.0)
+        background = RetryingStore(
+            store,
+            clock=SystemClock(),
+            rng=rng,
+            deadline_s=10.0,
+            permitted=self._store.permitted,
+        )
         self._lease = Lease(
             background,
             self.identity,

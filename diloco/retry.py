@@ -39,10 +39,20 @@ READ, LIST, WRITE = "read", "list", "write"
 
 
 class RetryingStore:
-    """Wraps a store; each operation is tried for up to ``deadline_s`` seconds, by any thread."""
+    """Wraps a store; each operation is tried for up to ``deadline_s`` seconds, by any thread.
+
+    ``permitted`` has the kinds of operation that the store has permitted this process; those who
+    wrap one store more than once share it.
+    """
 
     def __init__(
-        self, inner: Store, *, clock: Clock, rng: random.Random, deadline_s: float
+        self,
+        inner: Store,
+        *,
+        clock: Clock,
+        rng: random.Random,
+        deadline_s: float,
+        permitted: set[str] | None = None,
     ) -> None:
         self.inner = inner
         self.uri = inner.uri
@@ -50,7 +60,7 @@ class RetryingStore:
         self._clock = clock
         self._rng = rng
         self._deadline_s = deadline_s
-        self._permitted: set[str] = set()
+        self.permitted = set() if permitted is None else permitted
 
     def _try(self, what: str, kind: str, operation: Callable[[], T]) -> T:
         give_up_s = self._clock.monotonic() + self._deadline_s
@@ -60,7 +70,7 @@ class RetryingStore:
                 answer = operation()
             except (StoreUnavailable, StoreDenied) as error:
                 denied = isinstance(error, StoreDenied)
-                if denied and kind not in self._permitted:
+                if denied and kind not in self.permitted:
                     raise
                 left_s = give_up_s - self._clock.monotonic()
                 if left_s <= 0 and denied:
@@ -75,10 +85,10 @@ class RetryingStore:
                 self._clock.sleep(wait_s)
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             except (MissingKey, ObjectTooLarge):
-                self._permitted.add(kind)
+                self.permitted.add(kind)
                 raise
             else:
-                self._permitted.add(kind)
+                self.permitted.add(kind)
                 return answer
 
     def put(self, key: str, data: Data) -> None:

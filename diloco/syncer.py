@@ -29,7 +29,7 @@ from diloco.reduce import CannotReduce
 from diloco.rendezvous.clock import Clock, SystemClock
 from diloco.rendezvous.reading import Damaged
 from diloco.rendezvous.records import CheckpointManifest, Commit
-from diloco.rendezvous.store import Store, open_store
+from diloco.rendezvous.store import Store, StoreError, open_store
 from diloco.retry import RetryingStore
 from diloco.sight import Base, Sight
 from diloco.sync import read_document
@@ -63,7 +63,13 @@ class Syncer:
             clock=self._clock,
         )
         self._lease = Lease(
-            RetryingStore(store, clock=SystemClock(), rng=rng, deadline_s=10.0),
+            RetryingStore(
+                store,
+                clock=SystemClock(),
+                rng=rng,
+                deadline_s=10.0,
+                permitted=self._store.permitted,
+            ),
             identity,
             clock=self._clock,
             interval_s=heartbeat_interval_s or min(2.0, self._settings.heartbeat_timeout_s / 5),
@@ -92,7 +98,10 @@ class Syncer:
             state, message = "failed", str(error)
             raise
         finally:
-            self._lease.end(state, message)
+            try:
+                self._lease.end(state, message)
+            except StoreError as error:
+                log.error("the last beat is not written: %s", error)
 
     def _serve(self) -> None:
         manifest = self._await_model()

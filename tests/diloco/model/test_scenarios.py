@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from diloco.gate import wait_for_everybody
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import StoreDenied, StoreUnavailable
 from tests.diloco.model import oracle
@@ -35,7 +36,13 @@ def run(world: World) -> None:
     with virtual(world):
         world.run()
     bucket = world.bucket
-    oracle.check(bucket.objects, bucket.written, bucket.written_s, world.settings.to_dict())
+    oracle.check(
+        bucket.objects,
+        bucket.written,
+        bucket.written_s,
+        world.settings.to_dict(),
+        swept_s=world.swept_s,
+    )
 
 
 @contextmanager
@@ -222,3 +229,40 @@ def test_replicas_that_a_bucket_denies_for_long_end_for_now_and_go_on_later() ->
     first = [life.error for life in world.lives[:3]]
     assert {type(error) for error in first} == {StoreUnavailable}
     assert {life.replica for life in world.lives if life.reason == "completed"} == {0, 1, 2}
+
+
+def test_a_store_that_goes_away_before_the_first_step_ends_no_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For longer than a beat is tried, when replicas begin to wait for each other."""
+    world = make_world(replicas=2)
+    chances = world.chances
+    from_s: list[float] = []
+
+    def outage() -> Chances:
+        is_away = bool(from_s) and from_s[0] <= world.scheduler.now_s < from_s[0] + 40.0
+        return Chances(drop=1.0) if is_away else chances()
+
+    def begins(*arguments: Any, **how: Any) -> None:
+        from_s.append(world.scheduler.now_s)
+        wait_for_everybody(*arguments, **how)
+
+    world.chances = outage  # type: ignore[method-assign]
+    monkeypatch.setattr("diloco.loop.wait_for_everybody", begins)
+    run(world)
+    assert ends(world) == [("completed", "None")] * 2
+
+
+def test_a_denial_between_the_first_request_and_the_first_beat_is_waited_for() -> None:
+    """What the main store was permitted counts for the store of the heartbeat."""
+    world = make_world(replicas=1, min_quorum=1)
+    chances = world.chances
+
+    def denial() -> Chances:
+        beats = any("/beat.json" in key for key in world.bucket.written)
+        is_denied = beats and world.scheduler.now_s < 1030.0
+        return Chances(deny=1.0) if is_denied else chances()
+
+    world.chances = denial  # type: ignore[method-assign]
+    run(world)
+    assert ends(world) == [("completed", "None")]
