@@ -10,9 +10,9 @@ With payload bytes Sc, reduced bytes Sr and N contributors, every contributor up
 
 Here the same is counted to the byte: slices are whole blocks, an object has a header. Requests of
 an object are its bytes over :data:`~diloco.rendezvous.geometry.PART_BYTES`, rounded up; a multipart
-upload costs two more, and the record that names a payload is one. A contributor also reads back its own
-upload, up to a limit (:func:`read_back_cost`). Polling, leases and telemetry are not part of it.
-``bench/plan_traffic.py`` holds it against what a real store sees.
+upload costs two more, and the record that names a payload is one. A contributor also reads back
+its own upload, up to a limit (:func:`read_back_cost`). Polling, leases and telemetry are not part
+of it. ``bench/plan_traffic.py`` holds it against what a real store sees.
 """
 
 from __future__ import annotations
