@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ def test_a_step_is_seen_in_a_lease_that_has_died(tiny_group: MakeGroup) -> None:
         ({"state": "failed", "step": 1}, True),
         ({"role": "syncer", "step": 1}, False),
     ):
-        beat = Beat(**{**{f: getattr(base, f) for f in base.__dataclass_fields__}, **changes})
+        beat = replace(base, **changes)
         group.store.put(keys.beat(1, base.incarnation), beat.to_bytes())
         observer = Observer(group.store, clock=group_clock(), timeout_s=1e-9)
         observer.look()
