@@ -105,6 +105,23 @@ def test_a_decision_that_is_damaged_once_it_is_made_stops_nobody(record: str) ->
     assert ends(world) == [("completed", "None")] * 3
 
 
+@pytest.mark.parametrize("overlap", [0, 2])
+@pytest.mark.parametrize("record", ["commit.json", "plan.json"])
+def test_a_decision_that_is_damaged_after_all_have_applied_it_stops_nobody(
+    record: str, overlap: int
+) -> None:
+    """Who voided the rounds before is looked up in their commits: that is no reason to end."""
+    world = make_world(overlap_steps=overlap)
+
+    def spoil(key: str) -> None:
+        if key == "rounds/00000004/commit.json":
+            destroy(world.bucket, f"rounds/00000003/{record}")
+
+    with on_put(world.bucket, spoil):
+        run(world)
+    assert ends(world) == [("completed", "None")] * 3
+
+
 def test_a_contribution_record_that_is_damaged_is_written_again() -> None:
     world = make_world()
     spoilt: list[str] = []
