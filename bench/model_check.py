@@ -10,6 +10,7 @@ end an oracle replays the log with NumPy. The same seed makes the same run.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
 import time
@@ -35,29 +36,39 @@ def main() -> int:
     totals: Counter[str] = Counter()
     failed: list[int] = []
     began_s = time.monotonic()
-    for seed in range(options.first, options.first + options.seeds):
-        try:
-            outcome = run_seed(seed)
-            failure = outcome.failure
-            totals += outcome.counts
-            totals["processes"] += outcome.processes
-            totals["rounds"] += outcome.rounds
-        except Exception:
-            failure = f"the checker itself failed: {traceback.format_exc()}"
-        totals["seeds"] += 1
-        if totals["seeds"] % 25 == 0:
-            print(f"{totals['seeds']} seeds, {len(failed)} failed", flush=True)
-        if failure:
-            failed.append(seed)
-            print(f"seed {seed}: {failure}", flush=True)
-            if not options.keep_going:
+    with contextlib.suppress(KeyboardInterrupt):
+        for seed in range(options.first, options.first + options.seeds):
+            failure = _run(seed, totals)
+            if failure:
+                failed.append(seed)
+                print(f"seed {seed}: {failure}", flush=True)
+            print(_summary(totals, failed, time.monotonic() - began_s), flush=True)
+            if failure and not options.keep_going:
                 break
-    print(
-        f"{totals['seeds']} seeds in {time.monotonic() - began_s:.0f} s, {len(failed)} failed"
-        f"{': ' + ', '.join(map(str, failed)) if failed else ''}"
-    )
+    print(_summary(totals, failed, time.monotonic() - began_s))
     print(", ".join(f"{name} {count:,}" for name, count in sorted(totals.items())))
     return 1 if failed else 0
+
+
+def _run(seed: int, totals: Counter[str]) -> str:
+    """What is wrong with one seed, or ''; its counts are added to ``totals``."""
+    try:
+        outcome = run_seed(seed)
+    except Exception:
+        totals["seeds"] += 1
+        return f"the checker itself failed: {traceback.format_exc()}"
+    totals.update(outcome.counts)
+    totals.update({"seeds": 1, "processes": outcome.processes, "rounds": outcome.rounds})
+    return outcome.failure
+
+
+SHOWN = ("operations", "kill", "garble", "rot", "decay", "record", "runs that damage stopped")
+
+
+def _summary(totals: Counter[str], failed: list[int], seconds: float) -> str:
+    counts = ", ".join(f"{name} {totals[name]:,}" for name in SHOWN)
+    which = f" ({', '.join(map(str, failed))})" if failed else ""
+    return f"{totals['seeds']} seeds in {seconds:.0f} s, {len(failed)} failed{which}; {counts}"
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 Every round is really exchanged over a folder, with a store that counts by what a key is for. Of
 payloads, their records and reduced shards (the data) requests and bytes must equal
-:func:`~diloco.rendezvous.plan_cost.round_cost` and ``syncer_cost`` exactly; the script ends with
-status 1 where they do not. Control (plan, commit, leases, and polling for them) follows the clock:
-it is listed apart.
+:func:`~diloco.rendezvous.plan_cost.round_cost`, ``read_back_cost`` and
+``syncer_cost`` exactly; the script ends with status 1 where they do not. Control (plan, commit,
+leases, and polling for them) follows the clock: it is listed apart.
 
 Blocks and parts are made small, so that even these fragments are of many parts.
 
@@ -20,6 +20,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -29,12 +30,14 @@ import torch
 
 from bench.support.exchanging import SYNCER_NUMBER, BareMember, bare_settings, in_threads
 from bench.support.recording import DATA_KINDS, RecordingStore, Traffic
-from diloco.rendezvous.plan_cost import RoundCost, round_cost, syncer_cost
+from diloco.rendezvous.plan_cost import RoundCost, read_back_cost, round_cost, syncer_cost
 from diloco.rendezvous.store import LocalStore
+from diloco.upload import bytes_to_verify
 
 PLANS = ("gather", "sharded", "syncer")
 CODECS = ("fp32", "bf16", "int8", "e3m0", "topk")
 FEW_CODECS = ("fp32", "int8")
+ROUND = 1
 NUMELS = (1, 100_003, 650_000)
 
 
@@ -64,7 +67,7 @@ def one_round(
     def work(member: BareMember) -> None:
         seed = torch.Generator().manual_seed(member.identity.replica)
         vector = None if member.is_syncer else torch.randn(numel, generator=seed)
-        settled, _ = member.round(1, vector)
+        settled, _ = member.round(ROUND, vector)
         assert settled.plan.mode == plan and not settled.commit.void, settled
 
     in_threads([lambda member=member: work(member) for member in members])
@@ -74,7 +77,9 @@ def one_round(
 def formula(number: int, *, replicas: int, plan: str, codec: str, numel: int) -> RoundCost:
     if number == SYNCER_NUMBER:
         return syncer_cost(numel=numel, codec=codec, replicas=replicas)
-    return round_cost(numel=numel, codec=codec, replicas=replicas, mode=plan, rank=number)
+    cost = round_cost(numel=numel, codec=codec, replicas=replicas, mode=plan, rank=number)
+    back = read_back_cost(numel=numel, codec=codec, round=ROUND, verify_bytes=bytes_to_verify())
+    return replace(cost, down=cost.down + back.down, gets=cost.gets + back.gets)
 
 
 def data_of(traffic: dict[str, Traffic]) -> Traffic:

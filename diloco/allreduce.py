@@ -57,6 +57,8 @@ SESSION_LIMIT = 1 << 20
 """Bytes of a rank's session object; it has some tens of bytes for each rank."""
 MAGIC = b"ARCHIAR1"
 _PREFIX = struct.Struct("<8sI")
+HEADER_LIMIT = 64 * 1024
+"""Bytes of a payload before its tensor, at most."""
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _DTYPES = {str(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 
@@ -169,12 +171,21 @@ class ObjectStoreAllReduce:
     def _key(self, call: int, rank: int) -> str:
         return keys.allreduce_payload(self._round_id, self._group, call, rank)
 
+    def _read(self, key: str, call: Call) -> bytes:
+        """A payload; of one that is larger than this call's can be only the beginning, whose header
+        says what is wrong."""
+        size = torch.Size(call.shape).numel() * _DTYPES[call.dtype].itemsize
+        try:
+            return self._store.get(key, limit=size + HEADER_LIMIT)
+        except ObjectTooLarge:
+            return self._store.get_range(key, 0, HEADER_LIMIT)
+
     def _payload(self, call: Call, rank: int, wait: _Wait) -> Tensor:
         key = self._key(call.call, rank)
         wait.begin()
         while True:
             try:
-                return _unpack(self._store.get(key), call, rank)
+                return _unpack(self._read(key, call), call, rank)
             except MissingKey:
                 pass
             if not wait.pause():

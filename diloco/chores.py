@@ -19,7 +19,7 @@ from diloco.progress import OnRound, RoundProgress
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.records import Commit
 from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import MeteredStore, Store, StoreUsage
+from diloco.rendezvous.store import MeteredStore, Store, StoreError, StoreUsage
 from diloco.rendezvous.telemetry import Evaluation, RoundReport
 from diloco.replica_state import HandedIn, ReplicaState, save_replica_state
 from diloco.reporter import Reporter
@@ -146,7 +146,10 @@ class Chores:
         )
         if manifest is not None:
             log.info("checkpoint of round %d is complete", commit.round)
-            sweep(self._store)
+            try:
+                sweep(self._store)
+            except StoreError as error:
+                log.warning("old objects stay until a later sweep: %s", error)
 
     def save_own(self, residuals: Residuals) -> None:
         """Save inner optimizer, residual and data position, once a round at most."""

@@ -265,7 +265,10 @@ class Exchange:
             if damaged is not None:
                 action = self._await_readable(damaged, commit, course, now_s)
             elif course.plan is not None or now_s >= list_from_s:
-                action = self._decide(round, base, course, started_s, now_s)
+                try:
+                    action = self._decide(round, base, course, started_s, now_s)
+                except Damaged as error:  # the commit before: that round's exchange sees to it
+                    action = Wait(FAR, str(error))
             if not isinstance(action, Wait):
                 self._act(action, course)
                 poll_s = FIRST_POLL_S

@@ -1,8 +1,9 @@
 """Exit codes of our processes, and which error means which.
 
-0 the run is over, 1 a crash, 75 the store was away for too long (EX_TEMPFAIL), 78 something is
-wrong that a restart will not mend (EX_CONFIG), 143 it left because it was asked to, by SIGTERM or a
-``drain`` command; its last beat says why, and its state is saved.
+0 the run is over, 1 a crash, 75 the store was away for too long, or denied for too long what it had
+permitted before (EX_TEMPFAIL), 78 something is wrong that a restart will not mend (EX_CONFIG), 143
+it left because it was asked to, by SIGTERM or a ``drain`` command; its last beat says why, and its
+state is saved.
 """
 
 from __future__ import annotations

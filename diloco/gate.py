@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from diloco.membership import Lease, Observer
+from diloco.membership import Lease, Observer, patiently
 from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.settings import GroupSettings
@@ -33,7 +33,9 @@ def wait_for_everybody(
 
     What it waits for stands in the lease. Raises what ``check`` raises, to leave.
     """
-    lease.beat()  # at once: who is still syncing is not waited for
+    patiently(
+        lease.beat, clock=clock, check=check
+    )  # at once: who is still syncing is not waited for
     give_up_s = clock.monotonic() + settings.start_wait_s
     target, wanted = settings.num_replicas, settings.start_replicas
     me, ready = {lease.identity.replica}, 1

@@ -146,7 +146,9 @@ class Group:
         rng = random.Random(secrets.randbits(64))
         metered = MeteredStore(store)
         self._store = RetryingStore(metered, clock=self._clock, rng=rng, deadline_s=60.0)
-        self.document = patiently(lambda: read_document(self._store), clock=self._clock)
+        self.document = patiently(
+            lambda: read_document(self._store, clock=self._clock), clock=self._clock
+        )
         self.settings: GroupSettings = self.document.settings
         settings = self.settings
         if not 0 <= replica < settings.max_replicas:
@@ -167,7 +169,13 @@ class Group:
         )
         device = next(model.parameters()).device
         # Background threads have a store of their own, so that a round's bytes are the round's.
-        background = RetryingStore(store, clock=SystemClock(), rng=rng, deadline_s=10.0)
+        background = RetryingStore(
+            store,
+            clock=SystemClock(),
+            rng=rng,
+            deadline_s=10.0,
+            permitted=self._store.permitted,
+        )
         self._lease = Lease(
             background,
             self.identity,

@@ -1,8 +1,12 @@
 """A store that tries again: jittered exponential backoff inside a deadline. The last try is made
 at the deadline.
 
-Only :class:`~diloco.rendezvous.store.StoreUnavailable` is tried again; what cannot get better by
-waiting is raised at once.
+:class:`~diloco.rendezvous.store.StoreUnavailable` is tried again; what cannot get better by waiting
+is raised at once. A denial is one or the other: before this store has permitted an operation of the
+same kind (read, list, write), the credential or the URI is wrong, and the denial is raised at once.
+Afterwards a policy or a credential has changed, perhaps for a while: it is tried again, and at the
+deadline raised as :class:`~diloco.rendezvous.store.StoreUnavailable`, because a new process with
+fresh credentials may be permitted.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from diloco.rendezvous.store import (
     ObjectInfo,
     ObjectTooLarge,
     Store,
+    StoreDenied,
     StoreUnavailable,
 )
 
@@ -29,12 +34,25 @@ T = TypeVar("T")
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 
+READ, LIST, WRITE = "read", "list", "write"
+"""Kinds of operation that a bucket's policy permits or denies. Deleting is writing."""
+
 
 class RetryingStore:
-    """Wraps a store; each operation is tried for up to ``deadline_s`` seconds, by any thread."""
+    """Wraps a store; each operation is tried for up to ``deadline_s`` seconds, by any thread.
+
+    ``permitted`` has the kinds of operation that the store has permitted this process; those who
+    wrap one store more than once share it.
+    """
 
     def __init__(
-        self, inner: Store, *, clock: Clock, rng: random.Random, deadline_s: float
+        self,
+        inner: Store,
+        *,
+        clock: Clock,
+        rng: random.Random,
+        deadline_s: float,
+        permitted: set[str] | None = None,
     ) -> None:
         self.inner = inner
         self.uri = inner.uri
@@ -42,33 +60,48 @@ class RetryingStore:
         self._clock = clock
         self._rng = rng
         self._deadline_s = deadline_s
+        self.permitted = set() if permitted is None else permitted
 
-    def _try(self, what: str, operation: Callable[[], T]) -> T:
+    def _try(self, what: str, kind: str, operation: Callable[[], T]) -> T:
         give_up_s = self._clock.monotonic() + self._deadline_s
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                return operation()
-            except StoreUnavailable as error:
+                answer = operation()
+            except (StoreUnavailable, StoreDenied) as error:
+                denied = isinstance(error, StoreDenied)
+                if denied and kind not in self.permitted:
+                    raise
                 left_s = give_up_s - self._clock.monotonic()
+                if left_s <= 0 and denied:
+                    raise StoreUnavailable(
+                        f"{what}: denied for {self._deadline_s:g} s, though it was permitted "
+                        f"before: {error}"
+                    ) from error
                 if left_s <= 0:
                     raise
                 wait_s = min(left_s, pause_s * self._rng.uniform(0.5, 1.5))
                 log.warning("%s failed, trying again in %.1f s: %s", what, wait_s, error)
                 self._clock.sleep(wait_s)
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            except (MissingKey, ObjectTooLarge):
+                self.permitted.add(kind)
+                raise
+            else:
+                self.permitted.add(kind)
+                return answer
 
     def put(self, key: str, data: Data) -> None:
-        self._try(f"put {key}", lambda: self.inner.put(key, data))
+        self._try(f"put {key}", WRITE, lambda: self.inner.put(key, data))
 
     def put_stream(self, key: str, make_parts: MakeParts) -> None:
         """Each try asks for the parts anew; ``make_parts`` must give the same ones again."""
-        self._try(f"put {key}", lambda: self.inner.put_stream(key, make_parts))
+        self._try(f"put {key}", WRITE, lambda: self.inner.put_stream(key, make_parts))
 
     def create(self, key: str, data: Data) -> bool:
         """As the store's own; a create that met its own object, because the answer to the first
         try was lost, counts as won. Bodies must name their writer."""
-        if self._try(f"create {key}", lambda: self.inner.create(key, data)):
+        if self._try(f"create {key}", WRITE, lambda: self.inner.create(key, data)):
             return True
         try:
             return self.get(key, limit=len(data)) == bytes(data)
@@ -76,14 +109,14 @@ class RetryingStore:
             return False
 
     def get(self, key: str, *, limit: int | None = None) -> bytes:
-        return self._try(f"get {key}", lambda: self.inner.get(key, limit=limit))
+        return self._try(f"get {key}", READ, lambda: self.inner.get(key, limit=limit))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self._try(f"get {key}", lambda: self.inner.get_range(key, start, length))
+        return self._try(f"get {key}", READ, lambda: self.inner.get_range(key, start, length))
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        return self._try(f"list {prefix}", lambda: self.inner.list(prefix))
+        return self._try(f"list {prefix}", LIST, lambda: self.inner.list(prefix))
 
     def delete(self, keys: Iterable[str]) -> None:
         names = [*keys]
-        self._try("delete", lambda: self.inner.delete(names))
+        self._try("delete", WRITE, lambda: self.inner.delete(names))

@@ -15,7 +15,7 @@ from diloco.errors import RunOver
 from diloco.fragments import Slot, Table
 from diloco.membership import Observer
 from diloco.rendezvous import keys
-from diloco.rendezvous.reading import READS, read_record
+from diloco.rendezvous.reading import READS, Damaged, read_record
 from diloco.rendezvous.records import BadRecord, Commit, ContributionRecord, Identity, Plan
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import MissingKey, Store
@@ -121,7 +121,7 @@ class Sight:
     def forget_before(self, round: int) -> None:
         """Drop records and commits of earlier rounds from memory."""
         self._records = {k: r for k, r in list(self._records.items()) if r.round >= round}
-        self._commits = {r: c for r, c in list(self._commits.items()) if r >= round - 1}
+        self._commits = {r: c for r, c in list(self._commits.items()) if r >= round - 2}
 
     # -- views -----------------------------------------------------------------------------------
 
@@ -182,10 +182,14 @@ class Sight:
         )
 
     def _shunned(self, round: int) -> int | None:
-        """Who voided both rounds before this one: without it the run would stand still for ever."""
+        """Who voided both rounds before this one: without it the run would stand still for ever.
+        Unknown (None) where one of their commits is damaged."""
         if round < 3:
             return None
-        before = [self.commit_of(round - 1), self.commit_of(round - 2)]
+        try:
+            before = [self.commit_of(round - 1), self.commit_of(round - 2)]
+        except Damaged:
+            return None
         culprits = {commit.void_replica if commit and commit.void else None for commit in before}
         return culprits.pop() if len(culprits) == 1 else None
 

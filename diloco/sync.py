@@ -12,11 +12,12 @@ from diloco.errors import DamagedObject, Leaving, ReplicaError
 from diloco.layout import Layout
 from diloco.outer import OuterOptimizer
 from diloco.rendezvous import keys
-from diloco.rendezvous.clock import Clock
-from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.reading import READS, Damaged
+from diloco.rendezvous.clock import Clock, SystemClock
+from diloco.rendezvous.document import GROUP_LIMIT, GroupDocument
+from diloco.rendezvous.reading import Damaged, Doubt
 from diloco.rendezvous.records import CheckpointManifest, Identity
-from diloco.rendezvous.store import MissingKey, Store
+from diloco.rendezvous.settings import SettingsError
+from diloco.rendezvous.store import MissingKey, ObjectTooLarge, Store
 from diloco.rendezvous.view import Totals
 
 log = logging.getLogger(__name__)
@@ -32,22 +33,44 @@ WAIT_S = 900.0
 """How long a replica that cannot replay the log waits for somebody's next checkpoint."""
 
 
-def read_document(store: Store) -> GroupDocument:
-    """``group.json`` of a rendezvous, read again where it fails its check.
+DOCUMENT_WAIT_S = 120.0
+"""How long ``group.json`` is read again while its reads are damaged and differ."""
+DOCUMENT_PAUSE_S, LONGEST_DOCUMENT_PAUSE_S = 0.1, 5.0
+
+
+def read_document(store: Store, *, clock: Clock | None = None) -> GroupDocument:
+    """``group.json`` of a rendezvous, read again where it fails its check: a few times if the reads
+    are alike, and for :data:`DOCUMENT_WAIT_S` if they differ, because then they were damaged on
+    their way.
 
     Raises :class:`ReplicaError` where there is none, and what
     :meth:`~diloco.rendezvous.document.GroupDocument.from_bytes` raises.
     """
-    for reads in range(1, READS + 1):
+    clock = clock or SystemClock()
+    give_up_s = clock.monotonic() + DOCUMENT_WAIT_S
+    doubt, pause_s = Doubt(), DOCUMENT_PAUSE_S
+    while True:
+        data: bytes | None = None
         try:
-            return GroupDocument.read(store)
+            data = store.get(keys.GROUP, limit=GROUP_LIMIT)
+            return GroupDocument.from_bytes(data)
         except MissingKey:
             raise ReplicaError(f"expected {keys.GROUP} under {store.uri}, found none") from None
+        except ObjectTooLarge as error:
+            wrong: ValueError = SettingsError("", str(error))
         except ValueError as error:
-            if reads == READS:
-                raise
-            log.warning("%s: %s; it is read again", keys.GROUP, error)
-    raise AssertionError("unreachable")
+            wrong = error
+        if doubt.is_settled(data):
+            raise wrong
+        if clock.monotonic() >= give_up_s:
+            raise SettingsError(
+                "",
+                f"{keys.GROUP}: expected to read it undamaged within {DOCUMENT_WAIT_S:g} s, found "
+                f"{doubt.reads} damaged reads that differ, last: {wrong}",
+            )
+        log.warning("%s: %s; it is read again", keys.GROUP, wrong)
+        clock.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_DOCUMENT_PAUSE_S)
 
 
 def first_state(

@@ -29,7 +29,7 @@ from diloco.reduce import CannotReduce
 from diloco.rendezvous.clock import Clock, SystemClock
 from diloco.rendezvous.reading import Damaged
 from diloco.rendezvous.records import CheckpointManifest, Commit
-from diloco.rendezvous.store import Store, open_store
+from diloco.rendezvous.store import Store, StoreError, open_store
 from diloco.retry import RetryingStore
 from diloco.sight import Base, Sight
 from diloco.sync import read_document
@@ -53,7 +53,9 @@ class Syncer:
         self._clock: Clock = clock or SystemClock()
         rng = random.Random(secrets.randbits(64))
         self._store = RetryingStore(store, clock=self._clock, rng=rng, deadline_s=60.0)
-        document = patiently(lambda: read_document(self._store), clock=self._clock)
+        document = patiently(
+            lambda: read_document(self._store, clock=self._clock), clock=self._clock
+        )
         self._settings = document.settings
         number = self._settings.max_replicas
         identity = patiently(
@@ -61,7 +63,13 @@ class Syncer:
             clock=self._clock,
         )
         self._lease = Lease(
-            RetryingStore(store, clock=SystemClock(), rng=rng, deadline_s=10.0),
+            RetryingStore(
+                store,
+                clock=SystemClock(),
+                rng=rng,
+                deadline_s=10.0,
+                permitted=self._store.permitted,
+            ),
             identity,
             clock=self._clock,
             interval_s=heartbeat_interval_s or min(2.0, self._settings.heartbeat_timeout_s / 5),
@@ -90,7 +98,10 @@ class Syncer:
             state, message = "failed", str(error)
             raise
         finally:
-            self._lease.end(state, message)
+            try:
+                self._lease.end(state, message)
+            except StoreError as error:
+                log.error("the last beat is not written: %s", error)
 
     def _serve(self) -> None:
         manifest = self._await_model()

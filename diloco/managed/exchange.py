@@ -28,11 +28,12 @@ import torch
 from torch import Tensor
 
 from diloco.managed.waiting import MemberLost, Waiting
-from diloco.managed.wire import Spec, decode, encode, pack, unpack
+from diloco.managed.wire import Spec, decode, encode, largest_payload, pack, unpack
 from diloco.rendezvous import manager_keys
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.records import Identity
-from diloco.rendezvous.store import MissingKey, Store
+from diloco.rendezvous.store import MissingKey, ObjectTooLarge, Store
+from diloco.wire import BadPayload
 
 READERS = 8
 """Members read from at once."""
@@ -265,17 +266,23 @@ class _Feed:
             )
         return body
 
+    def _get(self, key: str) -> bytes:
+        try:
+            return self._store.get(key, limit=largest_payload())
+        except ObjectTooLarge as error:
+            raise BadPayload(str(error)) from None
+
     def _read(self, wait: Waiting) -> bytes:
         who = self._who
         key = manager_keys.payload(self._n, who.replica, who.incarnation, self._next_batch)
         while True:
             try:
-                return self._store.get(key)
+                return self._get(key)
             except MissingKey:
                 pass
             if why := self._why_lost(who):
                 try:
-                    return self._store.get(key)  # it may have come just before
+                    return self._get(key)  # it may have come just before
                 except MissingKey:
                     raise MemberLost(f"member {who.replica} {why}") from None
             if not wait.pause():

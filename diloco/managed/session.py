@@ -26,7 +26,7 @@ from diloco.rendezvous.manager_branches import UNKNOWN, Line, line_before
 from diloco.rendezvous.manager_records import Floor, Join, Name, Quorum, Seat, Verdict, Vote
 from diloco.rendezvous.manager_rounds import Disagreement, decide_quorum, decide_verdict
 from diloco.rendezvous.records import BadRecord, Identity, Record
-from diloco.rendezvous.store import MissingKey, Store
+from diloco.rendezvous.store import MissingKey, Store, StoreError
 
 log = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
@@ -129,7 +129,10 @@ class Session:
     def end(self) -> None:
         """Leave: the others see at once that this process is gone."""
         self.stop.set()
-        self._lease.end("left")
+        try:
+            self._lease.end("left")
+        except StoreError as error:
+            log.error("%s leaves without a last beat: %s", self.me, error)
 
     # -- quorum ----------------------------------------------------------------------------------
 

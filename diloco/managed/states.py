@@ -64,7 +64,10 @@ def receive(store: Store, n: int, rank: int, wait: Waiting, *, why_lost: Callabl
 
 
 def _read(store: Store, key: str) -> Any:
-    manifest = StateManifest.read(store, key)
+    return _tree(store, StateManifest.read(store, key))
+
+
+def _tree(store: Store, manifest: StateManifest) -> Any:
     return join_tree(manifest.tree, load_tensors(store, manifest.tensors))
 
 
@@ -112,5 +115,5 @@ def complete_states(store: Store, line: Line, *, ranks: Sequence[int]) -> list[S
 
 def load(store: Store, rank: int, saved: Saved) -> tuple[Any, float]:
     """The state, and when it was saved (wall clock; 0: not known)."""
-    key = f"{manager_keys.saved_state(saved, rank)}.json"
-    return _read(store, key), StateManifest.from_bytes(store.get(key)).wall_s
+    manifest = StateManifest.read(store, f"{manager_keys.saved_state(saved, rank)}.json")
+    return _tree(store, manifest), manifest.wall_s

@@ -13,9 +13,11 @@ Errors: :class:`~diloco.wire.BadPayload` for an object that is not what it must 
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -115,6 +117,13 @@ def pack(
     )
     text = json.dumps(asdict(header), separators=(",", ":")).encode()
     return _PREFIX.pack(MAGIC, len(text)) + text + body
+
+
+@cache
+def largest_payload() -> int:
+    """Bytes of the largest object that is read as a member's calls: half of this machine's memory.
+    A member may have made more calls than this one, so nothing smaller bounds it."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def unpack(

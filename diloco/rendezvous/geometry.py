@@ -66,7 +66,7 @@ def shard_spans(numel: int, shards: int) -> list[Span]:
 def part_spans(span: Span, *, block: int, block_bytes: int) -> list[Span]:
     """Cut a span that starts on a block into parts of at most :data:`PART_BYTES` encoded (a block
     that is larger is a part of its own)."""
-    step = _part_elements(block, block_bytes)
+    step = part_elements(block=block, block_bytes=block_bytes)
     return [
         Span(start, min(span.stop, start + step)) for start in range(span.start, span.stop, step)
     ]
@@ -75,8 +75,9 @@ def part_spans(span: Span, *, block: int, block_bytes: int) -> list[Span]:
 def part_count(span: Span, *, block: int, block_bytes: int) -> int:
     """How many :func:`part_spans` would list: who only counts must not pay for a list that grows
     with the model."""
-    return -(-span.numel // _part_elements(block, block_bytes))
+    return -(-span.numel // part_elements(block=block, block_bytes=block_bytes))
 
 
-def _part_elements(block: int, block_bytes: int) -> int:
+def part_elements(*, block: int, block_bytes: int) -> int:
+    """Elements of all :func:`part_spans` but the last."""
     return block * max(1, PART_BYTES // max(1, block_bytes))

@@ -10,8 +10,9 @@ With payload bytes Sc, reduced bytes Sr and N contributors, every contributor up
 
 Here the same is counted to the byte: slices are whole blocks, an object has a header. Requests of
 an object are its bytes over :data:`~diloco.rendezvous.geometry.PART_BYTES`, rounded up; a multipart
-upload costs two more, and the record that names a payload is one. Polling, leases and telemetry
-are not part of it. ``bench/plan_traffic.py`` holds it against what a real store sees.
+upload costs two more, and the record that names a payload is one. A contributor also reads back
+its own upload, up to a limit (:func:`read_back_cost`). Polling, leases and telemetry are not part
+of it. ``bench/plan_traffic.py`` holds it against what a real store sees.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from diloco.rendezvous.geometry import (
     Span,
     block_elements,
     part_count,
+    part_elements,
     shard_spans,
 )
 from diloco.rendezvous.store import PART_BYTES
@@ -97,8 +99,7 @@ def round_cost(
 ) -> RoundCost:
     """The cost to the contributor of that rank; ``numel`` is of the round's fragment.
 
-    Left out, because it is the same in every plan: the check of the replica's own upload
-    (:mod:`diloco.upload`), which reads it back up to a limit.
+    Left out, because it is the same in every plan: :func:`read_back_cost`.
     """
     whole = Span(0, numel)
     payload = _Body(numel, codec, topk)
@@ -123,6 +124,26 @@ def round_cost(
         gets=others * payload.parts(mine) + sum(reduced.parts(span) for span in theirs),
         stages=2,
     )
+
+
+def read_back_cost(
+    *, numel: int, codec: str, round: int, verify_bytes: int, topk: int = DEFAULT_TOPK
+) -> RoundCost:
+    """What the check of the replica's own upload (:mod:`diloco.upload`) costs a contributor, in
+    every plan: parts from the one of the round on, up to ``verify_bytes``, but one at least."""
+    body, whole = _Body(numel, codec, topk), Span(0, numel)
+    parts, block = body.parts(whole), block_elements(numel)
+    step = part_elements(block=block, block_bytes=body.bytes(Span(0, block)))
+    down = gets = read = 0
+    for turn in range(parts if verify_bytes else 0):
+        part = (round + turn) % parts
+        size_bytes = body.bytes(Span(part * step, min(numel, (part + 1) * step)))
+        if read and read + size_bytes > verify_bytes:
+            break
+        read += size_bytes
+        down += size_bytes + (HEADER_BYTES if part == 0 else 0)
+        gets += 1
+    return RoundCost(down=down, gets=gets, stages=0)
 
 
 @lru_cache(maxsize=256)

@@ -1,7 +1,7 @@
 """Reading records that may arrive damaged.
 
 A read can be damaged on its way, and then the next one is right; or the object itself is, and then
-every read is wrong. :func:`read_record` tells the two apart by reading again.
+every read is wrong, and the same. :func:`read_record` tells the two apart by reading again.
 """
 
 from __future__ import annotations
@@ -11,13 +11,33 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from diloco.rendezvous.records import BadRecord, Record
-from diloco.rendezvous.store import Store
+from diloco.rendezvous.store import ObjectTooLarge, Store
 
 log = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
 
 READS = 3
-"""How often an object that fails its check is read before it counts as damaged."""
+"""How often an object that fails its check is read before it counts as damaged. Of a record these
+are reads of the same bytes, one after another: reads that differ were damaged on their way."""
+MOST_READS = 12
+"""How often a record is read whose reads all fail their check and differ."""
+
+
+class Doubt:
+    """Counts the reads of one object that failed their check."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self._same = 0
+        self._last: bytes | None = None
+
+    def is_settled(self, data: bytes | None) -> bool:
+        """Whether the object itself is wrong: ``data``, which was just read, was read
+        :data:`READS` times in a row. None stands for an object that is too large to be read."""
+        self._same = self._same + 1 if self.reads and data == self._last else 1
+        self._last = data
+        self.reads += 1
+        return self._same >= READS
 
 
 class Damaged(BadRecord):
@@ -34,18 +54,24 @@ def read_record(
 ) -> R:
     """The record under ``key``; ``is_right`` says whether it belongs there.
 
-    Raises :class:`~diloco.rendezvous.store.MissingKey`, and :class:`Damaged` when no read of
-    :data:`READS` is a record that belongs there.
+    Raises :class:`~diloco.rendezvous.store.MissingKey`, and :class:`Damaged` when :data:`READS`
+    reads in a row give the same bytes, or :data:`MOST_READS` give any, and no record that belongs
+    there.
     """
-    reason = ""
-    for _ in range(READS):
+    doubt = Doubt()
+    while True:
+        data: bytes | None = None
         try:
-            record = kind.read(store, key)
+            data = store.get(key, limit=kind.LIMIT)
+            record = kind.from_bytes(data)
+        except ObjectTooLarge as error:
+            reason = f"{kind.__name__}: {error}"
         except BadRecord as error:
             reason = str(error)
         else:
             if is_right(record):
                 return record
             reason = f"expected the {kind.__name__} of this key, found another's"
+        if doubt.is_settled(data) or doubt.reads >= MOST_READS:
+            raise Damaged(key, reason)
         log.warning("%s: %s; it is read again", key, reason)
-    raise Damaged(key, reason)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from diloco.allreduce import ObjectStoreAllReduce
-from diloco.rendezvous.store import LocalStore
+from diloco.rendezvous.store import LocalStore, MeteredStore
 from diloco.wire import BadPayload
 
 
@@ -331,3 +331,18 @@ def test_it_is_exported_lazily() -> None:
         "assert diloco.ObjectStoreAllReduce.__module__ == 'diloco.allreduce'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_payload_of_any_size_is_not_read_whole(tmp_path: Path) -> None:
+    """Another rank's tensor is larger: the error names its shape, and a few kilobytes are read."""
+
+    def call(rank: int) -> None:
+        shape = (4,) if rank == 0 else (3_000_000,)
+        ranks[rank].allreduce(torch.zeros(shape))
+
+    ranks = [make(tmp_path, rank, 2, timeout_s=60.0) for rank in range(2)]
+    metered = MeteredStore(ranks[0].store)
+    ranks[0]._store.inner = metered
+    found = together(2, call)
+    assert isinstance(found[0], ValueError) and "(3000000,)" in str(found[0])
+    assert metered.usage.bytes_down < 1_000_000

@@ -20,8 +20,6 @@ from diloco.rendezvous.store import LocalStore
 ROOT = Path(__file__).parents[2]
 STORES = {"store", "_store", "inner", "source", "into", "access"}
 PAYLOADS = {
-    "diloco/allreduce.py",  # a tensor; its record, the session, has a limit
-    "diloco/managed/exchange.py",  # a tensor
     "runs/control/hub_model.py",  # files of the Hub: its source is no store
     "diloco/preflight.py",  # what this process has just written
 }

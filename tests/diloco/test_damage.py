@@ -17,11 +17,13 @@ from diloco.errors import ReplicaError
 from diloco.layout import Layout
 from diloco.outer import OuterOptimizer
 from diloco.rendezvous import keys
-from diloco.rendezvous.reading import READS, Damaged, read_record
+from diloco.rendezvous.document import GroupDocument
+from diloco.rendezvous.reading import MOST_READS, READS, Damaged, read_record
 from diloco.rendezvous.records import BadRecord, Beat, Command, Commit, Identity
+from diloco.rendezvous.settings import GroupSettings, SettingsError
 from diloco.rendezvous.store import LocalStore
 from diloco.rendezvous.view import Totals
-from diloco.sync import newest_state, read_document
+from diloco.sync import DOCUMENT_WAIT_S, newest_state, read_document
 from tests.diloco.bucket_world import StillClock
 
 MakeGroup = Callable[..., Any]
@@ -158,6 +160,59 @@ def test_a_damaged_group_document_is_read_again(tiny_group: MakeGroup) -> None:
     assert read_document(group.store) is not None
     group.wait()
     group.assert_agreed(member)
+
+
+class Garbling(LocalStore):
+    """Its first ``times`` reads are damaged, each at another place."""
+
+    def __init__(self, root: Any, times: float) -> None:
+        super().__init__(root)
+        self.times, self.reads = times, 0
+
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
+        self.reads += 1
+        data = super().get(key, limit=limit)
+        return flipped(data, self.reads) if self.reads <= self.times else data
+
+
+DOCUMENT = GroupDocument(
+    run_id="0" * 16, name="x", settings=GroupSettings(), workload={"kind": "caller"}
+)
+
+
+def test_a_group_document_whose_reads_are_damaged_otherwise_each_time_is_waited_for(
+    tmp_path: Any,
+) -> None:
+    store, clock = Garbling(tmp_path, times=20), StillClock()
+    store.put(keys.GROUP, DOCUMENT.to_bytes())
+    assert read_document(store, clock=clock) == DOCUMENT
+    assert store.reads == 21 and len(clock.slept) == 20
+
+
+def test_a_group_document_that_never_arrives_undamaged_is_named(tmp_path: Any) -> None:
+    store, clock = Garbling(tmp_path, times=float("inf")), StillClock()
+    store.put(keys.GROUP, DOCUMENT.to_bytes())
+    with pytest.raises(SettingsError, match=f"{keys.GROUP}: expected to read it undamaged within"):
+        read_document(store, clock=clock)
+    assert sum(clock.slept) >= DOCUMENT_WAIT_S
+
+
+def test_a_group_document_that_is_damaged_in_the_store_is_named_soon(tmp_path: Any) -> None:
+    store, clock = LocalStore(tmp_path), StillClock()
+    store.put(keys.GROUP, flipped(DOCUMENT.to_bytes(), 100))
+    with pytest.raises(SettingsError, match=keys.GROUP):
+        read_document(store, clock=clock)
+    assert sum(clock.slept) < 1
+
+
+def test_a_record_whose_reads_are_damaged_otherwise_each_time_is_read_on(tmp_path: Any) -> None:
+    store = Garbling(tmp_path, times=READS + 2)
+    store.put(keys.control(1), COMMAND.to_bytes())
+    assert read_record(store, keys.control(1), Command) == COMMAND
+    store.reads, store.times = 0, float("inf")
+    with pytest.raises(Damaged, match=keys.control(1)):
+        read_record(store, keys.control(1), Command)
+    assert store.reads == MOST_READS
 
 
 # -- checkpoints ------------------------------------------------------------------------------

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco.managed.wire import Spec, decode, encode, pack, spec_of, unpack
+from diloco.managed.exchange import _Feed
+from diloco.managed.waiting import Waiting
+from diloco.managed.wire import Spec, decode, encode, largest_payload, pack, spec_of, unpack
+from diloco.rendezvous import manager_keys
 from diloco.rendezvous.records import Identity
+from diloco.rendezvous.store import LocalStore
 from diloco.wire import BadPayload
+from tests.diloco.bucket_world import StillClock
 
 ME = Identity(replica=3, incarnation="00001-0000000a")
 TENSORS = [
@@ -95,3 +102,15 @@ def test_a_header_that_lies_is_refused() -> None:
     data = struct.pack("<8sI", b"ARCHIMG1", len(text)) + text
     with pytest.raises(BadPayload, match="expected tensors"):
         unpack(data, ME, n=8, batch=1, first=4)
+
+
+def test_a_payload_that_is_larger_than_may_be_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diloco.managed.exchange.largest_payload", lambda: 1000)
+    store = LocalStore(tmp_path)
+    store.put(manager_keys.payload(8, ME.replica, ME.incarnation, 0), bytes(1001))
+    feed = _Feed(store, 8, ME, lambda who: "")
+    with pytest.raises(BadPayload, match="expected at most 1000 bytes, found more"):
+        feed.fill(Waiting(StillClock(), threading.Event(), timeout_s=1.0, longest_pause_s=1.0))
+    assert largest_payload() > 2**28

@@ -19,13 +19,6 @@ from diloco.rendezvous.geometry import (
 from diloco.rendezvous.plan_cost import cheapest_plan, round_cost
 from diloco.upload import VERIFY_UPLOAD_BYTES
 
-
-@pytest.fixture(autouse=True)
-def no_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The formulas leave out what checks a replica's own upload: it is the same in every plan."""
-    monkeypatch.setenv(VERIFY_UPLOAD_BYTES, "0")
-
-
 NUMEL = 50_003
 """Thirteen blocks of 4,096 elements: unequal shards, and a last block of 851."""
 
@@ -41,6 +34,17 @@ def test_a_round_moves_exactly_what_the_formulas_say(
         for name in ("fp32", codec):
             case = {"replicas": replicas, "plan": plan, "codec": name, "numel": NUMEL}
             assert differences(one_round(tmp_path / name, **case), **case) == []
+
+
+@pytest.mark.parametrize("verify_bytes", [0, 1, 40_000, 150_000, 10**9])
+def test_what_is_read_back_of_an_upload_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify_bytes: int
+) -> None:
+    monkeypatch.setenv(VERIFY_UPLOAD_BYTES, str(verify_bytes))
+    with small_cuts(part_bytes=16_384):
+        for codec in ("fp32", "int8"):
+            case = {"replicas": 2, "plan": "gather", "codec": codec, "numel": NUMEL}
+            assert differences(one_round(tmp_path / codec, **case), **case) == []
 
 
 @pytest.mark.parametrize("plan", ["gather", "sharded", "syncer"])

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import builtins
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from diloco.rendezvous.store import Data, LocalStore, MakeParts, StoreUnavailable
+from diloco.exits import EX_CONFIG, EX_TEMPFAIL, exit_code_of
+from diloco.rendezvous.store import (
+    Data,
+    LocalStore,
+    MakeParts,
+    MissingKey,
+    ObjectInfo,
+    StoreDenied,
+    StoreUnavailable,
+)
 from diloco.retry import LONGEST_PAUSE_S, RetryingStore
 
 
@@ -49,6 +59,41 @@ class Down(LocalStore):
         next(iter(make_parts()))
         self._try()
         super().put_stream(key, make_parts)
+
+
+class Denying(LocalStore):
+    """Denies the kinds of operation in ``denied`` while ``clock`` shows a time in its window."""
+
+    def __init__(self, root: Path, *, denied: set[str]) -> None:
+        super().__init__(root)
+        self.denied = denied
+        self.clock: ManualClock | None = None
+        self.from_s, self.until_s = 0.0, float("inf")
+
+    def _check(self, kind: str) -> None:
+        now_s = self.clock.now_s if self.clock else 0.0
+        if kind in self.denied and self.from_s <= now_s < self.until_s:
+            raise StoreDenied("403 AccessDenied")
+
+    def put(self, key: str, data: Data) -> None:
+        self._check("write")
+        super().put(key, data)
+
+    def create(self, key: str, data: Data) -> bool:
+        self._check("write")
+        return super().create(key, data)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self._check("write")
+        super().delete(keys)
+
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
+        self._check("read")
+        return super().get(key, limit=limit)
+
+    def list(self, prefix: str) -> builtins.list[ObjectInfo]:
+        self._check("list")
+        return super().list(prefix)
 
 
 def retrying(store: LocalStore, *, seed: int = 0) -> tuple[RetryingStore, ManualClock]:
@@ -103,3 +148,77 @@ def test_an_error_of_ones_own_parts_is_not_tried_again(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="bug"):
         store.put_stream("a", parts)
     assert clock.pauses == []
+
+
+EVERY_KIND = {"read", "list", "write"}
+
+
+def denying(tmp_path: Path, *, denied: set[str]) -> tuple[Denying, RetryingStore, ManualClock]:
+    inner = Denying(tmp_path, denied=denied)
+    store, clock = retrying(inner)
+    inner.clock = clock
+    return inner, store, clock
+
+
+def test_a_denial_of_the_first_operation_is_raised_at_once(tmp_path: Path) -> None:
+    _, store, clock = denying(tmp_path, denied=EVERY_KIND)
+    for operation in (
+        lambda: store.get("a"),
+        lambda: store.list(""),
+        lambda: store.put("a", b"1"),
+        lambda: store.create("a", b"1"),
+        lambda: store.delete(["a"]),
+    ):
+        with pytest.raises(StoreDenied, match="403"):
+            operation()
+    assert clock.pauses == []
+
+
+def test_what_permits_one_kind_of_operation_says_nothing_of_another(tmp_path: Path) -> None:
+    """A credential that may read and not write is found at the start."""
+    _, store, clock = denying(tmp_path, denied={"write", "list"})
+    with pytest.raises(MissingKey):
+        store.get("a")
+    with pytest.raises(StoreDenied):
+        store.put("a", b"1")
+    with pytest.raises(StoreDenied):
+        store.list("")
+    assert clock.pauses == []
+
+
+def test_a_bucket_that_denies_for_a_while_is_waited_for(tmp_path: Path) -> None:
+    inner, store, clock = denying(tmp_path, denied=EVERY_KIND)
+    inner.from_s, inner.until_s = 1.0, 16.0
+    store.put("a", b"1")
+    with pytest.raises(MissingKey):
+        store.get("b")
+    store.list("")
+    for operation in (
+        lambda: store.put("a", b"2"),
+        lambda: store.create("c", b"2"),
+        lambda: store.delete(["c"]),
+        lambda: store.get("a"),
+        lambda: store.list(""),
+    ):
+        clock.now_s = 1.0
+        operation()
+        assert 16 <= clock.now_s < 1 + 60
+    assert store.get("a") == b"2"
+
+
+def test_a_denial_that_stays_ends_the_process_so_that_it_is_launched_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inner, store, clock = denying(tmp_path, denied=EVERY_KIND)
+
+    def train() -> int:
+        store.put("a", b"2")
+        return 0
+
+    assert exit_code_of(train) == EX_CONFIG, "denied from the start"
+    inner.denied = set()
+    assert exit_code_of(train) == 0
+    inner.denied = EVERY_KIND
+    assert exit_code_of(train) == EX_TEMPFAIL
+    assert clock.now_s == pytest.approx(60)
+    assert "put a: denied for 60 s, though it was permitted before: 403" in capsys.readouterr().err

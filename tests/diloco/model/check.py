@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from dataclasses import dataclass
 
 import torch
 
-from diloco.errors import FencedOut, ReplicaError
+from diloco.errors import FencedOut, ReplicaError, RoundTimeout
 from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import StoreError
+from diloco.rendezvous.store import StoreDenied
 from tests.diloco.model import oracle
-from tests.diloco.model.faulty_bucket import Chances
+from tests.diloco.model.faulty_bucket import LIST_LAG_S, Chances
 from tests.diloco.model.virtual_time import Hang
-from tests.diloco.model.world import Scenario, World, virtual
+from tests.diloco.model.world import Life, Scenario, World, virtual
+
+QUORUM_S = 900.0
+"""So long after the last fault a round may still time out for want of replicas."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +76,20 @@ def make_scenario(rng: random.Random) -> Scenario:
         "decay": (0.0, 0.0, 0.01),
         "slow": (0.0, 0.03),
     }
+    chances = {name: rng.choice(values) for name, values in chosen.items()}
+    drains, kills = rng.choice([0.0, 0.02]), rng.choice([2, 6, 15])
+    chances["record"] = rng.choice((0.0, 0.0, 0.01))
+    denied_from_s = rng.uniform(0, 100)
+    denied_for_s = rng.choice((0.0, 0.0, 15.0, 30.0))
     return Scenario(
         settings=settings,
         replicas=replicas,
         spares=1 if fixed else 0,
         syncer=plan == "syncer",
-        chances=Chances(**{name: rng.choice(values) for name, values in chosen.items()}),
-        drains=rng.choice([0.0, 0.02]),
-        kills=rng.choice([2, 6, 15]),
+        chances=Chances(**chances),
+        drains=drains,
+        kills=kills,
+        denied_s=(denied_from_s, denied_from_s + denied_for_s),
     )
 
 
@@ -94,25 +104,70 @@ def run_seed(seed: int) -> Outcome:
         try:
             world.run()
         except Hang as hang:
-            if _names_damage(world):
-                world.counts["stopped by damage that an error names"] += 1
+            if _is_beyond_repair(world):
+                world.counts["runs that damage stopped"] += 1
                 return _outcome(seed, scenario, world, "")
             failure = f"hang: {hang}{_where(world)}"
     failure = failure or _bad_ends(world)
     if not failure:
         try:
-            bucket = world.bucket
-            oracle.check(bucket.objects, bucket.written, bucket.written_s, world.settings.to_dict())
+            _judge(world)
         except oracle.Violation as violation:
             failure = f"violation: {violation}"
     return _outcome(seed, scenario, world, failure)
 
 
-def _names_damage(world: World) -> bool:
-    """Whether a replica ended with an error that names an object which is damaged for good: every
-    replica that had applied the round is dead, and no checkpoint holds it."""
-    errors = [str(life.error) for life in world.lives if life.error is not None]
-    return any(key in error for key in world.bucket.damaged for error in errors)
+def _judge(world: World) -> None:
+    bucket = world.bucket
+    log = oracle.check(
+        bucket.objects,
+        bucket.written,
+        bucket.written_s,
+        world.settings.to_dict(),
+        swept_s=world.swept_s,
+        list_lag_s=LIST_LAG_S if world.scenario.chances.stale else 0.0,
+    )
+    world.counts["objects after the last sweep"] += sum(
+        when_s >= world.swept_s
+        for key, when_s in bucket.written_s.items()
+        if key in bucket.objects and key.startswith("rounds/") and not key.endswith(".json")
+    )
+    if _keeps_all_steps(world):
+        settings = world.settings
+        tail = 2 * settings.sync_every + settings.overlap_steps
+        for life in world.lives:
+            if life.reason == "completed" and life.steps:
+                log.check_lost(life.steps, tail=tail)
+                world.counts["processes with no step lost"] += 1
+
+
+def _keeps_all_steps(world: World) -> bool:
+    """Whether nothing happens in the scenario for which a replica may drop steps it made: late
+    contributions are kept, and no round has to be skipped because it cannot be read."""
+    settings, chances = world.settings, world.scenario.chances
+    damages = chances.rot or chances.decay or chances.record or chances.garble
+    mixes = settings.overlap_steps > 0 and settings.mixing_alpha < 1
+    return not (damages or mixes or settings.quarantine_rounds or settings.late_policy != "rebase")
+
+
+def _is_beyond_repair(world: World) -> bool:
+    """Whether a replica ended with an error that names an object which is damaged for good, and no
+    replica that had applied its round was there to help once the faults had stopped."""
+    calm_s = world.calm_from_s if world.calm_from_s is not None else float("inf")
+    helpers = [
+        life.group._loop.state.round
+        for life in world.lives
+        if life.group is not None
+        and life.group._loop.state.weights is not None
+        and not life.process.dead
+        and life.ended_s > calm_s
+    ]
+    for key in world.bucket.damaged:
+        match = re.match(r"(?:rounds|checkpoints)/(\d{8})/", key)
+        named = any(life.error is not None and key in str(life.error) for life in world.lives)
+        if match and named and max(helpers, default=0) <= int(match[1]):
+            return True
+    return False
 
 
 def _outcome(seed: int, scenario: Scenario, world: World, failure: str) -> Outcome:
@@ -131,10 +186,24 @@ def _bad_ends(world: World) -> str:
     """Errors that are no answer to what went wrong: crashes, and any failure in calm times."""
     for life in world.lives:
         error = life.error
-        expected = isinstance(error, StoreError | FencedOut | ReplicaError)
-        if error is not None and not expected:
-            return f"replica {life.replica} crashed: {type(error).__name__}: {error}"
+        if error is not None and not _is_expected(world, life, error):
+            return f"replica {life.replica} ended: {type(error).__name__}: {error}"
     return ""
+
+
+def _is_expected(world: World, life: Life, error: BaseException) -> bool:
+    if isinstance(error, FencedOut):
+        return any(
+            later.replica == life.replica and life.started_s < later.started_s < life.ended_s
+            for later in world.lives
+        )
+    if isinstance(error, StoreDenied):  # of what this process had not been permitted before
+        return life.group is None and world.denied_between(life.started_s, life.ended_s)
+    if isinstance(error, RoundTimeout):  # too few replicas were there
+        return world.calm_from_s is None or life.ended_s < world.calm_from_s + QUORUM_S
+    if isinstance(error, ReplicaError):
+        return any(key in str(error) for key in world.bucket.ever_damaged)
+    return False
 
 
 def _where(world: World) -> str:

@@ -18,6 +18,7 @@ from diloco.rendezvous.store import (
     MakeParts,
     MissingKey,
     ObjectInfo,
+    StoreDenied,
     StoreUnavailable,
     check_size,
 )
@@ -39,6 +40,7 @@ class Bucket:
         self.past: builtins.list[tuple[float, dict[str, int]]] = []
         self.commits = 0
         self.keeps_past = True
+        self.ever_damaged: set[str] = set()
         self.damaged: dict[str, str] = {}
         """Keys whose stored bytes were damaged for good, and how."""
 
@@ -83,6 +85,7 @@ class Bucket:
         """Damage what is stored, for good."""
         self.objects[key] = data
         self.damaged[key] = how
+        self.ever_damaged.add(key)
 
     def _remember(self) -> None:
         """What a stale listing shows; a few seconds of it are kept."""
@@ -105,13 +108,21 @@ class Chances:
     garble: float = 0.0
     rot: float = 0.0
     decay: float = 0.0
+    record: float = 0.0
     slow: float = 0.0
+    deny: float = 0.0
     slow_s: float = 20.0
     late_s: float = 90.0
 
 
 PERMANENT = (".bin", ".safetensors", "/reduced/", "contributions/")
 """Objects that other objects can replace: these are also damaged for good."""
+
+
+RECORDS = ("/plan.json", "/commit.json", "/manifest.json", "contributions/")
+"""Records that replicas write again; ``group.json`` is not among them, as nothing replaces it."""
+LIST_LAG_S = 10.0
+"""How old a stale listing is, at most."""
 
 
 class FaultyView:
@@ -147,7 +158,7 @@ class FaultyView:
 
     def create(self, key: str, data: Data) -> bool:
         sent = bytes(data)
-        return self._write(f"create {key}", lambda: self._bucket.create(key, sent))
+        return self._write(f"create {key}", lambda: self._store(key, sent, create=True))
 
     def get(self, key: str, *, limit: int | None = None) -> bytes:
         data = self._read(key, self._request(f"get {key}", lambda: self._bucket.get(key)))
@@ -158,7 +169,7 @@ class FaultyView:
         return self._read(key, data[start : start + length])
 
     def list(self, prefix: str) -> builtins.list[ObjectInfo]:
-        before_s = self._rng.uniform(0, 10) if self._strikes("stale") else 0.0
+        before_s = self._rng.uniform(0, LIST_LAG_S) if self._strikes("stale") else 0.0
         return self._request(f"list {prefix}", lambda: self._bucket.list(prefix, before_s=before_s))
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -185,6 +196,8 @@ class FaultyView:
 
     def _request(self, what: str, operation: Callable[[], T]) -> T:
         self._pass_time()
+        if self._strikes("deny"):
+            raise StoreDenied(f"{what}: denied")
         if self._strikes("drop"):
             raise StoreUnavailable(f"{what}: dropped")
         answer = operation()
@@ -205,15 +218,27 @@ class FaultyView:
             raise StoreUnavailable(f"{what}: no answer yet")
         return self._request(what, operation)
 
-    def _store(self, key: str, data: bytes) -> None:
-        self._bucket.put(key, data)
+    def _store(self, key: str, data: bytes, *, create: bool = False) -> bool:
+        if create and not self._bucket.create(key, data):
+            return False
+        if not create:
+            self._bucket.put(key, data)
+        self._spoil(key, data)
+        return True
+
+    def _spoil(self, key: str, data: bytes) -> None:
         if data and any(part in key for part in PERMANENT):
             if self._strikes("rot"):
                 self._damage(key)
             if self._strikes("decay"):
-                delay_s = self._rng.uniform(0, 20)
-                decay = _after(self._scheduler, delay_s, lambda: self._damage(key))
-                self._scheduler.spawn(f"decay of {key}", decay, self._bucket.network)
+                self._damage_later(key)
+        is_record = key.endswith(".json") and any(part in key for part in RECORDS)
+        if is_record and not key.startswith("final/") and self._strikes("record"):
+            self._damage_later(key)
+
+    def _damage_later(self, key: str) -> None:
+        decay = _after(self._scheduler, self._rng.uniform(0, 20), lambda: self._damage(key))
+        self._scheduler.spawn(f"decay of {key}", decay, self._bucket.network)
 
     def _damage(self, key: str) -> None:
         """What is stored under ``key`` is damaged for good."""

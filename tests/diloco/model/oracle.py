@@ -31,16 +31,22 @@ def check(
     written: dict[str, bytes],
     written_s: dict[str, float],
     settings: dict[str, Any],
-) -> None:
+    *,
+    swept_s: float,
+    list_lag_s: float = 0.0,
+) -> Log:
     """``objects`` is what lies in the bucket at the end, ``written`` the bytes that were stored
-    last under each key, ``written_s`` when, whatever became of them. Raises :class:`Violation`."""
+    last under each key, ``written_s`` when, whatever became of them. The last sweep that succeeded
+    began at ``swept_s``; a listing is as old as ``list_lag_s``, at most. Raises
+    :class:`Violation`."""
     log = Log(written, settings)
     log.replay()
     log.check_steps()
     check_result(objects, written, log)
-    over_s = written_s["final/manifest.json"]
-    in_time = {k: v for k, v in objects.items() if written_s[k] < over_s - SWEEP_S}
+    in_time = {k: v for k, v in objects.items() if written_s[k] < swept_s - list_lag_s}
     check_leftovers(objects, in_time, written)
+    check_states(objects, written_s, list_lag_s=list_lag_s)
+    return log
 
 
 def require(condition: bool, message: str) -> None:
@@ -172,6 +178,24 @@ class Log:
         most = max(total.max(initial=0.0) for total in totals)
         require(most < 1 + 2 * TOLERANCE, f"a step counts {most:.3f} times")
 
+    def check_lost(self, steps: list[int], *, tail: int) -> None:
+        """Of one process that saw the run's end, all ``steps`` are in the log but the last."""
+        totals = [np.zeros(w.size, np.float64) for w in self.weights]
+        for _, _, fragment, vector in self.taken:
+            totals[fragment] -= vector
+        tensors = sum(len(names) for names in self.slots)
+        per_tensor = 512
+        for step in steps[: max(0, len(steps) - tail)]:
+            tensor, at = step % tensors, step // tensors
+            if at >= per_tensor:
+                break
+            fragment = tensor % self.fragments
+            place = tensor // self.fragments * per_tensor + at
+            require(
+                totals[fragment][place] > 1 - 2 * TOLERANCE,
+                f"step {step} is lost: {totals[fragment][place]:.3f} of it is in the log",
+            )
+
 
 def check_result(objects: dict[str, bytes], written: dict[str, bytes], log: Log) -> None:
     """Final weights and all checkpoints are the log's."""
@@ -198,18 +222,11 @@ def check_result(objects: dict[str, bytes], written: dict[str, bytes], log: Log)
                 )
 
 
-SWEEP_S = 5.0
-"""The last sweep ends so long before the final manifest, at most: what arrives later stays."""
-KEPT_STATES = 6
-"""Folders of saved state that one replica number leaves at most: two, and one for each process that
-died after it had written a save and before it had deleted older ones."""
-
-
 def check_leftovers(
     objects: dict[str, bytes], in_time: dict[str, bytes], written: dict[str, bytes]
 ) -> None:
     """Of what was written ``in_time``, nothing large is left but the newest two checkpoints, what
-    was exchanged after the older of them, the result, and the newest saves of each replica."""
+    was exchanged after the older of them, and the result."""
     rounds = sorted(
         int(match[1])
         for key in objects
@@ -235,13 +252,39 @@ def check_leftovers(
         if key.startswith("final/") and key != "final/manifest.json" and not key.startswith(own)
     ]  # fmt: skip
     require(not left, f"{len(left)} objects are left behind: {', '.join(sorted(left)[:5])}")
-    states: dict[str, set[str]] = {}
-    for key in objects:
-        if match := re.match(r"state/(\d{5})/([^/]+)/", key):
-            states.setdefault(match[1], set()).add(match[2])
-    for replica, folders in states.items():
+
+
+def check_states(
+    objects: dict[str, bytes], written_s: dict[str, float], *, list_lag_s: float
+) -> None:
+    """Each save deletes all older ones of its replica number but one.
+
+    A process that has saved again was not killed between its save before and the sweep that follows
+    it. So of everything that sweep could list, one older save at most is left. What arrived later,
+    and the saves of a process that was killed before its sweep, stay until the next save.
+    """
+    saved: dict[str, list[tuple[float, str]]] = {}
+    for key, when_s in written_s.items():
+        if match := re.fullmatch(r"state/(\d{5})/([^/]+)/manifest\.json", key):
+            saved.setdefault(match[1], []).append((when_s, match[2]))
+    for replica, saves in saved.items():
+        saves.sort()
+        swept = [
+            (when_s, name)
+            for at, (when_s, name) in enumerate(saves)
+            if any(later.split(".")[0] == name.split(".")[0] for _, later in saves[at + 1 :])
+        ]
+        if not swept:
+            continue
+        when_s, newest = swept[-1]
+        folders: dict[str, float] = {}
+        for key in objects:
+            if match := re.match(rf"state/{replica}/([^/]+)/", key):
+                folders[match[1]] = max(folders.get(match[1], 0.0), written_s[key])
+        older = [name for name, s in folders.items() if name < newest and s < when_s - list_lag_s]
         require(
-            len(folders) <= KEPT_STATES, f"replica {replica} leaves {len(folders)} saved states"
+            len(older) <= 1,
+            f"replica {replica} leaves {len(older)} states that are older than {newest}: {older}",
         )
 
 

@@ -6,11 +6,14 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from diloco.gate import wait_for_everybody
 from diloco.rendezvous.settings import GroupSettings
+from diloco.rendezvous.store import StoreDenied, StoreUnavailable
 from tests.diloco.model import oracle
 from tests.diloco.model.faulty_bucket import Bucket, Chances
 from tests.diloco.model.world import Scenario, World, virtual
@@ -33,7 +36,13 @@ def run(world: World) -> None:
     with virtual(world):
         world.run()
     bucket = world.bucket
-    oracle.check(bucket.objects, bucket.written, bucket.written_s, world.settings.to_dict())
+    oracle.check(
+        bucket.objects,
+        bucket.written,
+        bucket.written_s,
+        world.settings.to_dict(),
+        swept_s=world.swept_s,
+    )
 
 
 @contextmanager
@@ -90,6 +99,23 @@ def test_a_decision_that_is_damaged_once_it_is_made_stops_nobody(record: str) ->
         if key == f"rounds/00000003/{record}" and not spoilt:
             spoilt.append(key)
             destroy(world.bucket, key)
+
+    with on_put(world.bucket, spoil):
+        run(world)
+    assert ends(world) == [("completed", "None")] * 3
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+@pytest.mark.parametrize("record", ["commit.json", "plan.json"])
+def test_a_decision_that_is_damaged_after_all_have_applied_it_stops_nobody(
+    record: str, overlap: int
+) -> None:
+    """Who voided the rounds before is looked up in their commits: that is no reason to end."""
+    world = make_world(overlap_steps=overlap)
+
+    def spoil(key: str) -> None:
+        if key == "rounds/00000004/commit.json":
+            destroy(world.bucket, f"rounds/00000003/{record}")
 
     with on_put(world.bucket, spoil):
         run(world)
@@ -183,3 +209,77 @@ def test_a_replica_that_beats_in_vain_when_it_joins_keeps_trying() -> None:
     world.chances = outage  # type: ignore[method-assign]
     run(world)
     assert ends(world) == [("completed", "None")] * 2
+
+
+def denied_during_training(world: World, *, seconds: float) -> None:
+    """From the second commit on the bucket denies everything for a while."""
+    chances = world.chances
+    from_s: list[float] = []
+
+    def denial() -> Chances:
+        is_denied = bool(from_s) and from_s[0] <= world.scheduler.now_s < from_s[0] + seconds
+        return Chances(deny=1.0) if is_denied else chances()
+
+    def watch(key: str) -> None:
+        if key == "rounds/00000002/commit.json":
+            from_s.append(world.scheduler.now_s)
+
+    world.chances = denial  # type: ignore[method-assign]
+    with on_put(world.bucket, watch):
+        run(world)
+
+
+@pytest.mark.parametrize("plan", ["gather", "sharded", "syncer"])
+def test_a_bucket_that_denies_for_a_while_ends_no_replica(plan: str) -> None:
+    world = make_world(reduce_plan=plan, state_every=1, checkpoint_every=2)
+    world.scenario = replace(world.scenario, syncer=plan == "syncer")
+    denied_during_training(world, seconds=30.0)
+    assert ends(world) == [("completed", "None")] * (4 if plan == "syncer" else 3)
+
+
+def test_replicas_that_a_bucket_denies_for_long_end_for_now_and_go_on_later() -> None:
+    """They end as if the store were away, so that they are launched again."""
+    world = make_world(state_every=1)
+    denied_during_training(world, seconds=200.0)
+    errors = [life.error for life in world.lives if life.error is not None]
+    assert errors and {type(error) for error in errors} <= {StoreUnavailable, StoreDenied}
+    first = [life.error for life in world.lives[:3]]
+    assert {type(error) for error in first} == {StoreUnavailable}
+    assert {life.replica for life in world.lives if life.reason == "completed"} == {0, 1, 2}
+
+
+def test_a_store_that_goes_away_before_the_first_step_ends_no_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For longer than a beat is tried, when replicas begin to wait for each other."""
+    world = make_world(replicas=2)
+    chances = world.chances
+    from_s: list[float] = []
+
+    def outage() -> Chances:
+        is_away = bool(from_s) and from_s[0] <= world.scheduler.now_s < from_s[0] + 40.0
+        return Chances(drop=1.0) if is_away else chances()
+
+    def begins(*arguments: Any, **how: Any) -> None:
+        from_s.append(world.scheduler.now_s)
+        wait_for_everybody(*arguments, **how)
+
+    world.chances = outage  # type: ignore[method-assign]
+    monkeypatch.setattr("diloco.loop.wait_for_everybody", begins)
+    run(world)
+    assert ends(world) == [("completed", "None")] * 2
+
+
+def test_a_denial_between_the_first_request_and_the_first_beat_is_waited_for() -> None:
+    """What the main store was permitted counts for the store of the heartbeat."""
+    world = make_world(replicas=1, min_quorum=1)
+    chances = world.chances
+
+    def denial() -> Chances:
+        beats = any("/beat.json" in key for key in world.bucket.written)
+        is_denied = beats and world.scheduler.now_s < 1030.0
+        return Chances(deny=1.0) if is_denied else chances()
+
+    world.chances = denial  # type: ignore[method-assign]
+    run(world)
+    assert ends(world) == [("completed", "None")]

@@ -19,13 +19,14 @@ from unittest import mock
 import torch
 from torch import nn
 
+from diloco.checkpoint import sweep
 from diloco.errors import ReplicaError
 from diloco.group import Group, join
 from diloco.rendezvous import keys
 from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.records import Command, Commit
 from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import StoreError
+from diloco.rendezvous.store import Store, StoreError
 from diloco.syncer import Syncer
 from tests.diloco.model import virtual_time
 from tests.diloco.model.faulty_bucket import Bucket, Chances, FaultyView
@@ -34,6 +35,7 @@ from tests.diloco.model.virtual_time import Process, Scheduler
 COORDINATES = 2048
 TENSORS = 4
 NO_FAULTS = Chances()
+ALL_DENIED = Chances(deny=1.0)
 CALM_S = 4 * 3600.0
 """After the last fault a run must have ended within this."""
 
@@ -66,6 +68,8 @@ class Scenario:
     syncer: bool = False
     drains: float = 0.0
     kills: int = 6
+    denied_s: tuple[float, float] = (0.0, 0.0)
+    """From when until when the bucket denies everything."""
     faults_until_s: float = 1500.0
 
 
@@ -82,6 +86,7 @@ class Life:
     error: BaseException | None = None
     over: bool = False
     steps: list[int] = field(default_factory=list)
+    ended_s: float = float("inf")
 
     @property
     def ended(self) -> bool:
@@ -102,6 +107,8 @@ class World:
         self.lives: list[Life] = []
         self.steps = 0
         self.calm_from_s: float | None = None
+        self.swept_s = 0.0
+        """When the last sweep at the end of the run that succeeded began."""
         document = GroupDocument(
             run_id="0" * 16, name="model", settings=scenario.settings, workload={"kind": "caller"}
         )
@@ -110,7 +117,21 @@ class World:
     # -- faults ----------------------------------------------------------------------------------
 
     def chances(self) -> Chances:
+        if self.denied_between(self.scheduler.now_s, self.scheduler.now_s):
+            return ALL_DENIED
         return NO_FAULTS if self.calm else self.scenario.chances
+
+    def denied_between(self, from_s: float, until_s: float) -> bool:
+        """Whether the bucket denied anything in that time."""
+        begin_s, end_s = self.scenario.denied_s
+        return begin_s < end_s and from_s < 1000 + end_s and until_s >= 1000 + begin_s
+
+    def sweep(self, store: Store, **how: Any) -> int:
+        """The library's own, with its time."""
+        began_s = self.scheduler.now_s
+        deleted = sweep(store, **how)
+        self.swept_s = max(self.swept_s, began_s)
+        return deleted
 
     @property
     def calm(self) -> bool:
@@ -187,7 +208,7 @@ class World:
             life.reason = group.reason
         except Exception as error:
             life.error = error
-        life.over = True
+        life.over, life.ended_s = True, self.scheduler.now_s
 
     def launch_syncer(self) -> None:
         process = Process("syncer")
@@ -201,7 +222,7 @@ class World:
                 life.reason = "left" if syncer.left else "completed"
             except Exception as error:
                 life.error = error
-            life.over = True
+            life.over, life.ended_s = True, self.scheduler.now_s
 
         self.scheduler.spawn("syncer", serve, process)
 
@@ -249,6 +270,7 @@ def virtual(world: World) -> Iterator[None]:
         "diloco.open_rounds.ThreadPoolExecutor": virtual_time.ThreadPoolExecutor,
         "diloco.open_rounds.wait": virtual_time.wait,
         "diloco.rendezvous.transfer.ThreadPoolExecutor": virtual_time.ThreadPoolExecutor,
+        "diloco.finish.sweep": world.sweep,
         "diloco.group.SystemClock": lambda: world.scheduler,
         "diloco.group.secrets": secrets,
         "diloco.syncer.SystemClock": lambda: world.scheduler,
