@@ -48,6 +48,30 @@ def test_the_database_refuses_changes(statement: str) -> None:
     audit_triggers.remove(connection)
 
 
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL has no REPLACE")
+@pytest.mark.parametrize("same", ["id", "hash"])
+def test_an_entry_cannot_be_replaced(same: str) -> None:
+    entry = three()[1]
+    audit_triggers.install(connection)
+    values = {"id": entry.pk, "hash": entry.hash} if same == "id" else {"hash": entry.hash}
+    columns = {**values, "at": entry.at, "actor": "eve", "previous_hash": entry.previous_hash,
+               "address": "", "action": "nothing", "target": "", "detail": ""}  # fmt: skip
+    columns.setdefault("hash", "f" * 64)
+    names, marks = ", ".join(columns), ", ".join("%s" for _ in columns)
+    with (
+        pytest.raises(DatabaseError, match="append-only"),
+        transaction.atomic(),
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(
+            f"INSERT OR REPLACE INTO runs_auditentry ({names}) VALUES ({marks})",
+            list(columns.values()),
+        )
+    audit.record("test.action", actor="ada")
+    assert audit.verify() == (4, AuditEntry.objects.latest("id").hash, None)
+    audit_triggers.remove(connection)
+
+
 def test_the_migration_installs_the_triggers() -> None:
     from importlib import import_module
 
