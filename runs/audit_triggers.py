@@ -1,5 +1,8 @@
 """Triggers that make the audit log append-only, for both databases."""
 
+# Statements are made of constants.
+# ruff: noqa: S608
+
 from __future__ import annotations
 
 from typing import Any
@@ -14,9 +17,10 @@ _SQLITE = tuple(
 )
 _SQLITE_REPLACE = (
     f"CREATE TRIGGER IF NOT EXISTS {TABLE}_no_replace BEFORE INSERT ON {TABLE} "
-    f"WHEN EXISTS (SELECT 1 FROM {TABLE} WHERE id = NEW.id OR hash = NEW.hash) "
+    f"WHEN EXISTS (SELECT 1 FROM {TABLE} AS old "
+    f"WHERE old.id = NEW.id OR old.hash = NEW.hash) "
     f"BEGIN SELECT RAISE(ABORT, '{MESSAGE}'); END"
-)  # noqa: S608 -- constants
+)
 """SQLite fires no DELETE trigger for a row that ``INSERT OR REPLACE`` removes
 (https://www.sqlite.org/lang_conflict.html)."""
 _POSTGRESQL = (
