@@ -162,6 +162,28 @@ def test_users_and_tokens() -> None:
     assert text not in json.dumps([audit.as_row(e) for e in AuditEntry.objects.all()])
 
 
+def test_passwords_that_users_change_themselves() -> None:
+    cache.clear()
+    admin, olga = seed.user("ada", "admin"), seed.user("olga", "operator")
+    client = Client()
+    client.force_login(olga)
+    own = {"old_password": "correct horse battery", "new_password1": "staple-of-92-horses"}
+    own["new_password2"] = own["new_password1"]
+    assert client.post("/account/password", own).status_code == 302
+    assert actions(actor="olga", action__startswith="user.") == ["user.password_changed"]
+
+    vera = people.add_person("vera", role="viewer", actor=admin)
+    visitor = Client()
+    uid, token = people.link_parts(vera)
+    page = visitor.get(f"/account/choose/{uid}/{token}", follow=True)
+    chosen = {"new_password1": "staple-of-93-horses", "new_password2": "staple-of-93-horses"}
+    visitor.post(page.redirect_chain[-1][0], chosen)
+    [entry] = AuditEntry.objects.filter(actor="vera")
+    assert entry.action == "user.password_changed"
+    assert "link" in entry.detail
+    assert "staple" not in json.dumps([audit.as_row(e) for e in AuditEntry.objects.all()])
+
+
 def test_credentials_without_their_secrets() -> None:
     from runs.credentials.service import delete_credential, save_credential
 
