@@ -10,10 +10,10 @@ attempts and events at the end, in one transaction. From then on the reconciler 
 if nothing had been: a run whose journal says that jobs are open is polled, commanded and paid for
 again. So there must not be another control plane that looks after the same run.
 
-What is not in a bucket, and so is not rebuilt: users, who added a pool (it has the permissions of the
-owner then), tokens, credentials (they are found by name,
-if there are any of that name), archives (kept as the bucket's ``code/``), and when this control
-plane first saw something (:data:`runs.bucket.importing.OWN_CLOCK`).
+What is not in a bucket, and so is not rebuilt: users, who added a pool (it has the permissions of
+the owner then), tokens, credentials (they are found by name, if there are any of that name),
+archives (kept as the bucket's ``code/``), and when this control plane first saw something
+(:data:`runs.bucket.importing.OWN_CLOCK`).
 """
 
 from __future__ import annotations
