@@ -10,6 +10,7 @@ was asked to end.
 """
 
 # No __future__ imports: its arguments may stand before it (see executors.bootstrap).
+import errno
 import fcntl
 import hashlib
 import importlib
@@ -19,6 +20,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -34,6 +36,8 @@ from urllib.parse import unquote, urlsplit
 
 EX_TEMPFAIL, EX_CONFIG, EX_TERMINATED = 75, 78, 143
 TRIES, FIRST_PAUSE_S = 4, 0.25
+LIMIT_BYTES = 1 << 28
+"""A larger object is no archive of code: it is not read into memory."""
 
 KEPT = ("torch", "torchvision", "torchaudio")
 """An image's own build is kept, whatever its version: it is made for the image's GPU."""
@@ -214,7 +218,9 @@ def code_folder() -> Path:
     given = os.environ.get("DILOCO_CODE_DIR")
     path = Path(given or f"{tempfile.gettempdir()}/archipelago-code-{os.getuid()}")
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if path.stat().st_uid != os.getuid():  # somebody was here first: what lies there is not ours
+    found = path.stat() if given else path.lstat()  # in /tmp others can have put a link or folder
+    theirs = not given and (not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022)
+    if found.st_uid != os.getuid() or theirs:
         path = Path(tempfile.mkdtemp(prefix="archipelago-code-"))
     return path
 
@@ -283,14 +289,42 @@ def said(error: Exception) -> str:
 def read(uri: str, key: str) -> bytes:
     parts = urlsplit(uri)
     if parts.scheme in ("", "file", "local"):
-        path = unquote(parts.path) if parts.scheme else uri
-        return Path(path, key).read_bytes()
+        return read_file(unquote(parts.path) if parts.scheme else uri, key)
     if parts.scheme in ("s3", "s3a") and plain_keys() and importlib.util.find_spec("obstore"):
         return read_s3(parts.netloc, "/".join(filter(None, (parts.path.strip("/"), key))))
     import fsspec
 
     with fsspec.open(f"{uri.rstrip('/')}/{key}", "rb") as file:
-        return bytes(file.read())
+        return bounded(file.read(LIMIT_BYTES + 1))
+
+
+def bounded(data: bytes) -> bytes:
+    if len(data) > LIMIT_BYTES:
+        raise ValueError(f"expected at most {LIMIT_BYTES} bytes, found more")
+    return data
+
+
+def read_file(root: str, key: str) -> bytes:
+    """A regular file below the folder ``root``. Others can write to a shared folder: below it no
+    symbolic link is followed, and a FIFO or a device is not opened to wait for it."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    *folders, name = key.split("/")
+    opened = [os.open(os.path.realpath(root), flags | os.O_DIRECTORY)]
+    try:
+        for folder in folders:
+            opened.append(os.open(folder, flags | os.O_DIRECTORY, dir_fd=opened[-1]))
+        opened.append(os.open(name, flags, dir_fd=opened[-1]))
+        if not stat.S_ISREG(os.fstat(opened[-1]).st_mode):
+            raise ValueError("expected a regular file, found another kind")
+        with os.fdopen(opened.pop(), "rb") as file:
+            return bounded(file.read(LIMIT_BYTES + 1))
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+            raise ValueError("expected a regular file, found a link or another kind") from None
+        raise
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def plain_keys() -> bool:
@@ -316,7 +350,10 @@ def read_s3(bucket: str, key: str) -> bytes:
         retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=20)},
         **({"endpoint": endpoint} if endpoint else {"virtual_hosted_style_request": True}),
     )
-    return bytes(obstore.get(store, key).bytes())
+    found = obstore.get(store, key)
+    if found.meta["size"] > LIMIT_BYTES:
+        raise ValueError(f"expected at most {LIMIT_BYTES} bytes, found {found.meta['size']}")
+    return bytes(found.bytes())
 
 
 # --- the whole ------------------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 """Triggers that make the audit log append-only, for both databases."""
 
+# Statements are made of constants.
+# ruff: noqa: S608
+
 from __future__ import annotations
 
 from typing import Any
@@ -12,6 +15,14 @@ _SQLITE = tuple(
     f"BEGIN SELECT RAISE(ABORT, '{MESSAGE}'); END"
     for verb in ("UPDATE", "DELETE")
 )
+_SQLITE_REPLACE = (
+    f"CREATE TRIGGER IF NOT EXISTS {TABLE}_no_replace BEFORE INSERT ON {TABLE} "
+    f"WHEN EXISTS (SELECT 1 FROM {TABLE} AS old "
+    f"WHERE old.id = NEW.id OR old.hash = NEW.hash) "
+    f"BEGIN SELECT RAISE(ABORT, '{MESSAGE}'); END"
+)
+"""SQLite fires no DELETE trigger for a row that ``INSERT OR REPLACE`` removes
+(https://www.sqlite.org/lang_conflict.html)."""
 _POSTGRESQL = (
     f"CREATE OR REPLACE FUNCTION {TABLE}_refuse() RETURNS trigger AS $$ "
     f"BEGIN RAISE EXCEPTION '{MESSAGE}'; END; $$ LANGUAGE plpgsql",
@@ -21,7 +32,9 @@ _POSTGRESQL = (
     f"FOR EACH STATEMENT EXECUTE FUNCTION {TABLE}_refuse()",
 )
 _DROP = {
-    "sqlite": tuple(f"DROP TRIGGER IF EXISTS {TABLE}_no_{verb}" for verb in ("update", "delete")),
+    "sqlite": tuple(
+        f"DROP TRIGGER IF EXISTS {TABLE}_no_{verb}" for verb in ("update", "delete", "replace")
+    ),
     "postgresql": tuple(
         f"DROP TRIGGER IF EXISTS {TABLE}_no_{what} ON {TABLE}" for what in ("change", "truncate")
     ),
@@ -33,6 +46,14 @@ def install(connection: Any) -> None:
     with connection.cursor() as cursor:
         for statement in statements:
             cursor.execute(statement)
+    install_replace(connection)
+
+
+def install_replace(connection: Any) -> None:
+    """The trigger that came later; a second time it changes nothing."""
+    if connection.vendor == "sqlite":
+        with connection.cursor() as cursor:
+            cursor.execute(_SQLITE_REPLACE)
 
 
 def remove(connection: Any) -> None:

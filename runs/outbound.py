@@ -26,7 +26,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str], Iterable[str]]
 
 MAX_REDIRECTS = 5
-_NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
+_ENDS_IN_IPV4 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("::ffff:0:0:0/96"))
+"""NAT64 and IPv4-translated (SIIT): the last 32 bits are the IPv4 address."""
 _REFUSED = tuple(
     ipaddress.ip_network(text)
     for text in (
@@ -35,7 +36,7 @@ _REFUSED = tuple(
         "192.0.0.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/4",
         "240.0.0.0/4", "168.63.129.16/32", "::/96", "fc00::/7", "fe80::/10", "fec0::/10",
         "ff00::/8",
-        "2001::/23",
+        "2001::/23", "64:ff9b:1::/48", "100::/64", "100:0:0:1::/64", "3fff::/20", "5f00::/16",
     )
 )  # fmt: skip
 """Special-purpose networks of IANA (https://www.iana.org/assignments/iana-ipv4-special-registry,
@@ -61,10 +62,10 @@ def is_public(address: Address) -> bool:
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address that is reached in the end: mapped, 6to4 or NAT64."""
+    """The IPv4 address that is reached in the end: mapped, 6to4, NAT64 or translated."""
     if address.ipv4_mapped or address.sixtofour:
         return address.ipv4_mapped or address.sixtofour
-    if any(address in network for network in _NAT64):
+    if any(address in network for network in _ENDS_IN_IPV4):
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return None
 

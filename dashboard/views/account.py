@@ -8,6 +8,7 @@ from django.contrib import messages
 from django.contrib.auth import update_session_auth_hash, views
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.models import User
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse_lazy
@@ -18,7 +19,7 @@ from django.views.decorators.http import require_http_methods
 
 from dashboard import throttle
 from dashboard.forms.people import ChosenPasswordForm, OwnPasswordForm
-from runs import people
+from runs import audit, people
 
 
 @sensitive_post_parameters()
@@ -38,7 +39,9 @@ def password(request: HttpRequest) -> HttpResponse:
         if "old_password" not in form.errors:
             throttle.retract(name, address)
         return _page(request, form, status=422)
-    form.save()
+    with transaction.atomic():
+        form.save()
+        audit.record("user.password_changed", actor=request.user, target=f"user {name}")
     throttle.succeeded(name, address)
     update_session_auth_hash(request, request.user)
     messages.success(request, "Your password was changed. You are signed out everywhere else.")
@@ -65,6 +68,11 @@ class ChoosePasswordView(views.PasswordResetConfirmView):
         return user if user is not None and user.is_active else None
 
     def form_valid(self, form: Any) -> HttpResponse:
-        answer = super().form_valid(form)
+        with transaction.atomic():
+            answer = super().form_valid(form)
+            audit.record(
+                "user.password_changed", actor=form.user, target=f"user {form.user}",
+                detail="under a link of an administrator",
+            )  # fmt: skip
         messages.success(self.request, "Your password is set. Sign in with it.")
         return answer

@@ -91,7 +91,7 @@ def compare_csv(request: HttpRequest) -> HttpResponse:
     writer.writerow(
         ["id", "name", "state", "owner", "created_at", "rounds", *measures]
         + [f"{name}_change" for name in measures]
-        + [d.name for d in different]
+        + [_text(d.name) for d in different]
     )
     table = comparison.table(comparison.measured(runs))
     for place, (run, cells) in enumerate(zip(runs, table, strict=True)):

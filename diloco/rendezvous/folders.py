@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PASS = os.O_PATH | _FOLDER if hasattr(os, "O_PATH") else None
+"""For a folder that is passed through: it needs no permission to list it."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TRIES = 100
@@ -30,10 +32,7 @@ _DEEPEST = 32
 
 def open_folder(root: Path, path: Sequence[str], *, make: bool = False) -> int:
     """A descriptor of the folder at ``path`` below ``root``, which the caller closes."""
-    if make:
-        folder = _open_made_root(root)
-    else:
-        folder = os.open(root, _FOLDER)
+    folder = _open_made_root(root) if make else _open_root(root)
     for name in path:
         try:
             try:
@@ -50,12 +49,32 @@ def open_folder(root: Path, path: Sequence[str], *, make: bool = False) -> int:
     return folder
 
 
+def _open_root(root: Path) -> int:
+    """The root was resolved when its store was opened: a link on the way to it came later, and is
+    not followed either. Without ``O_PATH``, only the last name is looked at."""
+    if _PASS is None or not root.is_absolute():
+        return os.open(root, _FOLDER)
+    *above, last = str(root)[1:].split("/")
+    folder = os.open("/", _PASS)
+    for name in above:
+        folder = _open_inner(name, _PASS, folder)
+    return _open_inner(last or ".", _FOLDER, folder)
+
+
+def _open_inner(name: str, flags: int, folder: int) -> int:
+    """In place of ``folder``, which is closed."""
+    try:
+        return os.open(name, flags, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
 def _open_made_root(root: Path) -> int:
     try:
-        return os.open(root, _FOLDER)
+        return _open_root(root)
     except FileNotFoundError:
         root.mkdir(parents=True, exist_ok=True)
-        return os.open(root, _FOLDER)
+        return _open_root(root)
 
 
 def new_file(root: Path, path: Sequence[str], name: str) -> tuple[int, int]:

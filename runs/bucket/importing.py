@@ -10,9 +10,10 @@ attempts and events at the end, in one transaction. From then on the reconciler 
 if nothing had been: a run whose journal says that jobs are open is polled, commanded and paid for
 again. So there must not be another control plane that looks after the same run.
 
-What is not in a bucket, and so is not rebuilt: users, tokens, credentials (they are found by name,
-if there are any of that name), archives (kept as the bucket's ``code/``), and when this control
-plane first saw something (:data:`runs.bucket.importing.OWN_CLOCK`).
+What is not in a bucket, and so is not rebuilt: users, who added a pool (it has the permissions of
+the owner then), tokens, credentials (they are found by name, if there are any of that name),
+archives (kept as the bucket's ``code/``), and when this control plane first saw something
+(:data:`runs.bucket.importing.OWN_CLOCK`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from django.db import DatabaseError, models, transaction
 from django.db.models import Sum
 from django.utils import timezone
 
-from diloco.rendezvous import keys
+from diloco.rendezvous import keys, ownership
 from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.location import canonical
 from diloco.rendezvous.parsing import abridged
@@ -51,7 +52,7 @@ from runs.bucket.stores import store_for
 from runs.control.costs import cost_usd
 from runs.drafts.archives import ARCHIVE_BYTES, store_archive
 from runs.drafts.create import rendezvous_uri
-from runs.drafts.prefixes import check_free
+from runs.drafts.prefixes import check_free, lock
 from runs.exceptions import CannotDo, InvalidRun
 from runs.models import (
     Alert,
@@ -150,6 +151,7 @@ class _Import:
         draft = Run(rendezvous=rendezvous_uri(self.uri, uuid.uuid4()), store_credential=opener)
         store = store_for(draft)
         group = document(store)
+        _check_owner(store, group)
         told = read_journal(store)
         self._losses(told)
         leases = read_leases(store)
@@ -203,8 +205,10 @@ class _Import:
             raise CannotDo(f"expected a credential of kind store, found none {self.credential!r}")
         return found
 
+    @transaction.atomic
     def _stub(self, document: GroupDocument, draft: Run, told: Told) -> Run:
         """The run, so that rows can point at it; nothing looks after it yet."""
+        lock()  # of a submission and an import of one prefix the second finds the first
         pk = run_id(document, draft.rendezvous)
         known = (
             Run.objects.filter(pk=pk).first()
@@ -378,6 +382,20 @@ class _Import:
             self.remarks.append(f"the archive of user code is not taken over: {error}")
             return None
         return archive.pk if archive and archive.pk == sha256 else None
+
+
+def _check_owner(store: Store, group: GroupDocument) -> None:
+    """Raises :class:`CannotDo` where the prefix's marker names another run than ``group.json``:
+    one of the two was replaced. A group that was made without a control plane has no marker."""
+    try:
+        owner = ownership.owner_of(store)
+    except ownership.PrefixTaken as error:
+        raise CannotDo(str(error)) from None
+    if owner is not None and owner != group.run_id:
+        raise CannotDo(
+            f"{store.uri}: expected {keys.OWNER} and {keys.GROUP} of one run, found run "
+            f"{abridged(owner)} in the first and run {abridged(group.run_id)} in the second"
+        )
 
 
 def run_id(document: GroupDocument, uri: str) -> uuid.UUID:

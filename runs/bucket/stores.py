@@ -71,10 +71,7 @@ def _check_no_link(uri: str) -> None:
     except BadLocation as error:
         raise StoreDenied(str(error)) from None
     if wanted != found:
-        raise StoreDenied(
-            f"{uri}: expected a folder, found a symbolic link on the way to it, which leads to "
-            f"{found.folder}"
-        )
+        raise StoreDenied(f"{uri}: expected a folder, found a symbolic link on the way to it")
 
 
 def folder_store(store: Store) -> LocalStore | None:

@@ -58,7 +58,10 @@ def refuse_data(uri: str) -> str:
 def _refuse_local(uri: str) -> str:
     if "**" in uri:
         return f"{EXPECTED}, found '**', which searches whole trees: name the folder"
-    if _root_of(local_path(uri)) is None:
+    path = local_path(uri)
+    if ".." in _after_pattern(path):
+        return f"{EXPECTED}, found '..' after a pattern: name the folder"
+    if _root_of(path) is None:
         roots = ", ".join(map(str, settings.DATA_ROOTS)) or "none"
         return (
             f"{EXPECTED}, found a path outside of the data folders of this server ({roots}): "
@@ -80,22 +83,34 @@ def _root_of(path: str) -> Path | None:
     fixed = path
     while any(c in fixed for c in "*?["):
         fixed = os.path.dirname(fixed)
-    resolved = Path(os.path.realpath(fixed))
+    return _root_holding(fixed)
+
+
+def _root_holding(path: str) -> Path | None:
+    """The data root that holds exactly this path once every link is resolved."""
+    resolved = Path(os.path.realpath(path))
     for root in settings.DATA_ROOTS:
         if resolved.is_relative_to(os.path.realpath(root)):
             return Path(root)
     return None
 
 
+def _after_pattern(path: str) -> list[str]:
+    """The parts of a path from its first pattern on. A '..' there leaves what was matched, and a
+    search would reveal whether files outside of the root exist."""
+    parts = path.split("/")
+    return next((parts[n:] for n, part in enumerate(parts) if any(c in part for c in "*?[")), [])
+
+
 def local_data_problem(uri: str) -> str:
     """Of data below a data root; '' if some file has text."""
     path = local_path(uri)
-    found = list(islice(_files(path), FILES))
+    # A link below the root can lead out of it: such a file counts as none.
+    found = [name for name in islice(_files(path), FILES) if _root_holding(name) is not None]
     if not found:
         return f"{EXPECTED}, found nothing at {uri}"
     for name in found:
-        # A link below the root can lead out of it.
-        if _root_of(name) is not None and os.path.isfile(name) and os.path.getsize(name):
+        if os.path.isfile(name) and os.path.getsize(name):
             return "" if os.access(name, os.R_OK) else f"{EXPECTED}, found {uri} unreadable"
     return f"{EXPECTED}, found only empty files at {uri}"
 

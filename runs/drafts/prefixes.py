@@ -51,9 +51,9 @@ def not_allowed(location: Location) -> str:
     if any(root != location and root.contains(location) for root in roots):
         return ""
     folders = " or ".join(str(root.folder) for root in roots) or "none"
-    return (
-        f"expected a folder below {folders}, found {location.folder}; an administrator can allow "
-        f"others with {ROOTS_VARIABLE}"
+    return (  # without the resolved folder, which would reveal where links of this machine lead
+        f"expected a folder below {folders}, found another once links are resolved; an "
+        f"administrator can allow others with {ROOTS_VARIABLE}"
     )
 
 

@@ -69,6 +69,27 @@ def test_no_part_of_a_key_leads_through_a_link(
     assert store.list("") == store.list(f"{prefix}link/") == []
 
 
+@pytest.mark.skipif(not hasattr(os, "O_PATH"), reason="only the last name is looked at")
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("replaced", ["team", "team/run"])
+def test_a_folder_above_the_objects_that_becomes_a_link_is_not_followed(
+    tmp_path: Path, outside: Path, act: str, replaced: str
+) -> None:
+    root = tmp_path / "team" / "run"
+    root.mkdir(parents=True)
+    (outside / "run").mkdir()
+    (outside / "run" / "key").write_bytes(SECRET)
+    (outside / "run" / "key").chmod(0o400)
+    store = LocalStore(root)
+    store.put("key", b"own")
+    (tmp_path / replaced).rename(tmp_path / "moved")
+    (tmp_path / replaced).symlink_to(outside / replaced.removeprefix("team").strip("/"))
+    with pytest.raises(StoreDenied):
+        ACTS[act](store, "key")
+    assert (outside / "run" / "key").read_bytes() == SECRET
+    assert store.list("") == []
+
+
 @pytest.mark.parametrize("target", ["{outside}/key", "../outside/key", "/dev/zero", "nowhere"])
 def test_a_link_is_no_object(store: LocalStore, root: Path, outside: Path, target: str) -> None:
     (root / "a").symlink_to(target.format(outside=outside))

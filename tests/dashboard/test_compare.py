@@ -113,6 +113,16 @@ def test_the_number_of_queries_does_not_grow(client: Client, olga: Any) -> None:
     assert counts[:3] == counts[3:]
 
 
+def test_csv_neutralises_the_names_of_columns(client: Client, olga: Any) -> None:
+    """An imported run can have any names in its workload."""
+    one, two = (seed.run(olga, committed=1, replicas=1) for _ in range(2))
+    Run.objects.filter(pk=one.pk).update(workload={"kind": "byte_gpt", '=HYPERLINK("x")': 1})
+    answer = client.get("/compare.csv", {"ids": ids(one, two)})
+    columns, *_ = csv.reader(io.StringIO(answer.content.decode()))
+    assert not [name for name in columns if name.startswith(("=", "+", "-", "@"))]
+    assert any("HYPERLINK" in name for name in columns)
+
+
 def test_csv_has_measures_differences_and_settings_that_differ(client: Client, olga: Any) -> None:
     one = seed.run(olga, name="=cmd()", committed=2, replicas=1, sync_every=40)
     two = seed.run(olga, name="two", committed=2, replicas=1, sync_every=80)

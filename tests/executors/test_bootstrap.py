@@ -16,7 +16,7 @@ import pytest
 
 from executors import bootstrap, bootstrap_script
 from executors.base import CodeRef
-from tests.executors.bundles import bare_environment, code_in, finish, put, run, zipped
+from tests.executors.bundles import PROGRAM, bare_environment, code_in, finish, put, run, zipped
 from tests.servers import S3Server
 
 pytestmark = pytest.mark.processes
@@ -223,3 +223,60 @@ def test_a_folder_that_is_another_users_is_not_used(
     own = bootstrap_script.code_folder()
     assert own != tmp_path
     own.rmdir()
+
+
+def test_a_folder_in_tmp_that_others_made_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DILOCO_CODE_DIR", raising=False)
+    monkeypatch.setattr(bootstrap_script.tempfile, "tempdir", str(tmp_path))
+    wanted = tmp_path / f"archipelago-code-{os.getuid()}"
+    (tmp_path / "elsewhere").mkdir()
+    wanted.symlink_to(tmp_path / "elsewhere")
+    assert bootstrap_script.code_folder() != wanted
+    wanted.unlink()
+    wanted.mkdir()
+    wanted.chmod(0o777)
+    assert bootstrap_script.code_folder() != wanted
+    wanted.chmod(0o700)
+    assert bootstrap_script.code_folder() == wanted
+
+
+def test_code_is_read_without_following_links_in_a_shared_folder(tmp_path: Path) -> None:
+    digest = put(tmp_path / "elsewhere", {"bundled.py": PROGRAM})
+    key = f"code/{digest}.zip"
+    as_link, as_folder = tmp_path / "as-link", tmp_path / "as-folder"
+    (as_link / "code").mkdir(parents=True)
+    (as_link / key).symlink_to(tmp_path / "elsewhere" / key)
+    as_folder.mkdir()
+    (as_folder / "code").symlink_to(tmp_path / "elsewhere" / "code")
+    for run_folder in (as_link, as_folder):
+        with pytest.raises(ValueError, match="expected a regular file"):
+            bootstrap_script.read(run_folder.as_uri(), key)
+    root = tmp_path / "root"  # the rendezvous itself may be reached by a link: an administrator's
+    root.symlink_to(tmp_path / "elsewhere")
+    assert bootstrap_script.read(root.as_uri(), key) == (tmp_path / "elsewhere" / key).read_bytes()
+    assert bootstrap_script.read(str(root), key)
+
+
+def test_code_that_is_a_pipe_or_too_large_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    os.mkfifo(tmp_path / "code" / "pipe.zip")
+    with pytest.raises(ValueError, match="expected a regular file"):
+        bootstrap_script.read(tmp_path.as_uri(), "code/pipe.zip")
+    with (tmp_path / "code" / "sparse.zip").open("wb") as file:
+        file.truncate(bootstrap_script.LIMIT_BYTES * 100)
+    with pytest.raises(ValueError, match="expected at most"):
+        bootstrap_script.read(tmp_path.as_uri(), "code/sparse.zip")
+
+
+def test_a_link_in_place_of_the_code_ends_the_job_for_good(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    code = code_in(tmp_path / "run")
+    bundle = tmp_path / "run" / "code" / f"{code.sha256}.zip"
+    bundle.rename(tmp_path / "moved.zip")
+    bundle.symlink_to(tmp_path / "moved.zip")
+    done = run(code, env, python=PYTHON)
+    assert done.returncode == 78
+    assert "expected a regular file" in done.stderr

@@ -48,6 +48,30 @@ def test_the_database_refuses_changes(statement: str) -> None:
     audit_triggers.remove(connection)
 
 
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL has no REPLACE")
+@pytest.mark.parametrize("same", ["id", "hash"])
+def test_an_entry_cannot_be_replaced(same: str) -> None:
+    entry = three()[1]
+    audit_triggers.install(connection)
+    values = {"id": entry.pk, "hash": entry.hash} if same == "id" else {"hash": entry.hash}
+    columns = {**values, "at": entry.at, "actor": "eve", "previous_hash": entry.previous_hash,
+               "address": "", "action": "nothing", "target": "", "detail": ""}  # fmt: skip
+    columns.setdefault("hash", "f" * 64)
+    names, marks = ", ".join(columns), ", ".join("%s" for _ in columns)
+    with (
+        pytest.raises(DatabaseError, match="append-only"),
+        transaction.atomic(),
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(
+            f"INSERT OR REPLACE INTO runs_auditentry ({names}) VALUES ({marks})",
+            list(columns.values()),
+        )
+    audit.record("test.action", actor="ada")
+    assert audit.verify() == (4, AuditEntry.objects.latest("id").hash, None)
+    audit_triggers.remove(connection)
+
+
 def test_the_migration_installs_the_triggers() -> None:
     from importlib import import_module
 
@@ -136,6 +160,28 @@ def test_users_and_tokens() -> None:
     assert actions(actor="ada", action__startswith="user.") == ["user.changed"] * 3
     assert actions(action__startswith="token.") == ["token.created", "token.revoked"]
     assert text not in json.dumps([audit.as_row(e) for e in AuditEntry.objects.all()])
+
+
+def test_passwords_that_users_change_themselves() -> None:
+    cache.clear()
+    admin, olga = seed.user("ada", "admin"), seed.user("olga", "operator")
+    client = Client()
+    client.force_login(olga)
+    own = {"old_password": "correct horse battery", "new_password1": "staple-of-92-horses"}
+    own["new_password2"] = own["new_password1"]
+    assert client.post("/account/password", own).status_code == 302
+    assert actions(actor="olga", action__startswith="user.") == ["user.password_changed"]
+
+    vera = people.add_person("vera", role="viewer", actor=admin)
+    visitor = Client()
+    uid, token = people.link_parts(vera)
+    page = visitor.get(f"/account/choose/{uid}/{token}", follow=True)
+    chosen = {"new_password1": "staple-of-93-horses", "new_password2": "staple-of-93-horses"}
+    visitor.post(page.redirect_chain[-1][0], chosen)
+    [entry] = AuditEntry.objects.filter(actor="vera")
+    assert entry.action == "user.password_changed"
+    assert "link" in entry.detail
+    assert "staple" not in json.dumps([audit.as_row(e) for e in AuditEntry.objects.all()])
 
 
 def test_credentials_without_their_secrets() -> None:

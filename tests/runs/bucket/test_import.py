@@ -150,10 +150,10 @@ def test_every_column_is_compared_or_said_to_be_left_out() -> None:
             "end_due", "watched_round",  # what was is not told once more
             "delete_requested_at", "delete_objects",  # whoever deletes it does so anew
         },
-        "ReplicaPool": {"id", "run", "credential"},
+        "ReplicaPool": {"id", "run", "added_by", "credential"},
         "Replica": {
             "id", "run", "pool", "incarnation", "beat_count", "beat_interval_s",
-            "beat_state", "beat_message", "step", "tokens",
+            "beat_state", "beat_message", "pending_since", "pending_cause", "step", "tokens",
             "loss", "tokens_per_s", "wait_fraction", "device", "host", "pid", "gpu_busy",
             "gpu_memory_bytes", "up_bytes_per_s", "down_bytes_per_s",
         },

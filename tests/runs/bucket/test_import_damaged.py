@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,9 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from diloco.rendezvous import keys
+from diloco.rendezvous.ownership import PrefixOwner
 from diloco.rendezvous.store import Store
+from runs.bucket import importing
 from runs.models import Archive, MetricBlock, Round, Run
 from tests.runs.bucket.test_import import end, lead_a_life
 from tests.runs.rows import rows
@@ -65,6 +68,32 @@ def test_a_missing_commit_is_named(lost: Any) -> None:
     found = attempt_import(lost.run.rendezvous)
     assert f"expected {keys.commit(2)}, found none" in found.refused
     assert nothing_is_left()
+
+
+def test_a_marker_of_another_run_is_refused(lost: Any) -> None:
+    other = str(uuid.uuid4())
+    lost.bucket.store.put(keys.OWNER, PrefixOwner(run_id=other).to_bytes())
+    found = attempt_import(lost.run.rendezvous)
+    assert f"found run {other} in the first" in found.refused.replace("'", "")
+    assert nothing_is_left()
+    lost.bucket.store.put(keys.OWNER, b"no marker")
+    assert "is no marker of a run" in attempt_import(lost.run.rendezvous).refused
+    assert nothing_is_left()
+    lost.bucket.store.put(keys.OWNER, PrefixOwner(run_id=str(lost.run.pk)).to_bytes())
+    assert attempt_import(lost.run.rendezvous).run is not None
+
+
+def test_a_submission_between_check_and_import_is_excluded_by_the_lock(
+    lost: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    checked = importing.check_free
+    monkeypatch.setattr(importing, "lock", lambda: seen.append("lock"))
+    monkeypatch.setattr(
+        importing, "check_free", lambda *a, **k: (seen.append("check"), checked(*a, **k))
+    )
+    assert attempt_import(lost.run.rendezvous).run is not None
+    assert seen == ["lock", "check"]
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -45,8 +45,23 @@ def test_the_answer_is_the_same_whether_a_file_outside_exists_or_not(root: Path)
 def test_a_link_that_leads_out_is_not_followed(root: Path) -> None:
     os.symlink(root.parent / "secret", root / "link")
     assert "outside of the data folders" in check_data(str(root / "link"))[0]
+    os.symlink(root.parent / "secret", root / "[a]")
     (root / "corpus.txt").unlink()
-    assert "found only empty files" in check_data(str(root))[0]
+    assert "found nothing" in check_data(str(root))[0]
+
+
+@pytest.mark.parametrize(
+    "uri", ["{root}/*/../../secret", "{root}/*/../../no-such", "file://{root}/[a-z]*/%2e%2e/../s*"]
+)
+def test_a_pattern_that_leads_out_is_refused_without_a_search(root: Path, uri: str) -> None:
+    (root / "folder").mkdir()
+    assert "'..' after a pattern" in check_data(uri.format(root=root))[0]
+
+
+def test_a_pattern_over_links_reveals_nothing_outside(root: Path) -> None:
+    os.symlink(root.parent, root / "up")
+    answers = {check_data(f"{root}/*/{n}")[0].replace(n, "") for n in ("secret", "no-such")}
+    assert len(answers) == 1
 
 
 @pytest.mark.parametrize("uri", ["/**/*", "file:///**/*.txt", "{root}/**"])

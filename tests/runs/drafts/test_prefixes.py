@@ -131,6 +131,16 @@ def test_a_folder_lies_below_an_allowed_one(
     assert not (tmp_path / "outside").exists()
 
 
+def test_where_a_link_leads_is_not_revealed(olga: Any, tmp_path: Path, settings: Any) -> None:
+    settings.RENDEZVOUS_ROOTS = [str(tmp_path / "roots")]
+    (tmp_path / "roots").mkdir()
+    (tmp_path / "roots" / "link").symlink_to(tmp_path / "hidden")
+    for wanted in (tmp_path / "roots" / "link" / "run", Path("/proc/self/cwd")):
+        message = refusal(olga, str(wanted))
+        assert "hidden" not in message
+        assert str(Path.cwd()) not in message
+
+
 def test_a_folder_below_an_allowed_one_or_the_default_is_taken(
     olga: Any, settings: Any, tmp_path: Path
 ) -> None:
