@@ -6,7 +6,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = (("runs", "0023_pending_attempts"),)
+    dependencies = (("runs", "0024_audit_replace"),)
 
     operations = (
         migrations.AddField(
