@@ -104,7 +104,8 @@ def launch_run(run_id: str) -> None:
             if run.resumed_at is not None:
                 take_up(run, store)
         except (LaunchFailed, StoreDenied, SettingsError) as error:
-            _out_of_the_queue(run, RunState.FAILED, f"could not be launched: {error}")
+            where = "" if run.rendezvous in str(error) else f"{run.rendezvous}: "
+            _out_of_the_queue(run, RunState.FAILED, f"could not be launched: {where}{error}")
             return
         except StoreUnavailable as error:
             if timezone.now() - run.state_since > GIVE_UP_AFTER:

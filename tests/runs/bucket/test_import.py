@@ -153,11 +153,12 @@ def test_every_column_is_compared_or_said_to_be_left_out() -> None:
         "ReplicaPool": {"id", "run", "added_by", "credential"},
         "Replica": {
             "id", "run", "pool", "incarnation", "beat_count", "beat_interval_s",
-            "beat_state", "beat_message", "pending_since", "pending_cause", "step", "tokens",
+            "beat_state", "beat_message", "pending_since", "pending_cause", "waiting_since", "step",
+            "tokens",
             "loss", "tokens_per_s", "wait_fraction", "device", "host", "pid", "gpu_busy",
             "gpu_memory_bytes", "up_bytes_per_s", "down_bytes_per_s",
         },
-        "ReplicaAttempt": {"id", "replica"},
+        "ReplicaAttempt": {"id", "replica", "earlier_cost_usd"},
         "Alert": {"id", "run", "replica", "acknowledged_by"},
         "Event": {"id", "run", "replica", "actor"},
     }  # fmt: skip

@@ -105,4 +105,4 @@ def test_empty_files_are_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("uri", ["moon://crater/a.txt", "s3://"])
 def test_a_uri_that_cannot_be_opened_is_said(uri: str) -> None:
     [problem] = check_data(uri)
-    assert f"at {uri}" in problem
+    assert uri.partition("/")[0] in problem
