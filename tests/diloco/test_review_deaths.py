@@ -133,14 +133,14 @@ def test_a_joiner_that_is_overtaken_by_sweeps_starts_again_from_a_newer_checkpoi
     mortal = sys.modules[type(group).__module__].MortalStore
 
     def overtaken(read: Callable[..., bytes]) -> Callable[..., bytes]:
-        def reading(store: Any, key: str, *where: int, **limit: int) -> bytes:
+        def reading(store: Any, key: str, *where: int, **how: Any) -> bytes:
             if store._garbled != "joiner":
-                return read(store, key, *where, **limit)
+                return read(store, key, *where, **how)
             if "weights.safetensors" not in pauses or key.endswith("weights.safetensors"):
                 for ending in [ending for ending in pauses if key.endswith(ending)]:
                     ahead.by(pauses.pop(ending))
             try:
-                return read(store, key, *where, **limit)
+                return read(store, key, *where, **how)
             except MissingKey:
                 missing.append(key)
                 raise
