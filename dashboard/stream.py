@@ -25,6 +25,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import random
 import weakref
 from collections import Counter
@@ -76,10 +77,10 @@ RECHECK_S = 60.0
 """So often it is asked whether the viewer may still watch; at the next beat, so a little later."""
 
 MAX_TOPICS = 64
-PER_SESSION = 8
+PER_SESSION = int(os.environ.get("ARCHIPELAGO_STREAMS_PER_SESSION", "8"))
 """Streams of one session in one web process. The tabs of a browser share one stream, so more than a
 few are no browser's."""
-PER_USER = 24
+PER_USER = int(os.environ.get("ARCHIPELAGO_STREAMS_PER_USER", "24"))
 """Streams of one user, who can have several browsers."""
 LOAD_SIZE = 250
 BLOCK_MS = 5000

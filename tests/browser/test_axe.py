@@ -278,5 +278,6 @@ SEEN = {
     "auth/login.html",
     "404.html", "403.html", "403_csrf.html", "500.html", "error.html", "solo.html",
     "auth/setup.html",  # test_first_start.py
+    "storage_trouble.html",  # the error page with another text: test_storage_errors.py
 }  # fmt: skip
 """Templates of whole pages that the lists above show."""

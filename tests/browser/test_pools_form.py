@@ -97,7 +97,7 @@ def test_test_buttons_answer_beside_themselves_and_at_the_fields(window: Window)
     expect(place.get_by_role("status")).to_have_text("")
     place.get_by_role("button", name="Test").click()
     expect(place.get_by_role("status")).to_contain_text("See below")
-    expect(page.locator("#id_rendezvous_error")).to_contain_text("cannot be opened")
+    expect(page.locator("#id_rendezvous_error")).to_contain_text("found 'moon://crater/1'")
     place.get_by_label("Rendezvous", exact=True).fill("")
     expect(page.locator("#id_rendezvous_error")).to_be_hidden()
 

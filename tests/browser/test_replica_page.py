@@ -126,6 +126,6 @@ def test_no_worker_is_said_until_one_tells_something(window: Window, site: Site)
         expect(silent).to_contain_text("No worker is at work")
         expect(page.locator(".conn")).to_have_attribute("data-state", "live")
     finally:
-        site.python(WORKER.format(at=4e9))
+        site.python(WORKER.format(at=time.time()))
     site.publish(run, run={"state": "running"})
     expect(silent).to_be_hidden()

@@ -79,7 +79,8 @@ def run_python(code: str, env: dict[str, str]) -> str:
 def web(valkey: str, tmp_path_factory: pytest.TempPathFactory, own_database: None) -> Iterator[Web]:
     var = tmp_path_factory.mktemp("web")
     (port,) = free_ports(1)
-    env = {**stack_env(var), "REDIS_URL": valkey}
+    many = {f"ARCHIPELAGO_STREAMS_PER_{whose}": "1000" for whose in ("SESSION", "USER")}
+    env = {**stack_env(var), **many, "REDIS_URL": valkey}
     subprocess.run(
         [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
         cwd=REPOSITORY, env=env, check=True,

@@ -54,6 +54,6 @@ def test_a_replica_killed_in_a_round_is_replaced_and_the_run_ends(live_stack: Li
     assert seen["rounds"] == 40
     assert seen["restarts"] == [0, 1]
     killed = next(a for a in seen["attempts"] if a["launch_key"].endswith("-1-1"))
-    assert (killed["cause"], killed["exit_code"]) == ("lost", -9)
+    assert (killed["cause"], killed["exit_code"]) == ("error", -9)
     assert seen["contributions"][-1][2] == 2, "the replacement contributes again"
     assert {c[1] for c in seen["contributions"]} == {"committed"}
