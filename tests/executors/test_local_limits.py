@@ -83,6 +83,8 @@ def test_the_kernels_kill_for_want_of_memory_is_told(
     """Its counter, of the whole machine, rose while the replica lived."""
     counts = iter((4, 5))
     monkeypatch.setattr(local_shim, "kernel_kills", lambda: next(counts))
+    # The shim runs in this process, whose other children are the servers of the test session.
+    monkeypatch.setattr(local_shim, "descendants", lambda *, outside=None: [])
     folder = tmp_path / "job"
     folder.mkdir()
     job = {"command": ["sh", "-c", "kill -9 $$"], "grace_s": 1, "timeout_s": None}
