@@ -132,8 +132,14 @@ def _wait_for(place: str) -> None:
 
 @shared_task(autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=60, max_retries=20)
 def delete_run(run_id: str) -> None:
+    """Not while :func:`write_bucket` writes for the run: its object would appear after the others
+    were deleted. A write that starts later finds that the deletion was requested."""
     with about(run=run_id), lease(f"delete:{run_id}") as held:
-        if held:
+        if not held:
+            return
+        with lease(f"write:{run_id}") as no_writer:
+            if not no_writer:
+                raise LaunchLater("the journal of the run is being written")
             deletion.delete_run(run_id)
 
 

@@ -139,6 +139,8 @@ def _changed(request: HttpRequest, form: RunForm) -> HttpResponse | None:
     elif submit_source.searched(request.POST.dict()):
         pass  # what is offered is the page's
     elif "restore" in request.POST:
+        if Run.objects.filter(submit_key=request.POST.get("submit_key", "")).exists():
+            return redirect("run-new")  # launched after all: the next form is a new one
         messages.info(request, "Filled in as you sent it before you signed in; not launched.")
     else:
         return None

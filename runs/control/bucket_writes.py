@@ -37,8 +37,11 @@ def has_writes(tick: Tick) -> bool:
 
 def write_run(run_id: str) -> str:
     """Write what is due; returns why the store did not answer, '' if it did. Does not raise for a
-    store that fails."""
-    run = Run.objects.select_related("owner", "store_credential").get(pk=run_id)
+    store that fails. Nothing is written for a run that is being deleted, or is gone."""
+    runs = Run.objects.select_related("owner", "store_credential")
+    run = runs.filter(pk=run_id, delete_requested_at=None).first()
+    if run is None:
+        return ""
     now = timezone.now()
     attempts = ReplicaAttempt.objects.filter(replica__run=run)
     if not attempts.exists():

@@ -82,6 +82,19 @@ def test_a_double_click_makes_one_run(
     assert Run.objects.count() == 1
 
 
+def test_a_form_that_was_launched_is_not_restored(
+    client: Client, olga: Any, tmp_path: Path
+) -> None:
+    sent = filled(client) | {"name": "Kept in the browser"}
+    assert (
+        "Kept in the browser" in client.post("/runs/new", sent | {"restore": "1"}).content.decode()
+    )
+    client.post("/runs/new", sent)
+    answer = client.post("/runs/new", sent | {"restore": "1"})
+    assert answer["Location"] == "/runs/new"
+    assert Run.objects.count() == 1
+
+
 def test_each_visit_is_a_run_of_its_own(client: Client, olga: Any) -> None:
     assert filled(client)["submit_key"] != filled(client)["submit_key"]
 

@@ -11,6 +11,7 @@ from kombu.exceptions import OperationalError
 
 from runs import queue, tasks
 from runs.control.lease import lease
+from runs.exceptions import LaunchLater
 from tests.servers import wait_until
 
 
@@ -115,6 +116,23 @@ def test_one_tick_per_run_at_a_time(
     assert ticks == ["b"]
     tasks.reconcile_run("a")
     assert ticks == ["b", "a"]
+
+
+def test_a_deletion_waits_for_a_write_into_the_bucket(
+    valkey: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object that is written during a deletion would stay after it."""
+    settings.REDIS_URL = valkey
+    deleted: list[str] = []
+    monkeypatch.setattr("runs.deletion.delete_run", deleted.append)
+    with lease("write:a") as held:
+        assert held
+        with pytest.raises(LaunchLater, match="journal"):
+            tasks.delete_run("a")
+        tasks.delete_run("b")
+    assert deleted == ["b"]
+    tasks.delete_run("a")
+    assert deleted == ["b", "a"]
 
 
 def test_a_lease_that_ran_out_is_not_taken_from_its_next_holder(valkey: str, settings: Any) -> None:

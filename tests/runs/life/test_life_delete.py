@@ -14,6 +14,7 @@ from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.ownership import PrefixOwner
 from executors.base import Cause
 from runs import life
+from runs.control.bucket_writes import write_run
 from runs.deletion import DeletionPlan, Part, delete_run, plan_deletion
 from runs.exceptions import CannotDo, LaunchLater
 from runs.models import Run
@@ -74,6 +75,17 @@ FOREIGN = (
     "state/mine/manifest.json", "heal/x", "final/model.safetensors", "sagemaker/output.tar.gz",
     "telemetry/report.json", "members/list.txt", "group.json.orig",
 )  # fmt: skip
+
+
+def test_nothing_is_written_for_a_run_that_is_being_deleted(world: Any) -> None:
+    life.describe(world.run, actor=world.run.owner, notes="kept?", tags=())
+    life.delete(world.run, actor=world.run.owner, name="Test run", objects=True)
+    before = objects(world)
+    assert write_run(str(world.run.pk)) == ""
+    assert objects(world) == before
+    delete_run(str(world.run.pk))
+    assert write_run(str(world.run.pk)) == ""
+    assert objects(world) == []
 
 
 def test_what_is_not_of_the_run_stays_wherever_it_lies(world: Any) -> None:
