@@ -18,11 +18,14 @@ from typing import TypeVar
 
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.store import (
+    LISTED,
     Data,
+    ListingTooLong,
     MakeParts,
     MissingKey,
     ObjectInfo,
     ObjectTooLarge,
+    Pages,
     Store,
     StoreDenied,
     StoreUnavailable,
@@ -84,7 +87,7 @@ class RetryingStore:
                 log.warning("%s failed, trying again in %.1f s: %s", what, wait_s, error)
                 self._clock.sleep(wait_s)
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
-            except (MissingKey, ObjectTooLarge):
+            except (MissingKey, ObjectTooLarge, ListingTooLong):
                 self.permitted.add(kind)
                 raise
             else:
@@ -114,8 +117,12 @@ class RetryingStore:
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self._try(f"get {key}", READ, lambda: self.inner.get_range(key, start, length))
 
-    def list(self, prefix: str) -> list[ObjectInfo]:
-        return self._try(f"list {prefix}", LIST, lambda: self.inner.list(prefix))
+    def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
+        return self._try(f"list {prefix}", LIST, lambda: self.inner.list(prefix, limit=limit))
+
+    def list_pages(self, prefix: str) -> Pages:
+        """A page that cannot be read is not tried again: its listing has to begin anew."""
+        return self.inner.list_pages(prefix)
 
     def delete(self, keys: Iterable[str]) -> None:
         names = [*keys]

@@ -15,7 +15,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -110,8 +110,12 @@ def open_file(root: Path, path: Sequence[str]) -> BinaryIO:
         raise
 
 
-def walk(root: Path, path: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Key and size of every regular file at or below the folder ``path``, in no order.
+Entries = Generator[tuple[str, int | None], None, None]
+
+
+def walk(root: Path, path: Sequence[str]) -> Entries:
+    """Key and size of every regular file at or below the folder ``path``, in no order; a folder
+    on the way has None for a size, so that a caller can count them.
 
     Left out: what is removed meanwhile, what is neither a folder nor a regular file, and what lies
     deeper than any key of the protocol.
@@ -130,12 +134,13 @@ def walk(root: Path, path: Sequence[str]) -> Iterator[tuple[str, int]]:
         os.close(folder)
 
 
-def _walk(folder: int, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
+def _walk(folder: int, prefix: str, depth: int) -> Entries:
     inner: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 inner.append(entry.name)
+                yield f"{prefix}{entry.name}", None
             elif entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
                     yield f"{prefix}{entry.name}", entry.stat(follow_symlinks=False).st_size

@@ -11,7 +11,6 @@ quarantine: this is for records that the code did not foresee.
 
 from __future__ import annotations
 
-import builtins
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -21,7 +20,16 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord
-from diloco.rendezvous.store import Data, MakeParts, ObjectInfo, Store, StoreError, StoreUnavailable
+from diloco.rendezvous.store import (
+    LISTED,
+    Data,
+    MakeParts,
+    ObjectInfo,
+    Pages,
+    Store,
+    StoreError,
+    StoreUnavailable,
+)
 from runs.models import Event, QuarantinedRecord, Replica, Run
 from runs.transitions import clean_text, record_event
 
@@ -239,8 +247,11 @@ class GuardedStore:
         self._in_hand[key] = len(data)
         return data
 
-    def list(self, prefix: str) -> builtins.list[ObjectInfo]:
-        return self.inner.list(prefix)
+    def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
+        return self.inner.list(prefix, limit=limit)
+
+    def list_pages(self, prefix: str) -> Pages:
+        return self.inner.list_pages(prefix)
 
     def put(self, key: str, data: Data) -> None:
         self.inner.put(key, data)

@@ -11,6 +11,7 @@ import pytest
 
 from diloco.exits import EX_CONFIG, EX_TEMPFAIL, exit_code_of
 from diloco.rendezvous.store import (
+    LISTED,
     Data,
     LocalStore,
     MakeParts,
@@ -91,9 +92,9 @@ class Denying(LocalStore):
         self._check("read")
         return super().get(key, limit=limit)
 
-    def list(self, prefix: str) -> builtins.list[ObjectInfo]:
+    def list(self, prefix: str, *, limit: int = LISTED) -> builtins.list[ObjectInfo]:
         self._check("list")
-        return super().list(prefix)
+        return super().list(prefix, limit=limit)
 
 
 def retrying(store: LocalStore, *, seed: int = 0) -> tuple[RetryingStore, ManualClock]:
