@@ -15,7 +15,7 @@ from collections.abc import Callable
 from diloco.errors import FencedOut, ReplicaError
 from diloco.rendezvous.document import ProtocolMismatch
 from diloco.rendezvous.settings import SettingsError
-from diloco.rendezvous.store import StoreDenied, StoreUnavailable
+from diloco.rendezvous.store import ListingTooLong, StoreDenied, StoreUnavailable
 
 EX_TEMPFAIL = 75
 EX_CONFIG = 78
@@ -29,7 +29,9 @@ def exit_code_of(work: Callable[[], int]) -> int:
     except StoreUnavailable as error:
         print(f"error: {error}", file=sys.stderr)
         return EX_TEMPFAIL
-    except (ReplicaError, ProtocolMismatch, SettingsError, StoreDenied, ValueError) as error:
+    except (
+        ReplicaError, ProtocolMismatch, SettingsError, StoreDenied, ListingTooLong, ValueError,
+    ) as error:  # fmt: skip
         kind = "fenced out" if isinstance(error, FencedOut) else "error"
         print(f"{kind}: {error}", file=sys.stderr)
         return EX_CONFIG

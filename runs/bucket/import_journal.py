@@ -55,7 +55,8 @@ def read_journal(store: Store) -> Told:
     """All objects up to the highest number in the bucket."""
     told = Told()
     known: set[str] = set()
-    listed = {keys.parse_journal(info.key) for info in store.list(keys.JOURNAL)} - {None, 0}
+    pages = store.list_pages(keys.JOURNAL)
+    listed = {keys.parse_journal(info.key) for page in pages for info in page} - {None, 0}
     for n in sorted(n for n in listed if n):
         if n > told.next_n:
             told.refused.append(missing(keys.journal(told.next_n), keys.journal(n - 1)))

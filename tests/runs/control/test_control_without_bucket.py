@@ -37,7 +37,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     called: list[str] = []
 
     def note(name: str) -> Callable[..., Any]:
-        def method(self: LocalStore, *args: Any) -> Any:
+        def method(self: LocalStore, *args: Any, **more: Any) -> Any:
             called.append(name)
             raise AssertionError(f"control called {name} of the store")
 
@@ -49,7 +49,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def bucket_raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise error
 
     for name in ("list", "create"):
