@@ -12,8 +12,9 @@ fresh credentials may be permitted.
 from __future__ import annotations
 
 import logging
+import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from diloco.rendezvous.clock import Clock
@@ -39,13 +40,23 @@ LONGEST_PAUSE_S = 10.0
 
 READ, LIST, WRITE = "read", "list", "write"
 """Kinds of operation that a bucket's policy permits or denies. Deleting is writing."""
+RUN_HAS_TRAINED = "DILOCO_RUN_HAS_TRAINED"
+"""Environment variable of a process whose launcher knows that the run has trained before: then its
+credential was permitted everything, and a denial is an outage from the start."""
+
+
+def permitted_before(environment: Mapping[str, str] | None = None) -> set[str]:
+    """The kinds of operation that earlier processes of this run were permitted, as far as this
+    one's environment says."""
+    found = os.environ if environment is None else environment
+    return {READ, LIST, WRITE} if found.get(RUN_HAS_TRAINED) == "1" else set()
 
 
 class RetryingStore:
     """Wraps a store; each operation is tried for up to ``deadline_s`` seconds, by any thread.
 
-    ``permitted`` has the kinds of operation that the store has permitted this process; those who
-    wrap one store more than once share it.
+    ``permitted`` has the kinds of operation that the store has permitted this process, or earlier
+    ones of the run (:func:`permitted_before`); those who wrap one store more than once share it.
     """
 
     def __init__(
@@ -63,7 +74,7 @@ class RetryingStore:
         self._clock = clock
         self._rng = rng
         self._deadline_s = deadline_s
-        self.permitted = set() if permitted is None else permitted
+        self.permitted = permitted_before() if permitted is None else permitted
 
     def _try(self, what: str, kind: str, operation: Callable[[], T]) -> T:
         give_up_s = self._clock.monotonic() + self._deadline_s
