@@ -24,6 +24,7 @@ from diloco.rendezvous.store import (
     ListingTooLong,
     MakeParts,
     MissingKey,
+    NotAnObject,
     ObjectInfo,
     ObjectTooLarge,
     Pages,
@@ -82,6 +83,9 @@ class RetryingStore:
         while True:
             try:
                 answer = operation()
+            except (MissingKey, ObjectTooLarge, ListingTooLong, NotAnObject):
+                self.permitted.add(kind)
+                raise
             except (StoreUnavailable, StoreDenied) as error:
                 denied = isinstance(error, StoreDenied)
                 if denied and kind not in self.permitted:
@@ -98,9 +102,6 @@ class RetryingStore:
                 log.warning("%s failed, trying again in %.1f s: %s", what, wait_s, error)
                 self._clock.sleep(wait_s)
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
-            except (MissingKey, ObjectTooLarge, ListingTooLong):
-                self.permitted.add(kind)
-                raise
             else:
                 self.permitted.add(kind)
                 return answer
@@ -119,14 +120,19 @@ class RetryingStore:
             return True
         try:
             return self.get(key, limit=len(data)) == bytes(data)
-        except (MissingKey, ObjectTooLarge):
+        except (MissingKey, ObjectTooLarge, NotAnObject):
             return False
 
     def get(self, key: str, *, limit: int | None = None) -> bytes:
         return self._try(f"get {key}", READ, lambda: self.inner.get(key, limit=limit))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self._try(f"get {key}", READ, lambda: self.inner.get_range(key, start, length))
+        """No bytes of what is no object: to a reader that checks digests it is a damaged one."""
+        try:
+            return self._try(f"get {key}", READ, lambda: self.inner.get_range(key, start, length))
+        except NotAnObject as error:
+            log.warning("%s", error)
+            return b""
 
     def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
         return self._try(f"list {prefix}", LIST, lambda: self.inner.list(prefix, limit=limit))

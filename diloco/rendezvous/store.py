@@ -23,6 +23,9 @@ Semantics that every implementation guarantees and ``tests/contracts/test_store.
   can be deleted meanwhile. A client that cannot page gives one page.
 - ``get``, ``get_range`` and ``list`` see every write that has returned (strong consistency).
 
+On a file system a key can name what is no object. Reading it is :class:`NotAnObject`, at once;
+``put`` replaces it; ``create`` returns False, as for an object.
+
 Errors: :class:`MissingKey` for a key that is not there; :class:`ObjectTooLarge` for an object
 beyond a caller's limit, :class:`ListingTooLong` for a listing beyond it;
 :class:`StoreUnavailable` where trying
@@ -102,6 +105,11 @@ class StoreUnavailable(StoreError):
 
 class StoreDenied(StoreError):
     """The store refused; trying again cannot help until a person changes something."""
+
+
+class NotAnObject(StoreDenied):
+    """Something lies under the key that is no object, such as a FIFO or a folder on a file system.
+    For a reader it is a record that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +258,7 @@ class LocalStore:
 
     def _put(self, key: str, parts: Iterable[Data]) -> None:
         with self._written(key, parts) as (folder, temporary, name):
-            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            folders.replace_file(temporary, name, folder)
 
     def create(self, key: str, data: Data) -> bool:
         with self._written(key, [data]) as (folder, temporary, name):
@@ -344,6 +352,8 @@ def _local_errors(key: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise MissingKey(key) from error
+    except folders.NotRegular as error:
+        raise NotAnObject(f"{key}: {error.strerror}") from error
     except OSError as error:
         if error.errno in _DENIED_ERRNOS:
             raise StoreDenied(f"{key}: {error.strerror} ({error.filename})") from error

@@ -15,7 +15,7 @@ from typing import Any
 from diloco.rendezvous import keys
 from diloco.rendezvous.parsing import abridged, check_storable
 from diloco.rendezvous.records import BadRecord
-from diloco.rendezvous.store import MissingKey, ObjectTooLarge, Store
+from diloco.rendezvous.store import MissingKey, NotAnObject, ObjectTooLarge, Store
 from runs.bucket.journal import ENTRY_LIMIT, Body, Entry
 
 REPLICA_LIMIT = 99_999
@@ -85,6 +85,8 @@ def _read(store: Store, key: str, n: int) -> Entry:
         entry = Entry.from_bytes(store.get(key, limit=ENTRY_LIMIT))
     except ObjectTooLarge as error:
         raise BadRecord(f"journal: expected at most {error.limit} bytes, found more") from None
+    except NotAnObject as error:
+        raise BadRecord(f"journal: {error}") from None
     if entry.n != n:
         raise BadRecord(f"journal: expected object {n}, found {abridged(entry.n)}")
     for kind in _REQUIRED:

@@ -25,6 +25,7 @@ from diloco.rendezvous.store import (
     LISTED,
     Data,
     MakeParts,
+    NotAnObject,
     ObjectInfo,
     Pages,
     Store,
@@ -316,6 +317,10 @@ class GuardedStore:
         try:
             self._check_patience(key)
             data = read()
+        except NotAnObject as error:  # of a shared folder; a record like one that cannot be read
+            del self._in_hand[key]
+            self.quarantine.withdraw(key)
+            raise BadRecord(str(error)) from None
         except (StoreError, SoftTimeLimitExceeded) as error:
             del self._in_hand[key]
             self.quarantine.withdraw(key)
