@@ -153,6 +153,12 @@ def export_checkpoint(
 
 
 @shared_task
+def beat_launch() -> None:
+    """Beat's tick of the launch worker."""
+    health.beat(health.LAUNCH)
+
+
+@shared_task
 def webhooks_due() -> None:
     webhooks.call_for_due()
 

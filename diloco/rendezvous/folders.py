@@ -6,8 +6,8 @@ out of the root. Files are opened with ``O_NONBLOCK`` and read only if they are 
 would block, and a device could do anything. A hard link is a regular file, and cannot be told from
 one; making one needs access to the file it names.
 
-Errors are ``OSError``: ``ENOTDIR`` or ``ELOOP`` for a link, and :class:`NotRegular` for anything but
-a regular file in place of one. A FIFO or a file where the protocol has a folder, and a folder where
+Errors are ``OSError``: ``ENOTDIR`` or ``ELOOP`` for a link, and :class:`NotRegular` where a regular
+file is expected. A FIFO or a file where the protocol has a folder, and a folder where
 a file is written, are moved aside, so that they cannot keep a command from being written.
 """
 

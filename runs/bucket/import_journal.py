@@ -30,7 +30,7 @@ _REQUIRED: Mapping[str, Mapping[str, type]] = {
 }
 _OPTIONAL: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "run": {"owner": (str,), "store_credential": (str,), "archive": (str,), "notify": (list,)},
-    "pools": {"credential": (str,)},
+    "pools": {"credential": (str,), "added_by": (str,)},
     "alerts": {"replica": (int,), "acknowledged_by": (str,)},
     "events": {"replica": (int,), "actor": (str,)},
 }
