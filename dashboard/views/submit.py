@@ -46,7 +46,6 @@ WELL = "Works"
 BUCKET_WELL = "Works: wrote, read, listed, created once and deleted"
 
 
-@never_cache
 def _starting_draft(choices: PoolChoices) -> RunDraft:
     """The local demo; on another backend for a user without permission for the local one."""
     draft = presets.local_demo()
@@ -56,6 +55,7 @@ def _starting_draft(choices: PoolChoices) -> RunDraft:
     return dataclasses.replace(draft, pools=(dataclasses.replace(choices.first, count=pool.count),))
 
 
+@never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 def new(request: HttpRequest) -> HttpResponse:
     if not selectors.may_submit(request.user):

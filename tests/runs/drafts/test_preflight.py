@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from diloco.rendezvous.store import LocalStore, StoreDenied
@@ -121,6 +122,7 @@ def test_the_listing_of_a_data_bucket_ends_with_a_count(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(bucket_check, "pages_of", endless)
     monkeypatch.setattr(bucket_check, "refuse_data", lambda uri: "")
+    fsspec.filesystem("memory").makedirs("/data", exist_ok=True)
     for uri, found in (("memory://data/*.txt", "nothing"), ("memory://data", "only empty files")):
         pages = 0
         [problem] = check_data(uri)
@@ -130,9 +132,8 @@ def test_the_listing_of_a_data_bucket_ends_with_a_count(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("uri", ["memory://corpus", "memory://corpus/*.txt", "memory://corpus/a.txt",
                                  "memory://corpus/**"])  # fmt: skip
-def test_data_of_a_bucket_is_found(uri: str) -> None:
-    import fsspec
-
+def test_data_of_a_bucket_is_found(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runs.drafts.bucket_check.refuse_data", lambda uri: "")
     fs = fsspec.filesystem("memory")
     fs.pipe_file("/corpus/a.txt", b"text")
     fs.pipe_file("/corpus/empty.bin", b"")
