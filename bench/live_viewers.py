@@ -173,6 +173,9 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     n = options.viewers
+    # All viewers of the bench are one session of one user.
+    for name in ("ARCHIPELAGO_STREAMS_PER_SESSION", "ARCHIPELAGO_STREAMS_PER_USER"):
+        os.environ[name] = str(max(n, 100))
     with tempfile.TemporaryDirectory() as folder, running_web(Path(folder)) as web:
         session, *runs = web.python(_PREPARE).split()
         server = psutil.Process(web.pid)

@@ -43,6 +43,11 @@ app.conf.beat_schedule = {
         "schedule": 1.0,
         "options": {"expires": 5},
     },
+    "launch": {
+        "task": "runs.tasks.beat_launch",
+        "schedule": 5.0,
+        "options": {"expires": 5},
+    },
     "webhooks": {
         "task": "runs.tasks.webhooks_due",
         "schedule": 10.0,

@@ -1,9 +1,9 @@
 """Exit codes of our processes, and which error means which.
 
 0 the run is over, 1 a crash, 75 the store was away for too long, or denied for too long what it had
-permitted before (EX_TEMPFAIL), 78 something is wrong that a restart will not mend (EX_CONFIG), 143
-it left because it was asked to, by SIGTERM or a ``drain`` command; its last beat says why, and its
-state is saved.
+permitted before, to this process or to an earlier one of the run (EX_TEMPFAIL), 78 something is
+wrong that a restart will not mend (EX_CONFIG), 143 it left because it was asked to, by SIGTERM or a
+``drain`` command; its last beat says why, and its state is saved.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable
 from diloco.errors import FencedOut, ReplicaError
 from diloco.rendezvous.document import ProtocolMismatch
 from diloco.rendezvous.settings import SettingsError
-from diloco.rendezvous.store import StoreDenied, StoreUnavailable
+from diloco.rendezvous.store import ListingTooLong, StoreDenied, StoreUnavailable
+from diloco.retry import permitted_before
 
 EX_TEMPFAIL = 75
 EX_CONFIG = 78
@@ -29,10 +30,13 @@ def exit_code_of(work: Callable[[], int]) -> int:
     except StoreUnavailable as error:
         print(f"error: {error}", file=sys.stderr)
         return EX_TEMPFAIL
-    except (ReplicaError, ProtocolMismatch, SettingsError, StoreDenied, ValueError) as error:
+    except (
+        ReplicaError, ProtocolMismatch, SettingsError, StoreDenied, ListingTooLong, ValueError,
+    ) as error:  # fmt: skip
         kind = "fenced out" if isinstance(error, FencedOut) else "error"
         print(f"{kind}: {error}", file=sys.stderr)
-        return EX_CONFIG
+        is_outage = isinstance(error, StoreDenied) and permitted_before()
+        return EX_TEMPFAIL if is_outage else EX_CONFIG
     except Exception:
         traceback.print_exc()
         return 1

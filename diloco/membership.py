@@ -27,7 +27,13 @@ from diloco.rendezvous.records import (
     Command,
     Identity,
 )
-from diloco.rendezvous.store import MissingKey, Store, StoreError, StoreUnavailable
+from diloco.rendezvous.store import (
+    ListingTooLong,
+    MissingKey,
+    Store,
+    StoreError,
+    StoreUnavailable,
+)
 from diloco.rendezvous.transfer import read_each
 
 log = logging.getLogger(__name__)
@@ -206,12 +212,18 @@ class Lease:
 
     def look_around(self) -> None:
         """Read new commands, and look for a newer incarnation of this replica."""
+        try:
+            self._look_for_newer()
+        except ListingTooLong as error:  # the command that ends the run must be read all the same
+            log.error("newer processes of this replica cannot be seen: %s", error)
+        self._read_commands()
+
+    def _look_for_newer(self) -> None:
         for info in self._store.list(keys.member(self.identity.replica)):
             parsed = keys.parse_beat(info.key)
             if parsed and parsed[1] > self.identity.incarnation and not self.fenced:
                 log.error("%s is fenced out by incarnation %s", self.identity, parsed[1])
                 self.fenced = True
-        self._read_commands()
 
     def _read_commands(self, *, new: bool = True) -> None:
         while True:

@@ -15,6 +15,7 @@ import gc
 import logging
 import math
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from diloco.exits import EX_CONFIG, EX_TERMINATED, exit_code_of
 from diloco.group import Group, join
 from diloco.rendezvous.clock import SystemClock
 from diloco.rendezvous.store import open_store
+from diloco.retry import RetryingStore
 from diloco.sample import sampler_of
 from diloco.startup import startup_of_process
 from diloco.sync import read_document
@@ -96,7 +98,9 @@ def train(group: Group, workload: Workload, model: torch.nn.Module, rank: Rank) 
 
 def run(uri: str, replica: int) -> int:
     store = open_store(uri, sole_creator=True)  # the protocol asks only the named committer
-    document = read_document(store)
+    clock = SystemClock()
+    patient = RetryingStore(store, clock=clock, rng=random.Random(), deadline_s=60.0)
+    document = read_document(patient)
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -104,7 +108,6 @@ def run(uri: str, replica: int) -> int:
     rank = begin_rank(device)
     workload = load_workload(document, replica=replica, device=device)
     model = bare = workload.build_model()
-    clock = SystemClock()
     departure, startup = Departure(clock), startup_of_process(os.environ, clock)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _asks_to_leave(departure, leave_within_s(os.environ)))

@@ -12,17 +12,22 @@ fresh credentials may be permitted.
 from __future__ import annotations
 
 import logging
+import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.store import (
+    LISTED,
     Data,
+    ListingTooLong,
     MakeParts,
     MissingKey,
+    NotAnObject,
     ObjectInfo,
     ObjectTooLarge,
+    Pages,
     Store,
     StoreDenied,
     StoreUnavailable,
@@ -36,13 +41,23 @@ LONGEST_PAUSE_S = 10.0
 
 READ, LIST, WRITE = "read", "list", "write"
 """Kinds of operation that a bucket's policy permits or denies. Deleting is writing."""
+RUN_HAS_TRAINED = "DILOCO_RUN_HAS_TRAINED"
+"""Environment variable of a process whose launcher knows that the run has trained before: then its
+credential was permitted everything, and a denial is an outage from the start."""
+
+
+def permitted_before(environment: Mapping[str, str] | None = None) -> set[str]:
+    """The kinds of operation that earlier processes of this run were permitted, as far as this
+    one's environment says."""
+    found = os.environ if environment is None else environment
+    return {READ, LIST, WRITE} if found.get(RUN_HAS_TRAINED) == "1" else set()
 
 
 class RetryingStore:
     """Wraps a store; each operation is tried for up to ``deadline_s`` seconds, by any thread.
 
-    ``permitted`` has the kinds of operation that the store has permitted this process; those who
-    wrap one store more than once share it.
+    ``permitted`` has the kinds of operation that the store has permitted this process, or earlier
+    ones of the run (:func:`permitted_before`); those who wrap one store more than once share it.
     """
 
     def __init__(
@@ -60,7 +75,7 @@ class RetryingStore:
         self._clock = clock
         self._rng = rng
         self._deadline_s = deadline_s
-        self.permitted = set() if permitted is None else permitted
+        self.permitted = permitted_before() if permitted is None else permitted
 
     def _try(self, what: str, kind: str, operation: Callable[[], T]) -> T:
         give_up_s = self._clock.monotonic() + self._deadline_s
@@ -68,6 +83,9 @@ class RetryingStore:
         while True:
             try:
                 answer = operation()
+            except (MissingKey, ObjectTooLarge, ListingTooLong, NotAnObject):
+                self.permitted.add(kind)
+                raise
             except (StoreUnavailable, StoreDenied) as error:
                 denied = isinstance(error, StoreDenied)
                 if denied and kind not in self.permitted:
@@ -84,9 +102,6 @@ class RetryingStore:
                 log.warning("%s failed, trying again in %.1f s: %s", what, wait_s, error)
                 self._clock.sleep(wait_s)
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
-            except (MissingKey, ObjectTooLarge):
-                self.permitted.add(kind)
-                raise
             else:
                 self.permitted.add(kind)
                 return answer
@@ -105,17 +120,26 @@ class RetryingStore:
             return True
         try:
             return self.get(key, limit=len(data)) == bytes(data)
-        except (MissingKey, ObjectTooLarge):
+        except (MissingKey, ObjectTooLarge, NotAnObject):
             return False
 
     def get(self, key: str, *, limit: int | None = None) -> bytes:
         return self._try(f"get {key}", READ, lambda: self.inner.get(key, limit=limit))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self._try(f"get {key}", READ, lambda: self.inner.get_range(key, start, length))
+        """No bytes of what is no object: to a reader that checks digests it is a damaged one."""
+        try:
+            return self._try(f"get {key}", READ, lambda: self.inner.get_range(key, start, length))
+        except NotAnObject as error:
+            log.warning("%s", error)
+            return b""
 
-    def list(self, prefix: str) -> list[ObjectInfo]:
-        return self._try(f"list {prefix}", LIST, lambda: self.inner.list(prefix))
+    def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
+        return self._try(f"list {prefix}", LIST, lambda: self.inner.list(prefix, limit=limit))
+
+    def list_pages(self, prefix: str) -> Pages:
+        """A page that cannot be read is not tried again: its listing has to begin anew."""
+        return self.inner.list_pages(prefix)
 
     def delete(self, keys: Iterable[str]) -> None:
         names = [*keys]

@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
 EX_TEMPFAIL, EX_CONFIG, EX_TERMINATED = 75, 78, 143
-TRIES, FIRST_PAUSE_S = 4, 0.25
+TRIES, TRIES_OF_A_RUN, FIRST_PAUSE_S = 4, 8, 0.25
 LIMIT_BYTES = 1 << 28
 """A larger object is no archive of code: it is not read into memory."""
 
@@ -259,23 +259,27 @@ def unpacked(path: Path) -> Path:
 
 
 def patiently(where: str, get: Callable[[], bytes]) -> bytes:
-    """Try again what another try may mend."""
-    n = 0
+    """Try again where that can help. A denial is final, unless the run has trained before: then the
+    credential was permitted to read, and will be again."""
+    n, has_trained = 0, os.environ.get("DILOCO_RUN_HAS_TRAINED") == "1"
+    tries = TRIES_OF_A_RUN if has_trained else TRIES
     while True:
         try:
             return get()
         except FileNotFoundError:
             raise Stop(EX_CONFIG, f"expected the code at {where}, found nothing") from None
-        except (PermissionError, ImportError, ValueError) as error:
+        except (ImportError, ValueError) as error:
             raise Stop(EX_CONFIG, f"{where}: {said(error)}") from None
         except Exception as error:
             name = type(error).__name__
             if name == "NotFoundError":
                 raise Stop(EX_CONFIG, f"expected the code at {where}, found nothing") from None
-            if "Credentials" in name or name in ("UnauthenticatedError", "PermissionDeniedError"):
+            is_denied = isinstance(error, PermissionError) or "Credentials" in name
+            is_denied = is_denied or name in ("UnauthenticatedError", "PermissionDeniedError")
+            if is_denied and not has_trained:
                 raise Stop(EX_CONFIG, f"{where}: {said(error)}") from None
             n += 1
-            if n == TRIES:
+            if n == tries:
                 raise Stop(EX_TEMPFAIL, f"{where}: {said(error)}") from None
             say(f"trying again: {where}: {said(error)}")
             time.sleep(FIRST_PAUSE_S * 2**n)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from diloco.rendezvous import keys, ownership
@@ -41,6 +42,10 @@ logger = logging.getLogger(__name__)
 AT_ONCE = 500
 LISTED = 100_000
 """Objects that a plan counts; of a larger prefix it shows that there are more."""
+PLAN_S = 5.0
+"""Seconds after which a plan counts no more pages."""
+SLICE_S = 30.0
+"""Seconds after which a deletion is interrupted, to be taken up again."""
 NAMED = 20
 """Objects that stay, by name in a plan."""
 NAME_LENGTH = 300
@@ -97,11 +102,11 @@ def plan_deletion(run: Run) -> DeletionPlan:
 def _plan(store: Store, run_id: str) -> DeletionPlan:
     if refusal := why_not_ours(store, run_id):
         return DeletionPlan(refusal=refusal)
-    listed = ownership.first_objects(store, LISTED + 1)
+    listed, whole = _first_pages(store)
     launched = _has_evidence(store)
     parts: dict[str, list[int]] = {}
     kept: list[ObjectInfo] = []
-    for info in listed[:LISTED]:
+    for info in listed:
         kind = kind_of(info.key) if launched else None
         if kind is None:
             kept.append(info)
@@ -117,8 +122,25 @@ def _plan(store: Store, run_id: str) -> DeletionPlan:
         kept=len(kept),
         kept_bytes=sum(info.size_bytes for info in kept),
         kept_names=tuple(_shown(info.key) for info in kept[:NAMED]),
-        whole=len(listed) <= LISTED,
+        whole=whole,
     )
+
+
+def _first_pages(
+    store: Store, *, clock: Callable[[], float] = time.monotonic
+) -> tuple[list[ObjectInfo], bool]:
+    """Sorted by key, and whether these are all: a listing without an end is no reason that a run
+    cannot be deleted."""
+    until_s = clock() + PLAN_S
+    found: list[ObjectInfo] = []
+    whole = True
+    with contextlib.closing(store.list_pages("")) as pages:
+        for page in pages:
+            found += page
+            if len(found) > LISTED or clock() > until_s:
+                whole = len(found) <= LISTED and next(pages, None) is None
+                break
+    return sorted(found[:LISTED], key=lambda info: info.key), whole
 
 
 def _shown(key: str) -> str:
@@ -177,18 +199,36 @@ def _delete_objects(run: Run, store: Store) -> str:
         return refusal
     if not _has_evidence(store):
         return ""
-    listed = [info.key for info in store.list("")]
-    known = {key: kind for key in listed if (kind := kind_of(key)) is not None}
-    _delete(store, (key for key, kind in known.items() if kind not in _LAST))
-    for last in _LAST:
-        _delete(store, (key for key, kind in known.items() if kind is last))
+    kept, stays = _delete_pages(store)
+    store.delete([keys.GROUP])  # in the order of _LAST
+    store.delete([keys.OWNER])
     if (folder := folder_store(store)) is not None:
         _remove_folders(folder)
-    stays = [_shown(key) for key in listed if key not in known]
     if stays:
-        names = ownership.shown(stays, len(stays))
+        names = ownership.shown(stays, kept)
         logger.warning("run %s: not of the run, so kept in %s: %s", run.pk, store.uri, names)
     return ""
+
+
+def _delete_pages(
+    store: Store, *, clock: Callable[[], float] = time.monotonic
+) -> tuple[int, list[str]]:
+    """Delete the run's objects page by page, but for those that go last; how many others there
+    are, and the names of some. Raises :class:`LaunchLater` where objects are left after
+    :data:`SLICE_S`: what is deleted need not be listed again, so the next try goes on."""
+    until_s = clock() + SLICE_S
+    kept, deleted, stays = 0, 0, list[str]()
+    with contextlib.closing(store.list_pages("")) as pages:
+        for page in pages:
+            known = {info.key: kind for info in page if (kind := kind_of(info.key)) is not None}
+            doomed = [key for key, kind in known.items() if kind not in _LAST]
+            _delete(store, doomed)
+            others = [info.key for info in page if info.key not in known]
+            stays += [_shown(key) for key in others[: NAMED - len(stays)]]
+            kept, deleted = kept + len(others), deleted + len(doomed)
+            if deleted and clock() > until_s:
+                raise LaunchLater(f"{deleted} objects are deleted, and more are left")
+    return kept, stays
 
 
 def _has_evidence(store: Store) -> bool:

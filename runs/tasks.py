@@ -23,6 +23,9 @@ TICK_EXPIRES_S = 5.0
 INGEST_SOFT_S, INGEST_S = 40, 60
 """Longest pass of ingest. A pass ends with its budget after seconds; only a record that takes this
 long to process meets these limits, and that counts against the record."""
+DELETE_S = 900
+"""The longest listing of the objects of a run that is deleted: those of others in its prefix can be
+any number. :func:`reap` enqueues a deletion that was killed again."""
 EXPORT_S = 3600
 """The longest upload of a checkpoint."""
 
@@ -62,7 +65,7 @@ def ingest_run(run_id: str) -> None:
         if not held:
             return
         place = places.store_place_of(run_id)
-        if place is None:
+        if place is None or places.is_open(places.prefix_place(run_id)):
             return
         with places.slot(place) as free:
             if not free:
@@ -130,7 +133,10 @@ def _wait_for(place: str) -> None:
         raise LaunchLater(state.message)
 
 
-@shared_task(autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=60, max_retries=20)
+@shared_task(
+    autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=60, max_retries=20,
+    acks_late=False, soft_time_limit=DELETE_S - 60, time_limit=DELETE_S,
+)  # fmt: skip
 def delete_run(run_id: str) -> None:
     """Not while :func:`write_bucket` writes for the run: its object would appear after the others
     were deleted. A write that starts later finds that the deletion was requested."""
@@ -150,6 +156,12 @@ def export_checkpoint(
     """Longer than other tasks, so it is acknowledged before it begins: one whose worker dies does
     not come again, and whoever asked for it sees no end of it and asks anew."""
     hub_export.export(checkpoint_id, credential_id, repository, private, actor_id)
+
+
+@shared_task
+def beat_launch() -> None:
+    """Beat's tick of the launch worker."""
+    health.beat(health.LAUNCH)
 
 
 @shared_task

@@ -37,7 +37,15 @@ from diloco.rendezvous.manager_branches import AbandonedBranch, line_before
 from diloco.rendezvous.manager_records import Quorum, Vote
 from diloco.rendezvous.manager_rounds import Standing, counts
 from diloco.rendezvous.records import Identity
-from diloco.rendezvous.store import Data, MakeParts, MissingKey, ObjectInfo, check_size
+from diloco.rendezvous.store import (
+    LISTED,
+    Data,
+    MakeParts,
+    MissingKey,
+    ObjectInfo,
+    Pages,
+    check_size,
+)
 
 BEAT_S, LEASE_S, JOIN_S, QUORUM_S, ROUND_S = 2.0, 10.0, 20.0, 90.0, 40.0
 
@@ -382,7 +390,7 @@ class ProcessStore:
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self.get(key)[start : start + length]
 
-    def list(self, prefix: str) -> list[ObjectInfo]:
+    def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
         self._pass()
         world = self._world
         then_s = world.scheduler.now_s
@@ -395,6 +403,9 @@ class ProcessStore:
             for key in sorted(there)
             if key.startswith(prefix)
         ]
+
+    def list_pages(self, prefix: str) -> Pages:
+        yield self.list(prefix)
 
     def delete(self, keys: Iterable[str]) -> None:
         self._pass()

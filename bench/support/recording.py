@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from diloco.rendezvous.store import Data, MakeParts, ObjectInfo, Store
+from diloco.rendezvous.store import LISTED, Data, MakeParts, ObjectInfo, Pages, Store
 
 DATA_KINDS = ("payload", "reduced")
 """Kinds whose bytes are pseudo-gradients; everything else is control."""
@@ -83,9 +83,13 @@ class RecordingStore:
         self._count(key, down=len(data))
         return data
 
-    def list(self, prefix: str) -> list[ObjectInfo]:
+    def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
         self._count(prefix, lists=1)
-        return self.inner.list(prefix)
+        return self.inner.list(prefix, limit=limit)
+
+    def list_pages(self, prefix: str) -> Pages:
+        self._count(prefix, lists=1)
+        return self.inner.list_pages(prefix)
 
     def delete(self, keys: Iterable[str]) -> None:
         self.inner.delete(keys)

@@ -39,7 +39,8 @@ class FirstAdministratorForm(_UserCreation):
     token = forms.CharField(
         label="Set-up token",
         max_length=200,
-        help_text="Printed by the server at its start, and by: manage.py setup_token",
+        help_text="Printed by the server at its start, and by: "
+        ".venv/bin/python manage.py setup_token",
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -61,7 +62,7 @@ class FirstAdministratorForm(_UserCreation):
         if not first_start.matches(token):
             raise forms.ValidationError(
                 "This is not the set-up token of this server. Copy it from the terminal of "
-                "the server, or run: manage.py setup_token"
+                "the server, or run: .venv/bin/python manage.py setup_token"
             )
         return token
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -45,6 +45,8 @@ class PoolChoices:
     stores: Choices
     webhooks: list[tuple[str, str]]
     told: Mapping[str, Mapping[str, Any]]
+    first: PoolDraft
+    """What a new row shows: a backend that the user has permission for, if there is one."""
 
     @classmethod
     def load(cls, user: User | None = None) -> PoolChoices:
@@ -80,6 +82,7 @@ class PoolChoices:
                 for pk, name in Webhook.objects.filter(enabled=True).values_list("pk", "name")
             ],
             told=told,
+            first=_first_pool(user, backends),
         )
 
 
@@ -250,6 +253,18 @@ class PoolForm(forms.Form):
                 self.add_prefix("backend" if name == "__all__" else name),
                 [str(e) for e in errors],
             )
+
+
+def _first_pool(user: User | None, backends: Iterable[str]) -> PoolDraft:
+    if user is None or can_use_local(user):
+        return PoolDraft()
+    found = (
+        PoolDraft(backend=backend, hardware=hardware.name)
+        for backend in backends
+        if backend != PoolDraft.backend
+        for hardware in catalogue().of(backend)
+    )
+    return next(found, PoolDraft())
 
 
 def initial_of(pool: PoolDraft) -> dict[str, Any]:

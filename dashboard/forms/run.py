@@ -17,7 +17,7 @@ from dashboard.forms.fork import ForkForm, initial_of_fork
 from dashboard.forms.pools import ROWS, PoolChoices, PoolForm, initial_of, posted_rows
 from dashboard.forms.workload import WorkloadForm, initial_of_workload
 from diloco.rendezvous.settings import GroupSettings, SettingsError, setting_fields
-from runs.drafts.presets import PoolDraft, RunDraft
+from runs.drafts.presets import RunDraft
 
 DERIVED = frozenset({"num_replicas", "start_replicas"})
 """Settings without a field of their own: the pools, and the start policy, say them."""
@@ -118,14 +118,14 @@ class RunForm(ForkForm, WorkloadForm):
 
     def empty_pool(self) -> PoolForm:
         """The row a browser copies to make another."""
-        return PoolForm(index="row", choices=self.choices, initial=initial_of(PoolDraft()))
+        return PoolForm(index="row", choices=self.choices, initial=initial_of(self.choices.first))
 
     def add_pool(self) -> None:
         """One more row, for a browser without JavaScript."""
         index = max((int(pool.index) for pool in self.pools), default=-1) + 1
         if len(self.pools) < ROWS:
             self.pools.append(
-                PoolForm(index=index, choices=self.choices, initial=initial_of(PoolDraft()))
+                PoolForm(index=index, choices=self.choices, initial=initial_of(self.choices.first))
             )
 
     def remove_pool(self, index: str) -> None:

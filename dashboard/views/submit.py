@@ -32,7 +32,7 @@ from diloco.rendezvous.workload import GPT_SIZES
 from runs import selectors, services
 from runs.drafts import create, preflight, presets, rates
 from runs.drafts.preflight import Answer
-from runs.drafts.presets import RunDraft
+from runs.drafts.presets import PoolDraft, RunDraft
 from runs.exceptions import InvalidRun
 from runs.models import Run
 
@@ -44,6 +44,15 @@ BASIC = frozenset(
 
 WELL = "Works"
 BUCKET_WELL = "Works: wrote, read, listed, created once and deleted"
+
+
+def _starting_draft(choices: PoolChoices) -> RunDraft:
+    """The local demo; on another backend for a user without permission for the local one."""
+    draft = presets.local_demo()
+    if choices.first == PoolDraft():
+        return draft
+    [pool] = draft.pools
+    return dataclasses.replace(draft, pools=(dataclasses.replace(choices.first, count=pool.count),))
 
 
 @never_cache
@@ -62,15 +71,14 @@ def new(request: HttpRequest) -> HttpResponse:
         if asked is not None:
             return redirect(f"{request.path}?{asked}")
         template = submit_source.draft_of(request)
-        initial = initial_from(template or presets.local_demo())
+        choices = PoolChoices.load(request.user)
+        initial = initial_from(template or _starting_draft(choices))
         initial["submit_key"] = secrets.token_urlsafe(24)
         # What an address fills in may be wrong, so its estimate is left to the browser to ask for.
-        draft = None if request.GET else presets.local_demo()
+        draft = None if request.GET else _starting_draft(choices)
         if template is None:
             initial = from_query(initial, request.GET.dict())
-        return _page(
-            request, RunForm(initial=initial, choices=PoolChoices.load(request.user)), draft
-        )
+        return _page(request, RunForm(initial=initial, choices=choices), draft)
     form = RunForm(request.POST, request.FILES, choices=PoolChoices.load(request.user))
     if changed := _changed(request, form):
         return changed

@@ -89,7 +89,7 @@ def read_picture(
     checkpoints, unfinished = _read_checkpoints(reader, listed[keys.CHECKPOINTS])
     told = telemetry.read(reader, leases, first=first)
     sizes = _sizes(
-        store.list("") if scope.whole else [i for found in listed.values() for i in found]
+        _every_object(store) if scope.whole else [i for found in listed.values() for i in found]
     )
     if not scope.whole:
         for shown in rounds:
@@ -113,6 +113,10 @@ def read_picture(
         whole=scope.whole,
         unreadable=tuple(sorted(set(reader.unreadable), key=lambda bad: bad.key)),
     )
+
+
+def _every_object(store: Store) -> list[ObjectInfo]:
+    return [info for page in store.list_pages("") for info in page]
 
 
 def _range(scope: Scope, newest: int, settings: GroupSettings) -> tuple[int, int]:

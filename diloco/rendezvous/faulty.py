@@ -31,7 +31,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from diloco.rendezvous.clock import Clock
-from diloco.rendezvous.store import Data, MakeParts, ObjectInfo, Store, StoreUnavailable
+from diloco.rendezvous.store import (
+    LISTED,
+    Data,
+    MakeParts,
+    ObjectInfo,
+    Pages,
+    Store,
+    StoreUnavailable,
+)
 
 T = TypeVar("T")
 
@@ -90,8 +98,11 @@ class FaultyStore:
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self._read(f"get {key}", lambda: self.inner.get_range(key, start, length))
 
-    def list(self, prefix: str) -> builtins.list[ObjectInfo]:
-        return self._request(f"list {prefix}", lambda: self.inner.list(prefix))
+    def list(self, prefix: str, *, limit: int = LISTED) -> builtins.list[ObjectInfo]:
+        return self._request(f"list {prefix}", lambda: self.inner.list(prefix, limit=limit))
+
+    def list_pages(self, prefix: str) -> Pages:
+        yield from self._request(f"list {prefix}", lambda: [*self.inner.list_pages(prefix)])
 
     def delete(self, keys: Iterable[str]) -> None:
         names = [*keys]

@@ -6,7 +6,9 @@ out of the root. Files are opened with ``O_NONBLOCK`` and read only if they are 
 would block, and a device could do anything. A hard link is a regular file, and cannot be told from
 one; making one needs access to the file it names.
 
-Errors are ``OSError``: ``ENOTDIR`` or ``ELOOP`` for a link, ``EINVAL`` for what is no regular file.
+Errors are ``OSError``: ``ENOTDIR`` or ``ELOOP`` for a link, and :class:`NotRegular` where a regular
+file is expected. A FIFO or a file where the protocol has a folder, and a folder where
+a file is written, are moved aside, so that they cannot keep a command from being written.
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import BinaryIO
+
+from diloco.rendezvous import keys
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PASS = os.O_PATH | _FOLDER if hasattr(os, "O_PATH") else None
@@ -30,10 +35,14 @@ _DEEPEST = 32
 """Folders in folders that :func:`walk` enters; no key of the protocol has more than five parts."""
 
 
+class NotRegular(OSError):
+    """The path names a folder, a FIFO, a socket, a device or a link where a file is expected."""
+
+
 def open_folder(root: Path, path: Sequence[str], *, make: bool = False) -> int:
     """A descriptor of the folder at ``path`` below ``root``, which the caller closes."""
     folder = _open_made_root(root) if make else _open_root(root)
-    for name in path:
+    for depth, name in enumerate(path):
         try:
             try:
                 inner = os.open(name, _FOLDER, dir_fd=folder)
@@ -43,10 +52,42 @@ def open_folder(root: Path, path: Sequence[str], *, make: bool = False) -> int:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, dir_fd=folder)
                 inner = os.open(name, _FOLDER, dir_fd=folder)
+            except NotADirectoryError:
+                if not make or not _is_odd(_mode(name, folder), "/".join(path[: depth + 1])):
+                    raise
+                move_aside(name, folder)
+                os.mkdir(name, dir_fd=folder)
+                inner = os.open(name, _FOLDER, dir_fd=folder)
         finally:
             os.close(folder)
         folder = inner
     return folder
+
+
+def _mode(name: str, folder: int) -> int:
+    return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+
+
+def _is_odd(mode: int, path: str) -> bool:
+    """Whether it can be moved aside: a link is refused, and a file where the protocol has no folder
+    can be an object of others."""
+    return not stat.S_ISLNK(mode) and (not stat.S_ISREG(mode) or keys.is_folder(path))
+
+
+def move_aside(name: str, folder: int) -> None:
+    """Rename what lies at ``name``, as no key of the protocol is named."""
+    aside = f".{name[:200]}.{secrets.token_hex(6)}.odd"
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def replace_file(temporary: str, name: str, folder: int) -> None:
+    """Rename a file of ``folder`` over whatever lies at ``name``."""
+    try:
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except IsADirectoryError:
+        move_aside(name, folder)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def _open_root(root: Path) -> int:
@@ -99,19 +140,27 @@ def open_file(root: Path, path: Sequence[str]) -> BinaryIO:
     folder = open_folder(root, path[:-1])
     try:
         descriptor = os.open(path[-1], _READ, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):  # a link, a socket, a device
+            raise NotRegular(error.errno, error.strerror, path[-1]) from error
+        raise
     finally:
         os.close(folder)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "expected a regular file, found another kind", path[-1])
+            raise NotRegular(errno.EINVAL, "expected a regular file, found another kind", path[-1])
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
 
 
-def walk(root: Path, path: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Key and size of every regular file at or below the folder ``path``, in no order.
+Entries = Generator[tuple[str, int | None], None, None]
+
+
+def walk(root: Path, path: Sequence[str]) -> Entries:
+    """Key and size of every regular file at or below the folder ``path``, in no order; a folder
+    on the way has None for a size, so that a caller can count them.
 
     Left out: what is removed meanwhile, what is neither a folder nor a regular file, and what lies
     deeper than any key of the protocol.
@@ -130,12 +179,13 @@ def walk(root: Path, path: Sequence[str]) -> Iterator[tuple[str, int]]:
         os.close(folder)
 
 
-def _walk(folder: int, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
+def _walk(folder: int, prefix: str, depth: int) -> Entries:
     inner: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 inner.append(entry.name)
+                yield f"{prefix}{entry.name}", None
             elif entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
                     yield f"{prefix}{entry.name}", entry.stat(follow_symlinks=False).st_size

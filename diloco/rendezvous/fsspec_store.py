@@ -11,24 +11,26 @@ served by a check-then-write.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fsspec.core import url_to_fs
 
-from diloco.rendezvous import store_access
+from diloco.rendezvous import fsspec_pages, store_access
 from diloco.rendezvous.store import (
+    LISTED,
     PART_BYTES,
     Data,
     MakeParts,
     MissingKey,
     ObjectInfo,
+    Pages,
     StoreDenied,
     StoreUnavailable,
     check_key,
     check_size,
+    join_pages,
 )
 from diloco.rendezvous.streaming import StreamedParts, upload_behind
 
@@ -153,22 +155,19 @@ class FsspecStore:
                     return b""
                 raise
 
-    def list(self, prefix: str) -> builtins.list[ObjectInfo]:
+    def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
+        return join_pages(self.list_pages(prefix), prefix, limit)
+
+    def list_pages(self, prefix: str) -> Pages:
         folder = self._path(prefix.rstrip("/")) if prefix else self._root
+        start = len(self._root) + 1
         with _store_errors(prefix):
             try:
-                found = self._fs.find(folder, detail=True, withdirs=False, **self._fresh)
+                for page in fsspec_pages.pages_of(self._fs, folder, self._fresh):
+                    # Some stores list the prefix itself.
+                    yield [ObjectInfo(p[start:], size) for p, size in page if len(p) > start]
             except FileNotFoundError:
-                return []
-        start = len(self._root) + 1
-        return sorted(
-            (
-                ObjectInfo(str(path)[start:], int(info.get("size") or 0))
-                for path, info in found.items()
-                if len(str(path)) > start  # some stores list the prefix itself
-            ),
-            key=lambda info: info.key,
-        )
+                return
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:

@@ -39,6 +39,8 @@ from obstore.store import S3Store
 
 from diloco.rendezvous import store_access
 from diloco.rendezvous.store import (
+    LISTED,
+    PAGE_OBJECTS,
     PART_BYTES,
     UPLOADS_IN_FLIGHT,
     Data,
@@ -46,9 +48,11 @@ from diloco.rendezvous.store import (
     MissingKey,
     ObjectInfo,
     ObjectTooLarge,
+    Pages,
     StoreDenied,
     StoreUnavailable,
     check_key,
+    join_pages,
 )
 from diloco.rendezvous.streaming import StreamedParts, upload_behind
 
@@ -306,22 +310,14 @@ class ObstoreStore:
                     return b""  # S3 refuses a range that starts at or past the end
                 raise
 
-    def list(self, prefix: str) -> builtins.list[ObjectInfo]:
+    def list(self, prefix: str, *, limit: int = LISTED) -> builtins.list[ObjectInfo]:
+        return join_pages(self.list_pages(prefix), prefix, limit)
+
+    def list_pages(self, prefix: str) -> Pages:
         folder = check_key(prefix.rstrip("/")) if prefix else None
         with _store_errors(prefix):
-            pages = obstore.list(self._records, prefix=folder, chunk_size=1000)
-            found = [ObjectInfo(info["path"], info["size"]) for page in pages for info in page]
-        return sorted(found, key=lambda info: info.key)
-
-    def list_some(self, limit: int) -> builtins.list[ObjectInfo]:
-        """At most ``limit`` objects: one page, where S3 has a thousand to a page."""
-        found: builtins.list[ObjectInfo] = []
-        with _store_errors(""):
-            for page in obstore.list(self._records, chunk_size=min(limit, 1000)):
-                found += [ObjectInfo(info["path"], info["size"]) for info in page]
-                if len(found) >= limit:
-                    break
-        return found[:limit]
+            for page in obstore.list(self._records, prefix=folder, chunk_size=PAGE_OBJECTS):
+                yield [ObjectInfo(info["path"], info["size"]) for info in page]
 
     def delete(self, keys: Iterable[str]) -> None:
         names = [check_key(key) for key in keys]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord, Record
-from diloco.rendezvous.store import MissingKey, ObjectInfo, Store
+from diloco.rendezvous.store import MissingKey, Store, first_objects
 
 MARKER_BYTES = 10_000
 """A larger object is no marker."""
@@ -85,13 +85,6 @@ def check_empty(store: Store, *, sweep: bool = False) -> None:
         )
     if left and sweep:
         store.delete(left)
-
-
-def first_objects(store: Store, limit: int) -> list[ObjectInfo]:
-    """At most ``limit`` objects of the prefix; a store that can stop early does."""
-    some = getattr(store, "list_some", None)
-    found: list[ObjectInfo] = store.list("") if some is None else some(limit)
-    return found[:limit]
 
 
 def shown(names: Sequence[str], count: int) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from diloco.rendezvous.records import BadRecord, Record
-from diloco.rendezvous.store import ObjectTooLarge, Store
+from diloco.rendezvous.store import NotAnObject, ObjectTooLarge, Store
 
 log = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
@@ -64,7 +64,7 @@ def read_record(
         try:
             data = store.get(key, limit=kind.LIMIT)
             record = kind.from_bytes(data)
-        except ObjectTooLarge as error:
+        except (ObjectTooLarge, NotAnObject) as error:
             reason = f"{kind.__name__}: {error}"
         except BadRecord as error:
             reason = str(error)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self, Union
 
 from diloco.rendezvous.document import PROTOCOL
 from diloco.rendezvous.parsing import MAX_CONTAINERS, abridged, check_depth, parse_json
-from diloco.rendezvous.store import ObjectTooLarge, Store
+from diloco.rendezvous.store import NotAnObject, ObjectTooLarge, Store
 
 INT_LIMIT = 2**63
 MEBIBYTE = 1 << 20
@@ -88,6 +88,8 @@ class Record:
             raise BadRecord(
                 f"{cls.__name__}: expected at most {error.limit} bytes, found more"
             ) from None
+        except NotAnObject as error:
+            raise BadRecord(f"{cls.__name__}: {error}") from None
         return cls.from_bytes(data)
 
     @classmethod

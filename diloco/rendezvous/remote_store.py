@@ -7,14 +7,13 @@ never used again: s3fs raises and obstore hangs, so the child opens its own on f
 
 from __future__ import annotations
 
-import builtins
 import importlib.util
 import os
 from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import urlsplit
 
 from diloco.rendezvous.fsspec_store import FsspecStore
-from diloco.rendezvous.store import Data, MakeParts, ObjectInfo, Store
+from diloco.rendezvous.store import LISTED, Data, MakeParts, ObjectInfo, Pages, Store
 
 _BY_OBSTORE = frozenset({"s3", "s3a"})
 
@@ -71,13 +70,11 @@ class PerProcessStore:
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self.inner.get_range(key, start, length)
 
-    def list(self, prefix: str) -> builtins.list[ObjectInfo]:
-        return self.inner.list(prefix)
+    def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
+        return self.inner.list(prefix, limit=limit)
 
-    def list_some(self, limit: int) -> builtins.list[ObjectInfo]:
-        """At most ``limit`` objects; all are listed where the client cannot stop early."""
-        some = getattr(self.inner, "list_some", None)
-        return self.inner.list("")[:limit] if some is None else builtins.list(some(limit))
+    def list_pages(self, prefix: str) -> Pages:
+        return self.inner.list_pages(prefix)
 
     def delete(self, keys: Iterable[str]) -> None:
         self.inner.delete(keys)

@@ -16,10 +16,19 @@ Semantics that every implementation guarantees and ``tests/contracts/test_store.
 - ``get`` with a ``limit`` reads hardly more than so many bytes: a larger object, of any size, is
   :class:`ObjectTooLarge`. Records are read with one, as anybody who can write to the bucket can
   replace them; only payloads whose size nothing else bounds are read without.
+- ``list`` reads hardly more than ``limit`` objects: a prefix that holds more is
+  :class:`ListingTooLong`. Any writer of the bucket can add objects, so no listing is without a
+  limit. ``list_pages`` is for callers that work page by page: a page has about
+  :data:`PAGE_OBJECTS` objects, is read when it is asked for, and objects of pages that were read
+  can be deleted meanwhile. A client that cannot page gives one page.
 - ``get``, ``get_range`` and ``list`` see every write that has returned (strong consistency).
 
+On a file system a key can name what is no object. Reading it is :class:`NotAnObject`, at once;
+``put`` replaces it; ``create`` returns False, as for an object.
+
 Errors: :class:`MissingKey` for a key that is not there; :class:`ObjectTooLarge` for an object
-beyond a caller's limit; :class:`StoreUnavailable` where trying
+beyond a caller's limit, :class:`ListingTooLong` for a listing beyond it;
+:class:`StoreUnavailable` where trying
 again can help; :class:`StoreDenied` where it cannot (permissions, no such bucket, bad URI).
 Anything else an implementation raises is a bug.
 """
@@ -33,7 +42,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -51,6 +60,13 @@ PART_BYTES = 1 << 24
 """Size of one part of a multipart upload and of one ranged read: 16 MiB."""
 UPLOADS_IN_FLIGHT = 3
 """Parts of one stream that a store holds at once, at most."""
+PAGE_OBJECTS = 1000
+"""Objects of one page of a listing, as S3 has them."""
+LISTED = 100_000
+"""Objects of one listing, unless a caller sets another limit. The leases of a group of a thousand
+replicas that were started a hundred times each are as many."""
+_FOLDERS_PER_OBJECT = 4
+"""Folders of a listing on a file system, which have no object of their own."""
 
 
 class StoreError(Exception):
@@ -70,6 +86,19 @@ class ObjectTooLarge(StoreError):
         self.limit = limit
 
 
+class ListingTooLong(StoreError):
+    """More objects lie under a prefix than the caller's limit, or than can be listed in time. The
+    store works: this says something of the prefix only."""
+
+    def __init__(self, prefix: str, reason: str) -> None:
+        super().__init__(f"{prefix or 'all objects'}: {reason}")
+        self.prefix = prefix
+
+    @classmethod
+    def beyond(cls, limit: int, prefix: str) -> ListingTooLong:
+        return cls(prefix, f"expected at most {limit} objects, found more")
+
+
 class StoreUnavailable(StoreError):
     """The store did not answer as it should; trying again can help."""
 
@@ -78,10 +107,18 @@ class StoreDenied(StoreError):
     """The store refused; trying again cannot help until a person changes something."""
 
 
+class NotAnObject(StoreDenied):
+    """Something lies under the key that is no object, such as a FIFO or a folder on a file system.
+    For a reader it is a record that cannot be read."""
+
+
 @dataclass(frozen=True)
 class ObjectInfo:
     key: str
     size_bytes: int
+
+
+Pages = Generator[list[ObjectInfo], None, None]
 
 
 class Store(Protocol):
@@ -102,8 +139,13 @@ class Store(Protocol):
         """Up to ``length`` bytes from ``start``; fewer, or none, where the object ends before."""
         ...
 
-    def list(self, prefix: str) -> list[ObjectInfo]:
-        """Objects whose key starts with ``prefix`` (which ends in a slash), sorted by key."""
+    def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
+        """Objects whose key starts with ``prefix`` (which ends in a slash), sorted by key;
+        :class:`ListingTooLong` if there are more than ``limit``."""
+        ...
+
+    def list_pages(self, prefix: str) -> Pages:
+        """The same objects, a page at a time and in no order."""
         ...
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -126,6 +168,25 @@ def check_size(key: str, data: bytes, limit: int) -> bytes:
     if len(data) > limit:
         raise ObjectTooLarge(key, limit)
     return data
+
+
+def join_pages(pages: Pages, prefix: str, limit: int) -> list[ObjectInfo]:
+    """The objects of all pages, sorted by key; :class:`ListingTooLong` if there are more than
+    ``limit``. For stores."""
+    found: list[ObjectInfo] = []
+    with contextlib.closing(pages):
+        for page in pages:
+            found += page
+            if len(found) > limit:
+                raise ListingTooLong.beyond(limit, prefix)
+    return sorted(found, key=lambda info: info.key)
+
+
+def first_objects(store: Store, limit: int) -> list[ObjectInfo]:
+    """At most ``limit`` objects of a store, without reading all of many, sorted by key."""
+    with contextlib.closing(store.list_pages("")) as pages:
+        found = list(islice((info for page in pages for info in page), limit))
+    return sorted(found, key=lambda info: info.key)
 
 
 def open_store(
@@ -197,7 +258,7 @@ class LocalStore:
 
     def _put(self, key: str, parts: Iterable[Data]) -> None:
         with self._written(key, parts) as (folder, temporary, name):
-            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            folders.replace_file(temporary, name, folder)
 
     def create(self, key: str, data: Data) -> bool:
         with self._written(key, [data]) as (folder, temporary, name):
@@ -223,20 +284,34 @@ class LocalStore:
             file.seek(start)
             return file.read(length)
 
-    def list(self, prefix: str) -> list[ObjectInfo]:
-        return sorted(self._listed(prefix), key=lambda info: info.key)
+    def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
+        return join_pages(self._pages(prefix, _FOLDERS_PER_OBJECT * limit), prefix, limit)
 
-    def list_some(self, limit: int) -> builtins.list[ObjectInfo]:
-        """At most ``limit`` objects, without reading all of a large folder."""
-        return sorted(islice(self._listed(""), limit), key=lambda info: info.key)
+    def list_pages(self, prefix: str) -> Pages:
+        return self._pages(prefix, None)
 
-    def _listed(self, prefix: str) -> Iterator[ObjectInfo]:
+    def _pages(self, prefix: str, limit: int | None) -> Pages:
+        """:class:`ListingTooLong` where more than ``limit`` folders and temporary files are met: a
+        page ends after :data:`PAGE_OBJECTS` entries of any kind."""
         path = check_key(prefix.rstrip("/")).split("/") if prefix else []
-        with _local_errors(prefix):
-            for key, size_bytes in folders.walk(self.root, path):
+        page: builtins.list[ObjectInfo] = []
+        met = others = 0
+        with _local_errors(prefix), contextlib.closing(folders.walk(self.root, path)) as entries:
+            for key, size_bytes in entries:
+                met += 1
                 name = key.rpartition("/")[2]
-                if not (name.startswith(".") and name.endswith(".tmp")):
-                    yield ObjectInfo(key, size_bytes)
+                if size_bytes is None or (name.startswith(".") and name.endswith(".tmp")):
+                    others += 1
+                else:
+                    page.append(ObjectInfo(key, size_bytes))
+                if limit is not None and others > limit:
+                    raise ListingTooLong(
+                        prefix, f"expected at most {limit} folders and temporary files, found more"
+                    )
+                if met % PAGE_OBJECTS == 0:
+                    yield page
+                    page = []
+        yield page
 
     def delete(self, keys: Iterable[str]) -> None:
         emptied: set[tuple[str, ...]] = set()
@@ -254,7 +329,9 @@ class LocalStore:
         """When no process uses it any more: remove the temporary files of objects that ``is_key``
         knows, the empty folders that ``is_folder`` knows, and the root, if nothing is left."""
         with _local_errors(""):
-            for key, _ in builtins.list(folders.walk(self.root, [])):
+            for key, size_bytes in builtins.list(folders.walk(self.root, [])):
+                if size_bytes is None:
+                    continue
                 folder, slash, name = key.rpartition("/")
                 match = _TEMPORARY.fullmatch(name)
                 if match and is_key(f"{folder}{slash}{match[1]}"):
@@ -275,6 +352,8 @@ def _local_errors(key: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise MissingKey(key) from error
+    except folders.NotRegular as error:
+        raise NotAnObject(f"{key}: {error.strerror}") from error
     except OSError as error:
         if error.errno in _DENIED_ERRNOS:
             raise StoreDenied(f"{key}: {error.strerror} ({error.filename})") from error
@@ -334,9 +413,14 @@ class MeteredStore:
         self._count(0, down=len(data))
         return data
 
-    def list(self, prefix: str) -> list[ObjectInfo]:
+    def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
         self._count()
-        return self.inner.list(prefix)
+        return self.inner.list(prefix, limit=limit)
+
+    def list_pages(self, prefix: str) -> Pages:
+        for page in self.inner.list_pages(prefix):
+            self._count()
+            yield page
 
     def delete(self, keys: Iterable[str]) -> None:
         self._count()

@@ -8,7 +8,8 @@ away, while ingest is late, and when the clock jumps, no replica grows silent.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,7 +19,14 @@ from django.db import transaction
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord, Beat
-from diloco.rendezvous.store import MissingKey, Store, StoreError
+from diloco.rendezvous.store import (
+    LISTED,
+    ListingTooLong,
+    MissingKey,
+    ObjectInfo,
+    Store,
+    StoreError,
+)
 from runs.bucket.limits import SMALL_LIMIT, count
 from runs.bucket.reading import refuse
 from runs.models import Replica, Run
@@ -29,6 +37,13 @@ logger = logging.getLogger(__name__)
 READERS = 8
 MAX_INCARNATIONS = 256
 """Processes of one replica whose telemetry is read; of more, the newest."""
+MEMBERS_LISTED = 20_000
+"""Objects below ``members/`` that one listing may have: more, and each replica is listed alone, so
+that a replica that floods its folder hides its own lease and no other's."""
+MEMBER_LISTED = 1_000
+"""Objects of one replica's folder that are listed then."""
+MEMBERS_S = 8.0
+"""Seconds after which no more replicas are listed alone."""
 MAX_REPLICAS = 4_096
 """Replica numbers whose leases are read; a group has a thousand at most."""
 LONGEST_INTERVAL_S = 86_400.0
@@ -38,21 +53,31 @@ LONGEST_INTERVAL_S = 86_400.0
 class Leases:
     """``incarnations`` are all that ever beat; ``newest`` the beat of each replica's newest, or
     why it could not be read. ``crowded`` are replicas with more incarnations than are read, and how
-    many they have."""
+    many they have. ``flooded`` are those whose folder holds too many objects to be listed, and why
+    it was not: of these only the process that was known is read."""
 
     incarnations: tuple[tuple[int, str], ...]
     newest: dict[int, Beat | BadRecord]
     crowded: Mapping[int, int] = field(default_factory=dict)
+    flooded: Mapping[int, str] = field(default_factory=dict)
 
 
 def read_leases(
-    store: Store, *, numbers: Collection[int] | None = None, readers: int = READERS
+    store: Store, *, known: Mapping[int, str] | None = None, readers: int = READERS
 ) -> Leases:
-    """I/O only. Of the replicas ``numbers``; None is of all."""
+    """I/O only. Of the replicas ``known``, with the newest incarnation of each that was seen ('' if
+    none was); None is of all, and then a listing that is too long is an error."""
     names: dict[int, list[str]] = {}
-    for info in store.list(keys.MEMBERS):
-        if (parsed := keys.parse_beat(info.key)) and (numbers is None or parsed[0] in numbers):
-            names.setdefault(parsed[0], []).append(parsed[1])
+    flooded: dict[int, str] = {}
+    try:
+        limit = LISTED if known is None else MEMBERS_LISTED
+        names = _incarnations(store.list(keys.MEMBERS, limit=limit))
+    except ListingTooLong:
+        if known is None:
+            raise
+        names, flooded = _list_each(store, known)
+    if known is not None:
+        names = {replica: found for replica, found in names.items() if replica in known}
     names = {replica: names[replica] for replica in sorted(names)[:MAX_REPLICAS]}
     # Sorted by time: of two processes of a replica the higher name is the newer.
     found = [(r, name) for r in names for name in sorted(names[r])[-MAX_INCARNATIONS:]]
@@ -68,7 +93,37 @@ def read_leases(
             replica: beat for replica, beat in zip(newest, beats, strict=True) if beat is not None
         },
         crowded={r: len(name) for r, name in names.items() if len(name) > MAX_INCARNATIONS},
+        flooded=flooded,
     )
+
+
+def _incarnations(listed: Iterable[ObjectInfo]) -> dict[int, list[str]]:
+    names: dict[int, list[str]] = {}
+    for info in listed:
+        if parsed := keys.parse_beat(info.key):
+            names.setdefault(parsed[0], []).append(parsed[1])
+    return names
+
+
+def _list_each(
+    store: Store, known: Mapping[int, str], *, clock: Callable[[], float] = time.monotonic
+) -> tuple[dict[int, list[str]], dict[int, str]]:
+    """The incarnations of each replica, listed one by one, and the replicas whose listing is too
+    long. Of these, and of those that there was no time for, the incarnation that is known."""
+    names: dict[int, list[str]] = {}
+    flooded: dict[int, str] = {}
+    until_s = clock() + MEMBERS_S
+    for replica, newest in sorted(known.items())[:MAX_REPLICAS]:
+        names[replica] = [newest] if newest else []
+        if clock() > until_s:
+            continue
+        try:
+            listed = store.list(keys.member(replica), limit=MEMBER_LISTED)
+        except ListingTooLong as error:
+            flooded[replica] = str(error)
+        else:
+            names[replica] = _incarnations(listed).get(replica, [])
+    return {replica: found for replica, found in names.items() if found}, flooded
 
 
 def _read(store: Store, replica: int, incarnation: str) -> Beat | BadRecord | None:

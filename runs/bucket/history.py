@@ -23,7 +23,7 @@ from diloco.rendezvous.records import (
     Plan,
     Record,
 )
-from diloco.rendezvous.store import MissingKey, Store
+from diloco.rendezvous.store import ListingTooLong, MissingKey, Store
 from runs.bucket.limits import finite
 from runs.bucket.pace import Before, commit_before, smoothed
 from runs.bucket.reading import Changes, check_record, refuse, wall
@@ -38,6 +38,9 @@ from runs.transitions import clean_text, record_event
 R = TypeVar("R", bound=Record)
 
 COMMITS_PER_TICK = 50
+CONTRIBUTIONS_LISTED = 20_000
+"""Objects of a round that are listed: a group of a thousand has two thousand. Of a round with more,
+the contributions that its plan names are read."""
 REFUSALS_NAMED = 20
 """Events of one round about contributions that its plan refuses. A plan of a megabyte can name ten
 thousand."""
@@ -126,11 +129,22 @@ def _read_round(
         refused = f"expected round {number}, found {commit.round}"
         bad.append((keys.commit(number), BadRecord(refused)))
         commit = None
+    plan: Plan | None = None
+    try:
+        found = [i.key for i in store.list(keys.contributions(number), limit=CONTRIBUTIONS_LISTED)]
+    except ListingTooLong as error:
+        bad.append((keys.contributions(number), BadRecord(str(error))))
+        plan = _get(store, keys.plan(number), Plan, bad)
+        found = [
+            keys.contribution_record(number, line.replica, line.incarnation)
+            for line in (plan.contributions if plan is not None else ())
+            if keys.is_incarnation(line.incarnation)
+        ]
     # Sorted, so that of a replica that was relaunched in the round the newest process stays.
     listed = {
-        parsed[1]: (parsed[2], info.key)
-        for info in store.list(keys.contributions(number))
-        if (parsed := keys.parse_contribution_record(info.key)) and parsed[1] in replicas
+        parsed[1]: (parsed[2], key)
+        for key in found
+        if (parsed := keys.parse_contribution_record(key)) and parsed[1] in replicas
     }
     records: list[ContributionRecord] = []
     for replica, (incarnation, key) in listed.items():
@@ -143,8 +157,7 @@ def _read_round(
             records.append(record)
         else:
             bad.append((key, BadRecord("expected a record of its own key, found another's")))
-    plan = None
-    if listed or commit is not None:
+    if plan is None and (listed or commit is not None):
         plan = _get(store, keys.plan(number), Plan, bad)
     return RoundRecords(
         number=number,

@@ -15,7 +15,7 @@ from typing import Any
 from diloco.rendezvous import keys
 from diloco.rendezvous.parsing import abridged, check_storable
 from diloco.rendezvous.records import BadRecord
-from diloco.rendezvous.store import MissingKey, ObjectTooLarge, Store
+from diloco.rendezvous.store import MissingKey, NotAnObject, ObjectTooLarge, Store
 from runs.bucket.journal import ENTRY_LIMIT, Body, Entry
 
 REPLICA_LIMIT = 99_999
@@ -30,7 +30,7 @@ _REQUIRED: Mapping[str, Mapping[str, type]] = {
 }
 _OPTIONAL: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "run": {"owner": (str,), "store_credential": (str,), "archive": (str,), "notify": (list,)},
-    "pools": {"credential": (str,)},
+    "pools": {"credential": (str,), "added_by": (str,)},
     "alerts": {"replica": (int,), "acknowledged_by": (str,)},
     "events": {"replica": (int,), "actor": (str,)},
 }
@@ -55,7 +55,8 @@ def read_journal(store: Store) -> Told:
     """All objects up to the highest number in the bucket."""
     told = Told()
     known: set[str] = set()
-    listed = {keys.parse_journal(info.key) for info in store.list(keys.JOURNAL)} - {None, 0}
+    pages = store.list_pages(keys.JOURNAL)
+    listed = {keys.parse_journal(info.key) for page in pages for info in page} - {None, 0}
     for n in sorted(n for n in listed if n):
         if n > told.next_n:
             told.refused.append(missing(keys.journal(told.next_n), keys.journal(n - 1)))
@@ -84,6 +85,8 @@ def _read(store: Store, key: str, n: int) -> Entry:
         entry = Entry.from_bytes(store.get(key, limit=ENTRY_LIMIT))
     except ObjectTooLarge as error:
         raise BadRecord(f"journal: expected at most {error.limit} bytes, found more") from None
+    except NotAnObject as error:
+        raise BadRecord(f"journal: {error}") from None
     if entry.n != n:
         raise BadRecord(f"journal: expected object {n}, found {abridged(entry.n)}")
     for kind in _REQUIRED:

@@ -4,7 +4,7 @@ run is live, but to its end."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -51,7 +51,7 @@ def read_rounds(
         before = run.next_round
         ingest_rounds(run, store, now=now, changes=changes, resumed=resumed)
         run.refresh_from_db()
-    committed = (keys.parse_commit(info.key) or 0 for info in store.list(keys.ROUNDS))
+    committed = (keys.parse_commit(key) or 0 for key in _names(store, keys.ROUNDS))
     last = max(committed, default=0)
     if last >= run.next_round:
         raise CannotDo(
@@ -80,6 +80,11 @@ def read_telemetry(
     return remarks
 
 
+def _names(store: Store, prefix: str) -> Iterator[str]:
+    """Page by page: a long run has more objects than one listing may have."""
+    return (info.key for page in store.list_pages(prefix) for info in page)
+
+
 def _pass_gaps(run: Run, store: Store, names: Mapping[int, str]) -> list[str]:
     """Move the cursors of these processes past segments that are missing; which ones."""
     found = []
@@ -88,8 +93,8 @@ def _pass_gaps(run: Run, store: Store, names: Mapping[int, str]) -> list[str]:
         number, name = cursor.replica.number, cursor.incarnation
         if names.get(number) != name:
             continue
-        listed = store.list(keys.telemetry_dir(number, name))
-        later = [parsed[2] for info in listed if (parsed := keys.parse_telemetry(info.key))]
+        listed = _names(store, keys.telemetry_dir(number, name))
+        later = [parsed[2] for key in listed if (parsed := keys.parse_telemetry(key))]
         following = min((n for n in later if n > cursor.next_n), default=0)
         if not following or cursor.next_n in later:
             continue
@@ -128,8 +133,8 @@ def _drain(
 
 def next_command(store: Store) -> int:
     numbered = (
-        info.key.removeprefix(keys.CONTROL).removesuffix(".json")
-        for info in store.list(keys.CONTROL)
-        if not info.key.startswith(keys.JOURNAL)
+        key.removeprefix(keys.CONTROL).removesuffix(".json")
+        for key in _names(store, keys.CONTROL)
+        if not key.startswith(keys.JOURNAL)
     )
     return max((int(n) for n in numbered if n.isdecimal()), default=0) + 1

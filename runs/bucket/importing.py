@@ -35,6 +35,7 @@ from diloco.rendezvous.document import GroupDocument
 from diloco.rendezvous.location import canonical
 from diloco.rendezvous.parsing import abridged
 from diloco.rendezvous.store import MissingKey, ObjectTooLarge, Store
+from executors.base import PendingCause
 from runs.bucket import journal
 from runs.bucket.beats import Leases, read_leases, store_leases
 from runs.bucket.import_columns import columns, moment
@@ -261,6 +262,7 @@ class _Import:
             pool = ReplicaPool(run=run, **columns(ReplicaPool, body, journal.POOL))
             if body.get("credential"):
                 pool.credential = self._credential(body["credential"], pool.backend)
+            self._set_adder(pool, body.get("added_by"))
             pools[place] = _stored(pool)
         beat = {number for number, _ in leases.incarnations}
         unknown = len(beat - set(told.replicas))
@@ -276,6 +278,18 @@ class _Import:
                 Replica(
                     run=run, pool=pool, number=number, state=ReplicaState.EVICTED, state_since=now
                 )
+            )
+
+    def _set_adder(self, pool: ReplicaPool, name: str | None) -> None:
+        """The journal is no authority on permissions: any process of the run can write it. A pool
+        that another user than the run's owner has added runs with the owner's."""
+        owner = pool.run.owner
+        if name == owner.get_username():
+            pool.added_by = owner
+        elif name is not None:
+            self.remarks.append(
+                f"pool {pool} was added by {name!r}; it runs with the permissions of the run's "
+                f"owner {owner.get_username()!r}"
             )
 
     def _attempts(self, run: Run, told: Told) -> None:
@@ -296,6 +310,7 @@ class _Import:
                 attempt.cost_usd = cost_usd(
                     price_usd_h=attempt.price_usd_h, launched_at=attempt.launched_at,
                     started_at=attempt.started_at, ended_at=None, now=timezone.now(),
+                    earlier_usd=attempt.earlier_cost_usd,
                 )  # fmt: skip
             _stored(attempt)
 
@@ -348,6 +363,11 @@ class _Import:
         for number, body in told.replicas.items():
             names = (*journal.REPLICA, *journal.WHEN_NOT_WORKING)
             fields = columns(Replica, body, names)
+            if fields.get("pending_cause", "") not in ("", *PendingCause):
+                raise CannotDo(
+                    f"journal: Replica pending_cause: expected one of {', '.join(PendingCause)}, "
+                    f"found {abridged(fields['pending_cause'])}"
+                )
             if "state" not in fields:  # it was at work: its next beat says how
                 fields |= {"state": ReplicaState.SYNCING, "state_reason": "imported"}
             Replica.objects.filter(run=run, number=number).update(**fields)

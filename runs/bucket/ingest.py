@@ -28,7 +28,7 @@ from django.db.models import F
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord
-from diloco.rendezvous.store import MissingKey, Store
+from diloco.rendezvous.store import MissingKey, NotAnObject, Store
 from diloco.rendezvous.telemetry import Segment
 from runs.bucket.budget import Budget, Unlimited
 from runs.bucket.limits import RunBounds, check_rounds, check_segment, work_of
@@ -209,6 +209,9 @@ def _fetch(
         except MissingKey:
             found.drained = True
             return found
+        except NotAnObject as error:
+            found.data.append((n, BadRecord(str(error))))
+            continue
         read += len(data)
         budget.use(len(data))
         found.data.append((n, data))
@@ -296,11 +299,14 @@ def _ingest_one(
             data = store.get_range(key, 0, SEGMENT_LIMIT + 1)
         except MissingKey:
             return False
-        budget.use(len(data))
-        found = _Fetched(cursor=cursor, data=deque([(n, data)]), drained=False)
-        quarantine.begin(
-            key, replica=cursor.replica, incarnation=cursor.incarnation, size_bytes=len(data)
-        )
+        except NotAnObject as error:
+            found = _Fetched(cursor=cursor, data=deque([(n, BadRecord(str(error)))]), drained=False)
+        else:
+            budget.use(len(data))
+            found = _Fetched(cursor=cursor, data=deque([(n, data)]), drained=False)
+            quarantine.begin(
+                key, replica=cursor.replica, incarnation=cursor.incarnation, size_bytes=len(data)
+            )
     _parse_next(found, Parser(store=store, bounds=RunBounds.of(run)), quarantine)
     if found.failed:
         return False
@@ -347,7 +353,9 @@ def read_batch(store: Store, cursor: TelemetryCursor, bounds: RunBounds) -> Batc
     parser = Parser(store=store, bounds=bounds)
     found = _fetch(store, cursor, Unlimited(), {})
     for n, data in found.data:
-        assert isinstance(data, bytes)
+        if isinstance(data, BadRecord):
+            found.parsed.append((n, data))
+            continue
         try:
             found.parsed.append((n, parser.parse(cursor, n, data)))
         except BadRecord as error:

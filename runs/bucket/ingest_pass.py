@@ -23,16 +23,17 @@ from django.utils import timezone
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord
-from diloco.rendezvous.store import Store, StoreError, StoreUnavailable
+from diloco.rendezvous.store import ListingTooLong, Store, StoreError, StoreUnavailable
 from runs.bucket.beats import READERS, Leases, read_leases, store_leases
 from runs.bucket.budget import Budget
 from runs.bucket.history import ingest_rounds
 from runs.bucket.ingest import ingest_telemetry
 from runs.bucket.journal import mark_due
-from runs.bucket.quarantine import GuardedStore, Quarantine
+from runs.bucket.quarantine import GuardedStore, OutOfTime, Quarantine
 from runs.bucket.reading import Changes, refuse
 from runs.bucket.results import ingest_checkpoints, read_final, store_final
 from runs.bucket.stores import BoundedStore, store_for
+from runs.control import places
 from runs.control.publish import publish_changes
 from runs.models import Event, IngestState, Replica, ReplicaAttempt, Run, TelemetryCursor
 from runs.states import REPLICA_ENDED, RUN_ENDED
@@ -61,6 +62,8 @@ class _Pass:
     leases: Leases = field(default_factory=lambda: Leases(incarnations=(), newest={}))
     replicas: list[Replica] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    too_long: str = ""
+    """Why a listing was too long."""
     found: dict[str, Any] = field(default_factory=dict)
     """Columns of the state, for one write."""
 
@@ -86,6 +89,10 @@ def ingest_run(run_id: str, *, budget: Budget | None = None) -> bool:
         quarantine = Quarantine(run, now=now, careful=state.careful)
         tick = _Pass(run, state, store, now, quarantine, changes=changes)
         _read(tick, budget or Budget())
+        _pace_listings(tick)
+    except OutOfTime as error:
+        logger.warning("run %s: %s; the next pass goes on", run.pk, error)
+        _save(state, reading=False, backlog=True)
     except StoreError as error:
         _note_trouble(run, state, error, now)
         _save(state, reading=False)
@@ -168,12 +175,27 @@ def _read(tick: _Pass, budget: Budget) -> None:
     _save(state, **update)
 
 
+def _pace_listings(tick: _Pass) -> None:
+    """A long listing holds one of the few slots of its store, so the run's next pass comes later
+    and later."""
+    place = places.prefix_place(str(tick.run.pk))
+    if tick.too_long:
+        places.failed(place, tick.too_long)
+    elif places.state_of(place).failures:
+        places.answered(place)
+
+
 def _part(tick: _Pass, name: str, read: Callable[[], object]) -> object:
     """Run one part. An exception counts against the records in hand; errors of the store end the
     pass."""
     try:
         found = read()
         tick.guarded.settle()
+    except ListingTooLong as error:
+        tick.too_long = str(error)
+        tick.quarantine.hold(error.prefix, str(error))
+        tick.failed.append(clean_text(f"{name}: {error}", 500))
+        return None
     except StoreError:
         raise
     except Exception as error:
@@ -187,10 +209,14 @@ def _part(tick: _Pass, name: str, read: Callable[[], object]) -> object:
 
 def _read_leases(tick: _Pass) -> None:
     state, now = tick.state, tick.now
-    numbers = {replica.number for replica in tick.replicas}
+    known = {replica.number: replica.incarnation for replica in tick.replicas}
     careful = tick.quarantine.careful
     store = tick.guarded if careful else tick.store
-    tick.leases = read_leases(store, numbers=numbers, readers=1 if careful else READERS)
+    tick.leases = read_leases(store, known=known, readers=1 if careful else READERS)
+    for replica in tick.replicas:
+        if reason := tick.leases.flooded.get(replica.number):
+            tick.too_long = reason
+            tick.quarantine.hold(keys.member(replica.number), reason, replica=replica)
     since = state.observed_at
     elapsed_s = 0.0 if since is None else (now - since).total_seconds()
     observed_s = state.observed_s + min(max(elapsed_s, 0.0), OBSERVED_STEP_S)

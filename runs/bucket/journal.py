@@ -63,13 +63,13 @@ POOL = (
 )  # fmt: skip
 REPLICA = (
     "number", "backend_state", "restarts", "relaunch_at", "drain_sent_at", "cancel_at",
-    "worked_since", "fell_at",
+    "worked_since", "fell_at", "pending_cause", "pending_since", "waiting_since",
 )  # fmt: skip
 WHEN_NOT_WORKING = ("state", "state_reason", "state_since", "round")
 """Of a replica; one at work says in its beat how it is."""
 ATTEMPT = (
     "number", "launch_key", "handle", "cause", "exit_code", "message", "created_at", "launched_at",
-    "started_at", "deadline_at", "expires_at", "ended_at", "price_usd_h",
+    "started_at", "deadline_at", "expires_at", "ended_at", "price_usd_h", "earlier_cost_usd",
 )  # fmt: skip
 WHEN_ENDED = ("cost_usd", "billed_s")
 """Of an attempt."""
@@ -170,7 +170,8 @@ def write_journal(run: Run, store: Store, *, now: datetime, changed: bool = True
     stored = Run.objects.select_related("owner", "store_credential").get(pk=run.pk)
     rows.add("run", "", run_body(stored))
     places: dict[int, int] = {}
-    pools = ReplicaPool.objects.filter(run=run).select_related("credential").order_by("pk")
+    pools = ReplicaPool.objects.filter(run=run).select_related("credential", "added_by")
+    pools = pools.order_by("pk")
     for place, pool in enumerate(pools):
         places[pool.pk] = place
         rows.add("pools", str(place), pool_body(pool, place))
@@ -282,7 +283,10 @@ def _addresses(run: Run) -> list[str] | None:
 
 def pool_body(pool: ReplicaPool, place: int) -> Body:
     credential = pool.credential.name if pool.credential else None
-    return {**_columns(pool, POOL), "place": place, "credential": credential}
+    added_by = pool.added_by.get_username() if pool.added_by else None
+    return {
+        **_columns(pool, POOL), "place": place, "credential": credential, "added_by": added_by,
+    }  # fmt: skip
 
 
 def replica_body(replica: Replica, places: Mapping[int, int]) -> Body:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord
-from diloco.rendezvous.store import MissingKey, Store
+from diloco.rendezvous.store import MissingKey, NotAnObject, Store
 from diloco.rendezvous.telemetry import (
     MAX_EVALUATIONS,
     MAX_LOGS,
@@ -136,7 +136,7 @@ def check_rounds(segment: Segment, bounds: RunBounds, store: Store) -> None:
         return
     try:
         store.get_range(keys.commit(newest), 0, 1)
-    except MissingKey:
+    except (MissingKey, NotAnObject):
         raise BadRecord(
             f"round: expected a committed one, found {newest} while round {bounds.next_round} is "
             "the first that is not committed"

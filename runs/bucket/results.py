@@ -11,7 +11,7 @@ from typing import Any
 
 from diloco.rendezvous import keys
 from diloco.rendezvous.records import BadRecord, CheckpointManifest, FinalManifest, FinalSample
-from diloco.rendezvous.store import MissingKey, Store
+from diloco.rendezvous.store import ListingTooLong, MissingKey, Store
 from runs.bucket.limits import count, finite
 from runs.bucket.reading import check_record, refuse, wall
 from runs.models import Checkpoint, Event, Round, Run
@@ -20,6 +20,8 @@ from runs.transitions import clean_text
 
 MANIFESTS_PER_TICK = 50
 MANIFESTS_OF_AN_IMPORT = 10_000
+CHECKPOINTS_LISTED = 50_000
+"""Objects. The weights of all but the newest are swept, their manifests are not."""
 SAMPLE_LIMIT = 16 * 1024
 """Bytes of the record; a replica writes two thousand. A larger one is not read to its end."""
 SAMPLE_LETTERS = 2000
@@ -72,9 +74,14 @@ def ingest_checkpoints(
     known = set(Checkpoint.objects.filter(run=run, final=False).values_list("round", flat=True))
     refused = Event.objects.filter(run=run, kind="refused", message__startswith=keys.CHECKPOINTS)
     named = {message.split(" ", 1)[0] for message in refused.values_list("message", flat=True)}
+    try:
+        listed = store.list(keys.CHECKPOINTS, limit=CHECKPOINTS_LISTED)
+    except ListingTooLong as error:
+        refuse(run, keys.CHECKPOINTS, error)
+        return
     found = [
         (number, info)
-        for info in store.list(keys.CHECKPOINTS)
+        for info in listed
         if (number := keys.parse_checkpoint_manifest(info.key)) is not None
         and number < run.next_round
         and number not in known

@@ -11,20 +11,24 @@ file system can hang for ever. Here each request runs in a thread and counts as 
 
 from __future__ import annotations
 
-import builtins
 import os
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from diloco.rendezvous import keys
 from diloco.rendezvous.location import BadLocation, canonical
 from diloco.rendezvous.store import (
+    LISTED,
     Data,
+    ListingTooLong,
     LocalStore,
     MakeParts,
     ObjectInfo,
+    Pages,
     Store,
     StoreDenied,
+    StoreError,
     StoreUnavailable,
     open_store,
 )
@@ -34,7 +38,7 @@ from runs.credentials.vault import unseal
 from runs.models import Run
 
 RECORD_PATIENCE_S = 10.0
-"""For a record, a listing, a deletion."""
+"""For a record, a listing or a page of one, a deletion."""
 PART_PATIENCE_S = 120.0
 """For a request that moves more than ``RECORD_BYTES``."""
 RECORD_BYTES = 1 << 20
@@ -80,13 +84,22 @@ def folder_store(store: Store) -> LocalStore | None:
     return inner if isinstance(inner, LocalStore) else None
 
 
+class Unanswered(StoreUnavailable):
+    """A request was not answered in time."""
+
+
 class BoundedStore:
     """A store whose requests raise :class:`StoreUnavailable` when they take too long.
 
     Streams are passed on as they are: their parts are made in the calling thread.
     """
 
-    def __init__(self, inner: Store, *, patience_s: float | None = None) -> None:
+    def __init__(
+        self,
+        inner: Store,
+        *,
+        patience_s: float | None = None,
+    ) -> None:
         self.inner = inner
         self.uri, self.atomic_create = inner.uri, inner.atomic_create
         self._patience_s = patience_s
@@ -113,8 +126,40 @@ class BoundedStore:
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self._bounded(key, lambda: self.inner.get_range(key, start, length), length)
 
-    def list(self, prefix: str) -> builtins.list[ObjectInfo]:
-        return self._bounded(prefix, lambda: self.inner.list(prefix), 0)
+    def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
+        """Raises :class:`ListingTooLong` also where a listing has no end in time although the
+        store answers: that is no failure of the store, which other runs use too."""
+        try:
+            return self._bounded(prefix, lambda: self.inner.list(prefix, limit=limit), 0)
+        except Unanswered:
+            if not self._answers():
+                raise
+            patience_s = self._patience_s or RECORD_PATIENCE_S
+            raise ListingTooLong(
+                prefix,
+                f"expected a listing within {patience_s:g} s, found none, while the store answers "
+                "other requests",
+            ) from None
+
+    def list_pages(self, prefix: str) -> Pages:
+        """Each page is a request with a patience of its own."""
+        pages = self.inner.list_pages(prefix)
+        try:
+            while (page := self._bounded(prefix, lambda: next(pages, None), 0)) is not None:
+                yield page
+        except GeneratorExit:
+            pages.close()
+            raise
+
+    def _answers(self) -> bool:
+        """Whether the store answers the smallest request."""
+        try:
+            self._bounded(keys.OWNER, lambda: self.inner.get_range(keys.OWNER, 0, 1), 0)
+        except StoreUnavailable:
+            return False
+        except StoreError:
+            pass
+        return True
 
     def delete(self, keys: Iterable[str]) -> None:
         names = list(keys)
@@ -127,4 +172,4 @@ class BoundedStore:
         try:
             return asking.call(request, place=self.uri, patience_s=patience_s)
         except asking.NoAnswer as error:
-            raise StoreUnavailable(f"{what}: {error}") from None
+            raise Unanswered(f"{what}: {error}") from None

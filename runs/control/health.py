@@ -1,6 +1,6 @@
 """Whether the control plane works: database, broker, and workers that do.
 
-The control worker and the ingest worker write a heartbeat at each tick of beat's, so a missing one
+Each worker (control, ingest, launch) writes a heartbeat at each tick of beat's, so a missing one
 means that beat or that worker is away, or too busy to take a tick. What answers here is for load
 balancers and people on call, without a sign-in, so it names no hosts and repeats no errors.
 """
@@ -25,9 +25,13 @@ from runs.states import RUN_LIVE
 HEARTBEAT = "archipelago:heartbeat"
 """Of control: beat ticks, and the control worker takes its ticks."""
 INGEST = "archipelago:heartbeat:ingest"
+LAUNCH = "archipelago:heartbeat:launch"
+"""Of the worker that launches replicas, deletes runs and delivers webhooks."""
 KEPT_S = 86_400
 STALE_S = 30.0
 """A tick comes every second; a worker that is busy launching may let some pass."""
+LAUNCH_STALE_S = 180.0
+"""All processes of the launch worker can be busy for a while, with a backend or a deletion."""
 AHEAD_S = 5.0
 """A heartbeat may be this far in the future: clocks of several machines differ."""
 STALE_RUN_S = 180
@@ -51,9 +55,9 @@ def heartbeat_age_s(name: str = HEARTBEAT) -> float | None:
     return None if found is None else timezone.now().timestamp() - float(found)
 
 
-def is_fresh(age_s: float) -> bool:
+def is_fresh(age_s: float, *, stale_s: float = STALE_S) -> bool:
     """A heartbeat from the future is not: the clock was set back, and none came since."""
-    return -AHEAD_S <= age_s <= STALE_S
+    return -AHEAD_S <= age_s <= stale_s
 
 
 def silent_since() -> str | None:
@@ -92,16 +96,17 @@ def readiness() -> dict[str, str]:
         "disk": disk_state(settings.VAR_DIR),
         "worker": _heartbeat(HEARTBEAT, broker),
         "ingest": _heartbeat(INGEST, broker),
+        "launch": _heartbeat(LAUNCH, broker, stale_s=LAUNCH_STALE_S),
     }
 
 
-def _heartbeat(name: str, broker: str) -> str:
+def _heartbeat(name: str, broker: str, *, stale_s: float = STALE_S) -> str:
     if broker != "ok":
         return "unknown"
     age_s = heartbeat_age_s(name)
     if age_s is None:
         return "never heard of"
-    if is_fresh(age_s):
+    if is_fresh(age_s, stale_s=stale_s):
         return "ok"
     if age_s < 0:
         return f"its heartbeat is {-age_s:.0f} s in the future: the clock was set back"

@@ -38,6 +38,7 @@ from diloco.rendezvous.store import (
     StoreDenied,
     StoreUnavailable,
 )
+from diloco.retry import RUN_HAS_TRAINED
 from executors.base import (
     CodeRef,
     ExecutorError,
@@ -103,19 +104,23 @@ def launch_run(run_id: str) -> None:
             publish_group(run, store)
             if run.resumed_at is not None:
                 take_up(run, store)
-        except (LaunchFailed, StoreDenied, SettingsError) as error:
+        except (StoreUnavailable, LaunchFailed, StoreDenied, SettingsError) as error:
+            if _is_outage(run, error) and timezone.now() - run.state_since <= GIVE_UP_AFTER:
+                raise LaunchLater(str(error)) from error
             where = "" if run.rendezvous in str(error) else f"{run.rendezvous}: "
             _out_of_the_queue(run, RunState.FAILED, f"could not be launched: {where}{error}")
             return
-        except StoreUnavailable as error:
-            if timezone.now() - run.state_since > GIVE_UP_AFTER:
-                _out_of_the_queue(run, RunState.FAILED, f"could not be launched: {error}")
-                return
-            raise LaunchLater(str(error)) from error
         _out_of_the_queue(run, RunState.PROVISIONING, "group and code are in the rendezvous")
     if run.state == RunState.PROVISIONING:
         for pool in run.pools.all():
             enqueue("launch_pool", pool.pk)
+
+
+def _is_outage(run: Run, error: Exception) -> bool:
+    """Whether trying again can help: a bucket that denies what it permitted while the run trained
+    was misconfigured meanwhile."""
+    denied_again = isinstance(error, StoreDenied) and run.first_step_at is not None
+    return isinstance(error, StoreUnavailable) or denied_again
 
 
 def _out_of_the_queue(run: Run, to: RunState, reason: str) -> None:
@@ -250,11 +255,15 @@ def launch_replica(replica_id: int) -> None:
         refuse_attempt(attempt, str(error), to=ReplicaState.RESTARTING)
         _cancel_refused(attempt)
         return
-    except (LaunchRefused, LaunchFailed, StoreDenied, MissingKey) as error:
+    except (LaunchRefused, LaunchFailed, MissingKey) as error:
         refuse_attempt(attempt, str(error))
         _cancel_refused(attempt)
         return
-    except (RetryLater, StoreUnavailable) as error:
+    except (RetryLater, StoreUnavailable, StoreDenied) as error:
+        if isinstance(error, StoreDenied) and not _is_outage(run, error):
+            refuse_attempt(attempt, str(error))
+            _cancel_refused(attempt)
+            return
         if isinstance(error, NoCapacity) and error.attempts is None:
             breaker.wait_for_capacity(pool, str(error), after_s=error.after_s)
         elif isinstance(error, RetryLater):
@@ -377,7 +386,7 @@ def _ensure(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> 
         [spec],
         ENTRYPOINT,
         {"args": [run.rendezvous], "rank_env": RANK_ENV},
-        env=replica_env(run, remote=executor.capabilities.remote),
+        env=replica_env(run, remote=executor.capabilities.remote, attempt=attempt),
         code=code_of(run, remote=executor.capabilities.remote),
     )
     return handle
@@ -424,12 +433,16 @@ def code_of(run: Run, *, remote: bool) -> CodeRef:
     )
 
 
-def replica_env(run: Run, *, remote: bool) -> dict[str, str]:
-    """Here, a fair share of this machine's cores. Nothing about the group."""
+def replica_env(run: Run, *, remote: bool, attempt: ReplicaAttempt) -> dict[str, str]:
+    """Whether the run had trained when the attempt began: then a denial of the bucket is an outage.
+    Here, a fair share of this machine's cores. Nothing about the group."""
+    trained_at = run.first_step_at
+    has_trained = trained_at is not None and trained_at < attempt.created_at
+    env = {RUN_HAS_TRAINED: "1"} if has_trained else {}
     if remote:
-        return {}
+        return env
     threads = max(1, (os.cpu_count() or 1) // max(1, run.replicas.count()))
-    return {"OMP_NUM_THREADS": str(threads)}
+    return env | {"OMP_NUM_THREADS": str(threads)}
 
 
 def complete_attempt(attempt: ReplicaAttempt, handle: ReplicaHandle) -> bool:

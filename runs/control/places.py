@@ -70,6 +70,12 @@ def store_place_of(run_id: str) -> str | None:
     return None if run is None else store_place(run)
 
 
+def prefix_place(run_id: str) -> str:
+    """A run's own part of its bucket: open while its listings are too long, which holds back the
+    passes of that run and of no other."""
+    return f"prefix:{run_id}"
+
+
 def account_place(pool: ReplicaPool) -> str:
     return f"backend:{pool.backend}:{pool.credential_id or ''}"
 

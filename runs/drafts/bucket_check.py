@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings
+from fsspec.utils import glob_translate
 
 from diloco.preflight import preflight
+from diloco.rendezvous.fsspec_pages import pages_of
 from diloco.rendezvous.location import BadLocation, canonical
 from diloco.rendezvous.ownership import PrefixTaken, check_empty
 from diloco.rendezvous.store import StoreError, open_store
@@ -25,6 +30,8 @@ from runs.drafts.prefixes import not_allowed
 from runs.models import Credential
 from runs.redaction import redact
 
+DATA_LISTED = 10_000
+"""Objects at a data URI that are listed to find one that can be read."""
 LOCAL_SCHEMES = frozenset({"", "file", "local"})
 
 # Variables that move a kind of bucket to another address; the first that is set counts, as for the
@@ -133,6 +140,31 @@ def _not_for_a_run(uri: str, environment: Mapping[str, str] | None) -> str:
     return ""
 
 
+def _first_files(fs: Any, path: str) -> tuple[list[tuple[str, int]], bool]:
+    """Path and size of files at ``path`` (a file, a folder or a pattern), up to the page that has
+    the first with content, and whether these are all: a bucket can hold any number of others."""
+    if not any(c in path for c in "*?["):
+        try:
+            info = fs.info(path)
+        except FileNotFoundError:
+            return [], True
+        if info["type"] == "file":
+            return [(path, int(info.get("size") or 0))], True
+    parts = list(takewhile(lambda part: not set(part) & set("*?["), path.split("/")))
+    root = "/".join(parts)
+    matches = re.compile(glob_translate(path)).match if root != path else re.compile("").match
+    found: list[tuple[str, int]] = []
+    read = 0
+    for page in pages_of(fs, root, {}):
+        found += [(name, size_bytes) for name, size_bytes in page if matches(name)]
+        read += len(page)
+        if any(size_bytes for _, size_bytes in found):
+            break
+        if read >= DATA_LISTED:
+            return found[:DATA_LISTED], False
+    return found, True
+
+
 def check_data(uri: str, backends: Sequence[str] = ()) -> list[str]:
     """Whether there is text to read at a data URI (a file, a folder or a pattern)."""
     if uri == STDLIB:
@@ -152,12 +184,11 @@ def check_data(uri: str, backends: Sequence[str] = ()) -> list[str]:
         return [problem] if (problem := web_data_problem(uri)) else []
     try:
         fs, path = url_to_fs(uri)
-        names = fs.glob(path) if any(c in path for c in "*?[") else fs.find(path)
-        if not names:
-            return [f"{expected}, found nothing at {uri}"]
-        for name in sorted(names):
-            if fs.cat_file(name, start=0, end=1):
+        found, whole = _first_files(fs, str(path).rstrip("/"))
+        for name, size_bytes in sorted(found):
+            if size_bytes and fs.cat_file(name, start=0, end=1):
                 return []
-        return [f"{expected}, found only empty files at {uri}"]
+        among = "" if whole else f" among the first {DATA_LISTED} objects"
+        return [f"{expected}, found {'only empty files' if found else 'nothing'} at {uri}{among}"]
     except Exception as error:  # every file system raises its own
         return [redact(f"{expected}, found {type(error).__name__} at {uri}: {error}")]

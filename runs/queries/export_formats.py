@@ -13,6 +13,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -25,6 +26,7 @@ Writer = Callable[[Columns, Iterable[Chunk]], Iterator[bytes]]
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """What spreadsheets begin a formula with, full-width forms included."""
+_INNER_FORMULA = re.compile(r'([;\t\r\n][ "]*+)(?=[=+\-@＝＋－＠])')
 
 CONTENT_TYPES = {
     "csv": "text/csv; charset=utf-8",
@@ -128,13 +130,16 @@ def _take(out: io.StringIO) -> bytes:
 
 def csv_text(value: Any) -> Any:
     """A cell that no spreadsheet takes for a formula: a text that begins like one gets an
-    apostrophe in front. Anything but a text is left as it is.
+    apostrophe in front, and so does a part of it that begins like one behind a semicolon, a tab or
+    the end of a line: where these separate cells, it would be a cell. Anything but a text is left
+    as it is.
 
     https://owasp.org/www-community/attacks/CSV_Injection
     """
-    if isinstance(value, str) and value.lstrip(" ").startswith(_FORMULA):
-        return f"'{value}"
-    return value
+    if not isinstance(value, str):
+        return value
+    value = _INNER_FORMULA.sub(r"\1'", value)
+    return f"'{value}" if value.lstrip(' "').startswith(_FORMULA) else value
 
 
 def _texts(values: Iterable[Any], kind: Kind) -> Iterable[Any]:

@@ -121,7 +121,10 @@ def _freshness() -> Iterable[Metric]:
     )
     lag.add_metric([], max(ingest_lags().values(), default=0.0))
     yield lag
-    for name, key in (("worker", health.HEARTBEAT), ("ingest", health.INGEST)):
+    workers = (
+        ("worker", health.HEARTBEAT), ("ingest", health.INGEST), ("launch", health.LAUNCH),
+    )  # fmt: skip
+    for name, key in workers:
         beat = _gauge(
             f"{name}_heartbeat_age_seconds",
             f"Since the {'control' if name == 'worker' else name} worker last took a tick.",

@@ -18,6 +18,7 @@ from diloco.rendezvous.fsspec_store import FsspecStore
 from diloco.rendezvous.remote_store import PerProcessStore
 from diloco.rendezvous.store import (
     PART_BYTES,
+    ListingTooLong,
     LocalStore,
     MeteredStore,
     MissingKey,
@@ -311,3 +312,60 @@ def test_wrapped_stores_pass_the_limit_on(store: Store) -> None:
         assert len(wrapped.get("r", limit=100)) == 100
         with pytest.raises(ObjectTooLarge):
             wrapped.get("r", limit=99)
+
+
+def test_a_listing_of_more_objects_than_its_limit_is_refused_by_name(store: Store) -> None:
+    for n in range(3):
+        store.put(f"n/{n}", b"x")
+    store.put("other/1", b"x")
+    assert len(store.list("n/", limit=3)) == 3
+    with pytest.raises(ListingTooLong, match="n/: expected at most 2 objects, found more"):
+        store.list("n/", limit=2)
+    with pytest.raises(ListingTooLong, match="all objects: expected at most 3 objects"):
+        store.list("", limit=3)
+
+
+def test_the_pages_of_a_listing_are_all_of_it(store: Store) -> None:
+    for name in ("n/a/1", "n/a/2", "n/b", "na", "other/1"):
+        store.put(name, b"xy")
+    found = [info for page in store.list_pages("n/") for info in page]
+    assert sorted(found, key=lambda info: info.key) == store.list("n/")
+    assert [info.key for info in store.list("n/")] == ["n/a/1", "n/a/2", "n/b"]
+    assert [info for page in store.list_pages("none/") for info in page] == []
+
+
+def test_objects_are_deleted_while_their_listing_is_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("store", "obstore_store", "fsspec_pages"):
+        monkeypatch.setattr(f"diloco.rendezvous.{module}.PAGE_OBJECTS", 2)
+    for n in range(7):
+        store.put(f"n/{n % 2}/{n}", b"x")
+    pages = 0
+    for page in store.list_pages(""):
+        pages += 1
+        store.delete(info.key for info in page)
+    assert store.list("") == []
+    paged = isinstance(store, LocalStore) or store.uri.startswith(("s3:", "gs:", "az:", "abfs"))
+    assert pages >= 4 or not paged
+
+
+def test_wrapped_stores_pass_the_limit_of_a_listing_on(store: Store) -> None:
+    store.put("n/1", b"x")
+    store.put("n/2", b"x")
+    faulty = FaultyStore(store, rng=random.Random(0), clock=SystemClock(), faults=Faults())
+    retrying = RetryingStore(store, clock=SystemClock(), rng=random.Random(0), deadline_s=60.0)
+    for wrapped in (MeteredStore(store), PerProcessStore(lambda: store), faulty, retrying):
+        assert len(wrapped.list("n/", limit=2)) == 2
+        assert [len(page) for page in wrapped.list_pages("n/")] == [2]
+        with pytest.raises(ListingTooLong):
+            wrapped.list("n/", limit=1)
+
+
+def test_folders_without_objects_count_against_a_listing(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    for n in range(20):
+        (tmp_path / f"members/{n}/empty").mkdir(parents=True)
+    assert store.list("members/") == []
+    with pytest.raises(ListingTooLong, match="expected at most 12 folders and temporary files"):
+        store.list("members/", limit=3)

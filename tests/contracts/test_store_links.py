@@ -4,15 +4,28 @@ the folder is read, written, listed, or deleted through it."""
 from __future__ import annotations
 
 import os
+import random
 import socket
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from diloco.rendezvous import folders
-from diloco.rendezvous.store import LocalStore, ObjectInfo, StoreDenied, StoreError
+from diloco.rendezvous import folders, keys
+from diloco.rendezvous.reading import Damaged, read_record
+from diloco.rendezvous.records import BadRecord, Command
+from diloco.rendezvous.store import (
+    LocalStore,
+    NotAnObject,
+    ObjectInfo,
+    StoreDenied,
+    StoreError,
+    first_objects,
+)
+from diloco.retry import RetryingStore
+from tests.diloco.test_retry import ManualClock
 
 SECRET = b"of the server"
 
@@ -121,6 +134,50 @@ def test_what_is_no_regular_file_is_not_read_and_blocks_nothing(
     assert store.list("") == []
 
 
+ODD: dict[str, Callable[[Path], object]] = {
+    "fifo": os.mkfifo,
+    "socket": lambda path: os.mknod(path, 0o600 | stat.S_IFSOCK),
+    "folder": lambda path: (path / "deep").mkdir(parents=True),
+    "link": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_is_no_object_is_named_by_readers_and_replaced_by_writers(
+    store: LocalStore, root: Path, kind: str
+) -> None:
+    clock = ManualClock()
+    patient = RetryingStore(store, clock=clock, rng=random.Random(0), deadline_s=60.0)
+    patient.permitted |= {"read", "write"}
+    key = keys.control(1)
+    (root / "control").mkdir()
+    ODD[kind](root / key)
+    for found in (store, patient):
+        with pytest.raises(NotAnObject, match=key):
+            found.get(key)
+        with pytest.raises(BadRecord, match=key):
+            Command.read(found, key)
+        with pytest.raises(Damaged, match=key):
+            read_record(found, key, Command)
+        assert found.create(key, b"x") is False
+    assert patient.get_range(key, 0, 1) == b""
+    assert clock.now_s == 0.0, "not tried again"
+    store.put(key, b"new")
+    assert store.get(key) == b"new"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "file"])
+@pytest.mark.parametrize("act", ["put", "put_stream", "create"])
+def test_what_is_no_folder_is_moved_aside_by_writers(
+    store: LocalStore, root: Path, act: str, kind: str
+) -> None:
+    path = root / "control"
+    path.write_bytes(b"x") if kind == "file" else ODD[kind](path)
+    ACTS[act](store, "control/00000001.json")
+    assert store.get("control/00000001.json") == b"x"
+    assert len(list(root.glob(".control.*.odd"))) == 1
+
+
 def test_a_folder_that_becomes_a_link_between_two_steps_leads_nowhere(
     store: LocalStore, root: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,11 +276,11 @@ def test_a_write_survives_that_its_folder_is_removed_as_empty(
 
 
 def test_some_of_many_objects_are_listed(store: LocalStore) -> None:
-    assert store.list_some(2) == []
+    assert first_objects(store, 2) == []
     for n in range(5):
         store.put(f"n/{n}", b"x")
-    assert len(store.list_some(2)) == 2
-    assert len(store.list_some(10)) == 5
+    assert len(first_objects(store, 2)) == 2
+    assert len(first_objects(store, 10)) == 5
 
 
 @pytest.fixture(autouse=True)

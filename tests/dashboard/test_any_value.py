@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_no_text_of_a_csv_begins_like_a_formula(text: str) -> None:
     written = b"".join(export_formats.write_csv(wanted, [chunk])).decode()
     _, row = csv.reader(io.StringIO(written, newline=""))
     assert not row[0].lstrip(" ").startswith(("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋"))
-    assert row[0] in (text, f"'{text}")
+    assert row[0].replace("'", "") == text.replace("'", "")
     assert row[1] == "-1.5"
 
 
@@ -91,6 +92,21 @@ def test_a_formula_in_a_log_is_a_text_in_the_csv() -> None:
     assert rows[-1]["message"] == f"'{formula}"
     lines = b"".join(export_formats.write_jsonl(table.columns, table.chunks(run))).splitlines()
     assert json.loads(lines[-1])["message"] == formula
+
+
+@pytest.mark.parametrize("start", ["=1", "+1", "-1", "@a", "＝1"])
+@pytest.mark.parametrize("before", ["", " ", '"', "x;", 'x; "', "x\t", "x\r", "x\n", "x\r\n "])
+def test_no_part_of_a_cell_is_a_formula_whatever_separates_cells(before: str, start: str) -> None:
+    """OWASP: a spreadsheet whose separator is another splits a cell at it."""
+    written = export_formats.csv_text(before + start)
+    assert f"'{start}" in written or written.startswith("'")
+    for cell in re.split(r"[;\t\r\n]", written):
+        assert not cell.lstrip(' "').startswith(tuple("=+-@＝＋－＠"))
+
+
+@pytest.mark.parametrize("text", ["\tx", "\rx", "\n=1"])
+def test_a_cell_that_starts_with_a_tab_or_the_end_of_a_line_is_a_text(text: str) -> None:
+    assert export_formats.csv_text(text).startswith("'")
 
 
 EXTREME_COLUMNS: tuple[dict[str, Any], ...] = (

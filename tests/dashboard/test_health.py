@@ -22,9 +22,9 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def broker(valkey: str, settings: Any) -> Any:
     settings.REDIS_URL = valkey
-    live.client().delete(health.HEARTBEAT, health.INGEST)
+    live.client().delete(health.HEARTBEAT, health.INGEST, health.LAUNCH)
     yield live.client()
-    live.client().delete(health.HEARTBEAT, health.INGEST)
+    live.client().delete(health.HEARTBEAT, health.INGEST, health.LAUNCH)
 
 
 def test_alive_whatever_is_away() -> None:
@@ -38,7 +38,7 @@ def test_not_ready_without_a_broker() -> None:
     assert answer.status_code == 503
     assert answer.json() == {
         "ready": False, "database": "ok", "broker": "away", "disk": "ok", "worker": "unknown",
-        "ingest": "unknown",
+        "ingest": "unknown", "launch": "unknown",
     }  # fmt: skip
 
 
@@ -50,13 +50,23 @@ def test_not_ready_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.processes
 def test_ready_when_a_worker_has_been_at_work(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Client().get("/readyz").json()["worker"] == "never heard of"
-    from runs.tasks import ingest_active, reconcile_active
+    from runs.tasks import beat_launch, ingest_active, reconcile_active
 
     reconcile_active()
     assert Client().get("/readyz").json()["ingest"] == "never heard of"
     ingest_active()
+    assert Client().get("/readyz").json()["launch"] == "never heard of"
+    assert Client().get("/readyz").status_code == 503
+    beat_launch()
     answer = Client().get("/readyz")
     assert (answer.status_code, answer.json()["ready"]) == (200, True)
+    written = float(broker.get(health.LAUNCH))
+    broker.set(health.LAUNCH, written - health.LAUNCH_STALE_S + 60)
+    assert Client().get("/readyz").json()["launch"] == "ok"
+    broker.set(health.LAUNCH, written - health.LAUNCH_STALE_S - 1)
+    answer = Client().get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["launch"].startswith("silent for 18")
     broker.set(health.HEARTBEAT, float(broker.get(health.HEARTBEAT)) - 100)
     answer = Client().get("/readyz")
     assert answer.status_code == 503
@@ -64,6 +74,17 @@ def test_ready_when_a_worker_has_been_at_work(broker: Any, monkeypatch: pytest.M
     reconcile_active()
     broker.set(health.INGEST, float(broker.get(health.INGEST)) - 100)
     assert Client().get("/readyz").json()["ingest"].startswith("silent for 1")
+
+
+def test_beat_ticks_every_queue_that_has_a_worker() -> None:
+    from dashboard.celery import CONTROL, DEFAULT, INGEST, app
+
+    ticks = {"reconcile_active": CONTROL, "ingest_active": INGEST, "beat_launch": DEFAULT}
+    scheduled = {entry["task"] for entry in app.conf.beat_schedule.values()}
+    for name, queue in ticks.items():
+        task = f"runs.tasks.{name}"
+        assert task in scheduled
+        assert app.conf.task_routes.get(task, {"queue": DEFAULT})["queue"] == queue
 
 
 @pytest.mark.processes

@@ -54,6 +54,17 @@ def test_the_first_visit_is_the_local_demo_ready_to_launch(client: Client, olga:
     assert run.replicas.count() == demo.settings.num_replicas
 
 
+def test_an_operator_without_permission_for_this_machine_starts_on_another_backend(
+    client: Client, olga: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert filled(client)["pools.0.backend"] == "local"
+    monkeypatch.setattr("dashboard.forms.pools.can_use_local", lambda user: False)
+    sent = filled(client)
+    backend = sent["pools.0.backend"]
+    assert backend != "local"
+    assert sent["pools.0.hardware"].startswith(f"{backend}:")
+
+
 def test_every_setting_has_a_field_with_label_help_and_unit(client: Client, olga: Any) -> None:
     page = client.get("/runs/new").content.decode()
     for spec in setting_fields():

@@ -25,7 +25,16 @@ from diloco.rendezvous import keys
 from diloco.rendezvous.faulty import Faults, FaultyStore
 from diloco.rendezvous.records import CheckpointManifest, Commit, ContributionRecord, Plan
 from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import Data, LocalStore, MakeParts, MissingKey, ObjectInfo, Store
+from diloco.rendezvous.store import (
+    LISTED,
+    Data,
+    LocalStore,
+    MakeParts,
+    MissingKey,
+    ObjectInfo,
+    Pages,
+    Store,
+)
 from diloco.sample import Sampler
 from diloco.syncer import Syncer
 
@@ -130,9 +139,13 @@ class MortalStore:
             data = bytes([data[0] ^ 0x40]) + data[1:]
         return data
 
-    def list(self, prefix: str) -> list[ObjectInfo]:
+    def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
         self._alive("list", prefix, "before")
-        return self.inner.list(prefix)
+        return self.inner.list(prefix, limit=limit)
+
+    def list_pages(self, prefix: str) -> Pages:
+        self._alive("list", prefix, "before")
+        return self.inner.list_pages(prefix)
 
     def delete(self, keys: Iterable[str]) -> None:
         self._alive("delete", "", "before")

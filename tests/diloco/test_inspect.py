@@ -15,7 +15,7 @@ from diloco.inspect import inspect, main
 from diloco.inspection.reader import last_that
 from diloco.inspection.reading import NotARun, Scope
 from diloco.rendezvous import keys
-from diloco.rendezvous.store import LocalStore, ObjectInfo, open_store
+from diloco.rendezvous.store import LISTED, LocalStore, ObjectInfo, open_store
 from diloco.rendezvous.telemetry import Evaluation
 from tests.diloco.bucket_world import StillClock, World, who
 
@@ -51,9 +51,9 @@ class CountingStore(LocalStore):
         self.got: list[str] = []
         self.threads: set[int] = set()
 
-    def list(self, prefix: str) -> list[ObjectInfo]:
+    def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
         self.listed.append(prefix)
-        return super().list(prefix)
+        return super().list(prefix, limit=limit)
 
     def get(self, key: str, *, limit: int | None = None) -> bytes:
         self.got.append(key)

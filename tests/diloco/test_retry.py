@@ -11,6 +11,7 @@ import pytest
 
 from diloco.exits import EX_CONFIG, EX_TEMPFAIL, exit_code_of
 from diloco.rendezvous.store import (
+    LISTED,
     Data,
     LocalStore,
     MakeParts,
@@ -19,7 +20,7 @@ from diloco.rendezvous.store import (
     StoreDenied,
     StoreUnavailable,
 )
-from diloco.retry import LONGEST_PAUSE_S, RetryingStore
+from diloco.retry import LONGEST_PAUSE_S, RUN_HAS_TRAINED, RetryingStore
 
 
 class ManualClock:
@@ -91,9 +92,9 @@ class Denying(LocalStore):
         self._check("read")
         return super().get(key, limit=limit)
 
-    def list(self, prefix: str) -> builtins.list[ObjectInfo]:
+    def list(self, prefix: str, *, limit: int = LISTED) -> builtins.list[ObjectInfo]:
         self._check("list")
-        return super().list(prefix)
+        return super().list(prefix, limit=limit)
 
 
 def retrying(store: LocalStore, *, seed: int = 0) -> tuple[RetryingStore, ManualClock]:
@@ -222,3 +223,24 @@ def test_a_denial_that_stays_ends_the_process_so_that_it_is_launched_again(
     assert exit_code_of(train) == EX_TEMPFAIL
     assert clock.now_s == pytest.approx(60)
     assert "put a: denied for 60 s, though it was permitted before: 403" in capsys.readouterr().err
+
+
+def test_a_denial_at_the_start_is_an_outage_once_the_run_has_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUN_HAS_TRAINED, "1")
+    inner, store, clock = denying(tmp_path, denied=EVERY_KIND)
+    assert exit_code_of(lambda: store.put("a", b"2") or 0) == EX_TEMPFAIL
+    assert clock.now_s == pytest.approx(60)
+
+    def without_patience() -> int:
+        inner.put("a", b"2")
+        return 0
+
+    assert exit_code_of(without_patience) == EX_TEMPFAIL
+    inner.until_s = 80.0
+    store.put("a", b"2")
+    assert store.get("a") == b"2"
+    monkeypatch.delenv(RUN_HAS_TRAINED)
+    inner.until_s = float("inf")
+    assert exit_code_of(without_patience) == EX_CONFIG

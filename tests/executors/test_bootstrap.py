@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from diloco.retry import RUN_HAS_TRAINED
 from executors import bootstrap, bootstrap_script
 from executors.base import CodeRef
 from tests.executors.bundles import PROGRAM, bare_environment, code_in, finish, put, run, zipped
@@ -104,6 +105,29 @@ def test_a_missing_bundle_is_said(tmp_path: Path, env: dict[str, str]) -> None:
     done = run(code, env, python=PYTHON)
     assert done.returncode == 78
     assert f"expected the code at {code.uri}/code/{'a' * 64}.zip, found nothing" in done.stderr
+
+
+def test_a_denial_is_an_outage_once_the_run_has_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(bootstrap_script.time, "sleep", pauses.append)
+    answers: list[bytes | Exception] = [PermissionError("403")] * 3 + [b"code"]
+
+    def get() -> bytes:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with pytest.raises(bootstrap_script.Stop) as stopped:
+        bootstrap_script.patiently("s3://b/code", get)
+    assert (stopped.value.code, pauses) == (bootstrap_script.EX_CONFIG, [])
+    monkeypatch.setenv(RUN_HAS_TRAINED, "1")
+    assert bootstrap_script.patiently("s3://b/code", get) == b"code"
+    answers[:] = [PermissionError("403")] * 20
+    with pytest.raises(bootstrap_script.Stop) as stopped:
+        bootstrap_script.patiently("s3://b/code", get)
+    assert stopped.value.code == bootstrap_script.EX_TEMPFAIL
+    assert sum(pauses) > 60
 
 
 def test_what_is_no_archive_is_refused(tmp_path: Path, env: dict[str, str]) -> None:

@@ -10,7 +10,10 @@ from dashboard import first_start
 
 
 class Command(BaseCommand):
-    help = "Print the set-up token, which the first administrator is created with."
+    help = (
+        "Print the set-up token, which the first administrator is created with. Run it with the "
+        "server's own Python: .venv/bin/python manage.py setup_token"
+    )
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not first_start.is_needed():

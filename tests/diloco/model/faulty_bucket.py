@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from diloco.rendezvous.store import (
+    LISTED,
     Data,
     MakeParts,
     MissingKey,
     ObjectInfo,
+    Pages,
     StoreDenied,
     StoreUnavailable,
     check_size,
@@ -168,9 +170,12 @@ class FaultyView:
         data = self._request(f"get {key}", lambda: self._bucket.get(key))
         return self._read(key, data[start : start + length])
 
-    def list(self, prefix: str) -> builtins.list[ObjectInfo]:
+    def list(self, prefix: str, *, limit: int = LISTED) -> builtins.list[ObjectInfo]:
         before_s = self._rng.uniform(0, LIST_LAG_S) if self._strikes("stale") else 0.0
         return self._request(f"list {prefix}", lambda: self._bucket.list(prefix, before_s=before_s))
+
+    def list_pages(self, prefix: str) -> Pages:
+        yield self.list(prefix)
 
     def delete(self, keys: Iterable[str]) -> None:
         names = [*keys]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 from collections.abc import Callable
 from typing import Any
@@ -153,12 +154,11 @@ def test_every_column_is_compared_or_said_to_be_left_out() -> None:
         "ReplicaPool": {"id", "run", "added_by", "credential"},
         "Replica": {
             "id", "run", "pool", "incarnation", "beat_count", "beat_interval_s",
-            "beat_state", "beat_message", "pending_since", "pending_cause", "waiting_since", "step",
-            "tokens",
-            "loss", "tokens_per_s", "wait_fraction", "device", "host", "pid", "gpu_busy",
+            "beat_state", "beat_message", "step", "tokens", "loss", "tokens_per_s",
+            "wait_fraction", "device", "host", "pid", "gpu_busy",
             "gpu_memory_bytes", "up_bytes_per_s", "down_bytes_per_s",
         },
-        "ReplicaAttempt": {"id", "replica", "earlier_cost_usd"},
+        "ReplicaAttempt": {"id", "replica"},
         "Alert": {"id", "run", "replica", "acknowledged_by"},
         "Event": {"id", "run", "replica", "actor"},
     }  # fmt: skip
@@ -205,6 +205,29 @@ def test_a_run_that_is_live_goes_on_after_an_import(world: Any) -> None:
     assert world.bucket.store.get(keys.control(world.run.next_command - 1))
     end_state = [a.launch_key for a in ReplicaAttempt.objects.filter(ended_at=None)]
     assert len(end_state) == 3
+
+
+def test_a_replica_that_waits_and_what_its_attempt_has_cost_are_imported(world: Any) -> None:
+    """A job that its queue had suspended cost nothing after an import, and waited anew."""
+    since = world.clock() - datetime.timedelta(seconds=90)
+    waiting = {"pending_cause": "capacity", "pending_since": since, "waiting_since": since}
+    world.run.replicas.filter(number=1).update(**waiting)
+    attempts = ReplicaAttempt.objects.filter(replica__run=world.run, replica__number=1)
+    attempts.filter(ended_at=None).update(earlier_cost_usd=12.5)
+    mia = person("mia", "admin")
+    world.run.pools.update(added_by=mia)
+    journal.write_journal(world.run, world.bucket.store, now=world.clock())
+    import_again(world)
+    [found] = world.run.replicas.filter(number=1).values(*waiting)
+    assert found == waiting
+    assert attempts.get(ended_at=None).cost_usd >= 12.5
+    assert world.run.pools.get().added_by is None
+    assert "was added by 'mia'; it runs with the permissions of the run's owner" in world.said
+    end(world)
+    world.run.replicas.filter(number=1).update(pending_cause="a new one")
+    journal.write_journal(world.run, world.bucket.store, now=world.clock())
+    with pytest.raises(CommandError, match="pending_cause: expected one of"):
+        import_again(world)
 
 
 def test_an_alert_that_is_open_is_not_told_of_once_more(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from diloco.rendezvous import keys
+from diloco.rendezvous.records import Command
 from diloco.rendezvous.store import LocalStore, StoreDenied, StoreUnavailable
 from executors.base import Cause, JobState, ReplicaStatus
 from runs import life, services
@@ -37,7 +40,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     called: list[str] = []
 
     def note(name: str) -> Callable[..., Any]:
-        def method(self: LocalStore, *args: Any) -> Any:
+        def method(self: LocalStore, *args: Any, **more: Any) -> Any:
             called.append(name)
             raise AssertionError(f"control called {name} of the store")
 
@@ -49,7 +52,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def bucket_raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise error
 
     for name in ("list", "create"):
@@ -429,3 +432,38 @@ def test_what_is_to_be_written_is_enqueued_also_when_the_pages_cannot_be_sent_a_
     world.control()
     assert ("write_bucket", str(world.run.pk)) in world.outbox
     assert any("publish failed" in message for message in world.events("control"))
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "link", "file in place of the folder"])
+def test_an_odd_object_in_place_of_a_command_does_not_block_a_soft_stop(
+    world: Any, kind: str
+) -> None:
+    root = world.bucket.store.inner.root
+    path = root / keys.control(world.run.next_command)
+    if kind == "file in place of the folder":
+        shutil.rmtree(path.parent, ignore_errors=True)
+        path.parent.write_bytes(b"")
+    else:
+        path.parent.mkdir(exist_ok=True)
+        make = {"fifo": os.mkfifo, "folder": os.mkdir, "link": lambda p: os.symlink("/dev/zero", p)}
+        make[kind](path)
+    services.request_stop(world.run, actor=world.run.owner)
+    world.tick()
+    assert world.run.stop_sent_at is not None
+    written = Command.read(world.bucket.store, keys.control(world.run.next_command - 1))
+    assert written.command == "stop"
+
+
+def test_an_odd_object_in_place_of_a_segment_is_passed(world: Any) -> None:
+    path = world.bucket.store.inner.root / keys.telemetry(0, incarnation(0), 1)
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    os.mkfifo(path.parent.parent / "fifo")
+    world.bucket.segment(0, 2, losses=[5.0])
+    commit = world.bucket.store.inner.root / keys.commit(1)
+    commit.parent.mkdir(parents=True)
+    os.mkfifo(commit)
+    world.tick()
+    assert world.replica(0).loss == 5.0
+    assert IngestState.objects.get(run=world.run).trouble == ""
+    assert len(world.events("refused")) == 2

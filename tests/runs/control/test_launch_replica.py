@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from diloco.rendezvous.store import StoreDenied
+from diloco.retry import RUN_HAS_TRAINED
 from executors.base import CodeRef
 from runs.bucket.stores import store_for
 from runs.control import launch
@@ -170,3 +172,50 @@ def test_a_handle_is_plain_json_and_recorded_once(
     assert attempt.handle == json.loads(handle.to_json())
     assert not launch.save_handle(attempt, handle)
     assert run.events.filter(kind="job").count() == 1
+
+
+@pytest.mark.parametrize("has_trained", [False, True])
+def test_a_denial_after_the_run_has_trained_is_an_outage(
+    make_run: MakeRun,
+    executor: w.FakeExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    has_trained: bool,
+) -> None:
+    run = launched(make_run())
+    replica = run.replicas.get(number=0)
+    if has_trained:
+        Run.objects.filter(pk=run.pk).update(first_step_at=run.created_at, state="running")
+
+    def denied(*_: Any, **__: Any) -> Any:
+        raise StoreDenied("403 AccessDenied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "ensure", denied)
+        if has_trained:
+            with pytest.raises(LaunchLater, match="403"):
+                launch_replica(replica.pk)
+        else:
+            launch_replica(replica.pk)
+    replica.refresh_from_db()
+    assert replica.state == ("provisioning" if has_trained else "failed")
+    if has_trained:
+        launch_replica(replica.pk)
+        [key] = executor.jobs
+        assert executor.env[key][RUN_HAS_TRAINED] == "1"
+
+
+def test_a_run_that_has_trained_is_resumed_once_its_bucket_permits_it(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    Run.objects.filter(pk=run.pk).update(first_step_at=run.created_at)
+
+    def denied(*_: Any, **__: Any) -> Any:
+        raise StoreDenied("403 AccessDenied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "publish_group", denied)
+        with pytest.raises(LaunchLater, match="403"):
+            launched(run)
+        Run.objects.filter(pk=run.pk).update(first_step_at=None)
+        assert launched(run).state == "failed"

@@ -102,7 +102,7 @@ def test_an_ingest_that_fails_opens_the_place_for_the_other_runs(
 
     monkeypatch.setattr(ingest_pass, "ingest_run", count)
 
-    def away(*_: Any) -> Any:
+    def away(*_: Any, **__: Any) -> Any:
         raise StoreUnavailable("no answer within 10 s")
 
     with monkeypatch.context() as patch:

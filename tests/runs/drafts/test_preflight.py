@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from diloco.rendezvous.store import LocalStore, StoreDenied
@@ -106,3 +107,39 @@ def test_empty_files_are_no_text(tmp_path: Path) -> None:
 def test_a_uri_that_cannot_be_opened_is_said(uri: str) -> None:
     [problem] = check_data(uri)
     assert uri.partition("/")[0] in problem
+
+
+def test_the_listing_of_a_data_bucket_ends_with_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    from runs.drafts import bucket_check
+
+    pages = 0
+
+    def endless(fs: Any, folder: str, options: Any) -> Any:
+        nonlocal pages
+        while True:
+            pages += 1
+            yield [(f"{folder}/{pages}-{n}.bin", 0) for n in range(1000)]
+
+    monkeypatch.setattr(bucket_check, "pages_of", endless)
+    monkeypatch.setattr(bucket_check, "refuse_data", lambda uri: "")
+    fsspec.filesystem("memory").makedirs("/data", exist_ok=True)
+    for uri, found in (("memory://data/*.txt", "nothing"), ("memory://data", "only empty files")):
+        pages = 0
+        [problem] = check_data(uri)
+        assert f"found {found} at {uri} among the first 10000 objects" in problem
+        assert pages == 10
+
+
+@pytest.mark.parametrize("uri", ["memory://corpus", "memory://corpus/*.txt", "memory://corpus/a.txt",
+                                 "memory://corpus/**"])  # fmt: skip
+def test_data_of_a_bucket_is_found(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runs.drafts.bucket_check.refuse_data", lambda uri: "")
+    fs = fsspec.filesystem("memory")
+    fs.pipe_file("/corpus/a.txt", b"text")
+    fs.pipe_file("/corpus/empty.bin", b"")
+    try:
+        assert check_data(uri) == []
+        assert "found only empty files" in check_data("memory://corpus/*.bin")[0]
+        assert "found nothing" in check_data("memory://corpus/*.csv")[0]
+    finally:
+        fs.rm("/corpus", recursive=True)

@@ -1,0 +1,69 @@
+"""More records that cannot be processed than the quarantine lists one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from runs.bucket import ingest, quarantine
+from runs.bucket.quarantine import FAILURES
+from runs.models import Alert, IngestState, QuarantinedRecord, TelemetryCursor
+from tests.runs.world import incarnation
+
+pytestmark = pytest.mark.django_db
+BAD = 12
+
+
+@pytest.fixture
+def world(make_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Replica 0 writes segments that the code cannot process."""
+    made = make_world(replicas=2, total_rounds=70)
+    made.start()
+    monkeypatch.setattr(quarantine, "KEPT", 4)
+    real = ingest.parse_segment
+
+    def parse(data: bytes, replica: int, incarnation: str, n: int, bounds: Any) -> Any:
+        if replica == 0 and n <= BAD:
+            raise ZeroDivisionError(f"segment {n}")
+        return real(data, replica, incarnation, n, bounds)
+
+    monkeypatch.setattr(ingest, "parse_segment", parse)
+    for n in range(1, BAD + 1):
+        made.bucket.segment(0, n)
+    made.bucket.segment(0, BAD + 1, losses=[5.0])
+    return made
+
+
+def test_a_flood_of_bad_records_is_counted_and_holds_back_no_incarnation(world: Any) -> None:
+    for _ in range(BAD * (FAILURES + 1)):
+        world.ingest()
+        world.clock.pass_s(1.0)
+    world.tick()
+    assert world.replica(0).loss == 5.0
+    cursor = TelemetryCursor.objects.get(replica__run=world.run, incarnation=incarnation(0))
+    assert cursor.next_n == BAD + 2
+    rows = QuarantinedRecord.objects.filter(run=world.run)
+    assert rows.count() <= quarantine.KEPT + 1
+    [summary] = rows.filter(key__endswith="*")
+    assert (summary.key, summary.replica) == ("telemetry/00000/*", world.replica(0))
+    assert summary.failures + rows.count() - 1 == BAD
+    assert summary.reason.startswith(f"{summary.failures} more records were quarantined, the last")
+    assert IngestState.objects.get(run=world.run).quarantined == BAD
+    assert Alert.objects.filter(run=world.run, kind="quarantined").exists()
+    assert len(world.events("quarantined")) == quarantine.KEPT + 1, "one each, then one for all"
+
+
+def test_records_that_failed_long_ago_make_room(world: Any) -> None:
+    old = world.clock()
+    for n in range(quarantine.KEPT):
+        QuarantinedRecord.objects.create(
+            run=world.run, key=f"rounds/{n}", failures=1, first_at=old, last_at=old
+        )
+    for _ in range(2):
+        world.ingest()
+    assert not QuarantinedRecord.objects.filter(run=world.run, key__startswith="tele").exists()
+    world.clock.pass_s(quarantine.FORGOTTEN_AFTER.total_seconds() + 1)
+    world.ingest()
+    assert QuarantinedRecord.objects.filter(run=world.run, key__startswith="tele").exists()
