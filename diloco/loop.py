@@ -16,7 +16,7 @@ from collections.abc import Callable
 from diloco.checkpoint import read_final
 from diloco.chores import Chores
 from diloco.errors import Leaving, ReplicaError, RunOver
-from diloco.exchange import DAMAGE_PATIENCE_S, Exchange, Settled, Timings
+from diloco.exchange import DAMAGE_PATIENCE_S, ContributionLost, Exchange, Settled, Timings
 from diloco.gate import wait_for_everybody
 from diloco.handover import Handover
 from diloco.inner import Inner
@@ -164,7 +164,15 @@ class RoundLoop:
             round = self.round = self.state.round
             self.say("waiting")
             base = self.state.bases[self._sight.fragment(round)]
-            self._exchange.settle(round, base=base, sent=None, timings=Timings(self._clock))
+            try:
+                self._exchange.settle(
+                    round, base=base, sent=None, timings=Timings(self._clock),
+                    earlier=self.ledger.earlier_contribution(round),
+                )  # fmt: skip
+            except ContributionLost as lost:
+                log.error("%s; its steps are made again", lost)
+                self.ledger.replace_earlier(round)
+                continue
             self.catch_up(None)
             commit = self.state.last_commit
             if commit is not None and commit.last:
@@ -295,19 +303,30 @@ class RoundLoop:
 
     def _exchange_round(self, opened: OpenRound) -> Exchanged:
         """One round's I/O; runs in a thread of its own."""
-        handed_in = opened.round in self.ledger.handed_in
         if opened.sent is None:
             if self._is_decided(opened.round):
                 return TooLate()
-            if not handed_in:
+            if self.ledger.earlier_contribution(opened.round) is None:
                 self.contribute(opened)
             self._lease.update(round=self._promised_round())
         if self.settings.overlap_steps == 0:
             self.say("waiting")
-        settled = self._exchange.settle(
-            opened.round, base=opened.base, sent=opened.sent, timings=opened.timings
-        )
-        return TooLate() if handed_in else settled
+        settled = self._settle(opened)
+        return TooLate() if opened.sent is None else settled
+
+    def _settle(self, opened: OpenRound) -> Settled:
+        """Settle a round with this process' contribution or with that of an earlier one."""
+        while True:
+            earlier = None if opened.sent else self.ledger.earlier_contribution(opened.round)
+            try:
+                return self._exchange.settle(
+                    opened.round, base=opened.base, sent=opened.sent, timings=opened.timings,
+                    earlier=earlier,
+                )  # fmt: skip
+            except ContributionLost as lost:
+                log.error("%s; this process contributes in its place", lost)
+                self.ledger.replace_earlier(opened.round)
+                self.contribute(opened)
 
     def _is_decided(self, round: int) -> bool:
         try:
@@ -349,7 +368,7 @@ class RoundLoop:
         if isinstance(exchanged, Settled):
             outcome = self._take(opened, exchanged)
         else:
-            if opened.round in self.ledger.handed_in:
+            if self.ledger.earlier_contribution(opened.round):
                 log.info("an earlier process had contributed to round %d", opened.round)
             elif failure is None:
                 log.warning("round %d was committed without this replica: late", opened.round)
@@ -377,7 +396,8 @@ class RoundLoop:
 
     def _take(self, opened: OpenRound, settled: Settled) -> str:
         """Apply a round that was settled; what became of this replica's work in it."""
-        self._pace.learn(settled.plan)
+        if settled.plan is not None:
+            self._pace.learn(settled.plan)
         opened.cosine = settled.cosine
         policy = self.settings.late_policy
         kind = settled.refusal.kind if settled.refusal else ""

@@ -90,8 +90,10 @@ class Log:
             members = [(c["replica"], c["incarnation"]) for c in plan["contributions"]]
             numbers = [replica for replica, _ in members]
             require(numbers == sorted(set(numbers)), f"{where}: a replica is in it twice")
+            named = [(c["replica"], c["incarnation"]) for c in commit["contributors"]]
+            unread = f"rounds/{round:08d}/plan.json" in commit["void"]
             require(
-                members == [(c["replica"], c["incarnation"]) for c in commit["contributors"]],
+                named == members or (unread and not named),
                 f"{where}: commit and plan have other contributors",
             )
             if not commit["void"]:
