@@ -452,6 +452,7 @@ class RoundLoop:
     def save(self) -> None:
         """Save what is this replica's own, and what it has handed in, for a relaunch."""
         self.handover.save(self.close(), round=self.round, data_step=self.data_step)
+        self._rescue.mend_commits(self._sight.known_commits())
 
     def close(self) -> list[OpenRound]:
         """End the exchanges that are on their way; those whose contribution is durable."""

@@ -95,6 +95,10 @@ class Sight:
         """This process has just made it: it need not be read."""
         self._commits[commit.round] = commit
 
+    def known_commits(self) -> tuple[Commit, ...]:
+        """Those that this process has made or read, of its last rounds."""
+        return tuple(self._commits.values())
+
     def plan_of(self, round: int) -> Plan | None:
         """The plan of a round, None if there is none yet.
 

@@ -199,6 +199,24 @@ def test_a_plan_that_is_damaged_when_its_planner_dies_voids_the_round(plan: str)
     assert world.scheduler.now_s < 1000 + 300, "no replica waits for the timeout of a round"
 
 
+def test_a_replica_that_leaves_mends_the_commit_of_its_last_round() -> None:
+    """It leaves alone, and no checkpoint holds the round."""
+    world = make_world(replicas=1)
+    spoilt: list[str] = []
+
+    def spoil(key: str) -> None:
+        if key == "rounds/00000003/commit.json" and not spoilt:
+            spoilt.append(key)
+            destroy(world.bucket, key)
+            group = world.lives[0].group
+            assert group is not None
+            group.leave(within_s=0.0, reason="drained")
+
+    with on_put(world.bucket, spoil):
+        run(world)
+    assert ends(world) == [("left", "None"), ("completed", "None")]
+
+
 def test_what_a_replica_did_in_quarantine_is_in_no_contribution() -> None:
     """A third replica joins late; its first counted contribution holds one round's steps."""
     world = make_world(
