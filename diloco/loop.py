@@ -34,7 +34,7 @@ from diloco.rendezvous.store import MeteredStore, Store
 from diloco.reporter import Reporter
 from diloco.rescue import Rescue
 from diloco.sight import Sight
-from diloco.sync import WAIT_S, first_state, newest_state
+from diloco.sync import TRY_AGAIN_S, WAIT_S, first_state, newest_state, write_first
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +108,8 @@ class RoundLoop:
         self._pace = Pace()
         self._round_steps = settings.round_steps
         self._over = False
+        self._wrote_first = False
+        self._mend_first_s = 0.0
 
     @property
     def data_step(self) -> int:
@@ -130,11 +132,12 @@ class RoundLoop:
         self.say("syncing")
         layout = self.state.layout
         log.info("model %s, %d parameters", layout.model_hash, layout.numel)
-        first_state(
+        self._wrote_first = first_state(
             self._store, self.identity, layout, self.state.outer, self._clock, self._check,
             may_create=self.may_create,
         )  # fmt: skip
         self._reload(at_least=0)
+        self._wrote_first = False
         self.catch_up(None)
         commit, final = self.state.last_commit, read_final(self._store)
         if final is not None:
@@ -192,6 +195,7 @@ class RoundLoop:
             )
             self.observer.look()
             self._rescue.look()
+            self._mend_first()
 
         try:
             restored = newest_state(
@@ -205,6 +209,17 @@ class RoundLoop:
         self.ledger.throw_away()
         self.open_rounds.thrown_away()
         self.open_rounds.drop_before(state.round)
+
+    def _mend_first(self) -> None:
+        """Before it has loaded checkpoint 0, the process that wrote it still has the weights."""
+        if not self._wrote_first or self._clock.monotonic() < self._mend_first_s:
+            return
+        log.error("checkpoint 0 cannot be read; it is written again")
+        self._mend_first_s = self._clock.monotonic() + TRY_AGAIN_S
+        state = self.state
+        write_first(
+            self._store, self.identity, state.layout, state.outer, self._clock, replace=True
+        )
 
     def _commit_after(self, round: int) -> Commit | None:
         """The commit of a checkpoint's round, which other replicas write again if it is damaged."""

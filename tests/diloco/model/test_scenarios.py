@@ -96,6 +96,25 @@ def test_objects_that_are_damaged_after_the_commit_stop_no_quorum(plan: str, kin
     assert world.scheduler.now_s < 1000 + 200, "nobody waits for a timeout"
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "weights.safetensors", "outer.safetensors"])
+def test_a_first_checkpoint_that_is_damaged_stops_no_quorum(name: str) -> None:
+    """The replica that wrote it holds its state; no round is committed yet, and none can be without
+    the other replicas."""
+    world = make_world(replicas=3)
+    spoilt: list[str] = []
+
+    def spoil(key: str) -> None:
+        if key == "checkpoints/00000000/manifest.json" and not spoilt:
+            spoilt.append(key)
+            for damaged in list(world.bucket.objects):
+                if damaged.startswith("checkpoints/") and damaged.endswith(name):
+                    destroy(world.bucket, damaged)
+
+    with on_put(world.bucket, spoil):
+        run(world)
+    assert ends(world) == [("completed", "None")] * 3
+
+
 @pytest.mark.parametrize("record", ["commit.json", "plan.json"])
 def test_a_decision_that_is_damaged_once_it_is_made_stops_nobody(record: str) -> None:
     world = make_world()
