@@ -23,7 +23,7 @@ from diloco.rendezvous import keys
 from diloco.rendezvous.clock import Clock
 from diloco.rendezvous.reading import Damaged
 from diloco.rendezvous.records import Commit, ContributionRecord, Identity, Plan, Refusal
-from diloco.rendezvous.rounds import decide
+from diloco.rendezvous.rounds import decide, void_unplanned
 from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import Store
 from diloco.rendezvous.view import (
@@ -55,6 +55,11 @@ POLLS_PER_WAIT = 8
 """How often a follower looks while it waits as long as it usually does."""
 MEMORY = 0.7
 """Weight of the past in the running mean of how long exchanges take."""
+
+
+class ContributionLost(Exception):
+    """The record of a contribution that an earlier process made cannot be read, and no plan names
+    it yet."""
 
 
 @dataclass
@@ -93,12 +98,13 @@ class Sent:
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """How a round ended. ``merged`` is None for a void round, and for a process that contributed
-    nothing; ``refusal`` says why this replica's contribution is not in the plan. ``cosine`` is that
-    of what it contributed to the merged mean (:mod:`diloco.alignment`), if it is in there."""
+    """How a round ended. ``plan`` is None for a void round whose plan cannot be read. ``merged`` is
+    None for a void round, and for a process that contributed nothing. ``refusal`` says why this
+    replica's contribution is not in the plan. ``cosine`` is that of what it contributed to the
+    merged mean (:mod:`diloco.alignment`), if it is in there."""
 
     commit: Commit
-    plan: Plan
+    plan: Plan | None
     merged: Merged | None
     refusal: Refusal | None = None
     cosine: float | None = None
@@ -111,6 +117,8 @@ class _Course:
     sent: Sent | None
     timings: Timings
     round: int
+    earlier: Identity | None = None
+    """An earlier process that contributed in place of ``sent``."""
     damaged_s: float | None = None
     """When plan or commit was first found damaged."""
     memory: Memory = field(default_factory=Memory)
@@ -235,15 +243,26 @@ class Exchange:
             plan = self.sight.plan_of(commit.round)
         except Damaged as error:
             raise CannotReduce(None, str(error)) from None
-        assert plan is not None, "a commit follows a plan"
+        if plan is None:
+            raise CannotReduce(None, f"{keys.plan(commit.round)} is missing")
         return self._committed(plan, commit, _Course(None, Timings(self._clock), commit.round))
 
     # -- settle ----------------------------------------------------------------------------------
 
-    def settle(self, round: int, *, base: Base, sent: Sent | None, timings: Timings) -> Settled:
-        """Wait for the round's commit, doing whatever it needs when nobody else does.
+    def settle(
+        self,
+        round: int,
+        *,
+        base: Base,
+        sent: Sent | None,
+        timings: Timings,
+        earlier: Identity | None = None,
+    ) -> Settled:
+        """Wait for the round's commit, and do what it needs when no other replica does.
 
-        Raises :class:`RoundTimeout` after ``round_timeout_s`` (time below quorum left out, as far
+        ``earlier`` is the process of this replica that contributed, if this one did not. Raises
+        :class:`ContributionLost` if its record cannot be read while there is no plan,
+        :class:`RoundTimeout` after ``round_timeout_s`` (time below quorum left out, as far
         as this process has looked), :class:`~diloco.errors.RunOver` when an earlier round turns out
         to be the last, :class:`CannotReduce` where a committed round cannot be read here, and
         whatever ``check`` raises.
@@ -252,18 +271,21 @@ class Exchange:
         # Followers list only when the replica whose turn it is does not seem to act.
         list_from_s = started_s + STAGGER_S * 2 * self._place()
         waiting_since_s = started_s
-        course = _Course(sent, timings, round)
+        course = _Course(sent, timings, round, earlier)
         poll_s = FIRST_POLL_S
         while True:
             self._check()
             commit, damaged = self._look_for_commit(round, course)
             now_s = self._clock.monotonic()
-            if commit is not None and course.plan is not None:
+            if commit is not None and (course.plan is not None or commit.void):
                 self._remember(now_s - started_s)
                 return self._settled(commit, course)
             action: object = Wait(0.0, "the plan")
             if damaged is not None:
-                action = self._await_readable(damaged, commit, course, now_s)
+                try:
+                    action = self._await_readable(damaged, commit, course, now_s)
+                except Damaged as error:  # the commit before: that round's exchange sees to it
+                    action = Wait(FAR, str(error))
             elif course.plan is not None or now_s >= list_from_s:
                 try:
                     action = self._decide(round, base, course, started_s, now_s)
@@ -303,10 +325,12 @@ class Exchange:
 
     def _await_readable(
         self, damaged: Damaged, commit: Commit | None, course: _Course, now_s: float
-    ) -> Wait:
-        """Wait a while for a damaged plan or commit to be readable.
+    ) -> Wait | MakeCommit:
+        """Wait a while for a damaged plan or commit to be readable; then make an undecided round
+        void. A replica that has read the plan may commit the round first: one create succeeds.
 
-        Raises :class:`CannotReduce` when the round is decided and cannot be read here.
+        Raises :class:`CannotReduce` when the round is decided and cannot be read here, and
+        :class:`Damaged` for the commit of the round before.
         """
         if course.damaged_s is None:
             course.damaged_s = now_s
@@ -314,7 +338,22 @@ class Exchange:
         decided = commit is not None or damaged.key == keys.commit(course.round)
         if decided and now_s > course.damaged_s + DAMAGE_PATIENCE_S:
             raise CannotReduce(None, str(damaged))
+        if not decided and self.sight.may_create() and now_s > course.damaged_s + self._plan_wait_s:
+            totals = self.sight.totals_before(course.round)
+            if totals is not None:
+                return MakeCommit(
+                    void_unplanned(
+                        course.round, self.sight.fragment(course.round), self._identity,
+                        reason=str(damaged), totals=totals, wall_s=self._clock.wall(),
+                    )
+                )  # fmt: skip
         return Wait(FAR, str(damaged))
+
+    @property
+    def _plan_wait_s(self) -> float:
+        """How long a damaged plan is read again before its round is made void, by turns."""
+        patience_s = self._settings.heartbeat_timeout_s + DAMAGE_PATIENCE_S
+        return min(patience_s, self._settings.round_timeout_s / 2) + STAGGER_S * self._place()
 
     def _decide(
         self, round: int, base: Base, course: _Course, started_s: float, now_s: float
@@ -324,6 +363,8 @@ class Exchange:
             view = self.sight.before_plan(
                 round, base, own=own, waited_s=now_s - started_s, sync_s=self._usual_s
             )
+            if course.earlier and self._identity.replica not in view.contributions:
+                self._require_readable(round, course.earlier)
         else:
             view = self.sight.after_plan(
                 course.plan, base, merges=course.merges, reduced=course.reduced
@@ -333,6 +374,11 @@ class Exchange:
             view, course.memory, now_s=now_s, wall_s=wall_s, stagger_s=STAGGER_S
         )
         return action
+
+    def _require_readable(self, round: int, earlier: Identity) -> None:
+        """A list may be stale, or one read damaged, so the record itself is read."""
+        if reason := self.sight.damage_of_contribution(round, earlier):
+            raise ContributionLost(f"round {round}: an earlier process contributed, but {reason}")
 
     def _act(self, action: object, course: _Course) -> None:
         match action:
@@ -382,9 +428,9 @@ class Exchange:
 
     def _settled(self, commit: Commit, course: _Course) -> Settled:
         plan, merged = course.plan, course.merged
-        assert plan is not None, "a commit follows a plan"
-        refusal = next((r for r in plan.refused if r.replica == self._identity.replica), None)
-        if commit.void or course.sent is None:
+        refused = plan.refused if plan else ()
+        refusal = next((r for r in refused if r.replica == self._identity.replica), None)
+        if plan is None or commit.void or course.sent is None:
             return Settled(commit=commit, plan=plan, merged=None, refusal=refusal)
         if merged is None:
             merged = self._committed(plan, commit, course)

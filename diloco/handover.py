@@ -66,7 +66,7 @@ class Handover:
     def steps_made(self) -> int:
         """Steps of the next round of the log that the earlier process made and handed in."""
         ledger = self._ledger
-        if ledger.state.round not in ledger.handed_in:
+        if ledger.earlier_contribution(ledger.state.round) is None:
             return 0
         return max(0, self._data_step - (ledger.state.round - 1) * ledger.settings.round_steps)
 
@@ -81,7 +81,8 @@ class Handover:
         for ahead in range(round, round + ledger.settings.num_fragments):
             fragment = self._sight.fragment(ahead)
             idle = ledger.work.steps_since_base(fragment) == 0
-            if idle or opened.has_fragment(fragment) or ahead in ledger.handed_in:
+            made = opened.has_fragment(fragment) or ledger.earlier_contribution(ahead) is not None
+            if idle or made:
                 continue
             work = ledger.open(ahead, fragment)
             if work is None:
@@ -96,7 +97,11 @@ class Handover:
         ledger = self._ledger
         if ledger.work.now.steps == 0:
             return  # what is saved already is all there is
-        handed_in = dict(ledger.handed_in)
+        handed_in = {
+            round: handed
+            for round, handed in ledger.handed_in.items()
+            if ledger.earlier_contribution(round) is not None
+        }
         for opened in (*contributed, *self.ahead):
             handed_in[opened.round] = HandedIn(
                 incarnation=ledger.identity.incarnation,

@@ -51,6 +51,7 @@ class Ledger:
         self.joined = False
         self.handed_in: dict[int, HandedIn] = {}
         """By an earlier process, to rounds that are not decided yet."""
+        self._unreadable: set[int] = set()
         self.rounds_here = 0
         self._clock = clock
         self._misses = 0
@@ -92,6 +93,7 @@ class Ledger:
         assert merged is not None
         if ours and ours.sent and self.identity in commit.contributors:
             self._misses = self._discards = 0
+            self.handed_in.pop(commit.round, None)
             kept = None
             if self.settings.overlap_steps > 0 and self.work.now.steps > ours.mark.steps:
                 kept = self._since_snapshot(ours).mul_(self.settings.mixing_alpha)
@@ -136,6 +138,20 @@ class Ledger:
         self.handed_in = dict(saved.handed_in)
         for commit in since:
             self._heed_earlier(commit)
+
+    def earlier_contribution(self, round: int) -> Identity | None:
+        """The process of this replica that contributed to an undecided round before this one did.
+        None if there is none, or if its record cannot be read: then this process contributes."""
+        handed_in = self.handed_in.get(round)
+        if handed_in is None or round in self._unreadable:
+            return None
+        return Identity(replica=self.identity.replica, incarnation=handed_in.incarnation)
+
+    def replace_earlier(self, round: int) -> None:
+        """The record of the earlier process' contribution cannot be read, so this process is to
+        contribute in its place. Only one of the two is ever in the plan, and what is known of the
+        earlier one is kept for the case that another replica had read its record before."""
+        self._unreadable.add(round)
 
     def _heed_earlier(self, commit: Commit) -> None:
         """A round may have taken what an earlier process of this replica had contributed: then its

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from diloco.checkpoint import read_final
 from diloco.chores import Chores
 from diloco.errors import Leaving, ReplicaError, RunOver
-from diloco.exchange import DAMAGE_PATIENCE_S, Exchange, Settled, Timings
+from diloco.exchange import DAMAGE_PATIENCE_S, ContributionLost, Exchange, Settled, Timings
 from diloco.gate import wait_for_everybody
 from diloco.handover import Handover
 from diloco.inner import Inner
@@ -34,7 +34,7 @@ from diloco.rendezvous.store import MeteredStore, Store
 from diloco.reporter import Reporter
 from diloco.rescue import Rescue
 from diloco.sight import Sight
-from diloco.sync import WAIT_S, first_state, newest_state
+from diloco.sync import TRY_AGAIN_S, WAIT_S, first_state, newest_state, write_first
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +108,8 @@ class RoundLoop:
         self._pace = Pace()
         self._round_steps = settings.round_steps
         self._over = False
+        self._wrote_first = False
+        self._mend_first_s = 0.0
 
     @property
     def data_step(self) -> int:
@@ -130,11 +132,12 @@ class RoundLoop:
         self.say("syncing")
         layout = self.state.layout
         log.info("model %s, %d parameters", layout.model_hash, layout.numel)
-        first_state(
+        self._wrote_first = first_state(
             self._store, self.identity, layout, self.state.outer, self._clock, self._check,
             may_create=self.may_create,
         )  # fmt: skip
         self._reload(at_least=0)
+        self._wrote_first = False
         self.catch_up(None)
         commit, final = self.state.last_commit, read_final(self._store)
         if final is not None:
@@ -164,7 +167,15 @@ class RoundLoop:
             round = self.round = self.state.round
             self.say("waiting")
             base = self.state.bases[self._sight.fragment(round)]
-            self._exchange.settle(round, base=base, sent=None, timings=Timings(self._clock))
+            try:
+                self._exchange.settle(
+                    round, base=base, sent=None, timings=Timings(self._clock),
+                    earlier=self.ledger.earlier_contribution(round),
+                )  # fmt: skip
+            except ContributionLost as lost:
+                log.error("%s; its steps are made again", lost)
+                self.ledger.replace_earlier(round)
+                continue
             self.catch_up(None)
             commit = self.state.last_commit
             if commit is not None and commit.last:
@@ -184,6 +195,7 @@ class RoundLoop:
             )
             self.observer.look()
             self._rescue.look()
+            self._mend_first()
 
         try:
             restored = newest_state(
@@ -197,6 +209,17 @@ class RoundLoop:
         self.ledger.throw_away()
         self.open_rounds.thrown_away()
         self.open_rounds.drop_before(state.round)
+
+    def _mend_first(self) -> None:
+        """Before it has loaded checkpoint 0, the process that wrote it still has the weights."""
+        if not self._wrote_first or self._clock.monotonic() < self._mend_first_s:
+            return
+        log.error("checkpoint 0 cannot be read; it is written again")
+        self._mend_first_s = self._clock.monotonic() + TRY_AGAIN_S
+        state = self.state
+        write_first(
+            self._store, self.identity, state.layout, state.outer, self._clock, replace=True
+        )
 
     def _commit_after(self, round: int) -> Commit | None:
         """The commit of a checkpoint's round, which other replicas write again if it is damaged."""
@@ -295,19 +318,30 @@ class RoundLoop:
 
     def _exchange_round(self, opened: OpenRound) -> Exchanged:
         """One round's I/O; runs in a thread of its own."""
-        handed_in = opened.round in self.ledger.handed_in
         if opened.sent is None:
             if self._is_decided(opened.round):
                 return TooLate()
-            if not handed_in:
+            if self.ledger.earlier_contribution(opened.round) is None:
                 self.contribute(opened)
             self._lease.update(round=self._promised_round())
         if self.settings.overlap_steps == 0:
             self.say("waiting")
-        settled = self._exchange.settle(
-            opened.round, base=opened.base, sent=opened.sent, timings=opened.timings
-        )
-        return TooLate() if handed_in else settled
+        settled = self._settle(opened)
+        return TooLate() if opened.sent is None else settled
+
+    def _settle(self, opened: OpenRound) -> Settled:
+        """Settle a round with this process' contribution or with that of an earlier one."""
+        while True:
+            earlier = None if opened.sent else self.ledger.earlier_contribution(opened.round)
+            try:
+                return self._exchange.settle(
+                    opened.round, base=opened.base, sent=opened.sent, timings=opened.timings,
+                    earlier=earlier,
+                )  # fmt: skip
+            except ContributionLost as lost:
+                log.error("%s; this process contributes in its place", lost)
+                self.ledger.replace_earlier(opened.round)
+                self.contribute(opened)
 
     def _is_decided(self, round: int) -> bool:
         try:
@@ -349,7 +383,7 @@ class RoundLoop:
         if isinstance(exchanged, Settled):
             outcome = self._take(opened, exchanged)
         else:
-            if opened.round in self.ledger.handed_in:
+            if self.ledger.earlier_contribution(opened.round):
                 log.info("an earlier process had contributed to round %d", opened.round)
             elif failure is None:
                 log.warning("round %d was committed without this replica: late", opened.round)
@@ -377,7 +411,8 @@ class RoundLoop:
 
     def _take(self, opened: OpenRound, settled: Settled) -> str:
         """Apply a round that was settled; what became of this replica's work in it."""
-        self._pace.learn(settled.plan)
+        if settled.plan is not None:
+            self._pace.learn(settled.plan)
         opened.cosine = settled.cosine
         policy = self.settings.late_policy
         kind = settled.refusal.kind if settled.refusal else ""
@@ -432,6 +467,7 @@ class RoundLoop:
     def save(self) -> None:
         """Save what is this replica's own, and what it has handed in, for a relaunch."""
         self.handover.save(self.close(), round=self.round, data_step=self.data_step)
+        self._rescue.mend_commits(self._sight.known_commits())
 
     def close(self) -> list[OpenRound]:
         """End the exchanges that are on their way; those whose contribution is durable."""

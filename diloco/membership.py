@@ -50,16 +50,22 @@ SYNCER = "syncer"
 
 
 def claim_incarnation(store: Store, replica: int, *, nonce: str) -> Identity:
-    """A new incarnation of ``replica``, higher than any that has ever beaten.
+    """A new incarnation of ``replica``, higher than that of any process which started before.
 
-    Two processes that start at once may take one sequence number; their nonces then decide.
+    The sequence number is taken by an atomic create, because a list can be stale and the first beat
+    of a process that has died can arrive late. Without atomic create two processes that start at
+    once can take one number; their nonces then decide.
     """
-    seqs = [
-        keys.incarnation_seq(parsed[1])
-        for info in store.list(keys.member(replica))
-        if (parsed := keys.parse_beat(info.key))
-    ]
-    return Identity(replica=replica, incarnation=keys.incarnation(max(seqs, default=0) + 1, nonce))
+    seqs = [0]
+    for info in store.list(keys.member(replica)):
+        if beat := keys.parse_beat(info.key):
+            seqs.append(keys.incarnation_seq(beat[1]))
+        elif claim := keys.parse_claim(info.key):
+            seqs.append(claim[1])
+    seq = max(seqs) + 1
+    while store.atomic_create and not store.create(keys.claim(replica, seq), nonce.encode()):
+        seq += 1
+    return Identity(replica=replica, incarnation=keys.incarnation(seq, nonce))
 
 
 @dataclass(frozen=True, kw_only=True)

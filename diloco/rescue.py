@@ -14,7 +14,7 @@ again, manifest included.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from diloco.checkpoint import get_object, manifest_rounds, manifests
 from diloco.chores import Chores
@@ -89,6 +89,13 @@ class Rescue:
         elif now_s > max(self._since_s, self._repaired_s) + REPAIR_AFTER_S:
             self._repaired_s = now_s
             self._repair(commit, newest)
+
+    def mend_commits(self, known: Iterable[Commit]) -> None:
+        """Before this process leaves: write the commits of its last round and later again if they
+        are damaged, as it may be the only process that has read them."""
+        for commit in known:
+            if commit.round >= self._state.round - 1:
+                self._mend_commit(commit)
 
     def _place(self) -> int:
         others = self._observer.live() - set(self._blocked)

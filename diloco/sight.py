@@ -24,6 +24,10 @@ from diloco.rendezvous.view import MODES, Merge, RoundView, Totals
 
 log = logging.getLogger(__name__)
 
+REFUSED_EVERY = 10
+"""A contribution record that was refused :data:`READS` times is read at every tenth list, because
+its writer, when it lists, writes it again."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
@@ -65,6 +69,10 @@ class Sight:
     def slots(self, round: int) -> tuple[Slot, ...]:
         return self._table.slots_of(self.fragment(round))
 
+    def may_create(self) -> bool:
+        """Whether this process may create plans and commits."""
+        return self._committer() in (None, self._identity.replica)
+
     # -- the log ---------------------------------------------------------------------------------
 
     def commit_of(self, round: int) -> Commit | None:
@@ -86,6 +94,10 @@ class Sight:
     def remember(self, commit: Commit) -> None:
         """This process has just made it: it need not be read."""
         self._commits[commit.round] = commit
+
+    def known_commits(self) -> tuple[Commit, ...]:
+        """Those that this process has made or read, of its last rounds."""
+        return tuple(self._commits.values())
 
     def plan_of(self, round: int) -> Plan | None:
         """The plan of a round, None if there is none yet.
@@ -122,6 +134,8 @@ class Sight:
         """Drop records and commits of earlier rounds from memory."""
         self._records = {k: r for k, r in list(self._records.items()) if r.round >= round}
         self._commits = {r: c for r, c in list(self._commits.items()) if r >= round - 2}
+        first = keys.contributions(round)  # keys are in the order of their rounds
+        self._refusals = Counter({k: n for k, n in list(self._refusals.items()) if k >= first})
 
     # -- views -----------------------------------------------------------------------------------
 
@@ -216,7 +230,7 @@ class Sight:
         listed = [info.key for info in self._store.list(keys.contributions(round))]
         named = {key: who for key in listed if (who := keys.parse_contribution_record(key))}
         known = {key: record for key in named if (record := self._records.get(key))}
-        wanted = [key for key in named if key not in known and self._refusals[key] < READS]
+        wanted = [key for key in named if key not in known and self._is_to_be_read(key)]
         # A store may list what it does not yet show: that is looked for again next time.
         for key, read in read_each(self._store, ContributionRecord, wanted).items():
             if isinstance(read, ContributionRecord):
@@ -231,6 +245,29 @@ class Sight:
                     self._store.put(key, own.to_bytes())
         # Sorted by incarnation: the last one of a replica is the highest.
         return {known[key].replica: known[key] for key in named if key in known}
+
+    def _is_to_be_read(self, key: str) -> bool:
+        """Whether a record that is not known yet is read at this list."""
+        refusals = self._refusals[key]
+        if refusals < READS:
+            return True
+        self._refusals[key] += 1
+        return refusals % REFUSED_EVERY == 0
+
+    def damage_of_contribution(self, round: int, who: Identity) -> str:
+        """Why the record of a contribution cannot be read; '' if it can."""
+        key = keys.contribution_record(round, who.replica, who.incarnation)
+        wanted = (round, who.replica, who.incarnation)
+        try:
+            read_record(
+                self._store, key, ContributionRecord,
+                is_right=lambda c: (c.round, c.replica, c.incarnation) == wanted,
+            )  # fmt: skip
+        except Damaged as error:
+            return str(error)
+        except MissingKey:
+            return f"{key} is missing"
+        return ""
 
     def reduced_shards(self, round: int) -> dict[int, tuple[str, ...]]:
         """Shard -> the digests of what lies there; lists the reduced objects and the leases."""

@@ -82,8 +82,9 @@ def first_state(
     check: Callable[[], None],
     *,
     may_create: Callable[[], bool] = lambda: True,
-) -> None:
-    """See that checkpoint 0 exists: the first replica to create it decides where all start.
+) -> bool:
+    """See that checkpoint 0 exists: the first replica to create it decides where all start. Returns
+    whether it was this one.
 
     Replicas take turns by number, so that usually one of them uploads its initial weights.
     """
@@ -91,14 +92,31 @@ def first_state(
     while True:
         try:
             store.get_range(keys.checkpoint_manifest(0), 0, 1)
-            return
+            return False
         except MissingKey:
             pass
         if clock.monotonic() >= turn_s and may_create():
             break
         check()
         clock.sleep(POLL_S)
-    if save_checkpoint(
+    won = write_first(store, identity, layout, outer, clock)
+    if won:
+        log.info("checkpoint 0 is written by this replica")
+    return won
+
+
+def write_first(
+    store: Store,
+    identity: Identity,
+    layout: Layout,
+    outer: OuterOptimizer,
+    clock: Clock,
+    *,
+    replace: bool = False,
+) -> bool:
+    """Write the model's weights as checkpoint 0; False if another replica's manifest is there.
+    ``replace``: this process wrote it before, and what is stored is damaged."""
+    manifest = save_checkpoint(
         store,
         identity,
         layout,
@@ -108,8 +126,9 @@ def first_state(
         outer=outer,
         totals=Totals(),
         wall_s=clock.wall(),
-    ):
-        log.info("checkpoint 0 is written by this replica")
+        replace=replace,
+    )
+    return manifest is not None
 
 
 def newest_state(

@@ -439,7 +439,8 @@ class Oracle:
     counts: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
     results: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    abandoned: set[int] = field(default_factory=set)
+    abandoned: dict[int, int] = field(default_factory=dict)
+    """Rounds that were left out, and the number of the first quorum that left each out."""
     branches: dict[int, int] = field(default_factory=dict)
 
     def _report(self, kind: str, text: str) -> None:
@@ -466,8 +467,9 @@ class Oracle:
             if left_out and not line.contains(self.branches[rounds[0]], rounds[0]):
                 self._report("lost", f"quorum {quorum.n} leaves out round {rounds[0]}")
         # A holder that comes back after its lease had run out does not bring its rounds back.
-        known = {n: branch for n, branch in self.branches.items() if n < quorum.n}
-        self.abandoned |= {n for n, branch in known.items() if not line.contains(branch, n)}
+        for n, branch in self.branches.items():
+            if n < quorum.n and not line.contains(branch, n):
+                self.abandoned.setdefault(n, quorum.n)
 
     def _round_held_by(self, process: Process) -> int:
         """The committed round whose result a live process holds; 0 for none."""
@@ -487,13 +489,13 @@ class Oracle:
             self.branches[n] = process.recovery.branch
         if known != history:
             self._report("diverged", f"round {n}: {known} and {history}")
+        if back := [old for old in history if self.abandoned.get(old, n) < n]:
+            self._report("resurrected", f"round {n} continues rounds {sorted(back)}")
         # A process can learn late that its round was committed; the state is then left behind.
         if max(self.results) == n:
-            if back := set(history) & self.abandoned:
-                self._report("resurrected", f"round {n} continues rounds {sorted(back)}")
-            gone = {old for old in self.results if old < n} - set(history) - self.abandoned
+            gone = {old for old in self.results if old < n} - set(history) - set(self.abandoned)
             self.counts["abandoned rounds"] += len(gone)
-            self.abandoned |= gone
+            self.abandoned |= dict.fromkeys(gone, n)
         self.counts["commits"] = len(self.results)
 
 

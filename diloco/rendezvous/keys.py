@@ -50,6 +50,17 @@ def beat(replica: int, incarnation: str) -> str:
     return f"{member(replica)}{incarnation}/beat.json"
 
 
+def claim(replica: int, number: int) -> str:
+    """What a process creates to take the sequence number ``number``."""
+    return f"{member(replica)}{number:05d}.claim"
+
+
+def parse_claim(key: str) -> tuple[int, int] | None:
+    """(replica, sequence number) of a claim's key, None for any other key."""
+    match = re.fullmatch(r"members/([0-9]{5})/([0-9]{5})\.claim", key)
+    return (int(match[1]), int(match[2])) if match else None
+
+
 def parse_beat(key: str) -> tuple[int, str] | None:
     """(replica, incarnation) of a lease key, None for any other key."""
     match = re.fullmatch(r"members/([0-9]{5})/([0-9]{5}-[0-9a-f]{8})/beat\.json", key)
@@ -215,7 +226,7 @@ _KINDS = {
     Kind.OWNER: r"owner\.json",
     Kind.GROUP: r"group\.json",
     Kind.CODE: r"code/[0-9a-f]{64}\.zip",
-    Kind.LEASE: rf"members/{_R}/{_I}/beat\.json",
+    Kind.LEASE: rf"members/{_R}/(?:{_I}/beat\.json|{_R}\.claim)",
     Kind.CONTRIBUTION: rf"rounds/{_N}/contributions/{_R}\.{_I}\.(?:bin|json)",
     Kind.PLAN: rf"rounds/{_N}/plan\.json",
     Kind.COMMIT: rf"rounds/{_N}/commit\.json",

@@ -329,8 +329,9 @@ class Commit(Record):
 
     With ``void`` empty, the merged mean of the plan's contributions is applied by everyone:
     ``merged_digest`` is its digest in a gathered round; otherwise ``shards`` are the digests of
-    the reduced objects, in order. Else ``void`` says which planned payload could
-    not be read or verified, and the round changes nothing. ``tokens_total`` counts every token of
+    the reduced objects, in order. Else ``void`` says which planned payload, or that the plan, could
+    not be read or verified, and the round changes nothing; ``contributors`` is empty if it was the
+    plan. ``tokens_total`` counts every token of
     every committed contribution, ``committed_total`` every committed round, up to and with this
     one. ``last`` ends the run.
     """

@@ -163,6 +163,23 @@ def make_commit(
     )
 
 
+def void_unplanned(
+    round: int, fragment: int, committer: Identity, *, reason: str, totals: Totals, wall_s: float
+) -> Commit:
+    """The void of a round whose plan cannot be read. It names no contributors, as only the plan
+    lists them."""
+    return Commit(
+        round=round,
+        fragment=fragment,
+        committer=committer,
+        contributors=(),
+        void=reason,
+        tokens_total=totals.tokens,
+        committed_total=totals.committed,
+        wall_s=wall_s,
+    )
+
+
 def _shards_of(plan: Plan, replica: int) -> list[int]:
     return [shard for shard, owner in enumerate(plan.owners) if owner == replica]
 

@@ -15,6 +15,7 @@ INCARNATION = "00002-9f31c07a"
 VALUES = {
     "replica": 7, "incarnation": INCARNATION, "round": 12, "shard": 3, "digest": "a" * 64,
     "sha256": "b" * 64, "n": 1, "nonce": "0123456789abcdef", "part": "parts",
+    "number": 2,
 }  # fmt: skip
 OBJECTS = {
     keys.checkpoint_dir: ("weights.safetensors", "outer.safetensors"),

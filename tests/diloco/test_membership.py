@@ -95,7 +95,18 @@ def test_every_process_start_is_a_higher_incarnation(store: LocalStore) -> None:
     assert claim_incarnation(store, 7, nonce="ffffffff").incarnation == "00001-ffffffff"
     write(store, beat())
     assert claim_incarnation(store, 7, nonce="00000000").incarnation == "00002-00000000"
+    assert claim_incarnation(store, 7, nonce="00000000").incarnation == "00003-00000000"
     assert claim_incarnation(store, 8, nonce="00000000").incarnation == "00001-00000000"
+
+
+def test_a_stale_list_gives_no_process_a_number_that_was_taken(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An incarnation with a number of a process that has died can be the lower one: the new process
+    is then fenced out, and is not started again."""
+    first = claim_incarnation(store, 7, nonce="ffffffff")
+    monkeypatch.setattr(store, "list", lambda prefix: [])
+    assert claim_incarnation(store, 7, nonce="00000000") > first
 
 
 def lease(store: LocalStore, on_drain: Callable[[float, str], None] | None = None) -> Lease:

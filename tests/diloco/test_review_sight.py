@@ -106,3 +106,17 @@ def test_a_record_that_is_listed_before_it_can_be_read_is_read_later(tmp_path: P
     assert seen(sight) == []
     store.hook = lambda key: None
     assert seen(sight) == [2]
+
+
+def test_a_record_that_its_writer_mends_after_many_refusals_is_read(tmp_path: Path) -> None:
+    """Two replicas that refuse each other's first upload for ever would never plan a round."""
+    store, sight = make(tmp_path)
+    key = keys.contribution_record(1, 2, "00001-00000000")
+    good = record(2).to_bytes()
+    store.put(key, good[:-1])
+    reads: list[str] = []
+    store.hook = reads.append
+    assert [seen(sight) for _ in range(30)] == [[]] * 30
+    assert reads.count(key) <= 6, "most lists do not read it again"
+    store.put(key, good)
+    assert [2] in [seen(sight) for _ in range(10)]

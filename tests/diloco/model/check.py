@@ -136,8 +136,10 @@ def _judge(world: World) -> None:
         settings = world.settings
         tail = 2 * settings.sync_every + settings.overlap_steps
         for life in world.lives:
-            if life.reason == "completed" and life.steps:
-                log.check_lost(life.steps, tail=tail)
+            if life.reason == "completed" and life.steps and life.group is not None:
+                identity = life.group.identity
+                who = (identity.replica, identity.incarnation)
+                log.check_lost(life.steps, who, tail=tail)
                 world.counts["processes with no step lost"] += 1
 
 

@@ -90,8 +90,10 @@ class Log:
             members = [(c["replica"], c["incarnation"]) for c in plan["contributions"]]
             numbers = [replica for replica, _ in members]
             require(numbers == sorted(set(numbers)), f"{where}: a replica is in it twice")
+            named = [(c["replica"], c["incarnation"]) for c in commit["contributors"]]
+            unread = f"rounds/{round:08d}/plan.json" in commit["void"]
             require(
-                members == [(c["replica"], c["incarnation"]) for c in commit["contributors"]],
+                named == members or (unread and not named),
                 f"{where}: commit and plan have other contributors",
             )
             if not commit["void"]:
@@ -178,23 +180,44 @@ class Log:
         most = max(total.max(initial=0.0) for total in totals)
         require(most < 1 + 2 * TOLERANCE, f"a step counts {most:.3f} times")
 
-    def check_lost(self, steps: list[int], *, tail: int) -> None:
-        """Of one process that saw the run's end, all ``steps`` are in the log but the last."""
+    def check_lost(self, steps: list[int], who: tuple[int, str], *, tail: int) -> None:
+        """Of one process that saw the run's end, all ``steps`` are in the log but the last.
+
+        The work of a late contribution goes into the next one, and of a process that is late until
+        the end there is no next: then all steps before the newest one in the log are there.
+        """
         totals = [np.zeros(w.size, np.float64) for w in self.weights]
         for _, _, fragment, vector in self.taken:
             totals[fragment] -= vector
-        tensors = sum(len(names) for names in self.slots)
-        per_tensor = 512
-        for step in steps[: max(0, len(steps) - tail)]:
-            tensor, at = step % tensors, step // tensors
-            if at >= per_tensor:
-                break
-            fragment = tensor % self.fragments
-            place = tensor // self.fragments * per_tensor + at
+        shares = [(step, *self._share(step, totals)) for step in steps if self._has_place(step)]
+        if self._took_to_the_end(who):
+            kept = set(steps[: max(0, len(steps) - tail)])
+        else:
+            newest = {f: step for step, f, share in shares if share > 0.5}
+            kept = {step for step, f, _ in shares if step < newest.get(f, 0)}
+        for step, _, share in shares:
             require(
-                totals[fragment][place] > 1 - 2 * TOLERANCE,
-                f"step {step} is lost: {totals[fragment][place]:.3f} of it is in the log",
+                step not in kept or share > 1 - 2 * TOLERANCE,
+                f"step {step} is lost: {share:.3f} of it is in the log",
             )
+
+    def _has_place(self, step: int) -> bool:
+        return step < 512 * sum(len(names) for names in self.slots)
+
+    def _share(self, step: int, totals: list[NDArray[np.float64]]) -> tuple[int, float]:
+        """The fragment of a step's coordinate, and how much of the step is in the log."""
+        tensors = sum(len(names) for names in self.slots)
+        tensor, at = step % tensors, step // tensors
+        fragment = tensor % self.fragments
+        return fragment, float(totals[fragment][tensor // self.fragments * 512 + at])
+
+    def _took_to_the_end(self, who: tuple[int, str]) -> bool:
+        """Whether the last round of every fragment took a contribution of this process."""
+        last = sorted(self.commits)[-self.fragments :]
+        return all(
+            who in [(c["replica"], c["incarnation"]) for c in self.commits[round]["contributors"]]
+            for round in last
+        )
 
 
 def check_result(objects: dict[str, bytes], written: dict[str, bytes], log: Log) -> None:

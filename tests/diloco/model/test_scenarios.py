@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -16,7 +17,7 @@ from diloco.rendezvous.settings import GroupSettings
 from diloco.rendezvous.store import StoreDenied, StoreUnavailable
 from tests.diloco.model import oracle
 from tests.diloco.model.faulty_bucket import Bucket, Chances
-from tests.diloco.model.world import Scenario, World, virtual
+from tests.diloco.model.world import Coordinates, Scenario, World, virtual
 
 
 def make_world(*, replicas: int = 3, seed: int = 1, **settings: Any) -> World:
@@ -64,6 +65,11 @@ def destroy(bucket: Bucket, key: str) -> None:
     bucket.damage(key, "flip", data[:-1] + bytes([data[-1] ^ 1]))
 
 
+def remove(bucket: Bucket, key: str) -> None:
+    bucket.damage(key, "cut", b"")
+    del bucket.objects[key]
+
+
 def ends(world: World) -> list[tuple[str, str]]:
     return [(life.reason, repr(life.error)) for life in world.lives]
 
@@ -88,6 +94,25 @@ def test_objects_that_are_damaged_after_the_commit_stop_no_quorum(plan: str, kin
     rescued = "checkpoints/00000003/manifest.json" in world.bucket.written
     assert rescued == (plan == "gather")
     assert world.scheduler.now_s < 1000 + 200, "nobody waits for a timeout"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "weights.safetensors", "outer.safetensors"])
+def test_a_first_checkpoint_that_is_damaged_stops_no_quorum(name: str) -> None:
+    """The replica that wrote it holds its state; no round is committed yet, and none can be without
+    the other replicas."""
+    world = make_world(replicas=3)
+    spoilt: list[str] = []
+
+    def spoil(key: str) -> None:
+        if key == "checkpoints/00000000/manifest.json" and not spoilt:
+            spoilt.append(key)
+            for damaged in list(world.bucket.objects):
+                if damaged.startswith("checkpoints/") and damaged.endswith(name):
+                    destroy(world.bucket, damaged)
+
+    with on_put(world.bucket, spoil):
+        run(world)
+    assert ends(world) == [("completed", "None")] * 3
 
 
 @pytest.mark.parametrize("record", ["commit.json", "plan.json"])
@@ -135,6 +160,80 @@ def test_a_contribution_record_that_is_damaged_is_written_again() -> None:
     with on_put(world.bucket, spoil):
         run(world)
     assert ends(world) == [("completed", "None")] * 3 and len(spoilt) == 2
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("damage", [destroy, remove])
+def test_a_contribution_is_made_again_if_its_process_left_and_its_record_is_damaged(
+    damage: Callable[[Bucket, str], None], steps: int, overlap: int
+) -> None:
+    """The quorum needs all replicas; the other replica cannot plan the round without the record."""
+    world = make_world(replicas=2, overlap_steps=overlap)
+    spoilt: list[str] = []
+
+    def spoil(key: str) -> None:
+        if key.startswith("rounds/00000003/contributions/00001.00001") and key.endswith(".json"):
+            spoilt.append(key)
+            damage(world.bucket, key)
+
+    make_step = Coordinates.count
+
+    def count(model: Coordinates, step: int) -> None:
+        make_step(model, step)
+        life = next(life for life in world.lives if life.model is model)
+        made = 6 + steps  # two rounds of three steps, and some of the third
+        if life is world.lives[1] and len(life.steps) == made - 1:
+            assert life.group is not None
+            life.group.leave(within_s=20.0, reason="drained")
+
+    with on_put(world.bucket, spoil), mock.patch.object(Coordinates, "count", count):
+        run(world)
+    assert spoilt, "the record of a process that left was damaged"
+    assert [life.reason for life in world.lives] == ["completed", "left", "completed"]
+
+
+@pytest.mark.parametrize("plan", ["gather", "sharded", "syncer"])
+def test_a_plan_that_is_damaged_when_its_planner_dies_voids_the_round(plan: str) -> None:
+    """No process has read it, so no round after it would ever be planned."""
+    world = make_world(reduce_plan=plan)
+    world.scenario = replace(world.scenario, syncer=plan == "syncer")
+    spoilt: list[str] = []
+
+    def spoil(key: str) -> None:
+        if key == "rounds/00000003/plan.json":
+            spoilt.append(key)
+            destroy(world.bucket, key)
+            process = world.scheduler.process
+            assert process is not None
+            world.scheduler.kill(process)
+
+    with on_put(world.bucket, spoil):
+        run(world)
+    assert len(spoilt) == 1
+    completed = {life.replica for life in world.lives if life.reason == "completed"}
+    assert completed >= {0, 1, 2}
+    commit = json.loads(world.bucket.written["rounds/00000003/commit.json"])
+    assert spoilt[0] in commit["void"] and commit["contributors"] == []
+    assert world.scheduler.now_s < 1000 + 300, "no replica waits for the timeout of a round"
+
+
+def test_a_replica_that_leaves_mends_the_commit_of_its_last_round() -> None:
+    """It leaves alone, and no checkpoint holds the round."""
+    world = make_world(replicas=1)
+    spoilt: list[str] = []
+
+    def spoil(key: str) -> None:
+        if key == "rounds/00000003/commit.json" and not spoilt:
+            spoilt.append(key)
+            destroy(world.bucket, key)
+            group = world.lives[0].group
+            assert group is not None
+            group.leave(within_s=0.0, reason="drained")
+
+    with on_put(world.bucket, spoil):
+        run(world)
+    assert ends(world) == [("left", "None"), ("completed", "None")]
 
 
 def test_what_a_replica_did_in_quarantine_is_in_no_contribution() -> None:
