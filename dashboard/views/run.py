@@ -20,7 +20,7 @@ from diloco.rendezvous.workload import GPT_SIZES
 from runs import life, selectors
 from runs.alerting import book as alerting
 from runs.bucket.limits import INT_LIMIT, SMALL_LIMIT
-from runs.control import health
+from runs.control import health, storage
 from runs.control.health import is_stale
 from runs.drafts import copies
 from runs.models import IngestState, Run
@@ -91,6 +91,7 @@ def settings_row(spec: SettingSpec, value: Any) -> dict[str, Any]:
 def banners(run: Run) -> dict[str, Any]:
     """What ``partials/banners.html`` is rendered from."""
     return {
+        "storage": storage.storage_problem(),
         "silent_since": silent_since(run),
         "stale": is_stale(run, now=timezone.now()),
         "stale_after_s": health.STALE_RUN_S,
