@@ -26,7 +26,7 @@ from tests.stack import REPOSITORY, LiveStack, running_stack
 
 CLOCK_SOURCE = Path(__file__).parent / "shifted_clock.c"
 
-_COOKIE = (
+COOKIE = (
     "from django.contrib.auth.models import User\n"
     "from django.test import Client\n"
     "client = Client(); client.force_login(User.objects.get(username='operator'))\n"
@@ -52,7 +52,7 @@ class World:
         return fetch(self.stack.url, path, self.cookie)
 
     def sign_in(self) -> None:
-        self.cookie = f"sessionid={self.stack.python(_COOKIE)}"
+        self.cookie = f"sessionid={self.stack.python(COOKIE)}"
 
     def heal(self) -> None:
         for undo in reversed(self.undo):
