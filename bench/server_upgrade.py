@@ -124,7 +124,7 @@ def trial(old: Version, new: Version, folder: Path, *, stop: str, rounds: int) -
             print(f"  new beside old: {refused(new, var, env)}")
             at = rounds_of(before, run)
             end(process, var, stop)
-            stopped = time.monotonic()
+            stopped, logged = time.monotonic(), tracebacks(var)
         with serving(new, var, env) as (after, process):
             print(f"  rounds when the old server ended: {at}, until pages answered: "
                   f"{time.monotonic() - stopped:.1f} s")  # fmt: skip
@@ -141,7 +141,8 @@ def trial(old: Version, new: Version, folder: Path, *, stop: str, rounds: int) -
             for kind, message in seen["warnings"]:
                 print(f"  event {kind}: {message[:200]}")
             print(f"  alerts: {', '.join(seen['alerts']) or 'none'}")
-            print(f"  tracebacks: { {k: n for k, n in tracebacks(var).items() if n} or 'none' }")
+            more = {k: n - logged.get(k, 0) for k, n in tracebacks(var).items()}
+            print(f"  tracebacks: { {k: n for k, n in more.items() if n} or 'none' }")
             after.python(NEWER)
             process.send_signal(signal.SIGTERM)
             process.wait(60)
