@@ -21,8 +21,9 @@ import psutil
 import redis
 
 from bench.support.bucket_proxy import BucketProxy, Fault
+from tests.django_process import REPOSITORY
 from tests.servers import free_ports, running_s3, weed_binary
-from tests.stack import REPOSITORY, LiveStack, running_stack
+from tests.stack import LiveStack, running_stack
 
 CLOCK_SOURCE = Path(__file__).parent / "shifted_clock.c"
 
@@ -99,7 +100,12 @@ def lock_database(world: World) -> None:
         [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert holder.stdout is not None and holder.stdout.readline()
-    world.undo.append(lambda: (holder.kill(), holder.wait()))
+
+    def end() -> None:
+        holder.kill()
+        holder.wait()
+
+    world.undo.append(end)
 
 
 def fill_disk(world: World) -> None:
@@ -171,7 +177,7 @@ def shifted_clock(folder: Path) -> tuple[Path, Path | None]:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return library, None
-    command = [compiler, "-shared", "-fPIC", "-O2", "-o", library, CLOCK_SOURCE, "-ldl"]
+    command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(CLOCK_SOURCE), "-ldl"]
     subprocess.run(command, check=True)
     clock.write_bytes(bytes(8))
     return library, clock

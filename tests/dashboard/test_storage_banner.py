@@ -67,7 +67,7 @@ def test_the_time_shown_is_that_of_the_first_failure(
     with connection.execute_wrapper(refuse_writes):
         for minutes in (0, 3):
             at = began + timedelta(minutes=minutes)
-            monkeypatch.setattr(storage.timezone, "now", lambda at=at: at)
+            monkeypatch.setattr("runs.control.storage.timezone.now", lambda at=at: at)
             storage.probe_database()
     assert f"since {began:%H:%M:%S} UTC: {LOCKED}" in storage.database_problem()
 

@@ -27,7 +27,7 @@ def database(monkeypatch: pytest.MonkeyPatch) -> list[Schema | Exception]:
         return state
 
     monkeypatch.setattr(schema, "compare_schema", look)
-    monkeypatch.setattr(schema.connection, "close", lambda: None)
+    monkeypatch.setattr("runs.schema.connection.close", lambda: None)
     return states
 
 
