@@ -91,6 +91,17 @@ def _check(**_: Any) -> None:
 
     set_umask()
     at_start()
+    _check_schema()
+
+
+def _check_schema() -> None:
+    """Workers and beat of two versions never work on one database: see docs/operations.md."""
+    from runs.schema import NewerSchema, wait_for_schema
+
+    try:
+        wait_for_schema()
+    except NewerSchema as error:
+        raise SystemExit(f"archipelago: {error}") from None
 
 
 @worker_process_init.connect

@@ -43,7 +43,7 @@ from dashboard.children import Child
 from executors import LocalProcessExecutor
 from executors.base import ExecutorConfig, ReplicaHandle
 from runs.disk import FULL_BYTES, free_bytes
-from runs.schema import compare_schema
+from runs.schema import NewerSchema, compare_schema, refuse_newer
 
 FREE_BYTES = 200_000_000
 IDLE_S = 60.0
@@ -134,15 +134,12 @@ class Supervisor:
     def _migrate(self) -> None:
         try:
             schema = compare_schema()
-            if schema.newer:
-                raise SupervisorError(
-                    "the database was used by a newer version: expected only migrations that this "
-                    f"version has, found {schema.newer[-1]}. Start that version again, or restore "
-                    "a backup that this version has made."
-                )
+            refuse_newer(schema)
             if schema.missing:
                 self.say("preparing the database")
             call_command("migrate", verbosity=0, interactive=False)
+        except NewerSchema as error:
+            raise SupervisorError(str(error)) from error
         except DatabaseError as error:
             raise SupervisorError(f"the database cannot be used: {error}") from error
 

@@ -33,7 +33,8 @@ _NO_MEMORY = re.compile(r"^([\w.]+\.)?(MemoryError|OutOfMemoryError)\b", re.MULT
 """How Python and torch say it at the end of a traceback, torch also of a GPU's memory."""
 
 SAME_START_S = 2.0
-"""Start times are counted from the boot, whose time of day moves a little as clocks are set."""
+"""Two start times that differ by less are of one process: where only the time of day of a start is
+known, it moves a little as clocks are set."""
 
 
 def take(lock_fd: int, folder: Path) -> bool:
@@ -83,7 +84,7 @@ def ask_to_end(folder: Path) -> None:
         # A descriptor names the process itself: its number may be given away after the check.
         pidfd = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
         try:
-            same = abs(psutil.Process(pid).create_time() - handle["created_s"]) < SAME_START_S
+            same = abs(started_after_s(pid, handle)) < SAME_START_S
             if not same or not held(folder / "lock"):
                 return
             if pidfd is not None:
@@ -93,6 +94,18 @@ def ask_to_end(folder: Path) -> None:
         finally:
             if pidfd is not None:
                 os.close(pidfd)
+
+
+def started_after_s(pid: int, handle: Mapping[str, Any]) -> float:
+    """How long after the shim of ``handle`` a process started; 0 for the shim itself.
+
+    Raises :class:`ProcessLookupError` or :class:`psutil.NoSuchProcess` where there is none.
+    """
+    started_s = handle.get("started_since_boot_s")  # not in handles of older versions
+    found_s = local_shim.started_since_boot_s(pid)
+    if started_s is not None and found_s is not None:
+        return float(found_s - started_s)
+    return float(psutil.Process(pid).create_time() - handle["created_s"])
 
 
 def deployment_of(folder: Path) -> str | None:

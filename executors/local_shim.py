@@ -53,6 +53,22 @@ def boot_id() -> str:
     return str(int(psutil.boot_time()))
 
 
+def started_since_boot_s(pid: int) -> float | None:
+    """When a process started, in seconds since the boot: setting the clock does not change it, as
+    it changes the time of day that psutil reports. None where the system does not have it.
+
+    Raises :class:`ProcessLookupError` where there is no such process.
+    """
+    if not _ON_LINUX:
+        return None
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError as error:
+        raise ProcessLookupError(pid) from error
+    # https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html: field 22, after the name in ().
+    return int(stat.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write all of it or nothing."""
     made = path.with_name(f".{path.name}.{os.getpid()}")
@@ -160,6 +176,7 @@ class Shim:
             {
                 "pid": me.pid,
                 "created_s": me.create_time(),
+                "started_since_boot_s": started_since_boot_s(me.pid),
                 "boot_id": boot_id(),
                 "started_wall_s": now,
                 "deadline_wall_s": None if self.timeout_s is None else now + self.timeout_s,

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from executors import local_shim
-from executors.local_job import SAME_START_S, held
+from executors.local_job import SAME_START_S, held, started_after_s
 
 MARK = "ARCHIPELAGO_LOCAL_JOB"
 """Environment variable of every process of a job: the absolute path of the job's folder."""
@@ -62,7 +62,7 @@ def _survivors(folder: Path) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error, OSError):
             if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            if process.create_time() < handle["created_s"] - SAME_START_S:
+            if started_after_s(process.pid, handle) < -SAME_START_S:
                 continue
             if process.environ().get(MARK) == wanted:
                 children = process.children(recursive=True)

@@ -12,7 +12,16 @@ from runs import deletion, live, selectors
 from runs.alerting import webhooks
 from runs.bucket import importing, ingest_pass
 from runs.context import about
-from runs.control import bucket_writes, health, hub_export, launch, places, reaper, reconcile
+from runs.control import (
+    bucket_writes,
+    health,
+    hub_export,
+    launch,
+    places,
+    reaper,
+    reconcile,
+    storage,
+)
 from runs.control.lease import lease
 from runs.drafts.archives import sweep_archives
 from runs.exceptions import LaunchLater
@@ -34,6 +43,7 @@ EXPORT_S = 3600
 def reconcile_active() -> None:
     """Beat's tick of control: one task per run that needs looking after."""
     health.beat()
+    storage.probe_database()
     for run_id in selectors.runs_to_look_after().values_list("pk", flat=True):
         enqueue("reconcile_run", str(run_id), expires=TICK_EXPIRES_S)
 

@@ -23,8 +23,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 class DjangoProcess:
     """Started with the first question; :meth:`close` ends it."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], code: Path = REPOSITORY) -> None:
         self._env = env
+        self._code = code
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, code: str) -> str:
@@ -32,7 +33,7 @@ class DjangoProcess:
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.django_process"],
-                cwd=REPOSITORY, env=self._env, text=True,
+                cwd=self._code, env=self._env, text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             )  # fmt: skip
         assert self._process.stdin and self._process.stdout

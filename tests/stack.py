@@ -22,7 +22,7 @@ from tests.servers import child, free_ports, wait_until
 PASSWORD = "correct-horse-battery"
 USERS = ("viewer", "operator", "admin")
 
-_MAKE_USERS = f"""
+MAKE_USERS = f"""
 from django.contrib.auth.models import Group, User
 for name in {USERS!r}:
     make = User.objects.create_superuser if name == "admin" else User.objects.create_user
@@ -81,5 +81,5 @@ def running_stack(var: Path, **more_env: str) -> Iterator[LiveStack]:
             stack = LiveStack(
                 url=f"http://127.0.0.1:{port}/", var=var, env=env, pid=process.pid, process=beside
             )
-            stack.python(_MAKE_USERS)
+            stack.python(MAKE_USERS)
             yield stack

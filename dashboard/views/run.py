@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from django.db.models import F
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
 from django.shortcuts import render
 from django.utils import timezone
@@ -20,7 +21,8 @@ from diloco.rendezvous.workload import GPT_SIZES
 from runs import life, selectors
 from runs.alerting import book as alerting
 from runs.bucket.limits import INT_LIMIT, SMALL_LIMIT
-from runs.control import health
+from runs.control import health, storage
+from runs.control.bucket_writes import WRITE_FAILED
 from runs.control.health import is_stale
 from runs.drafts import copies
 from runs.models import IngestState, Run
@@ -91,20 +93,33 @@ def settings_row(spec: SettingSpec, value: Any) -> dict[str, Any]:
 def banners(run: Run) -> dict[str, Any]:
     """What ``partials/banners.html`` is rendered from."""
     return {
+        "storage": storage.storage_problem(),
         "silent_since": silent_since(run),
         "stale": is_stale(run, now=timezone.now()),
         "stale_after_s": health.STALE_RUN_S,
-        "unreadable": unreadable(run),
+        **bucket_trouble(run),
     }
 
 
-def unreadable(run: Run) -> dict[str, Any] | None:
-    """Since when, and why, the bucket of a run that is not over cannot be read."""
-    state = None if run.ended else IngestState.objects.filter(run=run).exclude(trouble="").first()
-    if state is None:
-        return None
-    since = iso(state.trouble_since)
-    return {"trouble": str(state.trouble), "trouble_since": since, "message": state.message}
+def bucket_trouble(run: Run) -> dict[str, Any]:
+    """Why the bucket of a run that is not over cannot be read (``unreadable``, with since when) or
+    written (``unwritable``); None where it can."""
+    state = None if run.ended else IngestState.objects.filter(run=run).annotate(
+        failed_writes=F("run__journal__failures")
+    ).first()  # fmt: skip
+    if state is not None and state.trouble:
+        since = iso(state.trouble_since)
+        trouble = {"trouble": str(state.trouble), "trouble_since": since, "message": state.message}
+        return {"unreadable": trouble, "unwritable": None}
+    failed = state is not None and state.failed_writes
+    return {"unreadable": None, "unwritable": _failed_write(run) if failed else None}
+
+
+def _failed_write(run: Run) -> str:
+    """The newest event about a write that failed; a general sentence where it is gone."""
+    events = run.events.filter(kind="store", message__contains=WRITE_FAILED).order_by("-pk")
+    found = events.values_list("message", flat=True).first()
+    return str(found or "the journal could not be written")
 
 
 def silent_since(run: Run) -> str | None:

@@ -24,7 +24,7 @@ from django.views.decorators.http import require_safe
 from dashboard import states
 from dashboard.list_address import ListAddress
 from runs import live, saved_views, selectors
-from runs.control import health
+from runs.control import health, storage
 from runs.models import Run
 from runs.plain import texts
 from runs.queries import listing, table
@@ -74,6 +74,7 @@ def runs(request: HttpRequest) -> HttpResponse:
         "first_page": not listing.is_place(here.order, after),
         "cursor": cursor,
         "now": now,
+        "storage": storage.storage_problem(),
         "silent_since": health.silent_since(),
         "stale": sum(row["stale"] for row in rows),
         "stale_after_s": health.STALE_RUN_S,

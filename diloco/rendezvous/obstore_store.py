@@ -76,7 +76,10 @@ REPLACED_WHILE_READ = 5
 _KNOWN_OPTIONS = frozenset({"key", "secret", "token", "endpoint_url", "profile", "anon"})
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _S3_ERROR = re.compile(r"<Code>(\w+)</Code>\s*<Message>([^<]*)<")
-_TRY_AGAIN = frozenset({"RequestTimeout", "SlowDown", "ConditionalRequestConflict"})
+_TRY_AGAIN = frozenset(
+    {"RequestTimeout", "SlowDown", "ConditionalRequestConflict", "RequestTimeTooSkewed"}
+)
+"""Codes of S3. RequestTimeTooSkewed: the clock of this machine is wrong, until it is set."""
 _TRY_AGAIN_STATUS = frozenset({408, 409, 412, 425, 429})
 
 _runtime_pid: int | None = None
@@ -349,9 +352,10 @@ def _store_errors(key: str) -> Iterator[None]:
         said = f"{key}: {_said(error)}"
         found = _S3_ERROR.search(str(error))
         code, status = found[1] if found else "", _status(error)
-        if code == "NoSuchBucket" or isinstance(
+        denied = isinstance(
             error, PermissionDeniedError | PermissionError | UnauthenticatedError | ValueError
-        ):
+        )
+        if code == "NoSuchBucket" or (denied and code not in _TRY_AGAIN):
             raise StoreDenied(said) from error
         if isinstance(error, FileNotFoundError):
             raise MissingKey(key) from error

@@ -23,6 +23,9 @@ from runs.models import ReplicaAttempt, Run
 
 logger = logging.getLogger(__name__)
 
+WRITE_FAILED = "could not be written"
+"""In the message of each event about a failed write; pages show the newest."""
+
 
 def has_writes(tick: Tick) -> bool:
     """Whether something is to be written. Two queries at most."""
@@ -60,7 +63,7 @@ def write_run(run_id: str) -> str:
             journal.put_off(run, now=now)
         return trouble
     [store] = opened
-    trouble = _write(tick, "a command could not be written", lambda: _send_commands(tick, store))
+    trouble = _write(tick, f"a command {WRITE_FAILED}", lambda: _send_commands(tick, store))
     return trouble or _write_journal(tick, store)
 
 
@@ -90,7 +93,7 @@ def _write_journal(tick: Tick, store: Store) -> str:
         journal.write_journal(tick.run, store, now=tick.now)
 
     tick.failed.clear()
-    trouble = _write(tick, "the journal could not be written", write)
+    trouble = _write(tick, f"the journal {WRITE_FAILED}", write)
     if tick.failed:
         journal.put_off(tick.run, now=tick.now)
     return trouble

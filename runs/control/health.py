@@ -17,6 +17,7 @@ from django.db import DatabaseError, connection
 from django.utils import timezone
 
 from runs import live
+from runs.control import storage
 from runs.disk import disk_state
 from runs.models import Run
 from runs.schema import compare_schema
@@ -125,7 +126,7 @@ def _database() -> str:
             return "has to be migrated"
     except DatabaseError:
         return "away"
-    return "ok"
+    return storage.database_problem() or "ok"
 
 
 def _broker() -> str:

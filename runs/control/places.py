@@ -94,10 +94,12 @@ def is_open(place: str) -> bool:
 
 
 def failed(place: str, message: str) -> None:
-    """A call got no answer."""
-    state = PlaceState(
-        failures=min(state_of(place).failures + 1, 20), failed_at=time.time(), message=message[:500]
-    )
+    """A call got no answer. Calls that had begun before the place was opened count as one: they
+    say nothing about whether it answers later."""
+    before, now = state_of(place), time.time()
+    if before.is_open(now):
+        return
+    state = PlaceState(failures=min(before.failures + 1, 20), failed_at=now, message=message[:500])
     with contextlib.suppress(redis.RedisError, OSError):
         live.client().set(_key(place), json.dumps(vars(state)), ex=KEPT_S)
 

@@ -62,8 +62,10 @@ class Tick:
         if state is None or state.complete_pass >= state.wanted_pass:
             return True
         denied = state.trouble == IngestState.Trouble.DENIED
-        if denied and state.begun_pass >= state.wanted_pass:
-            return True  # trying again does not help
+        # What was permitted before can be permitted again: a policy, a credential or a clock.
+        final = state.complete_at is None or self.run.stop_requested_at is not None
+        if denied and final and state.begun_pass >= state.wanted_pass:
+            return True
         return self.waited_for_bucket
 
     @property

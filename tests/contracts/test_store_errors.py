@@ -115,6 +115,16 @@ def test_a_busy_or_broken_service_is_unavailable(
         store.create("a", b"")
 
 
+def test_a_request_with_the_time_of_a_wrong_clock_is_tried_again(
+    service: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 answers 403 until the clock of this machine is set."""
+    lead_to(monkeypatch, f"http://127.0.0.1:{service.server_address[1]}")
+    service.answer = (403, ERROR.format("RequestTimeTooSkewed"))
+    with pytest.raises(StoreUnavailable, match="RequestTimeTooSkewed"):
+        ObstoreStore("s3://bucket/run").list("")
+
+
 def test_a_service_that_hangs_up_is_unavailable(
     service: Answering, client: Callable[[], Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,9 +16,11 @@ from django.urls import reverse
 from django.utils import timezone
 
 from executors.base import NeedsPerson
+from runs.control.bucket_writes import WRITE_FAILED
 from runs.models import (
     Event,
     IngestState,
+    Journal,
     QuarantinedRecord,
     Replica,
     ReplicaAttempt,
@@ -94,6 +96,26 @@ def test_a_bucket_that_cannot_be_read_is_a_banner(client: Client, run: Run) -> N
         assert "data-clock" in text
     IngestState.objects.filter(pk=state.pk).update(trouble="")
     assert "Progress is unknown" not in client.get(url("run", run)).content.decode()
+
+
+def test_a_bucket_that_cannot_be_written_is_a_banner(client: Client, run: Run) -> None:
+    state = IngestState.objects.create(run=run)
+    Journal.objects.update_or_create(run=run, defaults={"failures": 2})
+    Event.objects.create(
+        run=run,
+        kind="store",
+        at=timezone.now(),
+        message=f"the journal {WRITE_FAILED}: 403 <AccessDenied>",
+    )
+    for page in (url("run", run), url("replica", run, 3)):
+        text = client.get(page).content.decode()
+        assert "rendezvous of this run can't be written" in text
+        assert "403 &lt;AccessDenied&gt;" in text
+    IngestState.objects.filter(pk=state.pk).update(trouble="away", trouble_since=timezone.now())
+    assert "can't be written" not in client.get(url("run", run)).content.decode(), "one reason"
+    IngestState.objects.filter(pk=state.pk).update(trouble="")
+    Journal.objects.filter(run=run).update(failures=0)
+    assert "can't be written" not in client.get(url("run", run)).content.decode()
 
 
 def test_the_log_of_the_attempt_in_the_address_is_shown(client: Client, run: Run) -> None:

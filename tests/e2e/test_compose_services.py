@@ -28,7 +28,7 @@ from tests.django_process import REPOSITORY, DjangoProcess
 from tests.e2e.lives import create, wait_for
 from tests.postgres import postgres_binaries, running_postgres
 from tests.servers import accepts, child, free_ports, wait_until, weed_binary
-from tests.stack import _MAKE_USERS, LiveStack
+from tests.stack import MAKE_USERS, LiveStack
 
 pytestmark = pytest.mark.processes
 
@@ -167,7 +167,7 @@ def test_the_services_as_shipped_train_a_run(
             stack.enter_context(
                 child(services.command(name), log=folder / f"{name}.log", env=env, cwd=REPOSITORY)
             )
-        beside.run(_MAKE_USERS)
+        beside.run(MAKE_USERS)
         server = LiveStack(url="", var=var, env=env, pid=0, process=beside)
         run = create(
             server, "compose", owner="admin", pools=[{"count": 2}], num_replicas=2,

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from executors import local_shim
 from executors.base import Cause, JobState, LaunchRefused, ReplicaHandle
 from executors.local import LocalProcessExecutor
 from executors.local_options import GRACE_S
@@ -320,7 +321,7 @@ def test_a_reused_process_id_is_never_signalled(
     assert stranger.returncode == 0
 
 
-@pytest.mark.parametrize("wrong", ["created_s", "boot_id"])
+@pytest.mark.parametrize("wrong", ["started_since_boot_s", "boot_id"])
 def test_a_held_lock_with_a_strangers_process_id_signals_nobody(
     executor: LocalProcessExecutor, tmp_path: Path, wrong: str
 ) -> None:
@@ -330,12 +331,26 @@ def test_a_held_lock_with_a_strangers_process_id_signals_nobody(
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     path = executor.root / handle.launch_key / "handle.json"
     written = json.loads(path.read_text())
-    of_stranger = {"pid": stranger.pid, "created_s": psutil.Process(stranger.pid).create_time()}
+    started_s = local_shim.started_since_boot_s(stranger.pid)
+    of_stranger = {"pid": stranger.pid, "started_since_boot_s": started_s}
     path.write_text(json.dumps({**written, **of_stranger, wrong: 0}))
     executor.cancel([handle])
     stranger.communicate(b"\n", timeout=LIMIT_S)
     assert stranger.returncode == 0
     path.write_text(json.dumps(written))
+    executor.cancel([handle])
+    assert end_of(executor, handle).cause is Cause.CANCELLED
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the boot time of Linux moves")
+@pytest.mark.parametrize("shift_s", [-3600, 3600])
+def test_a_replica_is_cancelled_after_the_clock_was_set(
+    executor: LocalProcessExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shift_s: int
+) -> None:
+    handle = launch(executor, "wait", tmp_path / "up")
+    number_in(tmp_path / "up")
+    boot_time = psutil.boot_time()
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot_time + shift_s)
     executor.cancel([handle])
     assert end_of(executor, handle).cause is Cause.CANCELLED
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from executors.base import Cause
@@ -28,9 +29,15 @@ def executor(tmp_path: Path) -> Iterator[LocalProcessExecutor]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
-@pytest.mark.parametrize("seen_by", ["poll", "cancel"])
+@pytest.mark.parametrize(
+    ("seen_by", "clock_set_back_s"), [("poll", 0), ("cancel", 0), ("poll", 3600)]
+)
 def test_a_killed_shim_leaves_no_session_of_its_replica(
-    executor: LocalProcessExecutor, tmp_path: Path, seen_by: str
+    executor: LocalProcessExecutor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seen_by: str,
+    clock_set_back_s: int,
 ) -> None:
     paths = [tmp_path / name for name in ("main", "rank0", "rank1")]
     handle = launch(executor, "deaf-sessions", *paths)
@@ -41,6 +48,8 @@ def test_a_killed_shim_leaves_no_session_of_its_replica(
     os.kill(shim, signal.SIGKILL)
     wait_for(lambda: is_gone(shim) and is_gone(pids[0]), "the shim and the replica to end")
     assert not is_gone(pids[1])
+    boot_time = psutil.boot_time()
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot_time - clock_set_back_s)
     if seen_by == "poll":
         assert executor.poll([handle])[0].cause is Cause.LOST
     else:

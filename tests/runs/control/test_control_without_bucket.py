@@ -231,6 +231,38 @@ def test_accounts_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert jobs.HANGING_PATIENCE_S < asking.PATIENCE_S < 10.0
 
 
+def test_a_run_that_ends_while_its_bucket_denies_what_it_permitted_before_waits_for_it(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy, a credential or a clock that is wrong for a while."""
+    world.tick(1)
+    world.bucket.final(1)
+    with monkeypatch.context() as patch:
+        bucket_raises(patch, StoreDenied("403 RequestTimeTooSkewed"))
+        for key in world.executor.jobs:
+            world.executor.end(key, Cause.DONE, code=0)
+        for _ in range(5):
+            world.tick(30)
+        assert world.run.state not in ("failed", "succeeded")
+    for _ in range(3):
+        world.tick(30)
+    assert world.run.state == "succeeded"
+    assert {replica.state for replica in world.run.replicas.all()} == {"done"}
+
+
+def test_a_bucket_that_was_never_permitted_to_be_read_does_not_delay_the_end_of_a_run(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(replicas=2)
+    bucket_raises(monkeypatch, StoreDenied("403 AccessDenied"))
+    world.tick(1)
+    for key in world.executor.jobs:
+        world.executor.end(key, Cause.ERROR, code=78)
+    for _ in range(5):
+        world.tick(30)
+    assert world.run.state == "failed"
+
+
 # The journal.
 
 

@@ -47,6 +47,16 @@ def test_a_place_that_fails_is_left_alone_longer_and_longer(
         assert free
 
 
+def test_calls_that_fail_together_count_as_one(redis: Any, seconds: list[float]) -> None:
+    for _ in range(4):  # ingest and writes of several runs, all begun before the first failure
+        places.failed(PLACE, "no answer within 10 s")
+    seconds[0] += places.OPEN_S + 0.1
+    assert not places.is_open(PLACE)
+    for _ in range(4):
+        places.failed(PLACE, "no answer within 10 s")
+    assert places.state_of(PLACE).failures == 2
+
+
 def test_a_slow_place_leaves_processes_to_others(redis: Any, seconds: list[float]) -> None:
     with places.slot(PLACE) as first, places.slot(PLACE) as second:
         seconds[0] += places.QUICK_S
