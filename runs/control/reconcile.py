@@ -105,7 +105,8 @@ def _step(tick: Tick, step: Callable[[Tick], None]) -> None:
 
 
 def _report(tick: Tick, name: str, error: Exception) -> None:
-    recent = Event.objects.filter(run=tick.run, kind="control", at__gt=tick.now - STEP_EVENT_EVERY)
+    lately = (tick.now - STEP_EVENT_EVERY, tick.now + STEP_EVENT_EVERY)
+    recent = Event.objects.filter(run=tick.run, kind="control", at__range=lately)
     if not recent.filter(message__startswith=f"control: {name} failed").exists():
         record_event(
             tick.run,
