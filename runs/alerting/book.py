@@ -37,6 +37,7 @@ from runs.models import Alert, Contribution, Replica, Round, Run, TelemetryCurso
 from runs.plain import finite, iso
 from runs.series import strips
 from runs.states import RUN_ENDED, ReplicaState, RoundState, RunState
+from runs.times import has_passed
 from runs.transitions import clean_text, record_event
 
 COOL_DOWN = timedelta(minutes=15)
@@ -150,7 +151,8 @@ def _open(run: Run, finding: Finding, replica_id: int | None, now: datetime) -> 
         "replica_id": replica_id, "level": finding.level, "message": message,
         "opened_at": now, "closed_at": over, "times": F("times") + 1,
     }  # fmt: skip
-    quiet = not ends and alert.told_at and now - alert.told_at < COOL_DOWN
+    cooled = alert.told_at is None or has_passed(alert.told_at, COOL_DOWN, now)
+    quiet = not ends and not cooled
     if not quiet:
         again |= {"told_at": now, "acknowledged_at": None, "acknowledged_by": None}
     seen = Q(pk=alert.pk, closed_at__isnull=False, times=alert.times)

@@ -35,6 +35,7 @@ from runs.models import Alert, Webhook, WebhookDelivery
 from runs.outbound import open_url
 from runs.plain import iso
 from runs.queue import enqueue
+from runs.times import due
 from runs.transitions import clean_text
 
 State = WebhookDelivery.State
@@ -171,8 +172,8 @@ def call_for_due() -> None:
     """Beat's tick: a task for every delivery whose time has come; old ones are forgotten."""
     now = timezone.now()
     WebhookDelivery.objects.filter(created_at__lt=now - KEPT).delete()
-    due = WebhookDelivery.objects.filter(state=State.WAITING, next_at__lte=now).order_by("next_at")
-    for pk in due.values_list("pk", flat=True)[:AT_ONCE]:
+    waiting = WebhookDelivery.objects.filter(due("next_at", WAITS[-1], now), state=State.WAITING)
+    for pk in waiting.order_by("next_at").values_list("pk", flat=True)[:AT_ONCE]:
         enqueue("deliver_webhook", str(pk))
 
 
@@ -180,7 +181,7 @@ def deliver(delivery_id: str) -> None:
     """One attempt, if it is due and nobody else is at it."""
     now = timezone.now()
     claimed = WebhookDelivery.objects.filter(
-        pk=delivery_id, state=State.WAITING, next_at__lte=now
+        due("next_at", WAITS[-1], now), pk=delivery_id, state=State.WAITING
     ).update(next_at=now + CLAIM, attempts=F("attempts") + 1, tried_at=now)
     if not claimed:
         return

@@ -312,6 +312,7 @@ def _trouble_fields(state: IngestState, kind: str, message: str, now: datetime) 
 
 def store_event(run: Run, message: str, now: datetime) -> None:
     """One event in a while, however often the store fails."""
-    recent = Event.objects.filter(run=run, kind="store", at__gt=now - STORE_EVENT_EVERY)
+    lately = (now - STORE_EVENT_EVERY, now + STORE_EVENT_EVERY)
+    recent = Event.objects.filter(run=run, kind="store", at__range=lately)
     if not recent.filter(message__startswith=message[:40]).exists():
         record_event(run, "store", message, level=Event.Level.WARNING)

@@ -13,14 +13,18 @@ from datetime import datetime, timedelta
 from django.db.models import F, Q
 from django.utils import timezone
 
+from executors.common import RETRY_AFTER_CAP_S
 from runs.models import Credential, ReplicaPool, Run
 from runs.states import ReplicaState
+from runs.times import due, is_due
 from runs.transitions import clean_text, record_event
 
 FAILURES = 3
 CLOSED_S = 30.0
 CLOSED_CAP_S = 900.0
 CAPACITY_RETRY_S = 60.0
+LONGEST = timedelta(seconds=RETRY_AFTER_CAP_S)
+"""No pool is left alone for longer, whatever the backend asks for."""
 
 
 def closed_for_s(failures: int) -> float:
@@ -33,7 +37,7 @@ def closed_for_s(failures: int) -> float:
 def is_closed(pool: ReplicaPool, now: datetime) -> bool:
     """Whether its backend is left alone, also with a launch that was begun: it asked for that, or
     has failed too often."""
-    return pool.needs_person or (pool.closed_until is not None and pool.closed_until > now)
+    return pool.needs_person or not is_due(pool.closed_until, LONGEST, now)
 
 
 def may_launch(pool: ReplicaPool, now: datetime) -> bool:
@@ -51,14 +55,15 @@ def count_failure(pool: ReplicaPool, message: str, *, after_s: float | None = No
     What was launched together fails together: while the pool is closed a failure says nothing new.
     """
     now = timezone.now()
-    is_open = Q(closed_until=None) | Q(closed_until__lte=now)
+    is_open = due("closed_until", LONGEST, now)
     counted = ReplicaPool.objects.filter(is_open, pk=pool.pk).update(
         failures=F("failures") + 1, trouble=clean_text(message)
     )
     pool.refresh_from_db(fields=("failures", "trouble", "closed_until"))
     wait_s = max(closed_for_s(pool.failures) if counted else 0.0, after_s or 0.0)
     until = now + timedelta(seconds=wait_s)
-    if not wait_s or (pool.closed_until is not None and pool.closed_until >= until):
+    waits = not is_due(pool.closed_until, LONGEST, now)
+    if not wait_s or (waits and pool.closed_until is not None and pool.closed_until >= until):
         return
     ReplicaPool.objects.filter(pk=pool.pk).update(closed_until=until)
     pool.closed_until = until
@@ -76,7 +81,7 @@ def wait_for_capacity(pool: ReplicaPool, message: str, *, after_s: float | None 
     often that has happened. ``after_s``: what the backend asked for."""
     now, message = timezone.now(), clean_text(message)
     until = now + timedelta(seconds=max(CAPACITY_RETRY_S, after_s or 0.0))
-    is_open = Q(closed_until=None) | Q(closed_until__lte=now)
+    is_open = due("closed_until", LONGEST, now)
     ReplicaPool.objects.filter(is_open, pk=pool.pk).update(closed_until=until)
     if ReplicaPool.objects.filter(pk=pool.pk).exclude(trouble=message).update(trouble=message):
         record_event(_run(pool), "breaker", f"{pool}: waits for capacity: {message}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from runs.control import breaker, decide, jobs, policy, prices
 from runs.control.decide import ReplicaView
 from runs.control.leaving import leaving_ids
-from runs.control.tick import LOST_TASK_AFTER, Tick, beat_name, has_passed
+from runs.control.tick import LOST_TASK_AFTER, Tick, beat_name
 from runs.models import Replica, ReplicaAttempt
 from runs.queue import enqueue
 from runs.states import (
@@ -17,6 +17,7 @@ from runs.states import (
     ReplicaState,
     RunState,
 )
+from runs.times import has_passed, is_due
 from runs.transitions import transition_replica
 
 
@@ -134,15 +135,10 @@ def _launch_is_due(tick: Tick, replica: Replica, attempt: ReplicaAttempt | None)
     if not breaker.may_launch(replica.pool, now):
         return False
     if replica.state == ReplicaState.RESTARTING:
-        due = attempt is None and _is_due(replica.relaunch_at, now)
+        due = attempt is None and is_due(replica.relaunch_at, policy.RELAUNCH_WITHIN, now)
     else:
         due = waited and replica.state == ReplicaState.PENDING
     return due and _is_not_too_dear(tick, replica)
-
-
-def _is_due(at: datetime | None, now: datetime) -> bool:
-    """One that is further away than any backoff was set before the clock was set back."""
-    return at is None or at <= now or at - now > 2 * timedelta(seconds=policy.BACKOFF_CAP_S)
 
 
 def _is_not_too_dear(tick: Tick, replica: Replica) -> bool:

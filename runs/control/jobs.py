@@ -28,6 +28,7 @@ from runs.control.launch import save_handle
 from runs.control.policy import NOT_STARTED
 from runs.models import Replica, ReplicaAttempt, ReplicaPool, Run
 from runs.states import REPLICA_ENDED, RUN_LIVE, ReplicaState, RunState
+from runs.times import has_passed
 from runs.transitions import clean_text
 
 logger = logging.getLogger(__name__)
@@ -232,7 +233,7 @@ def close_unlaunched(attempts: Iterable[ReplicaAttempt], *, now: datetime) -> di
     for attempt in attempts:
         if attempt.handle is not None or attempt.ended_at is not None:
             continue
-        if now - attempt.created_at <= UNLAUNCHED_AFTER:
+        if not has_passed(attempt.created_at, UNLAUNCHED_AFTER, now):
             continue
         if ReplicaAttempt.objects.filter(pk=attempt.pk, handle__isnull=True, ended_at=None).update(
             ended_at=now, cause=Cause.CANCELLED, message=message

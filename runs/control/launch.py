@@ -52,7 +52,7 @@ from executors.base import (
 )
 from runs.bucket.commands import send_resume
 from runs.bucket.stores import store_for
-from runs.control import breaker, prices
+from runs.control import breaker, policy, prices
 from runs.control.backends import executor_for
 from runs.control.bundle import make_bundle
 from runs.control.pending import note_no_capacity
@@ -66,6 +66,7 @@ from runs.local_access import refused_by_owner
 from runs.models import Replica, ReplicaAttempt, Run
 from runs.queue import enqueue
 from runs.states import RUN_ENDED, RUN_LIVE, ReplicaState, RunState
+from runs.times import is_due
 from runs.transitions import clean_text, record_event, transition, transition_replica
 
 logger = logging.getLogger(__name__)
@@ -320,7 +321,7 @@ def _begin_attempt(replica_id: int) -> ReplicaAttempt | None:
         if replica.state == ReplicaState.RESTARTING:
             if last is not None and last.ended_at is None:
                 return None
-            if replica.relaunch_at is not None and replica.relaunch_at > timezone.now():
+            if not is_due(replica.relaunch_at, policy.RELAUNCH_WITHIN, timezone.now()):
                 return None
         elif replica.state != ReplicaState.PENDING:
             return None

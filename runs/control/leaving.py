@@ -16,6 +16,7 @@ from runs.control import jobs, pending, policy
 from runs.control.tick import Tick
 from runs.models import Replica, ReplicaAttempt
 from runs.states import REPLICA_WORKING, ReplicaState, RunState
+from runs.times import has_passed, is_due
 from runs.transitions import transition_replica
 
 LEAVING = (ReplicaState.DRAINING, ReplicaState.RESTARTING, ReplicaState.EVICTED)
@@ -37,7 +38,7 @@ def replicas_to_drain(tick: Tick) -> list[tuple[Replica, float]]:
         and replica.worked_since is not None
         and replica.pk in open_by_replica
         and replica.cancel_at is not None
-        and replica.cancel_at > tick.now
+        and not is_due(replica.cancel_at, policy.CANCEL_WITHIN, tick.now)
     ]
 
 
@@ -71,12 +72,12 @@ def cancel_what_must_end(tick: Tick) -> None:
     run = tick.run
     told_at = run.ended_at or run.stop_requested_at
     grace = timedelta(seconds=policy.drain_s(run.round_s))
-    time_is_up = told_at is not None and tick.now - told_at > grace
-    time_is_up |= run.cancel_at is not None and run.cancel_at <= tick.now
+    time_is_up = told_at is not None and has_passed(told_at, grace, tick.now)
+    time_is_up |= run.cancel_at is not None
     due = {
         replica.pk
         for replica in tick.replicas
-        if replica.state in LEAVING and (replica.cancel_at is None or replica.cancel_at <= tick.now)
+        if replica.state in LEAVING and is_due(replica.cancel_at, policy.CANCEL_WITHIN, tick.now)
     }
     jobs.cancel(a for a in tick.attempts if time_is_up or a.replica_id in due)
 

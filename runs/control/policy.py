@@ -8,17 +8,22 @@ fourth preemption.
 from __future__ import annotations
 
 import enum
+from datetime import timedelta
 
 from executors.base import Cause, PendingCause
 from runs.states import ReplicaState
 
 BACKOFF_S = 2.0
 BACKOFF_CAP_S = 60.0
+RELAUNCH_WITHIN = timedelta(seconds=2 * BACKOFF_CAP_S)
+"""No relaunch is stored further ahead."""
 
 FORGIVE_AFTER_S = 600.0
 """An attempt that worked for so long starts the count of failures anew."""
 
 DRAIN_FLOOR_S, DRAIN_CAP_S = 30.0, 600.0
+CANCEL_WITHIN = timedelta(seconds=DRAIN_CAP_S)
+"""No end of a job is stored further ahead: see :func:`drain_s` and :func:`hand_over_s`."""
 HAND_OVER_FLOOR_S = 60.0
 HUNG_AFTER_S = 600.0
 """How long a replica may be silent while its backend says that it runs."""

@@ -26,7 +26,7 @@ from runs.bucket.journal import mark_due
 from runs.control import bucket_writes, care, costs, decide, jobs, leaving
 from runs.control.decide import RunView
 from runs.control.publish import publish_changes
-from runs.control.tick import LOST_TASK_AFTER, WAIT_FOR_BUCKET, Tick, beats_of, has_passed
+from runs.control.tick import LOST_TASK_AFTER, WAIT_FOR_BUCKET, Tick, beats_of
 from runs.models import Event, IngestState, ReplicaAttempt, Run
 from runs.queue import enqueue
 from runs.states import (
@@ -35,6 +35,7 @@ from runs.states import (
     ReplicaState,
     RunState,
 )
+from runs.times import has_passed
 from runs.transitions import clean_text, record_event, transition, transition_replica
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ def reconcile_run(run_id: str) -> bool:
         jobs=jobs.unjudged_jobs(attempts),
         started=bool(attempts) or ReplicaAttempt.objects.filter(replica__run=run).exists(),
     )
-    forced = run.cancel_at is not None and run.cancel_at <= now
+    forced = run.cancel_at is not None  # set to the time of the request, never ahead
     if forced:  # before anything else: a poll of another backend can take its whole patience
         _step(tick, _end_by_force)
     for step in _steps(forced=forced):
@@ -104,7 +105,8 @@ def _step(tick: Tick, step: Callable[[Tick], None]) -> None:
 
 
 def _report(tick: Tick, name: str, error: Exception) -> None:
-    recent = Event.objects.filter(run=tick.run, kind="control", at__gt=tick.now - STEP_EVENT_EVERY)
+    lately = (tick.now - STEP_EVENT_EVERY, tick.now + STEP_EVENT_EVERY)
+    recent = Event.objects.filter(run=tick.run, kind="control", at__range=lately)
     if not recent.filter(message__startswith=f"control: {name} failed").exists():
         record_event(
             tick.run,

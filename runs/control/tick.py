@@ -10,6 +10,7 @@ from runs.bucket.reading import Changes
 from runs.control.decide import BeatView, Job
 from runs.models import IngestState, Replica, ReplicaAttempt, Run
 from runs.states import RUN_ENDED, RunState
+from runs.times import has_passed
 
 LOST_TASK_AFTER = timedelta(seconds=5)
 """A launch that no worker has taken up for so long was lost with its message or its worker."""
@@ -102,12 +103,6 @@ class Tick:
             return None
         late = has_passed(state.trouble_since, PROGRESS_UNKNOWN_AFTER, self.now)
         return state.trouble_since if late else None
-
-
-def has_passed(since: datetime, limit: timedelta, now: datetime) -> bool:
-    """Whether more than ``limit`` has passed since then. A time that lies in the future by more
-    than the limit was written before the clock was set back: it has passed."""
-    return now - since > limit or since - now > limit
 
 
 def beats_of(replicas: Iterable[Replica], ingest: IngestState | None) -> dict[int, BeatView]:

@@ -15,11 +15,12 @@ from django.utils import timezone
 from executors.registry import BACKENDS
 from runs.bucket.usage import NEWEST
 from runs.control.backends import catalogue
-from runs.control.breaker import FAILURES
+from runs.control.breaker import FAILURES, LONGEST
 from runs.models import Replica, ReplicaAttempt, ReplicaPool, Run
 from runs.plain import finite, iso, mapping
 from runs.queries.replica_history import console_url
 from runs.states import REPLICA_ENDED, REPLICA_LIVE, ReplicaState
+from runs.times import is_due
 
 AT_WORK = REPLICA_LIVE | {ReplicaState.SUSPECT}
 """States in which there is a process that uses something."""
@@ -132,7 +133,7 @@ def breaker_row(pool: ReplicaPool) -> dict[str, Any]:
             "administration, or restart a replica of this pool."
         )
     elif pool.failures >= FAILURES:
-        waits = pool.closed_until is not None and pool.closed_until > timezone.now()
+        waits = not is_due(pool.closed_until, LONGEST, timezone.now())
         state = "closed" if waits else "trying"
         advice = "Then one replica is tried, and the first that works opens the pool again."
         if not waits:

@@ -175,6 +175,15 @@ def test_what_flaps_is_told_once(make_run: Any, clock: Any) -> None:
     assert alert.first_at < alert.opened_at
 
 
+def test_what_comes_back_after_the_clock_was_set_back_is_sent(make_run: Any, clock: Any) -> None:
+    run = make_run()
+    keep(run, SPIKE)
+    keep(run)
+    clock.pass_s(-7200)
+    [alert] = keep(run, SPIKE)
+    assert (alert.told_at, alert.times) == (clock(), 2)
+
+
 def test_what_comes_back_later_is_told_again_and_nobody_has_seen_it(
     make_run: Any, clock: Any
 ) -> None:

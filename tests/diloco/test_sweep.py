@@ -1,0 +1,47 @@
+"""What one sweep misses, a later one deletes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from diloco.checkpoint import sweep
+from diloco.rendezvous import keys
+from diloco.rendezvous.store import LocalStore, Store
+
+LATE = "rounds/00000002/contributions/00007.00001-0000abcd.bin"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = LocalStore(tmp_path)
+    made.put(keys.checkpoint_manifest(0), b"{}")  # of the initial weights
+    return made
+
+
+def commit(store: Store, round: int) -> None:
+    """One round's payload and the checkpoint after it; the sweep follows."""
+    store.put(f"rounds/{round:08d}/contributions/00000.00001-00000000.bin", b"payload")
+    store.put(keys.checkpoint_manifest(round), b"{}")
+
+
+def rounds_with_payloads(store: Store) -> list[int]:
+    return [int(i.key.split("/")[1]) for i in store.list("rounds/") if i.key.endswith(".bin")]
+
+
+def test_a_sweep_that_never_ran_is_made_good_by_the_next(store: Store) -> None:
+    for round in range(1, 9):
+        commit(store, round)
+        if round != 5:  # the process died between the manifest and its sweep
+            sweep(store)
+    assert rounds_with_payloads(store) == [8]
+
+
+def test_a_payload_that_arrives_after_its_round_was_swept_is_deleted(store: Store) -> None:
+    for round in range(1, 9):
+        commit(store, round)
+        sweep(store)
+        if round == 4:
+            store.put(LATE, b"late")
+    assert rounds_with_payloads(store) == [8]
