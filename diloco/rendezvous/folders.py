@@ -22,7 +22,20 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from diloco.rendezvous import keys
+FOLDERS = frozenset(
+    {
+        "checkpoints",
+        "code",
+        "control",
+        "final",
+        "members",
+        "preflight",
+        "rounds",
+        "state",
+        "telemetry",
+    }
+)
+"""Folders at the top of a rendezvous."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PASS = os.O_PATH | _FOLDER if hasattr(os, "O_PATH") else None
@@ -71,7 +84,7 @@ def _mode(name: str, folder: int) -> int:
 def _is_odd(mode: int, path: str) -> bool:
     """Whether it can be moved aside: a link is refused, and a file where the protocol has no folder
     can be an object of others."""
-    return not stat.S_ISLNK(mode) and (not stat.S_ISREG(mode) or keys.is_folder(path))
+    return not stat.S_ISLNK(mode) and (not stat.S_ISREG(mode) or path.split("/")[0] in FOLDERS)
 
 
 def move_aside(name: str, folder: int) -> None:

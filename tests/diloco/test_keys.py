@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Iterator
 
 import pytest
 
-from diloco.rendezvous import keys
+from diloco.rendezvous import folders, keys
 from diloco.rendezvous.keys import Kind, is_folder, kind_of
 
 INCARNATION = "00002-9f31c07a"
@@ -80,3 +81,8 @@ def test_the_weights_of_a_checkpoint_are_told_by_its_round() -> None:
     assert keys.is_final_weights(final)
     assert not keys.is_final_weights(key)
     assert not keys.is_final_weights(f"final/../{final}")
+
+
+def test_the_store_knows_the_folders_at_the_top() -> None:
+    names = re.findall("[a-z]+", keys._FOLDERS.pattern)
+    assert {name for name in names if keys.is_folder(name)} == folders.FOLDERS
