@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from diloco.rendezvous import keys
 from diloco.rendezvous.store import LocalStore
 from diloco.rendezvous.telemetry import LogLine
-from executors.local_options import GRACE_S
+from executors.local.options import GRACE_S
 from runs.control.asking import NoAnswer, ask_all
 from tests import stack as stacks
 from tests.e2e.lives import create

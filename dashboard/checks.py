@@ -25,7 +25,7 @@ from redis.connection import parse_url
 from dashboard import private_files
 from dashboard.logging import FORMATS
 from dashboard.proxies import parse_networks
-from executors.local_user import unreachable, user_problem
+from executors.local.user import unreachable, user_problem
 
 logger = logging.getLogger(__name__)
 

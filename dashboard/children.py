@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from executors.tether import tethered
+from executors.process_guard import tethered
 
 LOG_LIMIT_BYTES = 20_000_000
 

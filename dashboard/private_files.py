@@ -11,7 +11,7 @@ import os
 import stat
 from pathlib import Path
 
-from executors.local_user import SETTING, SHARED_UMASK
+from executors.local.user import SETTING, SHARED_UMASK
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ PRIVATE_UMASK = 0o077
 
 def set_umask() -> None:
     """No permissions for others; for the group only where local replicas have an account of their
-    own (:mod:`executors.local_user`)."""
+    own (:mod:`executors.local.user`)."""
     os.umask(SHARED_UMASK if os.environ.get(SETTING) else PRIVATE_UMASK)
 
 

@@ -17,7 +17,7 @@ then it is started again every few seconds until there is space.
 SIGINT, SIGTERM or SIGHUP stop every child and every local replica that this server started; a
 second signal kills them. Local replicas of an earlier server go on, and so do all local replicas
 when the server stops because of an error of its own or is killed (Linux then ends its children, see
-:mod:`executors.tether`): the next start finds them again.
+:mod:`executors.process_guard`): the next start finds them again.
 """
 
 from __future__ import annotations

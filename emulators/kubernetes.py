@@ -1,9 +1,9 @@
 """A Kubernetes cluster on one machine, as far as Jobs go, whose pods really run.
 
-Speaks the API that ``executors/kubernetes.py`` speaks, and with ``tls`` ``kubectl`` too (get,
-describe, logs, delete; without it that sends no token):
-:mod:`emulators.kubernetes_http`. What happens to Jobs and pods is decided by
-:mod:`emulators.kubernetes_jobs` and :mod:`emulators.kubernetes_kubelet`.
+Speaks the API that ``executors/kubernetes/executor.py`` speaks, and with ``tls`` ``kubectl`` too
+(get, describe, logs, delete; without it that sends no token): :mod:`emulators.kubernetes_http`.
+What happens to Jobs and pods is decided by :mod:`emulators.kubernetes_jobs` and
+:mod:`emulators.kubernetes_kubelet`.
 
 What it knows outlives :meth:`KubernetesCluster.stop`, not its process.
 """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from executors.registry import CLASSES
 
 if TYPE_CHECKING:
-    from executors.local import LocalProcessExecutor
+    from executors.local.executor import LocalProcessExecutor
 
 _HOME = {path.partition(":")[2]: path.partition(":")[0] for path in CLASSES.values()}
 

@@ -132,7 +132,7 @@ class ExecutorConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CodeRef:
-    """The code a replica runs, in its rendezvous: see :mod:`executors.bootstrap`.
+    """The code a replica runs, in its rendezvous: see :mod:`executors.bootstrap.command`.
 
     ``sha256`` names ``code/<sha256>.zip`` under ``uri``. ``archives`` are further zips of user code
     by digest, put on the path before it. ``requirements`` are pip requirements, installed where the
@@ -272,8 +272,8 @@ class ServerlessExecutor(Protocol):
         environment variable that carries the replica number (default ``REPLICA_RANK``).
 
         ``env`` is not secret. ``secrets`` become environment variables too, by the backend's own
-        means for secrets: never in arguments, labels or handles. With ``code`` the job fetches
-        and checks that first (:mod:`executors.bootstrap`); without, the image has the module.
+        means for secrets: never in arguments, labels or handles. With ``code`` the job fetches and
+        checks that first (:mod:`executors.bootstrap.command`); without, the image has the module.
 
         All specs are tried. Where some fail, the first one's error is raised; repeat the call with
         the same specs.
@@ -298,7 +298,7 @@ class ServerlessExecutor(Protocol):
         code: CodeRef | None = None,
     ) -> list[ReplicaHandle]:
         """:meth:`ensure` for callers without launch keys: without ``specs``, new keys are made and
-        replicas are numbered from 0. Implemented by :class:`executors.common.LaunchReplicas`.
+        replicas are numbered from 0. Implemented by :class:`executors.launching.LaunchReplicas`.
         """
         ...
 

@@ -17,20 +17,20 @@ BACKENDS = {
 """Backend name -> what a form calls it."""
 
 CLASSES = {
-    "local": "executors.local:LocalProcessExecutor",
-    "modal": "executors.modal:ModalExecutor",
-    "huggingface": "executors.hf_jobs:HFJobsExecutor",
-    "sagemaker": "executors.sagemaker:SageMakerExecutor",
-    "kubernetes": "executors.kubernetes:KubernetesExecutor",
+    "local": "executors.local.executor:LocalProcessExecutor",
+    "modal": "executors.modal.executor:ModalExecutor",
+    "huggingface": "executors.huggingface.executor:HFJobsExecutor",
+    "sagemaker": "executors.sagemaker.executor:SageMakerExecutor",
+    "kubernetes": "executors.kubernetes.executor:KubernetesExecutor",
 }
 """Backend name -> where its class is; the module, and its SDK, is loaded when it is asked for."""
 
 OPTION_MODULES = {
-    "local": "executors.local_options",
-    "modal": "executors.modal_options",
-    "huggingface": "executors.hf_request",
-    "sagemaker": "executors.sagemaker_request",
-    "kubernetes": "executors.kubernetes_options",
+    "local": "executors.local.options",
+    "modal": "executors.modal.options",
+    "huggingface": "executors.huggingface.request",
+    "sagemaker": "executors.sagemaker.request",
+    "kubernetes": "executors.kubernetes.options",
 }
 """Backend name -> the module that declares ``POOL_OPTIONS``."""
 

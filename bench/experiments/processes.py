@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from executors.tether import tethered
+from executors.process_guard import tethered
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

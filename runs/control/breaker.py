@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from django.db.models import F, Q
 from django.utils import timezone
 
-from executors.common import RETRY_AFTER_CAP_S
+from executors.launching import RETRY_AFTER_CAP_S
 from runs.models import Credential, ReplicaPool, Run
 from runs.states import ReplicaState
 from runs.times import due, is_due

@@ -35,7 +35,7 @@ from runs.queue import enqueue
 from runs.transitions import clean_text, record_event
 
 if TYPE_CHECKING:
-    from executors.hf_hub import Hub
+    from executors.huggingface.client import Hub
 
 TOKEN = "HF_TOKEN"  # noqa: S105 -- the name of a variable
 KIND = "hub_export"
@@ -96,7 +96,7 @@ def _upload(
     """Where it is then."""
     from huggingface_hub import CommitOperationAdd  # lazily: a web process has no use for it
 
-    from executors.hf_hub import Hub
+    from executors.huggingface.client import Hub
 
     store = store_for(checkpoint.run)
     secrets = open_credential(credential)

@@ -12,7 +12,7 @@ import pytest
 
 from dashboard import private_files
 from dashboard.checks import what_others_need
-from executors.local_user import SETTING
+from executors.local.user import SETTING
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,8 +10,8 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from executors import bootstrap
 from executors.base import CodeRef
+from executors.bootstrap import command as bootstrap
 
 PROGRAM = """
 import json, os, sys

@@ -12,7 +12,7 @@ from huggingface_hub import HfApi, JobInfo
 from emulators.huggingface import TOKEN, USER, HuggingFaceHub
 from emulators.interruptions import Interruption
 from executors.base import ReplicaHandle
-from executors.hf_jobs import HFJobsExecutor
+from executors.huggingface.executor import HFJobsExecutor
 from tests.executors.worlds import config
 
 GRACE_S = 1.0

@@ -10,7 +10,7 @@ from typing import Any
 from emulators.interruptions import Interruption
 from emulators.kubernetes import KubernetesCluster
 from executors.base import ReplicaHandle
-from executors.kubernetes import KubernetesExecutor
+from executors.kubernetes.executor import KubernetesExecutor
 from tests.executors.worlds import config
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 
-from executors import local_survivors
 from executors.base import ReplicaHandle
-from executors.local import LocalProcessExecutor
+from executors.local import survivors
+from executors.local.executor import LocalProcessExecutor
 from tests.executors.worlds import LIMIT_S, config, is_gone, wait_for
 
 
@@ -55,7 +55,7 @@ class LocalWorld:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                job = Path(process.environ().get(local_survivors.MARK, "/"))
+                job = Path(process.environ().get(survivors.MARK, "/"))
                 if job.parent == (self.folder / "jobs").absolute() and job.name not in live:
                     found.append(f"{job.name}: process {process.pid}")
         return found

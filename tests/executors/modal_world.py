@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from emulators.interruptions import Interruption
 from emulators.modal import ModalServer
 from executors.base import ReplicaHandle
-from executors.modal import ModalExecutor
+from executors.modal.executor import ModalExecutor
 from tests.executors.worlds import config
 
 

@@ -10,8 +10,8 @@ from typing import Any, Self
 from emulators.interruptions import Interruption
 from emulators.sagemaker import ACCESS_KEY, ACCOUNT, ROLE, SECRET_KEY, SageMakerServer
 from executors.base import ReplicaHandle
-from executors.sagemaker import SageMakerExecutor
-from executors.sagemaker_secrets import ARN_VARIABLE, secret_name
+from executors.sagemaker.executor import SageMakerExecutor
+from executors.sagemaker.secrets import ARN_VARIABLE, secret_name
 from tests.executors.worlds import config
 
 REGION = "us-east-1"

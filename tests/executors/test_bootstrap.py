@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from diloco.retry import RUN_HAS_TRAINED
-from executors import bootstrap, bootstrap_script
 from executors.base import CodeRef
+from executors.bootstrap import command as bootstrap
+from executors.bootstrap import script
 from tests.executors.bundles import PROGRAM, bare_environment, code_in, finish, put, run, zipped
 from tests.servers import S3Server
 
@@ -109,7 +110,7 @@ def test_a_missing_bundle_is_said(tmp_path: Path, env: dict[str, str]) -> None:
 
 def test_a_denial_is_an_outage_once_the_run_has_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(bootstrap_script.time, "sleep", pauses.append)
+    monkeypatch.setattr(script.time, "sleep", pauses.append)
     answers: list[bytes | Exception] = [PermissionError("403")] * 3 + [b"code"]
 
     def get() -> bytes:
@@ -118,15 +119,15 @@ def test_a_denial_is_an_outage_once_the_run_has_trained(monkeypatch: pytest.Monk
             raise answer
         return answer
 
-    with pytest.raises(bootstrap_script.Stop) as stopped:
-        bootstrap_script.patiently("s3://b/code", get)
-    assert (stopped.value.code, pauses) == (bootstrap_script.EX_CONFIG, [])
+    with pytest.raises(script.Stop) as stopped:
+        script.patiently("s3://b/code", get)
+    assert (stopped.value.code, pauses) == (script.EX_CONFIG, [])
     monkeypatch.setenv(RUN_HAS_TRAINED, "1")
-    assert bootstrap_script.patiently("s3://b/code", get) == b"code"
+    assert script.patiently("s3://b/code", get) == b"code"
     answers[:] = [PermissionError("403")] * 20
-    with pytest.raises(bootstrap_script.Stop) as stopped:
-        bootstrap_script.patiently("s3://b/code", get)
-    assert stopped.value.code == bootstrap_script.EX_TEMPFAIL
+    with pytest.raises(script.Stop) as stopped:
+        script.patiently("s3://b/code", get)
+    assert stopped.value.code == script.EX_TEMPFAIL
     assert sum(pauses) > 60
 
 
@@ -186,7 +187,7 @@ def test_a_bucket_that_is_away_may_come_back(env: dict[str, str]) -> None:
     }
     done = run(CodeRef(uri="s3://bucket/run", sha256="a" * 64), env | away, python=PYTHON)
     assert done.returncode == 75
-    assert done.stdout.count("trying again") == bootstrap_script.TRIES - 1
+    assert done.stdout.count("trying again") == script.TRIES - 1
     assert "127.0.0.1:1" in done.stderr
     assert "s3cr3t-value" not in done.stderr + done.stdout
 
@@ -241,10 +242,10 @@ def test_a_folder_that_is_another_users_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DILOCO_CODE_DIR", str(tmp_path))
-    assert bootstrap_script.code_folder() == tmp_path
+    assert script.code_folder() == tmp_path
     other = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: other)
-    own = bootstrap_script.code_folder()
+    own = script.code_folder()
     assert own != tmp_path
     own.rmdir()
 
@@ -253,17 +254,17 @@ def test_a_folder_in_tmp_that_others_made_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DILOCO_CODE_DIR", raising=False)
-    monkeypatch.setattr(bootstrap_script.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(script.tempfile, "tempdir", str(tmp_path))
     wanted = tmp_path / f"archipelago-code-{os.getuid()}"
     (tmp_path / "elsewhere").mkdir()
     wanted.symlink_to(tmp_path / "elsewhere")
-    assert bootstrap_script.code_folder() != wanted
+    assert script.code_folder() != wanted
     wanted.unlink()
     wanted.mkdir()
     wanted.chmod(0o777)
-    assert bootstrap_script.code_folder() != wanted
+    assert script.code_folder() != wanted
     wanted.chmod(0o700)
-    assert bootstrap_script.code_folder() == wanted
+    assert script.code_folder() == wanted
 
 
 def test_code_is_read_without_following_links_in_a_shared_folder(tmp_path: Path) -> None:
@@ -276,22 +277,22 @@ def test_code_is_read_without_following_links_in_a_shared_folder(tmp_path: Path)
     (as_folder / "code").symlink_to(tmp_path / "elsewhere" / "code")
     for run_folder in (as_link, as_folder):
         with pytest.raises(ValueError, match="expected a regular file"):
-            bootstrap_script.read(run_folder.as_uri(), key)
+            script.read(run_folder.as_uri(), key)
     root = tmp_path / "root"  # the rendezvous itself may be reached by a link: an administrator's
     root.symlink_to(tmp_path / "elsewhere")
-    assert bootstrap_script.read(root.as_uri(), key) == (tmp_path / "elsewhere" / key).read_bytes()
-    assert bootstrap_script.read(str(root), key)
+    assert script.read(root.as_uri(), key) == (tmp_path / "elsewhere" / key).read_bytes()
+    assert script.read(str(root), key)
 
 
 def test_code_that_is_a_pipe_or_too_large_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     os.mkfifo(tmp_path / "code" / "pipe.zip")
     with pytest.raises(ValueError, match="expected a regular file"):
-        bootstrap_script.read(tmp_path.as_uri(), "code/pipe.zip")
+        script.read(tmp_path.as_uri(), "code/pipe.zip")
     with (tmp_path / "code" / "sparse.zip").open("wb") as file:
-        file.truncate(bootstrap_script.LIMIT_BYTES * 100)
+        file.truncate(script.LIMIT_BYTES * 100)
     with pytest.raises(ValueError, match="expected at most"):
-        bootstrap_script.read(tmp_path.as_uri(), "code/sparse.zip")
+        script.read(tmp_path.as_uri(), "code/sparse.zip")
 
 
 def test_a_link_in_place_of_the_code_ends_the_job_for_good(

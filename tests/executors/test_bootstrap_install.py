@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from executors import bootstrap
 from executors.base import CodeRef
+from executors.bootstrap import command as bootstrap
 from tests.executors.bundles import bare_environment, finish, put, run, zipped
 
 pytestmark = pytest.mark.processes

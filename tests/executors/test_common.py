@@ -17,7 +17,7 @@ from executors.base import (
     ReplicaStatus,
     RetryLater,
 )
-from executors.common import (
+from executors.launching import (
     collect,
     exit_cause,
     labels_of,

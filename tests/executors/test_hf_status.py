@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from huggingface_hub import JobHardwareInfo, JobInfo
 
-from executors.hardware.huggingface import table_of
-from executors.hf_status import status_of
+from executors.huggingface.hardware import table_of
+from executors.huggingface.status import status_of
 
 
 def job(stage: str, message: str | None = None, **more: Any) -> JobInfo:

@@ -22,9 +22,9 @@ from cryptography.x509.oid import NameOID
 
 from emulators.kubernetes import TOKEN, USER, KubernetesCluster
 from executors.base import NeedsPerson
-from executors.kubernetes import KubernetesExecutor
-from executors.kubernetes_access import connection
-from executors.kubernetes_api import Cluster
+from executors.kubernetes.auth import connection
+from executors.kubernetes.client import Cluster
+from executors.kubernetes.executor import KubernetesExecutor
 from tests.executors.worlds import config
 
 SERVER = "https://192.0.2.1:6443"

@@ -22,8 +22,8 @@ from executors.base import (
     ReplicaStatus,
     RetryLater,
 )
-from executors.kubernetes import KubernetesExecutor
-from executors.kubernetes_options import QUEUE_LABEL
+from executors.kubernetes.executor import KubernetesExecutor
+from executors.kubernetes.options import QUEUE_LABEL
 from tests.executors.kubernetes_world import KubernetesWorld
 from tests.executors.worlds import end_of, launch, number_in, wait_for
 
@@ -274,7 +274,7 @@ def test_a_quota_for_pods_is_read_from_the_warning_of_the_job(
     hard: str,
     cause: PendingCause,
 ) -> None:
-    monkeypatch.setattr("executors.kubernetes.UNEXPLAINED_S", -1.0)
+    monkeypatch.setattr("executors.kubernetes.executor.UNEXPLAINED_S", -1.0)
     world.cluster.add_node("gpu-2", gpus=8)
     executor = world.executor()
     first = launch(executor, "wait", tmp_path / "up", hardware="gpu:6")

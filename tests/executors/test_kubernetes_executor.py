@@ -16,7 +16,6 @@ import yaml
 from emulators import kubernetes_http
 from emulators.interruptions import Interruption
 from emulators.kubernetes import GPU, USER
-from executors import kubernetes, kubernetes_api
 from executors.base import (
     Cause,
     JobState,
@@ -27,9 +26,11 @@ from executors.base import (
     ReplicaStatus,
     RetryLater,
 )
-from executors.kubernetes import KubernetesExecutor
-from executors.kubernetes_api import RIGHTS, USEFUL_RIGHTS
-from executors.kubernetes_manifest import name_of
+from executors.kubernetes import client
+from executors.kubernetes import executor as kubernetes
+from executors.kubernetes.client import RIGHTS, USEFUL_RIGHTS
+from executors.kubernetes.executor import KubernetesExecutor
+from executors.kubernetes.manifest import name_of
 from tests.executors.kubernetes_world import KubernetesWorld
 from tests.executors.worlds import (
     DEPLOYMENT,
@@ -265,7 +266,7 @@ def test_check_says_where_we_are(world: KubernetesWorld) -> None:
 def test_many_are_told_apart_and_listed_page_by_page(
     world: KubernetesWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubernetes_api, "PAGE", 2)
+    monkeypatch.setattr(client, "PAGE", 2)
     monkeypatch.setattr(kubernetes, "SELECTOR_CHARS", 30)
     executor = world.executor()
     handles = [launch(executor, "exit", n, key=f"run-{n}-1") for n in range(7)]

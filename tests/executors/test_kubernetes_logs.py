@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executors.kubernetes_logs import behind, lines, since
+from executors.kubernetes.logs import behind, lines, since
 
 LOG = [
     "2026-11-21T10:00:00.5Z before",

@@ -12,9 +12,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from executors.base import LaunchRefused, ReplicaSpec
-from executors.hardware.kubernetes import PRODUCTS, TABLE
-from executors.kubernetes_manifest import cancellation, completion, job, merged, name_of, secret
-from executors.kubernetes_options import OF_EXECUTOR, OPTIONS, QUEUE_LABEL, machine, read
+from executors.kubernetes.hardware import PRODUCTS, TABLE
+from executors.kubernetes.manifest import cancellation, completion, job, merged, name_of, secret
+from executors.kubernetes.options import OF_EXECUTOR, OPTIONS, QUEUE_LABEL, machine, read
 
 SCHEMAS = sorted((Path(__file__).parent / "data" / "kubernetes").glob("*.json"))
 LABELS = {"archipelago-deployment": "ours", "archipelago-key": "run-0-1", "a": "b_C.d"}

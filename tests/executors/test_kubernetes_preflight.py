@@ -10,7 +10,7 @@ import pytest
 
 from emulators.kubernetes import GPU, USER
 from executors.base import Problem, ReplicaSpec
-from executors.kubernetes_api import RIGHTS, USEFUL_RIGHTS
+from executors.kubernetes.client import RIGHTS, USEFUL_RIGHTS
 from tests.executors.kubernetes_world import KubernetesWorld
 
 SPEC = ReplicaSpec(launch_key="run-0-1", replica=0, hardware="H100:4")

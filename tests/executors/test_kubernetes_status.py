@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from executors.base import Cause, JobState
-from executors.kubernetes_status import newest, status
+from executors.kubernetes.status import newest, status
 
 AT = "2026-11-21T10:00:00Z"
 LATER = "2026-11-21T10:05:00Z"

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from executors import local_shim
 from executors.base import Cause, NoCapacity, PendingCause
-from executors.local import LocalProcessExecutor
+from executors.local import shim
+from executors.local.executor import LocalProcessExecutor
 from tests.executors.worlds import LIMIT_S, config, end_of, launch, wait_for
 
 pytestmark = pytest.mark.processes
@@ -60,9 +60,9 @@ def test_a_record_is_written_to_a_full_disk(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(path, *args, **options)
 
-    local_shim.reserve_space(tmp_path)
+    shim.reserve_space(tmp_path)
     monkeypatch.setattr(Path, "write_text", refuse)
-    local_shim.write_record(tmp_path / "exit.json", {"exit_code": 3})
+    shim.write_record(tmp_path / "exit.json", {"exit_code": 3})
     assert json.loads((tmp_path / "exit.json").read_text()) == {"exit_code": 3}
 
 

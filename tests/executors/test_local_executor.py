@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from executors import local_shim
 from executors.base import Cause, JobState, LaunchRefused, ReplicaHandle
-from executors.local import LocalProcessExecutor
-from executors.local_options import GRACE_S
+from executors.local import shim
+from executors.local.executor import LocalProcessExecutor
+from executors.local.options import GRACE_S
 from tests.executors.worlds import (
     HERE,
     LIMIT_S,
@@ -185,7 +185,7 @@ def test_another_process_finds_polls_and_cancels_it(
     number_in(tmp_path / "up")
     code = (
         "import sys; from pathlib import Path; from executors.base import ExecutorConfig\n"
-        "from executors.local import LocalProcessExecutor\n"
+        "from executors.local.executor import LocalProcessExecutor\n"
         "e = LocalProcessExecutor(ExecutorConfig(state_dir=Path(sys.argv[1])))\n"
         "h = e.find(sys.argv[2])\n"
         "print(h.to_json(), e.poll([h])[0].state); e.cancel([h])"
@@ -205,7 +205,7 @@ _RACER = """
 import sys
 from pathlib import Path
 from executors.base import ExecutorConfig, ReplicaSpec
-from executors.local import LocalProcessExecutor
+from executors.local.executor import LocalProcessExecutor
 print("ready", flush=True)
 sys.stdin.readline()
 e = LocalProcessExecutor(ExecutorConfig(state_dir=Path(sys.argv[1])))
@@ -248,7 +248,7 @@ def test_one_key_launched_by_many_processes_at_once_is_one_job(
 _KILLED_LAUNCHER = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from executors import local
+from executors.local import executor as local
 from executors.base import ExecutorConfig, ReplicaSpec
 spawn = subprocess.Popen
 def spawn_and_die(*args, **kwargs):
@@ -331,7 +331,7 @@ def test_a_held_lock_with_a_strangers_process_id_signals_nobody(
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     path = executor.root / handle.launch_key / "handle.json"
     written = json.loads(path.read_text())
-    started_s = local_shim.started_since_boot_s(stranger.pid)
+    started_s = shim.started_since_boot_s(stranger.pid)
     of_stranger = {"pid": stranger.pid, "started_since_boot_s": started_s}
     path.write_text(json.dumps({**written, **of_stranger, wrong: 0}))
     executor.cancel([handle])
@@ -421,7 +421,7 @@ def test_the_end_of_a_server_ends_no_replica(tmp_path: Path) -> None:
     """A server's processes are tethered to it; the replicas that they started are not."""
     script = (
         "import sys; from pathlib import Path; from executors.base import ExecutorConfig\n"
-        "from executors.local import LocalProcessExecutor\n"
+        "from executors.local.executor import LocalProcessExecutor\n"
         "from tests.executors.worlds import config, launch\n"
         "state, up = map(Path, sys.argv[1:])\n"
         "launch(LocalProcessExecutor(config(state, grace_s=0.2)), 'wait', up)\n"
@@ -429,7 +429,7 @@ def test_the_end_of_a_server_ends_no_replica(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", script, str(tmp_path / "state"), str(tmp_path / "up")]
     server = (
-        "import subprocess, sys, time; from executors.tether import tethered\n"
+        "import subprocess, sys, time; from executors.process_guard import tethered\n"
         "worker = subprocess.Popen(tethered(sys.argv[1:])); print(worker.pid, flush=True)\n"
         "time.sleep(600)\n"
     )

@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from executors import local_shim
 from executors.base import Cause, LaunchRefused, ReplicaSpec, RetryLater
-from executors.local import LocalProcessExecutor
-from executors.local_gpus import gpus_of
+from executors.local import shim
+from executors.local.executor import LocalProcessExecutor
+from executors.local.gpus import gpus_of
 from tests.executors.worlds import config, end_of, launch, number_in, text_of
 
 pytestmark = pytest.mark.processes
@@ -82,16 +82,16 @@ def test_the_kernels_kill_for_want_of_memory_is_told(
 ) -> None:
     """Its counter, of the whole machine, rose while the replica lived."""
     counts = iter((4, 5))
-    monkeypatch.setattr(local_shim, "kernel_kills", lambda: next(counts))
+    monkeypatch.setattr(shim, "kernel_kills", lambda: next(counts))
     # The shim runs in this process, whose other children are the servers of the test session.
-    monkeypatch.setattr(local_shim, "descendants", lambda *, outside=None: [])
+    monkeypatch.setattr(shim, "descendants", lambda *, outside=None: [])
     folder = tmp_path / "job"
     folder.mkdir()
     job = {"command": ["sh", "-c", "kill -9 $$"], "grace_s": 1, "timeout_s": None}
     (folder / "job.json").write_text(json.dumps({**job, "memory_bytes": None, "nice": 0}))
     handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)}
     try:
-        local_shim.Shim(folder).run()
+        shim.Shim(folder).run()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -101,9 +101,9 @@ def test_the_kernels_kill_for_want_of_memory_is_told(
 
 
 def test_the_kernel_counts_its_kills() -> None:
-    assert local_shim.kernel_kills() >= 0
-    assert local_shim.memory_of(os.getpid()) > 1 << 20
-    assert local_shim.memory_of(2**22 + 1) == 0
+    assert shim.kernel_kills() >= 0
+    assert shim.memory_of(os.getpid()) > 1 << 20
+    assert shim.memory_of(2**22 + 1) == 0
 
 
 def test_niceness_is_added_to_ours(state: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from executors.base import Cause
-from executors.local import LocalProcessExecutor
+from executors.local.executor import LocalProcessExecutor
 from tests.executors.worlds import LIMIT_S, config, is_gone, launch, number_in, wait_for
 
 pytestmark = pytest.mark.processes

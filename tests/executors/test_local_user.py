@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from executors import local_job, local_user
 from executors.base import Cause, ExecutorConfig, JobState
-from executors.local import LocalProcessExecutor
+from executors.local import job, user
+from executors.local.executor import LocalProcessExecutor
 from tests.executors.worlds import LIMIT_S, wait_for
 
 NAME = "nobody"
@@ -28,26 +28,26 @@ needs_root = pytest.mark.skipif(
 
 @pytest.mark.parametrize("name", ["root", "no-such-account-here", ""])
 def test_accounts_that_cannot_be_used(name: str) -> None:
-    assert local_user.user_problem(name).startswith("expected")
+    assert user.user_problem(name).startswith("expected")
 
 
 def test_without_the_setting_replicas_run_as_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(local_user.SETTING, raising=False)
-    assert local_user.account() is None
+    monkeypatch.delenv(user.SETTING, raising=False)
+    assert user.account() is None
 
 
 def test_a_python_in_a_private_folder_is_reported(tmp_path: Path) -> None:
     program = tmp_path / "private" / "python"
     program.parent.mkdir(mode=0o700)
     program.touch(mode=0o755)
-    assert "cannot be started by another account" in local_user.unreachable(program)
+    assert "cannot be started by another account" in user.unreachable(program)
 
 
 @pytest.fixture
 def state() -> Iterator[Path]:
     """A folder whose parents anybody can traverse, which pytest's own are not."""
     with tempfile.TemporaryDirectory(prefix="archipelago-test-") as folder:
-        before = os.umask(local_user.SHARED_UMASK)
+        before = os.umask(user.SHARED_UMASK)
         yield Path(folder)
         os.umask(before)
 
@@ -57,11 +57,11 @@ def state() -> Iterator[Path]:
 def test_a_replica_cannot_read_the_server_s_secrets_nor_forge_its_own_end(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(local_user.SETTING, NAME)
+    monkeypatch.setenv(user.SETTING, NAME)
     secret = state / "credentials_key"
     secret.write_text("the key")
     found = pwd.getpwnam(NAME)
-    local_user.share_state(state, found, [state / "rendezvous"])
+    user.share_state(state, found, [state / "rendezvous"])
     inside = state / "rendezvous" / "run"
     inside.mkdir()
     (inside / "group.json").write_text("{}")
@@ -89,7 +89,7 @@ print(json.dumps({{
     config = ExecutorConfig(deployment="test", state_dir=state)
     executor = LocalProcessExecutor(config)
     monkeypatch.setattr(
-        "executors.local.bootstrap.command", lambda *_, **__: [PYTHON, "-I", "-c", probe]
+        "executors.local.executor.bootstrap.command", lambda *_, **__: [PYTHON, "-I", "-c", probe]
     )
     [handle] = executor.launch_replicas(1, "x")
     [status] = executor.collect([handle], LIMIT_S)
@@ -110,15 +110,15 @@ print(json.dumps({{
 def test_a_replica_of_another_account_can_be_cancelled(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(local_user.SETTING, NAME)
+    monkeypatch.setenv(user.SETTING, NAME)
     executor = LocalProcessExecutor(ExecutorConfig(deployment="test", state_dir=state))
     sleep = "import time; print('up', flush=True); time.sleep(600)"
     monkeypatch.setattr(
-        "executors.local.bootstrap.command", lambda *_, **__: [PYTHON, "-I", "-c", sleep]
+        "executors.local.executor.bootstrap.command", lambda *_, **__: [PYTHON, "-I", "-c", sleep]
     )
     [handle] = executor.launch_replicas(1, "x")
     log = executor.root / handle.launch_key / "log"
-    wait_for(lambda: "up" in local_job.tail(log), "the replica")
+    wait_for(lambda: "up" in job.tail(log), "the replica")
     executor.cancel([handle])
     [status] = executor.collect([handle], LIMIT_S)
     assert status.cause is Cause.CANCELLED

@@ -24,7 +24,7 @@ from executors.base import (
     ReplicaSpec,
     RetryLater,
 )
-from executors.modal import ModalExecutor
+from executors.modal.executor import ModalExecutor
 from tests.executors.modal_world import ModalWorld
 from tests.executors.worlds import config, end_of, launch
 

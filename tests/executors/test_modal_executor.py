@@ -24,7 +24,7 @@ from executors.base import (
     ReplicaSpec,
     RetryLater,
 )
-from executors.modal import ModalExecutor
+from executors.modal.executor import ModalExecutor
 from tests.executors.modal_world import ModalWorld
 from tests.executors.worlds import end_of, launch, number_in, wait_for
 
@@ -254,7 +254,7 @@ def test_a_log_that_cannot_be_read_is_reported_and_read_on(
         raise modal.exception.ExecutionError("Get from url failed with status 503")
 
     with monkeypatch.context() as patched:
-        patched.setattr("executors.modal._entries", broken)
+        patched.setattr("executors.modal.executor._entries", broken)
         with pytest.raises(RetryLater, match="status 503"):
             list(executor.logs(handle, after=first.position))
     assert list(executor.logs(handle, after=first.position)) == rest

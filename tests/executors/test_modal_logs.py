@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executors.base import LogLine
-from executors.modal_logs import EPOCH, Entry, Position, lines
+from executors.modal.logs import EPOCH, Entry, Position, lines
 
 
 def entry(micros: int, text: str, source: str = "stdout") -> Entry:

@@ -8,7 +8,7 @@ import pytest
 from modal_proto import api_pb2 as api
 
 from executors.base import Cause, JobState
-from executors.modal_records import CANCELLED_TAG, status_of
+from executors.modal.status import CANCELLED_TAG, status_of
 
 Status = api.GenericResult
 

@@ -9,8 +9,11 @@ import pytest
 from huggingface_hub import JobInfo
 from modal_proto import api_pb2 as api
 
-from executors import hf_status, local_job, modal_records, sagemaker_status
 from executors.base import JobState, PendingCause, ReplicaStatus
+from executors.huggingface import status as hf_status
+from executors.local import job as local_job
+from executors.modal import status as modal_records
+from executors.sagemaker import status as sagemaker_status
 
 STARTING, CAPACITY = PendingCause.STARTING, PendingCause.CAPACITY
 

@@ -18,7 +18,7 @@ from executors.base import (
     RetryLater,
 )
 from executors.registry import get_executor
-from executors.sagemaker import SageMakerExecutor
+from executors.sagemaker.executor import SageMakerExecutor
 from tests.executors.sagemaker_world import OPTIONS, REGION, SageMakerWorld
 from tests.executors.worlds import launch, number_in
 

@@ -21,7 +21,7 @@ from executors.base import (
     ReplicaSpec,
     RetryLater,
 )
-from executors.sagemaker import SageMakerExecutor
+from executors.sagemaker.executor import SageMakerExecutor
 from tests.executors.bundles import code_in
 from tests.executors.sagemaker_world import REGION, SageMakerWorld
 from tests.executors.worlds import end_of, launch, number_in, stub_env, text_of, wait_for

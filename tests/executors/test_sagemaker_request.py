@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from executors import sagemaker_step
 from executors.base import (
     CodeRef,
     LaunchRefused,
     ReplicaSpec,
 )
 from executors.catalogue import Catalogue
-from executors.hardware import sagemaker as hardware
-from executors.sagemaker_client import Clients
-from executors.sagemaker_logs import Position
-from executors.sagemaker_request import (
+from executors.sagemaker import entrypoint as sagemaker_step
+from executors.sagemaker import hardware
+from executors.sagemaker.client import Clients
+from executors.sagemaker.logs import Position
+from executors.sagemaker.request import (
     IMAGE,
     Options,
     create_request,

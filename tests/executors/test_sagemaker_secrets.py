@@ -21,7 +21,7 @@ from executors.base import (
     ReplicaHandle,
     RetryLater,
 )
-from executors.sagemaker_secrets import FOLDER, delete, put
+from executors.sagemaker.secrets import FOLDER, delete, put
 from tests.executors.bundles import PROGRAM, zipped
 from tests.executors.sagemaker_world import REGION, SageMakerWorld
 from tests.executors.worlds import end_of, launch, number_in, text_of

@@ -22,8 +22,8 @@ from executors.base import (
     NoCapacity,
     RetryLater,
 )
-from executors.sagemaker_client import meaning
-from executors.sagemaker_status import of_description
+from executors.sagemaker.client import meaning
+from executors.sagemaker.status import of_description
 
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from emulators.huggingface import HuggingFaceHub
-from executors.hf_jobs import HFJobsExecutor
+from executors.huggingface.executor import HFJobsExecutor
 from tests.executors.huggingface_world import HuggingFaceWorld
 
 

@@ -14,9 +14,9 @@ from executors.base import (
     ReplicaSpec,
     RetryLater,
 )
-from executors.common import RETRY_AFTER_CAP_S
-from executors.hardware.huggingface import TABLE
-from executors.hf_jobs import HFJobsExecutor
+from executors.huggingface.executor import HFJobsExecutor
+from executors.huggingface.hardware import TABLE
+from executors.launching import RETRY_AFTER_CAP_S
 from tests.executors.huggingface_world import HuggingFaceWorld, job_id, jobs_of
 from tests.executors.worlds import end_of, launch
 

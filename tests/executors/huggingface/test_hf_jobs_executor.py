@@ -21,7 +21,7 @@ from executors.base import (
     ReplicaSpec,
     RetryLater,
 )
-from executors.hf_jobs import HFJobsExecutor
+from executors.huggingface.executor import HFJobsExecutor
 from tests.executors.huggingface_world import HuggingFaceWorld, job_id, jobs_of
 from tests.executors.worlds import end_of, launch, number_in, wait_for
 

@@ -11,8 +11,8 @@ import pytest
 
 from emulators.interruptions import Interruption
 from executors.base import PendingCause
-from executors.kubernetes import KubernetesExecutor
-from executors.kubernetes_options import QUEUE_LABEL
+from executors.kubernetes.executor import KubernetesExecutor
+from executors.kubernetes.options import QUEUE_LABEL
 from runs.exceptions import LaunchLater
 from runs.states import ReplicaState
 from tests.executors.kubernetes_world import KubernetesWorld

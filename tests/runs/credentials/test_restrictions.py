@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from executors import hf_request, kubernetes_options, modal_options, sagemaker_request
+from executors.huggingface import request
+from executors.kubernetes import options as kubernetes_options
+from executors.modal import options as modal_options
 from executors.registry import BACKENDS, pool_options
+from executors.sagemaker import request as sagemaker_request
 from runs.control.launch import launch_replica
 from runs.credentials.forms import ALLOWED, form_for
 from runs.credentials.kinds import KINDS
@@ -100,7 +103,7 @@ def test_every_option_of_every_backend_is_classified() -> None:
         "kubernetes": kubernetes_options.OPTIONS,
         "modal": modal_options.OPTIONS,
         "sagemaker": [f.name for f in dataclasses.fields(sagemaker_request.Options)],
-        "huggingface": [f.name for f in dataclasses.fields(hf_request.Options)],
+        "huggingface": [f.name for f in dataclasses.fields(request.Options)],
         "local": ["memory_mb", "nice", "grace_s"],
     }
     assert set(known) == set(BACKENDS)

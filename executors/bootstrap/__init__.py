@@ -1,0 +1,1 @@
+"""What a container runs first: fetch code, install requirements, start the replica."""

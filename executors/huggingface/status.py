@@ -1,0 +1,110 @@
+"""What the Hub says of a job, as the executor says it.
+
+The Hub has six stages, of which :data:`ENDED` are final. A stage that is not known here is not an
+end: its job is running, or pending if it has not started, and the stage's name is shown. For a job
+that failed there is a sentence: ``Job timeout`` (documented), ``Job failed with exit code: 1.
+Reason: Error`` and ``... exit code: 137. Reason: OOMKilled`` (reported by its users). The reasons
+are those of Kubernetes, whose words for a machine that goes away are taken for preemption; no user
+has reported one, and the Hub promises none.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import datetime
+
+from huggingface_hub import JobInfo
+
+from executors.base import Cause, JobState, PendingCause, ReplicaStatus
+from executors.launching import exit_cause
+from executors.refusals import is_capacity_message
+
+TIMEOUT_LABEL = "archipelago-timeout-s"
+
+LIVE = ("SCHEDULING", "RUNNING")
+ENDED = ("COMPLETED", "CANCELED", "ERROR", "DELETED")
+"""``huggingface_hub._jobs_api.TERMINAL_JOB_STAGES``."""
+
+LOST = ReplicaStatus(
+    state=JobState.ENDED, cause=Cause.LOST, message="The Hub knows no such job.", phase="DELETED"
+)
+
+_EXIT_CODE = re.compile(r"exit code:? (\d+)")
+_WORDS = (
+    (Cause.DEADLINE, re.compile(r"\btime(d )?out\b", re.IGNORECASE)),
+    (Cause.OUT_OF_MEMORY, re.compile(r"OOM|out of memory|memory limit", re.IGNORECASE)),
+    (
+        Cause.PREEMPTED,
+        re.compile(
+            r"Reason: (Evicted|Preempt\w*|NodeLost|NodeShutdown|DeletionByTaintManager|Shutdown)"
+        ),
+    ),
+)
+
+
+def status_of(job: JobInfo) -> ReplicaStatus:
+    stage, said = str(job.status.stage), job.status.message or ""
+    if stage == "DELETED":
+        return LOST
+    started_s = _seconds(job.started_at)
+    is_known = stage in (*LIVE, *ENDED)
+    timeout = (job.labels or {}).get(TIMEOUT_LABEL, "")
+    deadline_s = started_s + int(timeout) if started_s and timeout.isdigit() else None
+    if stage not in ENDED:
+        running = stage == "RUNNING" or (not is_known and started_s is not None)
+        if not is_known:
+            said = f"the Hub reports an unknown stage, {stage}: {said}".removesuffix(": ")
+        return ReplicaStatus(
+            state=JobState.RUNNING if running else JobState.PENDING,
+            message=said,
+            phase=stage,
+            pending=None if running else _pending_cause(said),
+            started_wall_s=started_s,
+            deadline_wall_s=deadline_s,
+        )
+    code = _EXIT_CODE.search(said)
+    exit_code = 0 if stage == "COMPLETED" else int(code[1]) if code else None
+    cause, explanation = _cause(stage, said, exit_code)
+    ran_s = job.durations.running_secs if job.durations else None
+    return ReplicaStatus(
+        state=JobState.ENDED,
+        cause=cause,
+        exit_code=exit_code,
+        message=said or explanation,
+        phase=stage,
+        started_wall_s=started_s,
+        ended_wall_s=_seconds(job.finished_at),
+        deadline_wall_s=deadline_s,
+        # By the minute: https://huggingface.co/docs/hub/jobs-pricing
+        billed_s=None if ran_s is None else 60.0 * math.ceil(ran_s / 60),
+    )
+
+
+def precedence(job: JobInfo) -> tuple[int, float, str]:
+    """Of several jobs of one launch key the least is the one: one that lives before one that
+    ended by itself before one that was cancelled, then by age. So a job that the reaper cancelled
+    never hides the one it left."""
+    stage = str(job.status.stage)
+    rank = 0 if stage not in ENDED else 2 if stage in ("CANCELED", "DELETED") else 1
+    return rank, _seconds(job.created_at) or 0.0, job.id
+
+
+def _pending_cause(said: str) -> PendingCause:
+    """The Hub reports a full flavour only in the words of a job's status, if at all."""
+    return PendingCause.CAPACITY if is_capacity_message(said) else PendingCause.STARTING
+
+
+def _cause(stage: str, said: str, exit_code: int | None) -> tuple[Cause, str]:
+    reported = next((cause for cause, words in _WORDS if words.search(said)), None)
+    return exit_cause(
+        exit_code,
+        out_of_memory=reported is Cause.OUT_OF_MEMORY or (None if "Reason:" not in said else False),
+        cancelled=stage == "CANCELED",
+        preempted=reported is Cause.PREEMPTED,
+        deadline=reported is Cause.DEADLINE,
+    )
+
+
+def _seconds(at: datetime | None) -> float | None:
+    return at.timestamp() if at else None

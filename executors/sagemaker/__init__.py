@@ -1,0 +1,1 @@
+"""Replicas as Amazon SageMaker training jobs."""
