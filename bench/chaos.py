@@ -8,7 +8,7 @@ Afterwards the log is audited from the bucket alone (:mod:`bench.experiments.aud
 had in committed rounds in the same time undisturbed, both from the first commit to the last within
 the time. *Lost per kill* is the time from a life's last contribution that was committed to the next
 life's first step: unsaved work, absence and start-up. The prediction is that of
-``python -m diloco.simulate`` (:mod:`diloco.rendezvous.failures`), told the kills and the start-up
+``python -m diloco.simulate`` (:mod:`diloco.planner.availability`), told the kills and the start-up
 that were measured. Steps are padded to ``--step-s`` (:mod:`bench.experiments.paced_replica`), so
 that replicas do not share the cores a dead one frees.
 
@@ -34,12 +34,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.experiments.audit import Life, Log, audit, read_log
 from bench.experiments.processes import Death, Herd, Launch
 from diloco.init import create_group
-from diloco.rendezvous import keys
-from diloco.rendezvous.failures import look_ahead
-from diloco.rendezvous.records import Command, Commit
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import MissingKey, Store, open_store
-from diloco.rendezvous.workload import ByteGPTWorkload
+from diloco.planner.availability import look_ahead
+from diloco.protocol import keys
+from diloco.protocol.records import Command, Commit
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.workload import ByteGPTWorkload
+from diloco.store.base import MissingKey, Store
+from diloco.store.open import open_store
 
 TEND_S = 0.1
 PATIENCE_S = 120.0

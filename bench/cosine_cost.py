@@ -21,8 +21,8 @@ import torch
 from bench.peak_memory import CODECS, gradient, member
 from bench.support.exchanging import bare_settings
 from bench.support.processes import in_memory
-from diloco.alignment import cosine_to_mean
 from diloco.codecs import get_codec
+from diloco.exchange.cosine import cosine_to_mean
 
 
 def costs(folder: str, numel: int, replicas: int, codec: str) -> tuple[float, float]:

@@ -26,8 +26,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from diloco.rendezvous.fsspec_store import FsspecStore
-from diloco.rendezvous.store import MissingKey, Store, StoreUnavailable, open_store
+from diloco.store.base import MissingKey, Store, StoreUnavailable
+from diloco.store.fsspec import FsspecStore
+from diloco.store.open import open_store
 
 Opened = AbstractContextManager[Callable[[], Store]]
 

@@ -40,9 +40,9 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.store import LocalStore
-from diloco.rendezvous.telemetry import LogLine
+from diloco.protocol import keys
+from diloco.protocol.telemetry import LogLine
+from diloco.store.base import LocalStore
 from executors.local.options import GRACE_S
 from runs.control.asking import NoAnswer, ask_all
 from tests import stack as stacks

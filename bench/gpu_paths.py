@@ -22,19 +22,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from diloco.checkpoint import read_final
+from diloco.clock import SystemClock
 from diloco.codecs import get_codec
-from diloco.fragments import Slot
+from diloco.exchange.payload import Packing, PayloadInfo
 from diloco.init import create_group
-from diloco.layout import Layout
-from diloco.outer import OuterOptimizer, WeightedSum, digest, l2_norm
-from diloco.rendezvous.clock import SystemClock
-from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import LocalStore
-from diloco.rendezvous.telemetry import Segment
-from diloco.rendezvous.workload import ByteGPTWorkload
-from diloco.wire import Packing, PayloadInfo
+from diloco.model.flat_parameters import Layout
+from diloco.model.fragments import Slot
+from diloco.model.outer_optimizer import OuterOptimizer, WeightedSum, digest, l2_norm
+from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.telemetry import Segment
+from diloco.protocol.workload import ByteGPTWorkload
+from diloco.store.base import LocalStore
+from diloco.training.checkpoint import read_final
 from diloco.workloads import load_workload
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -33,8 +33,8 @@ def prepare(replicas: int, after: int) -> Any:
     from django.contrib.auth.models import User
     from django.utils import timezone
 
-    from diloco.rendezvous.settings import GroupSettings
-    from diloco.rendezvous.workload import ByteGPTWorkload
+    from diloco.protocol.settings import GroupSettings
+    from diloco.protocol.workload import ByteGPTWorkload
     from runs.drafts.create import create_run
     from runs.drafts.presets import PoolDraft, RunDraft
     from runs.series.blocks import Points
@@ -61,8 +61,8 @@ def prepare(replicas: int, after: int) -> Any:
 
 
 def write_segments(store: Any, replicas: int, segments: int, steps: int, after: int) -> None:
-    from diloco.rendezvous import keys
-    from diloco.rendezvous.telemetry import LogLine, RoundReport, Segment, StepColumns
+    from diloco.protocol import keys
+    from diloco.protocol.telemetry import LogLine, RoundReport, Segment, StepColumns
 
     for replica in range(replicas):
         for n in range(1, segments + 1):

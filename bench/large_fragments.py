@@ -29,9 +29,10 @@ import torch
 
 from bench.support.exchanging import BareMember, bare_settings
 from bench.support.processes import in_processes, meet, phase_medians, somewhere
-from diloco.rendezvous.cost import payload_bytes
-from diloco.rendezvous.plan_cost import round_cost
-from diloco.rendezvous.store import PART_BYTES, Store, open_store
+from diloco.protocol.payload_size import payload_bytes
+from diloco.protocol.reduce_cost import round_cost
+from diloco.store.base import PART_BYTES, Store
+from diloco.store.open import open_store
 
 REPLICAS = 2
 THREADS = 6

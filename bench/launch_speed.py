@@ -26,8 +26,8 @@ def measure(replicas: int, launch_s: float) -> tuple[float, int]:
     """Seconds of one launch task, and how many replicas have their job afterwards."""
     from django.contrib.auth.models import User
 
-    from diloco.rendezvous.settings import GroupSettings
-    from diloco.rendezvous.workload import ByteGPTWorkload
+    from diloco.protocol.settings import GroupSettings
+    from diloco.protocol.workload import ByteGPTWorkload
     from executors.base import Capabilities, ReplicaHandle, ReplicaSpec
     from runs.control import launch
     from runs.drafts.create import create_run

@@ -38,8 +38,8 @@ SETTLE_S = 2.0
 _PREPARE = f"""
 {SIGN_IN}
 import uuid
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.workload import ByteGPTWorkload
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.workload import ByteGPTWorkload
 from runs.drafts.create import create_run
 from runs.drafts.presets import PoolDraft, RunDraft
 user, session = sign_in()

@@ -29,9 +29,9 @@ from torch import nn
 from bench.support.processes import in_processes, meet, somewhere
 from diloco.group import join
 from diloco.init import create_group
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import open_store
-from diloco.rendezvous.telemetry import RoundReport, Segment
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.telemetry import RoundReport, Segment
+from diloco.store.open import open_store
 
 WARM_UP = 2
 SYNC = ("encode", "upload", "wait", "download", "reduce")

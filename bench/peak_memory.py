@@ -28,17 +28,17 @@ from torch import nn
 
 from bench.support.exchanging import SYNCER_NUMBER, BareMember, bare_settings, in_threads
 from bench.support.processes import in_memory, in_processes
-from diloco.checkpoint import Restored
-from diloco.exchange import Sent
-from diloco.layout import Layout
-from diloco.ledger import Ledger
-from diloco.open_rounds import OpenRound
-from diloco.reduce import IN_FLIGHT, Merged, Own
-from diloco.rendezvous import keys
-from diloco.rendezvous.clock import SystemClock
-from diloco.rendezvous.records import Commit, Identity
-from diloco.rendezvous.store import PART_BYTES, UPLOADS_IN_FLIGHT, LocalStore
-from diloco.rendezvous.view import Totals
+from diloco.clock import SystemClock
+from diloco.exchange.inflight_rounds import OpenRound
+from diloco.exchange.reduce import IN_FLIGHT, Merged, Own
+from diloco.exchange.round_exchange import Sent
+from diloco.model.flat_parameters import Layout
+from diloco.protocol import keys
+from diloco.protocol.records import Commit, Identity
+from diloco.protocol.round_view import Totals
+from diloco.store.base import PART_BYTES, UPLOADS_IN_FLIGHT, LocalStore
+from diloco.training.checkpoint import Restored
+from diloco.training.local_progress import Ledger
 
 PARTS_BYTES = 2 * (IN_FLIGHT + 1 + UPLOADS_IN_FLIGHT + 2) * PART_BYTES
 QUICK_NUMEL = 2**24

@@ -2,7 +2,7 @@
 
 Every round is really exchanged over a folder, with a store that counts by what a key is for. Of
 payloads, their records and reduced shards (the data) requests and bytes must equal
-:func:`~diloco.rendezvous.plan_cost.round_cost`, ``read_back_cost`` and
+:func:`~diloco.protocol.reduce_cost.round_cost`, ``read_back_cost`` and
 ``syncer_cost`` exactly; the script ends with status 1 where they do not. Control (plan, commit,
 leases, and polling for them) follows the clock: it is listed apart.
 
@@ -30,9 +30,9 @@ import torch
 
 from bench.support.exchanging import SYNCER_NUMBER, BareMember, bare_settings, in_threads
 from bench.support.recording import DATA_KINDS, RecordingStore, Traffic
-from diloco.rendezvous.plan_cost import RoundCost, read_back_cost, round_cost, syncer_cost
-from diloco.rendezvous.store import LocalStore
-from diloco.upload import bytes_to_verify
+from diloco.exchange.upload import bytes_to_verify
+from diloco.protocol.reduce_cost import RoundCost, read_back_cost, round_cost, syncer_cost
+from diloco.store.base import LocalStore
 
 PLANS = ("gather", "sharded", "syncer")
 CODECS = ("fp32", "bf16", "int8", "e3m0", "topk")
@@ -45,8 +45,8 @@ NUMELS = (1, 100_003, 650_000)
 def small_cuts(*, block: int = 4096, part_bytes: int = 65_536) -> Iterator[None]:
     """Blocks of ``block`` elements and parts of ``part_bytes``, wherever they are used."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch("diloco.rendezvous.geometry.SMALLEST_BLOCK", block))
-        stack.enter_context(mock.patch("diloco.outer.DIGEST_CHUNK", block))
+        stack.enter_context(mock.patch("diloco.protocol.blocks.SMALLEST_BLOCK", block))
+        stack.enter_context(mock.patch("diloco.model.outer_optimizer.DIGEST_CHUNK", block))
         for module in ("rendezvous.geometry", "rendezvous.plan_cost", "wire"):
             stack.enter_context(mock.patch(f"diloco.{module}.PART_BYTES", part_bytes))
         yield

@@ -19,8 +19,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from diloco.channel import Channel, Word
-from diloco.shared import Operation, Ranks, SharedLayout
+from diloco.ranks.collective_ops import Operation, Ranks, SharedLayout
+from diloco.ranks.command_channel import Channel, Word
 
 BATCHES, WORDS = 20, 100
 WRITES = 5

@@ -31,9 +31,10 @@ import torch
 from bench.support import textbook
 from bench.support.exchanging import SYNCER_NUMBER, BareMember, bare_settings
 from bench.support.processes import in_processes, meet, phase_medians, somewhere
-from diloco.reduce import IN_FLIGHT
-from diloco.rendezvous.plan_cost import RoundCost, round_cost
-from diloco.rendezvous.store import MeteredStore, open_store
+from diloco.exchange.reduce import IN_FLIGHT
+from diloco.protocol.reduce_cost import RoundCost, round_cost
+from diloco.store.base import MeteredStore
+from diloco.store.open import open_store
 
 TENSORS = 144
 NUMEL = 2_800_080

@@ -62,7 +62,7 @@ def fill(wanted: int) -> None:
     """Add runs until there are ``wanted``, the newest last."""
     from django.contrib.auth.models import User
 
-    from diloco.rendezvous.settings import GroupSettings
+    from diloco.protocol.settings import GroupSettings
     from runs.models import Replica, ReplicaPool, Run
 
     there = Run.objects.count()

@@ -55,8 +55,8 @@ PATIENCE_S = 420.0
 
 AUDIT = """
 import json
-from diloco.rendezvous import keys
-from diloco.rendezvous.store import open_store
+from diloco.protocol import keys
+from diloco.store.base import open_store
 from runs.bucket.journal import Entry
 from runs.models import Event, ReplicaAttempt, Run
 run = Run.objects.get(pk={run!r})

@@ -15,11 +15,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from diloco.rendezvous.cost import payload_bytes
-from diloco.rendezvous.failures import availability
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.simulation import Scenario, bandwidth_for, needed_bytes_per_s, predict_modes
-from diloco.tables import columns
+from diloco.inspection.tables import columns
+from diloco.planner.availability import availability
+from diloco.planner.prediction import Scenario, bandwidth_for, needed_bytes_per_s, predict_modes
+from diloco.protocol.payload_size import payload_bytes
+from diloco.protocol.settings import GroupSettings
 
 Rows = list[tuple[str, ...]]
 

@@ -25,10 +25,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from diloco.rendezvous.fsspec_store import FsspecStore
-from diloco.rendezvous.obstore_store import ObstoreStore
-from diloco.rendezvous.store import PART_BYTES, Store
-from diloco.rendezvous.transfer import read_parts
+from diloco.protocol.parallel_reads import read_parts
+from diloco.store.base import PART_BYTES, Store
+from diloco.store.fsspec import FsspecStore
+from diloco.store.s3 import ObstoreStore
 
 ENGINES: dict[str, Callable[[str], Store]] = {"obstore": ObstoreStore, "s3fs": FsspecStore}
 MIB = 1 << 20

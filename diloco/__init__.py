@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from diloco.group import Group, join
     from diloco.init import create_group
     from diloco.manager import Manager, WorldSizeMode
-    from diloco.outer_loop import MockManager, make_diloco_outer_loop
-    from diloco.rendezvous.document import GroupDocument
-    from diloco.rendezvous.settings import GroupSettings
+    from diloco.protocol.group_document import GroupDocument
+    from diloco.protocol.settings import GroupSettings
+    from diloco.torchft.outer_loop import MockManager, make_diloco_outer_loop
 
 __version__ = "0.1.0"
 
@@ -28,13 +28,13 @@ _HOME = {
     "Group": "diloco.group",
     "ObjectStoreAllReduce": "diloco.allreduce",
     "Manager": "diloco.manager",
-    "MockManager": "diloco.outer_loop",
+    "MockManager": "diloco.torchft.outer_loop",
     "WorldSizeMode": "diloco.manager",
     "join": "diloco.group",
     "create_group": "diloco.init",
-    "make_diloco_outer_loop": "diloco.outer_loop",
-    "GroupDocument": "diloco.rendezvous.document",
-    "GroupSettings": "diloco.rendezvous.settings",
+    "make_diloco_outer_loop": "diloco.torchft.outer_loop",
+    "GroupDocument": "diloco.protocol.group_document",
+    "GroupSettings": "diloco.protocol.settings",
 }
 
 __all__ = [

@@ -19,10 +19,10 @@ computes the same bits. A payload is deleted by its writer once everybody has an
 call, so at most two per rank lie in the store.
 
 Errors: :class:`ValueError` where two ranks' calls differ or the arguments are wrong,
-:class:`TimeoutError` naming the ranks that are missing, :class:`~diloco.wire.BadPayload` for a
-damaged object, :class:`~diloco.rendezvous.store.StoreError`. After any of them the ranks are out of
-step: make new instances on all. What it leaves out: members that come and go, compression, and
-sums or maxima.
+:class:`TimeoutError` naming the ranks that are missing,
+:class:`~diloco.exchange.payload.BadPayload` for a damaged object,
+:class:`~diloco.store.base.StoreError`. After any of them the ranks are out of step: make new
+instances on all. What it leaves out: members that come and go, compression, and sums or maxima.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.clock import Clock, SystemClock
-from diloco.rendezvous.parsing import parse_json
-from diloco.rendezvous.store import MissingKey, ObjectTooLarge, Store, open_store
-from diloco.retry import RetryingStore
-from diloco.wire import BadPayload
+from diloco.clock import Clock, SystemClock
+from diloco.exchange.payload import BadPayload
+from diloco.protocol import keys
+from diloco.protocol.parsing import parse_json
+from diloco.store.base import MissingKey, ObjectTooLarge, Store
+from diloco.store.open import open_store
+from diloco.store.retry import RetryingStore
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Call:
 class ObjectStoreAllReduce:
     """The average over ``world_size`` ranks, of which this process is number ``rank``.
 
-    ``uri`` is anything :func:`~diloco.rendezvous.store.open_store` opens. Instances in use at the
+    ``uri`` is anything :func:`~diloco.store.open.open_store` opens. Instances in use at the
     same time over one URI need different ``round_id``. ``timeout_s`` bounds each call;
     ``poll_interval_s`` is the longest pause between two looks at the store.
     """

@@ -25,13 +25,14 @@ from huggingface_hub.errors import HfHubHTTPError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from diloco import parameters
-from diloco.checkpoint import get_object, load_tensors, newest_manifest, read_final
 from diloco.errors import ReplicaError
-from diloco.rendezvous.document import GroupDocument, ProtocolMismatch
-from diloco.rendezvous.store import MissingKey, Store, StoreError, open_store
-from diloco.rendezvous.workload import HuggingFaceWorkload
-from diloco.sync import read_document
+from diloco.model import named_parameters
+from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
+from diloco.protocol.workload import HuggingFaceWorkload
+from diloco.store.base import MissingKey, Store, StoreError
+from diloco.store.open import open_store
+from diloco.training.checkpoint import get_object, load_tensors, newest_manifest, read_final
+from diloco.training.initial_state import read_document
 from diloco.versions import add_version
 from diloco.workloads.huggingface import model_config
 from diloco.workloads.tokens import Tokenizer, load_tokenizer
@@ -89,7 +90,7 @@ def build(config: Mapping[str, Any]) -> Any:
 
 def load(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Set all weights. A checkpoint has what is trained, a final has buffers too."""
-    expected = {name: tuple(tensor.shape) for name, tensor in parameters.state(model)}
+    expected = {name: tuple(tensor.shape) for name, tensor in named_parameters.state(model)}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     buffers = {name for name, _ in model.named_buffers()}
     for name in sorted((expected.keys() - buffers) | found.keys()):

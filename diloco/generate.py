@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diloco.checkpoint import get_object, load_tensors, newest_manifest, read_final
 from diloco.errors import ReplicaError
-from diloco.rendezvous import keys
-from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.store import MissingKey, Store, StoreError, open_store
-from diloco.rendezvous.workload import STDLIB, ByteGPTWorkload
-from diloco.sample import SAMPLE_BYTES, SEED, TEMPERATURE
+from diloco.protocol import keys
+from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.workload import STDLIB, ByteGPTWorkload
+from diloco.store.base import MissingKey, Store, StoreError
+from diloco.store.open import open_store
+from diloco.training.checkpoint import get_object, load_tensors, newest_manifest, read_final
+from diloco.training.sample import SAMPLE_BYTES, SEED, TEMPERATURE
 from diloco.versions import add_version
 from diloco.workloads.base import first_words
 from diloco.workloads.byte_gpt import ByteGPT, model_config, model_from_config, sample_bytes

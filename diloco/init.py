@@ -10,15 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from diloco.clock import Clock, SystemClock
 from diloco.errors import ReplicaError
-from diloco.membership import Observer
-from diloco.rendezvous import keys
-from diloco.rendezvous.clock import Clock, SystemClock
-from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.settings import GroupSettings, SettingsError, setting_fields
-from diloco.rendezvous.store import MissingKey, Store, StoreError, open_store
-from diloco.rendezvous.uris import check_rendezvous
-from diloco.rendezvous.workload import WORKLOADS, ByteGPTWorkload
+from diloco.membership.lease import Observer
+from diloco.protocol import keys
+from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.settings import GroupSettings, SettingsError, setting_fields
+from diloco.protocol.workload import WORKLOADS, ByteGPTWorkload
+from diloco.store.base import MissingKey, Store, StoreError
+from diloco.store.open import open_store
+from diloco.store.uris import check_rendezvous
 from diloco.versions import add_version
 
 
@@ -33,7 +34,7 @@ def create_group(
 
     ``workload`` may be left out when replicas bring their own model and data through
     :func:`diloco.join`. Raises :class:`FileExistsError` if the rendezvous has a group already, and
-    :class:`~diloco.rendezvous.store.StoreError` if it cannot be written.
+    :class:`~diloco.store.base.StoreError` if it cannot be written.
     """
     document = GroupDocument(
         run_id=secrets.token_hex(8),

@@ -21,15 +21,16 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from diloco.clock import Clock, SystemClock
 from diloco.inspection.findings import findings
 from diloco.inspection.leases import LeaseWatch
 from diloco.inspection.picture import Picture
 from diloco.inspection.reading import NotARun, Scope, read_document, read_picture
 from diloco.inspection.rendering import render
-from diloco.rendezvous.clock import Clock, SystemClock
-from diloco.rendezvous.document import PROTOCOL
-from diloco.rendezvous.store import Store, StoreDenied, StoreError, open_store
-from diloco.retry import RetryingStore
+from diloco.protocol.group_document import PROTOCOL
+from diloco.store.base import Store, StoreDenied, StoreError
+from diloco.store.open import open_store
+from diloco.store.retry import RetryingStore
 from diloco.versions import add_version
 
 THREADS = 16

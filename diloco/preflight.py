@@ -22,16 +22,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.clock import Clock, SystemClock
-from diloco.rendezvous.store import (
-    PART_BYTES,
-    LocalStore,
-    Store,
-    StoreError,
-    StoreUnavailable,
-    open_store,
-)
+from diloco.clock import Clock, SystemClock
+from diloco.protocol import keys
+from diloco.store.base import PART_BYTES, LocalStore, Store, StoreError, StoreUnavailable
+from diloco.store.open import open_store
 from diloco.versions import add_version
 
 RACERS = 8
@@ -105,7 +99,7 @@ def preflight(
 ) -> Report:
     """Try everything a run does to its bucket. ``quick`` leaves out the large object and the race
     (16 MiB and eight more requests) and ends with what is missing first. ``environment``: see
-    :func:`~diloco.rendezvous.store.open_store`."""
+    :func:`~diloco.store.open.open_store`."""
     clock = clock or SystemClock()
     begun = clock.monotonic()
     try:

@@ -2,7 +2,7 @@
 
 It starts with nothing but the rendezvous URI and its number in ``REPLICA_RANK``. Under torchrun all
 ranks are one replica: the batch is shared out among them, and DistributedDataParallel averages
-their gradients. Its exit codes are those of :mod:`diloco.exits`.
+their gradients. Its exit codes are those of :mod:`diloco.exit_codes`.
 
 On SIGTERM or SIGINT it hands in its work, saves its state and leaves. How long it has for that says
 ``DILOCO_LEAVE_WITHIN_S``, set to what passes between SIGTERM and SIGKILL where it runs.
@@ -25,15 +25,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from diloco.departure import Departure
-from diloco.exits import EX_CONFIG, EX_TERMINATED, exit_code_of
+from diloco.clock import SystemClock
+from diloco.exit_codes import EX_CONFIG, EX_TERMINATED, exit_code_of
 from diloco.group import Group, join
-from diloco.rendezvous.clock import SystemClock
-from diloco.rendezvous.store import open_store
-from diloco.retry import RetryingStore
-from diloco.sample import sampler_of
-from diloco.startup import startup_of_process
-from diloco.sync import read_document
+from diloco.membership.graceful_shutdown import Departure
+from diloco.store.open import open_store
+from diloco.store.retry import RetryingStore
+from diloco.telemetry.startup_timing import startup_of_process
+from diloco.training.initial_state import read_document
+from diloco.training.sample import sampler_of
 from diloco.versions import add_version
 from diloco.workloads import load_workload
 from diloco.workloads.base import Workload

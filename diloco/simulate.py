@@ -3,7 +3,7 @@
     python -m diloco.simulate --parameters 1B --num-replicas 8 --sync-every 500 --codec bf16 \\
         --step-s 1 --tokens-per-step 500k --mtbf-hours 24 --replace-s 120 --replica-per-hour 2
 
-The formulas are in :mod:`diloco.rendezvous.simulation` and :mod:`diloco.rendezvous.failures`; how
+The formulas are in :mod:`diloco.planner.prediction` and :mod:`diloco.planner.availability`; how
 they compare with published tables is in ``docs/planning.md``. Options that are group settings have
 the names and bounds they have in ``python -m diloco.init``; ``--settings`` reads the same file.
 """
@@ -18,16 +18,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from diloco.rendezvous.schema import SettingsError
-from diloco.rendezvous.settings import GroupSettings, setting_fields
-from diloco.rendezvous.simulation import (
+from diloco.inspection.tables import columns, size
+from diloco.planner.prediction import (
     Prediction,
     Scenario,
     bandwidth_for,
     predict,
     predict_modes,
 )
-from diloco.tables import columns, size
+from diloco.protocol.setting_spec import SettingsError
+from diloco.protocol.settings import GroupSettings, setting_fields
 from diloco.versions import add_version
 
 SETTINGS = (

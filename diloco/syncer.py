@@ -19,20 +19,21 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from diloco.checkpoint import newest_manifest, read_final
+from diloco.clock import Clock, SystemClock
 from diloco.errors import Leaving, RoundTimeout, RunOver
-from diloco.exchange import Exchange, Timings
-from diloco.exits import EX_TERMINATED, exit_code_of
-from diloco.fragments import Slot, Table
-from diloco.membership import SYNCER, Lease, Observer, claim_incarnation, patiently
-from diloco.reduce import CannotReduce
-from diloco.rendezvous.clock import Clock, SystemClock
-from diloco.rendezvous.reading import Damaged
-from diloco.rendezvous.records import CheckpointManifest, Commit
-from diloco.rendezvous.store import Store, StoreError, open_store
-from diloco.retry import RetryingStore
-from diloco.sight import Base, Sight
-from diloco.sync import read_document
+from diloco.exchange.reduce import CannotReduce
+from diloco.exchange.round_exchange import Exchange, Timings
+from diloco.exchange.round_observer import Base, Sight
+from diloco.exit_codes import EX_TERMINATED, exit_code_of
+from diloco.membership.lease import SYNCER, Lease, Observer, claim_incarnation, patiently
+from diloco.model.fragments import Slot, Table
+from diloco.protocol.reading import Damaged
+from diloco.protocol.records import CheckpointManifest, Commit
+from diloco.store.base import Store, StoreError
+from diloco.store.open import open_store
+from diloco.store.retry import RetryingStore
+from diloco.training.checkpoint import newest_manifest, read_final
+from diloco.training.initial_state import read_document
 from diloco.versions import add_version
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import diloco
-from diloco.parameters import state
+from diloco.model.named_parameters import state
 
 
 def build(*, ranks: int, ddp: bool, device: str) -> nn.Module:

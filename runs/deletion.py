@@ -2,7 +2,7 @@
 
 First the objects, if they are to go, then the rows: a deletion that is interrupted is done again.
 Objects are deleted only below a prefix that carries this run's marker, and only those whose keys
-the protocol makes (:func:`diloco.rendezvous.keys.kind_of`); every other object stays, and with it
+the protocol makes (:func:`diloco.protocol.keys.kind_of`); every other object stays, and with it
 the folders it lies in. ``group.json`` and then the marker go last, so that a deletion that was
 interrupted still finds whose the prefix is.
 
@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from diloco.rendezvous import keys, ownership
-from diloco.rendezvous.document import GroupDocument, ProtocolMismatch
-from diloco.rendezvous.keys import Kind, kind_of
-from diloco.rendezvous.settings import SettingsError
-from diloco.rendezvous.store import (
+from diloco.protocol import keys, ownership
+from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
+from diloco.protocol.keys import Kind, kind_of
+from diloco.protocol.settings import SettingsError
+from diloco.store.base import (
     LocalStore,
     MissingKey,
     ObjectInfo,

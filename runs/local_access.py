@@ -16,7 +16,7 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
 
-from diloco.rendezvous.workload import CustomWorkload
+from diloco.protocol.workload import CustomWorkload
 from runs import selectors
 from runs.models import ReplicaPool, Run
 

@@ -1,7 +1,7 @@
 """What a run will move, reach and cost before it is launched: planner page, submit form and API.
 
 Pure, on the cost model that replicas and ``python -m diloco.simulate`` use
-(:mod:`diloco.rendezvous.simulation`). A :class:`Question` is what a person varies; the run is as
+(:mod:`diloco.planner.prediction`). A :class:`Question` is what a person varies; the run is as
 long as its tokens say, so that two values of H are two ways to the same end: what failures take
 away is trained again, and that is in rounds, bytes, time and money. An :class:`Outline` is the
 same of a draft: its length is what its settings say, its money :mod:`runs.drafts.forecast`'s.
@@ -16,11 +16,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from diloco.rendezvous.cost import ring_all_reduce
-from diloco.rendezvous.failures import Outlook, look_ahead
-from diloco.rendezvous.schema import SettingsError
-from diloco.rendezvous.settings import GroupSettings, setting_fields
-from diloco.rendezvous.simulation import (
+from diloco.planner.availability import Outlook, look_ahead
+from diloco.planner.prediction import (
     CHECKPOINT_BYTES,
     Prediction,
     Scenario,
@@ -28,6 +25,9 @@ from diloco.rendezvous.simulation import (
     predict,
     rounds_of,
 )
+from diloco.protocol.payload_size import ring_all_reduce
+from diloco.protocol.setting_spec import SettingsError
+from diloco.protocol.settings import GroupSettings, setting_fields
 from runs.drafts.forecast import ByPlace, Forecast, forecast, tokens_per_step
 from runs.drafts.presets import RunDraft
 
@@ -236,7 +236,7 @@ class Outline:
 
     ``up_bytes_per_round`` and ``down_bytes_per_round`` are of the replica that moves most.
     ``exchange_s`` is of one round at a common way to the bucket
-    (:data:`~diloco.rendezvous.plan_cost.BANDWIDTH`, ``LATENCY_S``). ``goodput``, compute over
+    (:data:`~diloco.protocol.reduce_cost.BANDWIDTH`, ``LATENCY_S``). ``goodput``, compute over
     compute and the exchange that shows, and ``tokens_per_s`` need the pace of earlier runs, which
     holds their own waiting: they are a little too kind.
 

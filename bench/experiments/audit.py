@@ -12,10 +12,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import Commit, ContributionRecord, Identity, Plan
-from diloco.rendezvous.store import Store
-from diloco.rendezvous.telemetry import Segment
+from diloco.protocol import keys
+from diloco.protocol.records import Commit, ContributionRecord, Identity, Plan
+from diloco.protocol.telemetry import Segment
+from diloco.store.base import Store
 
 Life = tuple[int, str]
 """(replica, incarnation)"""

@@ -32,12 +32,12 @@ import torch
 from bench.experiments.arms import BATCH, CONTEXT, EVALUATIONS, GROUP, Arm, dropped
 from diloco.group import Group, join
 from diloco.init import create_group
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import Beat, Commit, ContributionRecord, Plan
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import Data, LocalStore, MissingKey, Store
-from diloco.rendezvous.telemetry import Segment
-from diloco.rendezvous.workload import STDLIB, ByteGPTWorkload, GPTSize
+from diloco.protocol import keys
+from diloco.protocol.records import Beat, Commit, ContributionRecord, Plan
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.telemetry import Segment
+from diloco.protocol.workload import STDLIB, ByteGPTWorkload, GPTSize
+from diloco.store.base import Data, LocalStore, MissingKey, Store
 from diloco.workloads.byte_gpt import ByteGPTTraining
 from diloco.workloads.text import Corpus, load_corpus
 

@@ -13,16 +13,16 @@ from typing import Any
 
 from torch import Tensor
 
-from diloco.exchange import Exchange, Sent, Settled, Timings
-from diloco.fragments import Slot, Table
-from diloco.membership import REPLICA, SYNCER, Observer
-from diloco.rendezvous import keys
-from diloco.rendezvous.clock import SystemClock
-from diloco.rendezvous.records import Beat, Identity
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import Store
-from diloco.sight import Base, Sight
-from diloco.work import LocalWork
+from diloco.clock import SystemClock
+from diloco.exchange.round_exchange import Exchange, Sent, Settled, Timings
+from diloco.exchange.round_observer import Base, Sight
+from diloco.exchange.step_accounting import LocalWork
+from diloco.membership.lease import REPLICA, SYNCER, Observer
+from diloco.model.fragments import Slot, Table
+from diloco.protocol import keys
+from diloco.protocol.records import Beat, Identity
+from diloco.protocol.settings import GroupSettings
+from diloco.store.base import Store
 
 SYNCER_NUMBER = 64
 CLOCK = SystemClock()

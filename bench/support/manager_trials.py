@@ -27,17 +27,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from diloco.managed import session as session_module
-from diloco.managed.recovery import Recovery
-from diloco.managed.session import Asking, Session
-from diloco.managed.step import Mode
-from diloco.membership import Lease
-from diloco.rendezvous import manager_keys
-from diloco.rendezvous.manager_branches import AbandonedBranch, line_before
-from diloco.rendezvous.manager_records import Quorum, Vote
-from diloco.rendezvous.manager_rounds import Standing, counts
-from diloco.rendezvous.records import Identity
-from diloco.rendezvous.store import (
+from diloco.membership.lease import Lease
+from diloco.protocol import manager_keys
+from diloco.protocol.manager_branches import AbandonedBranch, line_before
+from diloco.protocol.manager_records import Quorum, Vote
+from diloco.protocol.manager_rounds import Standing, counts
+from diloco.protocol.records import Identity
+from diloco.store.base import (
     LISTED,
     Data,
     MakeParts,
@@ -46,6 +42,10 @@ from diloco.rendezvous.store import (
     Pages,
     check_size,
 )
+from diloco.torchft import quorum_client as session_module
+from diloco.torchft.quorum_client import Asking, Session
+from diloco.torchft.state_transfer import Recovery
+from diloco.torchft.step import Mode
 
 BEAT_S, LEASE_S, JOIN_S, QUORUM_S, ROUND_S = 2.0, 10.0, 20.0, 90.0, 40.0
 

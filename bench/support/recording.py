@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from diloco.rendezvous.store import LISTED, Data, MakeParts, ObjectInfo, Pages, Store
+from diloco.store.base import LISTED, Data, MakeParts, ObjectInfo, Pages, Store
 
 DATA_KINDS = ("payload", "reduced")
 """Kinds whose bytes are pseudo-gradients; everything else is control."""
@@ -40,7 +40,7 @@ class Traffic:
 
 
 class RecordingStore:
-    """Counts as :class:`~diloco.rendezvous.store.MeteredStore` does, but kind by kind."""
+    """Counts as :class:`~diloco.store.base.MeteredStore` does, but kind by kind."""
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from bench.support.processes import meet
-from diloco.rendezvous.store import MissingKey, Store, open_store
+from diloco.store.base import MissingKey, Store
+from diloco.store.open import open_store
 
 
 def synchronise(number: int, uri: str, replicas: int, sizes: list[int]) -> tuple[float, float]:

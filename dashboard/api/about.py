@@ -12,7 +12,7 @@ from dashboard.access import role_of
 from dashboard.api import rows
 from dashboard.api.auth import caller, reader
 from dashboard.api.types import responses
-from diloco.rendezvous.settings import setting_fields
+from diloco.protocol.settings import setting_fields
 from runs import selectors
 from runs.control.backends import catalogue, usable_backends
 from runs.models import Credential

@@ -1,6 +1,6 @@
 """A run as a document: what the form's effective JSON shows, and what ``run.toml`` holds.
 
-Left out, a group setting has its default (:class:`~diloco.rendezvous.settings.GroupSettings`) and
+Left out, a group setting has its default (:class:`~diloco.protocol.settings.GroupSettings`) and
 ``num_replicas`` is what the pools add up to. Values are checked where the form has them checked, by
 the domain, so that both say the same.
 """
@@ -15,8 +15,8 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field
 
 from dashboard.api.types import LARGE, NO_NUL, SMALL
-from diloco.rendezvous.settings import GroupSettings, SettingsError, setting_fields
-from diloco.rendezvous.workload import GPT_SIZES, STDLIB, WORKLOADS
+from diloco.protocol.settings import GroupSettings, SettingsError, setting_fields
+from diloco.protocol.workload import GPT_SIZES, STDLIB, WORKLOADS
 from runs.drafts.presets import Fork, PoolDraft, RunDraft
 from runs.exceptions import InvalidRun
 from runs.models import Archive, Credential, Webhook

@@ -17,7 +17,7 @@ from ninja.errors import HttpError, ValidationError
 from pydantic import BaseModel, Field
 
 from dashboard.api.parser import Unfit
-from diloco.rendezvous.settings import SettingsError
+from diloco.protocol.settings import SettingsError
 from runs.exceptions import CannotDo, IllegalTransition, InvalidRun
 from runs.queries.search import BadQuery
 

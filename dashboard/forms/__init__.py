@@ -1,5 +1,5 @@
 """Forms. They parse and point at the wrong field; what is valid is decided where it is used:
-:class:`diloco.rendezvous.settings.GroupSettings` and :mod:`runs.services`."""
+:class:`diloco.protocol.settings.GroupSettings` and :mod:`runs.services`."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from django import forms
 
-from diloco.rendezvous.settings import SettingsError, SettingSpec
+from diloco.protocol.settings import SettingsError, SettingSpec
 
 _UNITS = {"d": 86_400, "h": 3600, "m": 60, "min": 60, "s": 1}
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(d|h|min|m|s)(?![a-z])", re.IGNORECASE)

@@ -9,7 +9,7 @@ from typing import Any
 
 from django import forms
 
-from diloco.rendezvous.workload import DATA_FORMATS, STDLIB, HuggingFaceWorkload
+from diloco.protocol.workload import DATA_FORMATS, STDLIB, HuggingFaceWorkload
 
 HF = HuggingFaceWorkload.kind
 OF_HF = (

@@ -16,8 +16,8 @@ from urllib.parse import urlencode
 from django import forms
 
 from dashboard.forms.fields import dress, setting_field
-from diloco.rendezvous.settings import setting_fields
-from diloco.rendezvous.workload import GPT_SIZES
+from diloco.protocol.settings import setting_fields
+from diloco.protocol.workload import GPT_SIZES
 from executors.registry import BACKENDS
 from runs.control.backends import catalogue
 from runs.planner import Question

@@ -11,7 +11,7 @@ from typing import Any
 
 from dashboard.forms.pools import initial_of
 from dashboard.forms.run import DERIVED
-from diloco.rendezvous.settings import setting_fields
+from diloco.protocol.settings import setting_fields
 from runs.drafts.presets import PoolDraft
 
 LONGEST = 200

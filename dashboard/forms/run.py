@@ -1,7 +1,7 @@
 """The submit form: what is trained, on which pools, within which limits.
 
 Group settings get one field each, made from their schema. Field names are those that
-:class:`~diloco.rendezvous.settings.SettingsError` and :class:`~runs.exceptions.InvalidRun` use, so
+:class:`~diloco.protocol.settings.SettingsError` and :class:`~runs.exceptions.InvalidRun` use, so
 that an error finds its field.
 """
 
@@ -16,7 +16,7 @@ from dashboard.forms.fields import DurationField, dress, setting_field
 from dashboard.forms.fork import ForkForm, initial_of_fork
 from dashboard.forms.pools import ROWS, PoolChoices, PoolForm, initial_of, posted_rows
 from dashboard.forms.workload import WorkloadForm, initial_of_workload
-from diloco.rendezvous.settings import GroupSettings, SettingsError, setting_fields
+from diloco.protocol.settings import GroupSettings, SettingsError, setting_fields
 from runs.drafts.presets import RunDraft
 
 DERIVED = frozenset({"num_replicas", "start_replicas"})

@@ -21,8 +21,8 @@ from dashboard.forms.huggingface import (
     parse_object,
     write_object,
 )
-from diloco.rendezvous.settings import SettingsError
-from diloco.rendezvous.workload import (
+from diloco.protocol.settings import SettingsError
+from diloco.protocol.workload import (
     GPT_SIZES,
     STDLIB,
     ByteGPTWorkload,

@@ -17,8 +17,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
 from dashboard.views.access import run_to_operate, run_to_see
-from diloco.rendezvous.store import MissingKey, StoreError
-from diloco.rendezvous.workload import ByteGPTWorkload, HuggingFaceWorkload
+from diloco.protocol.workload import ByteGPTWorkload, HuggingFaceWorkload
+from diloco.store.base import MissingKey, StoreError
 from runs import life, selectors
 from runs.bucket.objects import NotWhatItWas, verified_pieces
 from runs.bucket.stores import store_for

@@ -16,8 +16,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from dashboard.forms.planner import PlannerForm, form_query
-from diloco.rendezvous.schema import SettingsError
-from diloco.rendezvous.workload import GPT_SIZES
+from diloco.protocol.setting_spec import SettingsError
+from diloco.protocol.workload import GPT_SIZES
 from runs import selectors
 from runs.planner import ENOUGH, Plan, plan
 

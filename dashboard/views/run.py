@@ -16,8 +16,8 @@ from django.views.decorators.http import require_safe
 from dashboard.formats import exact
 from dashboard.views.access import run_to_see
 from dashboard.views.checkpoints import checkpoint_context
-from diloco.rendezvous.settings import SECTIONS, SettingSpec, setting_fields
-from diloco.rendezvous.workload import GPT_SIZES
+from diloco.protocol.settings import SECTIONS, SettingSpec, setting_fields
+from diloco.protocol.workload import GPT_SIZES
 from runs import life, selectors
 from runs.alerting import book as alerting
 from runs.bucket.limits import INT_LIMIT, SMALL_LIMIT

@@ -27,8 +27,8 @@ from dashboard.estimate import estimate as make_estimate
 from dashboard.forms import PoolChoices, PoolForm, RunForm, initial_from
 from dashboard.forms.prefill import from_query
 from dashboard.views import submit_source
-from diloco.rendezvous.settings import SECTIONS, setting_fields
-from diloco.rendezvous.workload import GPT_SIZES
+from diloco.protocol.settings import SECTIONS, setting_fields
+from diloco.protocol.workload import GPT_SIZES
 from runs import selectors, services
 from runs.drafts import create, preflight, presets, rates
 from runs.drafts.preflight import Answer

@@ -19,8 +19,8 @@ from diloco.codecs.base import ALIGNMENT, Codec
 from diloco.codecs.blocks import E3M0, Int8
 from diloco.codecs.plain import Bf16, Fp32
 from diloco.codecs.topk import TopK
-from diloco.rendezvous.cost import CODEC_SHAPES, DEFAULT_TOPK
-from diloco.rendezvous.plan_cost import reduced_codec
+from diloco.protocol.payload_size import CODEC_SHAPES, DEFAULT_TOPK
+from diloco.protocol.reduce_cost import reduced_codec
 
 __all__ = ["ALIGNMENT", "Codec", "get_codec", "reduced_codec"]
 

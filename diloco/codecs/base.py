@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from diloco.rendezvous.cost import CODEC_SHAPES, payload_bytes
+from diloco.protocol.payload_size import CODEC_SHAPES, payload_bytes
 
 assert sys.byteorder == "little", "payloads are little-endian and read without conversion"
 

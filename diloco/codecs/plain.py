@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from diloco.codecs.base import check_body, check_vector, copy_as
-from diloco.rendezvous.cost import payload_bytes
+from diloco.protocol.payload_size import payload_bytes
 
 
 def _view(body: Tensor, dtype: torch.dtype) -> Tensor:

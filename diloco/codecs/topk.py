@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diloco.codecs.base import ALIGNMENT, ChunkedCodec, copy_as
 from diloco.codecs.blocks import SCALE_BYTES, get_scale, put_scale, quantise
-from diloco.rendezvous.cost import payload_bytes
+from diloco.protocol.payload_size import payload_bytes
 
 INDEX_BITS = 12
 assert 2**INDEX_BITS == ALIGNMENT

@@ -18,7 +18,7 @@ from diloco.inspection.picture import (
     Picture,
     RoundPicture,
 )
-from diloco.rendezvous.view import GATHER, names
+from diloco.protocol.round_view import GATHER, names
 
 MISSES = 3
 """Committed rounds in a row without a replica that are worth an alarm."""

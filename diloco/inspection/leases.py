@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from diloco.clock import Clock
 from diloco.inspection.picture import LeaseSeen, Unreadable
-from diloco.rendezvous import keys
-from diloco.rendezvous.clock import Clock
-from diloco.rendezvous.records import BadRecord, Beat
-from diloco.rendezvous.store import MissingKey, Store
+from diloco.protocol import keys
+from diloco.protocol.records import BadRecord, Beat
+from diloco.store.base import MissingKey, Store
 
 NEWEST = 3
 """Incarnations of one replica that are looked at; older ones cannot matter."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.records import (
+from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.records import (
     ENDED_STATES,
     Beat,
     CheckpointManifest,
@@ -17,7 +17,7 @@ from diloco.rendezvous.records import (
     Identity,
     Plan,
 )
-from diloco.rendezvous.telemetry import Evaluation, RoundReport
+from diloco.protocol.telemetry import Evaluation, RoundReport
 
 # A contribution's fate, one character in the grid of replicas and rounds.
 INCLUDED, LATE, REFUSED, SPARE, QUARANTINE, VOID, HERE, ABSENT = "#lrsqv+."

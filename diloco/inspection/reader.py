@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from diloco.inspection.picture import Unreadable
-from diloco.rendezvous.records import BadRecord, Record
-from diloco.rendezvous.store import MissingKey, Store
+from diloco.protocol.records import BadRecord, Record
+from diloco.store.base import MissingKey, Store
 
 R = TypeVar("R", bound=Record)
 

@@ -27,9 +27,9 @@ from diloco.inspection.picture import (
     Size,
 )
 from diloco.inspection.reader import Reader, last_that
-from diloco.rendezvous import keys
-from diloco.rendezvous.document import GroupDocument, ProtocolMismatch
-from diloco.rendezvous.records import (
+from diloco.protocol import keys
+from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
+from diloco.protocol.records import (
     CheckpointManifest,
     Command,
     Commit,
@@ -38,8 +38,8 @@ from diloco.rendezvous.records import (
     Plan,
     StoredObject,
 )
-from diloco.rendezvous.settings import GroupSettings, SettingsError
-from diloco.rendezvous.store import MissingKey, ObjectInfo, Store
+from diloco.protocol.settings import GroupSettings, SettingsError
+from diloco.store.base import MissingKey, ObjectInfo, Store
 
 CHECKPOINTS = 8
 """The newest that are shown. Two are kept whole."""

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 from diloco.inspection.findings import findings
 from diloco.inspection.picture import MARKS, Picture, RoundPicture
-from diloco.rendezvous.document import PROTOCOL
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.telemetry import PHASES
-from diloco.tables import columns, size
+from diloco.inspection.tables import columns, size
+from diloco.protocol.group_document import PROTOCOL
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.telemetry import PHASES
 
 GRID_WIDTH = 100
 """Rounds in one line of the grid."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from diloco.inspection.picture import LeaseSeen, Reported
 from diloco.inspection.reader import Reader, last_that
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import Identity
-from diloco.rendezvous.telemetry import Evaluation, Segment
+from diloco.protocol import keys
+from diloco.protocol.records import Identity
+from diloco.protocol.telemetry import Evaluation, Segment
 
 BATCH = 8
 MOST = 256

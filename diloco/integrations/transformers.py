@@ -28,7 +28,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from diloco.group import Group, join
-from diloco.parameters import bare
+from diloco.model.named_parameters import bare
 
 _IGNORED = -100
 """The label of what is not predicted, as everywhere in Transformers."""

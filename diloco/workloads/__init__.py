@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.settings import SettingsError
-from diloco.rendezvous.workload import (
+from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.settings import SettingsError
+from diloco.protocol.workload import (
     WORKLOADS,
     ByteGPTWorkload,
     CustomWorkload,

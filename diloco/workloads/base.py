@@ -20,8 +20,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.workload import STDLIB
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.workload import STDLIB
 
 
 class HeldOutLoss(NamedTuple):

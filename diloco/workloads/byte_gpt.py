@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.workload import VOCABULARY, ByteGPTWorkload, GPTSize
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.workload import VOCABULARY, ByteGPTWorkload, GPTSize
 from diloco.workloads.base import (
     HeldOutLoss,
     adamw,
@@ -208,7 +208,7 @@ class ByteGPTTraining:
     def go_on(
         self, model: nn.Module, prompt: bytes, n: int, *, temperature: float, seed: int
     ) -> Iterator[bytes]:
-        """As :meth:`sample`, longer by a byte each time (:class:`~diloco.sample.GoOn`)."""
+        """As :meth:`sample`, longer by a byte each time (:class:`~diloco.training.sample.GoOn`)."""
         text = b""
         for byte in sample_bytes(model, prompt, n, temperature=temperature, seed=seed):
             text += bytes([byte])

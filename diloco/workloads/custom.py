@@ -14,7 +14,7 @@ It is called with keywords, once in each process of a replica::
 ``total_steps``
     inner steps of the whole run, for a learning rate schedule.
 ``settings``
-    the :class:`~diloco.rendezvous.settings.GroupSettings`: batch size, learning rate and others.
+    the :class:`~diloco.protocol.settings.GroupSettings`: batch size, learning rate and others.
 ``arguments``
     what the workload document says for this function.
 
@@ -38,8 +38,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diloco.rendezvous.settings import GroupSettings, SettingsError
-from diloco.rendezvous.workload import CustomWorkload
+from diloco.protocol.settings import GroupSettings, SettingsError
+from diloco.protocol.workload import CustomWorkload
 from diloco.workloads.base import HeldOutLoss, Workload
 
 METHODS = (

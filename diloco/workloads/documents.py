@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 from datasets import load_dataset
 
-from diloco.rendezvous.settings import SettingsError
-from diloco.rendezvous.workload import STDLIB, HuggingFaceWorkload
+from diloco.protocol.settings import SettingsError
+from diloco.protocol.workload import STDLIB, HuggingFaceWorkload
 from diloco.workloads.text import HELD_OUT, find_files, unreadable, window_spans
 from diloco.workloads.tokens import Tokenizer, hub_is_there
 

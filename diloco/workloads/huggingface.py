@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from diloco.rendezvous.settings import GroupSettings, SettingsError
-from diloco.rendezvous.workload import HuggingFaceWorkload
+from diloco.protocol.settings import GroupSettings, SettingsError
+from diloco.protocol.workload import HuggingFaceWorkload
 from diloco.workloads.base import (
     HeldOutLoss,
     adamw,
@@ -203,7 +203,8 @@ class HuggingFaceTraining:
     def go_on(
         self, model: nn.Module, prompt: bytes, n: int, *, temperature: float, seed: int
     ) -> Iterator[bytes]:
-        """As :meth:`sample`, longer by a token each time (:class:`~diloco.sample.GoOn`)."""
+        """As :meth:`sample`, longer by a token each time
+        (:class:`~diloco.training.sample.GoOn`)."""
         generator = torch.Generator().manual_seed(seed)
         (start,) = self._tokenizer.encode([prompt.decode(errors="replace") or "\n"])
         seen = [int(token) for token in start]

@@ -1,6 +1,6 @@
 """Text as bytes: this replica's shard of the training text and the held-out windows.
 
-A source is :data:`~diloco.rendezvous.workload.STDLIB` or any fsspec URI of a file, a folder or a
+A source is :data:`~diloco.protocol.workload.STDLIB` or any fsspec URI of a file, a folder or a
 glob. The files in order of name, put end to end, are one long text:
 
 - *held out* are the files whose hashed name says so (about one in twenty), so that a file is held
@@ -33,8 +33,8 @@ import numpy.typing as npt
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from diloco.rendezvous.settings import SettingsError
-from diloco.rendezvous.workload import STDLIB
+from diloco.protocol.settings import SettingsError
+from diloco.protocol.workload import STDLIB
 
 Bytes = npt.NDArray[np.uint8]
 

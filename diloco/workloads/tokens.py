@@ -19,8 +19,8 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from diloco.rendezvous.settings import SettingsError
-from diloco.rendezvous.workload import BYTES, VOCABULARY
+from diloco.protocol.settings import SettingsError
+from diloco.protocol.workload import BYTES, VOCABULARY
 
 T = TypeVar("T")
 

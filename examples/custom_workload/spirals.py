@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from diloco.rendezvous.settings import GroupSettings
+from diloco.protocol.settings import GroupSettings
 from diloco.workloads.base import HeldOutLoss, adamw, warmup_cosine
 
 HELD_OUT = 2**31

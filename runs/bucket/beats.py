@@ -17,9 +17,9 @@ from typing import Any
 
 from django.db import transaction
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import BadRecord, Beat
-from diloco.rendezvous.store import (
+from diloco.protocol import keys
+from diloco.protocol.records import BadRecord, Beat
+from diloco.store.base import (
     LISTED,
     ListingTooLong,
     MissingKey,

@@ -11,9 +11,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import BadRecord, Command
-from diloco.rendezvous.store import Store, StoreError
+from diloco.protocol import keys
+from diloco.protocol.records import BadRecord, Command
+from diloco.store.base import Store, StoreError
 from runs.bucket.reading import refuse
 from runs.models import Replica, Run
 

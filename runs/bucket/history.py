@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 from django.db import transaction
 from django.db.models import F, Q
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import (
+from diloco.protocol import keys
+from diloco.protocol.records import (
     BadRecord,
     Commit,
     ContributionRecord,
     Plan,
     Record,
 )
-from diloco.rendezvous.store import ListingTooLong, MissingKey, Store
+from diloco.store.base import ListingTooLong, MissingKey, Store
 from runs.bucket.limits import finite
 from runs.bucket.pace import Before, commit_before, smoothed
 from runs.bucket.reading import Changes, check_record, refuse, wall

@@ -10,7 +10,7 @@ from typing import Any, cast
 from django.core.exceptions import ValidationError
 from django.db import models
 
-from diloco.rendezvous.parsing import abridged
+from diloco.protocol.parsing import abridged
 from runs.bucket.limits import is_wall_time
 from runs.exceptions import CannotDo
 from runs.models import Run

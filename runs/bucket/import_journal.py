@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.parsing import abridged, check_storable
-from diloco.rendezvous.records import BadRecord
-from diloco.rendezvous.store import MissingKey, NotAnObject, ObjectTooLarge, Store
+from diloco.protocol import keys
+from diloco.protocol.parsing import abridged, check_storable
+from diloco.protocol.records import BadRecord
+from diloco.store.base import MissingKey, NotAnObject, ObjectTooLarge, Store
 from runs.bucket.journal import ENTRY_LIMIT, Body, Entry
 
 REPLICA_LIMIT = 99_999

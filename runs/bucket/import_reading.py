@@ -10,11 +10,11 @@ from typing import Any
 
 from django.utils import timezone
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.document import GroupDocument, ProtocolMismatch
-from diloco.rendezvous.records import BadRecord, FinalManifest
-from diloco.rendezvous.settings import SettingsError
-from diloco.rendezvous.store import MissingKey, Store
+from diloco.protocol import keys
+from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
+from diloco.protocol.records import BadRecord, FinalManifest
+from diloco.protocol.settings import SettingsError
+from diloco.store.base import MissingKey, Store
 from runs.bucket.beats import Leases
 from runs.bucket.history import ingest_rounds
 from runs.bucket.import_journal import missing

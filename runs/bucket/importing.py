@@ -30,11 +30,11 @@ from django.db import DatabaseError, models, transaction
 from django.db.models import Sum
 from django.utils import timezone
 
-from diloco.rendezvous import keys, ownership
-from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.location import canonical
-from diloco.rendezvous.parsing import abridged
-from diloco.rendezvous.store import MissingKey, ObjectTooLarge, Store
+from diloco.protocol import keys, ownership
+from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.parsing import abridged
+from diloco.store.base import MissingKey, ObjectTooLarge, Store
+from diloco.store.location import canonical
 from executors.base import PendingCause
 from runs.bucket import journal
 from runs.bucket.beats import Leases, read_leases, store_leases
@@ -98,7 +98,7 @@ def import_run(uri: str, *, owner: User | None = None, credential: str = "") -> 
 
     ``owner`` None is whoever the journal names, if there is a user of that name. ``credential``
     names the one that opens the bucket. Raises :class:`CannotDo`, or
-    :class:`~diloco.rendezvous.store.StoreError` where the bucket cannot be read.
+    :class:`~diloco.store.base.StoreError` where the bucket cannot be read.
     """
     return _Import(uri, owner, credential).run()
 

@@ -26,10 +26,10 @@ from datetime import datetime, timedelta
 from django.db import transaction
 from django.db.models import F
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import BadRecord
-from diloco.rendezvous.store import MissingKey, NotAnObject, Store
-from diloco.rendezvous.telemetry import Segment
+from diloco.protocol import keys
+from diloco.protocol.records import BadRecord
+from diloco.protocol.telemetry import Segment
+from diloco.store.base import MissingKey, NotAnObject, Store
 from runs.bucket.budget import Budget, Unlimited
 from runs.bucket.limits import RunBounds, check_rounds, check_segment, work_of
 from runs.bucket.quarantine import Quarantine

@@ -21,9 +21,9 @@ from typing import Any
 from django.db import DatabaseError
 from django.utils import timezone
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import BadRecord
-from diloco.rendezvous.store import ListingTooLong, Store, StoreError, StoreUnavailable
+from diloco.protocol import keys
+from diloco.protocol.records import BadRecord
+from diloco.store.base import ListingTooLong, Store, StoreError, StoreUnavailable
 from runs.bucket.beats import READERS, Leases, read_leases, store_leases
 from runs.bucket.budget import Budget
 from runs.bucket.history import ingest_rounds

@@ -29,11 +29,11 @@ from typing import Any
 
 from django.db.models import F, Model
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.document import canonical_json
-from diloco.rendezvous.parsing import abridged, parse_json
-from diloco.rendezvous.records import BadRecord
-from diloco.rendezvous.store import Store
+from diloco.protocol import keys
+from diloco.protocol.group_document import canonical_json
+from diloco.protocol.parsing import abridged, parse_json
+from diloco.protocol.records import BadRecord
+from diloco.store.base import Store
 from runs.bucket.commands import TRIES, Crowded
 from runs.models import Alert, Event, Journal, Replica, ReplicaAttempt, ReplicaPool, Run, Webhook
 from runs.states import REPLICA_WORKING, RUN_LIVE, ReplicaState

@@ -1,7 +1,7 @@
 """What a run's telemetry may say: how much of it, and which steps, rounds, times and values.
 
 A segment comes from a machine that we do not control. It is refused by name, as a whole, if it has
-more rows than a replica writes (:mod:`diloco.rendezvous.telemetry` has the numbers, and the writer
+more rows than a replica writes (:mod:`diloco.protocol.telemetry` has the numbers, and the writer
 splits what is more), or speaks of steps, rounds and times that the run cannot have. Values are
 different: a loss may be anything, so one that sums could not hold is taken for infinite, and
 durations and counts are cut off at the largest that makes sense. So no sum can overflow a column.
@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import BadRecord
-from diloco.rendezvous.store import MissingKey, NotAnObject, Store
-from diloco.rendezvous.telemetry import (
+from diloco.protocol import keys
+from diloco.protocol.records import BadRecord
+from diloco.protocol.telemetry import (
     MAX_EVALUATIONS,
     MAX_LOGS,
     MAX_PHASES,
@@ -29,6 +28,7 @@ from diloco.rendezvous.telemetry import (
     MAX_SYSTEM,
     Segment,
 )
+from diloco.store.base import MissingKey, NotAnObject, Store
 from runs.models import Run
 from runs.series.blocks import BLOCK_STEPS, MAX_KEY
 

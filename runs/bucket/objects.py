@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import BinaryIO
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.store import Store
+from diloco.protocol import keys
+from diloco.store.base import Store
 from runs.bucket.stores import folder_store
 from runs.models import Checkpoint
 

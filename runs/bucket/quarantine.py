@@ -19,9 +19,9 @@ from datetime import datetime, timedelta
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import transaction
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import BadRecord
-from diloco.rendezvous.store import (
+from diloco.protocol import keys
+from diloco.protocol.records import BadRecord
+from diloco.store.base import (
     LISTED,
     Data,
     MakeParts,

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from django.db.models import F
 
-from diloco.rendezvous.records import (
+from diloco.protocol.records import (
     BadRecord,
     CheckpointManifest,
     Commit,
@@ -22,7 +22,7 @@ from diloco.rendezvous.records import (
     Plan,
     Record,
 )
-from diloco.rendezvous.telemetry import PHASES, STARTUP_PHASES
+from diloco.protocol.telemetry import PHASES, STARTUP_PHASES
 from runs.bucket.limits import SECONDS_LIMIT, SMALL_LIMIT, count, is_wall_time
 from runs.models import Event, Replica, Run
 from runs.series.blocks import Points

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from diloco.rendezvous.telemetry import RoundReport
+from diloco.protocol.telemetry import RoundReport
 from runs.bucket.limits import TOTAL_SECONDS_LIMIT, add, finite
 from runs.bucket.reading import Changes, seconds, wall
 from runs.bulk import update_rows

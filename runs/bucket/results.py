@@ -9,9 +9,9 @@ import re
 from datetime import datetime
 from typing import Any
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import BadRecord, CheckpointManifest, FinalManifest, FinalSample
-from diloco.rendezvous.store import ListingTooLong, MissingKey, Store
+from diloco.protocol import keys
+from diloco.protocol.records import BadRecord, CheckpointManifest, FinalManifest, FinalSample
+from diloco.store.base import ListingTooLong, MissingKey, Store
 from runs.bucket.limits import count, finite
 from runs.bucket.reading import check_record, refuse, wall
 from runs.models import Checkpoint, Event, Round, Run

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from diloco.rendezvous.telemetry import MAX_LINE, Evaluation, Segment
+from diloco.protocol.telemetry import MAX_LINE, Evaluation, Segment
 from runs.bucket.limits import finite, measured
 from runs.bucket.reading import Changes, wall
 from runs.bucket.reports import store_reports, wait_fraction

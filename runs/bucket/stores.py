@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.location import BadLocation, canonical
-from diloco.rendezvous.store import (
+from diloco.protocol import keys
+from diloco.store.base import (
     LISTED,
     Data,
     ListingTooLong,
@@ -30,8 +29,9 @@ from diloco.rendezvous.store import (
     StoreDenied,
     StoreError,
     StoreUnavailable,
-    open_store,
 )
+from diloco.store.location import BadLocation, canonical
+from diloco.store.open import open_store
 from runs.control import asking
 from runs.credentials import CannotOpen
 from runs.credentials.vault import unseal

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from diloco.rendezvous.telemetry import RoundReport, Segment
+from diloco.protocol.telemetry import RoundReport, Segment
 from runs.bucket.limits import MAX_BLOCKS, finite, is_wall_time
 from runs.series.blocks import BLOCK_STEPS, Points, concatenate
 
 SYSTEM_SERIES = ("gpu_busy", "gpu_memory_bytes", "rss_bytes", "cpu_cores")
-"""By segment, under the names that :mod:`diloco.usage` gives them."""
+"""By segment, under the names that :mod:`diloco.telemetry.system_metrics` gives them."""
 TRANSFER_SERIES = ("bytes_up", "bytes_down", "up_bytes_per_s", "down_bytes_per_s")
 """By round: moved to and from the bucket, and how fast while it was moved."""
 SHORTEST_S = 1e-6

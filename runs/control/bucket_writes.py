@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from django.utils import timezone
 
-from diloco.rendezvous.store import Store, StoreError, StoreUnavailable
+from diloco.store.base import Store, StoreError, StoreUnavailable
 from runs.bucket import journal
 from runs.bucket.commands import send_save, send_stop
 from runs.bucket.ingest_pass import store_event

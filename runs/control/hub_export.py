@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib.auth.models import User
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import BadRecord, FinalManifest, StoredObject
-from diloco.rendezvous.store import MissingKey, Store, StoreError
+from diloco.protocol import keys
+from diloco.protocol.records import BadRecord, FinalManifest, StoredObject
+from diloco.store.base import MissingKey, Store, StoreError
 from executors.base import ExecutorError
 from runs.bucket.objects import NotWhatItWas, fetch
 from runs.bucket.stores import store_for

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from diloco.rendezvous.settings import SettingsError
-from diloco.rendezvous.store import Store
-from diloco.rendezvous.workload import BYTES, VOCABULARY, HuggingFaceWorkload
+from diloco.protocol.settings import SettingsError
+from diloco.protocol.workload import BYTES, VOCABULARY, HuggingFaceWorkload
+from diloco.store.base import Store
 from executors.base import ExecutorError
 from runs.bucket.objects import check_named, fetch
 from runs.models import Checkpoint

@@ -23,22 +23,22 @@ from django.db import connections, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from diloco.rendezvous import keys, ownership
-from diloco.rendezvous.document import (
+from diloco.protocol import keys, ownership
+from diloco.protocol.group_document import (
     GROUP_LIMIT,
     GroupDocument,
     ProtocolMismatch,
     fingerprint_of,
 )
-from diloco.rendezvous.settings import GroupSettings, SettingsError
-from diloco.rendezvous.store import (
+from diloco.protocol.settings import GroupSettings, SettingsError
+from diloco.store.base import (
     MissingKey,
     ObjectTooLarge,
     Store,
     StoreDenied,
     StoreUnavailable,
 )
-from diloco.retry import RUN_HAS_TRAINED
+from diloco.store.retry import RUN_HAS_TRAINED
 from executors.base import (
     CodeRef,
     ExecutorError,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from diloco.rendezvous.store import Store
+from diloco.store.base import Store
 from executors.base import JobState
 from runs.bucket.commands import send_drain
 from runs.control import jobs, pending, policy

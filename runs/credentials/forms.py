@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from django import forms
 
-from diloco.rendezvous.store_access import family_of
+from diloco.store.credentials import family_of
 from runs.credentials.kinds import ROLE_ARN, SCHEME, TEST_URI, Kind, Option, Variable
 from runs.credentials.restrictions import read_patterns
 from runs.credentials.service import known_values

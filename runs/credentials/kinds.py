@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from diloco.rendezvous.store_access import family_of
+from diloco.store.credentials import family_of
 from runs.models import Credential
 
 STORE = "store"

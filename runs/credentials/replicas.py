@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from diloco.rendezvous.store_access import family_of
+from diloco.store.credentials import family_of
 from executors.base import NeedsPerson
 from runs import redaction
 from runs.credentials import sts

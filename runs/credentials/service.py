@@ -13,8 +13,9 @@ from django.db.models import ProtectedError, Q
 from django.utils import timezone
 
 from diloco.preflight import preflight
-from diloco.rendezvous.store import StoreDenied, StoreError, StoreUnavailable, open_store
-from diloco.rendezvous.store_access import family_of
+from diloco.store.base import StoreDenied, StoreError, StoreUnavailable
+from diloco.store.credentials import family_of
+from diloco.store.open import open_store
 from executors.base import ExecutorError
 from runs import audit, redaction
 from runs.control import breaker

@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from diloco.rendezvous.location import BadLocation, canonical
-from diloco.rendezvous.store_access import s3_access
+from diloco.store.credentials import s3_access
+from diloco.store.location import BadLocation, canonical
 from executors.base import NeedsPerson, RetryLater
 from runs.credentials.kinds import ROLE_ARN
 

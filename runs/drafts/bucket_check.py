@@ -17,12 +17,13 @@ from django.conf import settings
 from fsspec.utils import glob_translate
 
 from diloco.preflight import preflight
-from diloco.rendezvous.fsspec_pages import pages_of
-from diloco.rendezvous.location import BadLocation, canonical
-from diloco.rendezvous.ownership import PrefixTaken, check_empty
-from diloco.rendezvous.store import StoreError, open_store
-from diloco.rendezvous.store_access import family_of
-from diloco.rendezvous.workload import STDLIB
+from diloco.protocol.ownership import PrefixTaken, check_empty
+from diloco.protocol.workload import STDLIB
+from diloco.store.base import StoreError
+from diloco.store.credentials import family_of
+from diloco.store.fsspec_pages import pages_of
+from diloco.store.location import BadLocation, canonical
+from diloco.store.open import open_store
 from runs.control.backends import capabilities_of
 from runs.credentials import CannotOpen, check_store, store_environment
 from runs.drafts.data_check import WEB, local_data_problem, refuse_data, web_data_problem

@@ -2,7 +2,7 @@
 
 A draft is made here and filled into the submit form, where somebody looks at it; a fork's
 checkpoint is copied by the worker that launches it, before there is a ``group.json``
-(:mod:`diloco.rendezvous.planting`).
+(:mod:`diloco.protocol.fork`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from datetime import datetime
 
 from django.conf import settings as site
 
-from diloco.rendezvous.location import canonical
-from diloco.rendezvous.planting import CannotPlant, plant
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import Store
-from diloco.rendezvous.workload import WORKLOADS
+from diloco.protocol.fork import CannotPlant, plant
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.workload import WORKLOADS
+from diloco.store.base import Store
+from diloco.store.location import canonical
 from runs.bucket.stores import store_for
 from runs.drafts.presets import Fork, PoolDraft, RunDraft, Workload
 from runs.exceptions import InvalidRun, LaunchFailed

@@ -12,8 +12,8 @@ from django.db import IntegrityError, transaction
 from django.db.models import Max
 from django.utils import timezone
 
-from diloco.rendezvous.location import canonical
-from diloco.rendezvous.workload import ByteGPTWorkload, CustomWorkload
+from diloco.protocol.workload import ByteGPTWorkload, CustomWorkload
+from diloco.store.location import canonical
 from executors.catalogue import Hardware
 from runs.control.backends import BACKENDS, catalogue
 from runs.credentials import check_store

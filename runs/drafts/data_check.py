@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 from django.conf import settings
 
-from diloco.rendezvous.workload import STDLIB
+from diloco.protocol.workload import STDLIB
 from runs import outbound
 
 LOCAL = frozenset({"", "file", "local"})

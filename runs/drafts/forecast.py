@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from diloco.rendezvous.simulation import rounds_of
+from diloco.planner.prediction import rounds_of
 from runs.drafts.create import pool_price
 from runs.drafts.presets import RunDraft
 

@@ -1,7 +1,7 @@
 """Which prefix a run may have: one spelling, below an allowed folder, and apart from every other
 run's.
 
-What lies in it is looked at when the run is launched (:mod:`diloco.rendezvous.ownership`).
+What lies in it is looked at when the run is launched (:mod:`diloco.protocol.ownership`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from django.contrib.auth.models import User
 from django.contrib.contenttypes.models import ContentType
 from django.db.models import Q, QuerySet
 
-from diloco.rendezvous.location import FILE, BadLocation, Location, canonical
+from diloco.store.location import FILE, BadLocation, Location, canonical
 from runs import selectors
 from runs.exceptions import InvalidRun
 from runs.models import Run

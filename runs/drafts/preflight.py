@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from diloco.rendezvous.workload import ByteGPTWorkload
+from diloco.protocol.workload import ByteGPTWorkload
 from executors.base import ExecutorError, NeedsPerson, ReplicaSpec, RetryLater
 from executors.loading import wait_loaded
 from executors.registry import BACKENDS

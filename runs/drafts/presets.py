@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.workload import ByteGPTWorkload, CustomWorkload, HuggingFaceWorkload
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.workload import ByteGPTWorkload, CustomWorkload, HuggingFaceWorkload
 
 Workload = ByteGPTWorkload | HuggingFaceWorkload | CustomWorkload
 

@@ -1,4 +1,4 @@
-from diloco.rendezvous.location import BadLocation, canonical
+from diloco.store.location import BadLocation, canonical
 from django.db import migrations
 
 

@@ -19,7 +19,7 @@ from django.db.models import Min
 from django.utils import timezone
 from numpy.typing import NDArray
 
-from diloco.rendezvous.settings import setting_fields
+from diloco.protocol.settings import setting_fields
 from runs.models import MetricBlock, ReplicaAttempt, Round, Run
 from runs.plain import finite
 from runs.selectors import goodput

@@ -12,7 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from diloco.rendezvous import keys
+from diloco.protocol import keys
 from tests.runs.world import DIGEST, incarnation
 
 Object = tuple[str, bytes]

@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco.rendezvous.telemetry import MAX_LOGS
+from diloco.protocol.telemetry import MAX_LOGS
 from runs import life
 from runs.models import Event, LogLine, MetricBlock, Round
 from tests.adversarial.addresses import broken

@@ -270,8 +270,8 @@ def test_delete_asks_for_the_name(call: Call, run: Any, monkeypatch: pytest.Monk
 
 
 def test_delete_with_objects_lists_them_first(call: Call, run: Any, tmp_path: Path) -> None:
-    from diloco.rendezvous.ownership import mark
-    from diloco.rendezvous.store import LocalStore
+    from diloco.protocol.ownership import mark
+    from diloco.store.base import LocalStore
 
     store = LocalStore(tmp_path / "run")
     mark(store, str(run.pk))

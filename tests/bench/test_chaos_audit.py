@@ -11,16 +11,16 @@ import pytest
 
 from bench.experiments.audit import Log, audit, read_log
 from bench.experiments.processes import life_s
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import (
+from diloco.protocol import keys
+from diloco.protocol.records import (
     Commit,
     ContributionRecord,
     Identity,
     Plan,
     PlannedContribution,
 )
-from diloco.rendezvous.store import LocalStore
-from diloco.rendezvous.telemetry import RoundReport, Segment, StepColumns
+from diloco.protocol.telemetry import RoundReport, Segment, StepColumns
+from diloco.store.base import LocalStore
 
 ROUNDS, STEPS, TOKENS = 3, 5, 50
 LIVES = [Identity(replica=r, incarnation=f"00001-{r:08x}") for r in range(2)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.experiments.arms import CORE, TOKENS, VARIANTS, Arm, all_arms, dropped, tuning
-from diloco.rendezvous.settings import GroupSettings
+from diloco.protocol.settings import GroupSettings
 
 EVERY = [*all_arms(), *tuning()]
 

@@ -318,7 +318,7 @@ def curve(step: float) -> float:
 
 
 def group_settings(**changes: Any) -> dict[str, Any]:
-    from diloco.rendezvous.settings import GroupSettings
+    from diloco.protocol.settings import GroupSettings
 
     replicas = changes.get("num_replicas", 4)
     return GroupSettings(**({"max_replicas": max(16, replicas)} | changes)).to_dict()

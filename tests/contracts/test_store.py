@@ -12,11 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from diloco.rendezvous.clock import SystemClock
-from diloco.rendezvous.faulty import Faults, FaultyStore
-from diloco.rendezvous.fsspec_store import FsspecStore
-from diloco.rendezvous.remote_store import PerProcessStore
-from diloco.rendezvous.store import (
+from diloco.clock import SystemClock
+from diloco.store.base import (
     PART_BYTES,
     ListingTooLong,
     LocalStore,
@@ -27,9 +24,12 @@ from diloco.rendezvous.store import (
     Store,
     StoreDenied,
     StoreUnavailable,
-    open_store,
 )
-from diloco.retry import RetryingStore
+from diloco.store.faulty import Faults, FaultyStore
+from diloco.store.fsspec import FsspecStore
+from diloco.store.open import open_store
+from diloco.store.remote import PerProcessStore
+from diloco.store.retry import RetryingStore
 
 MakeStore = Callable[[], Store]
 

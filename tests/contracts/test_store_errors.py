@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous import fsspec_store, obstore_store
-from diloco.rendezvous.fsspec_store import FsspecStore
-from diloco.rendezvous.obstore_store import ObstoreStore
-from diloco.rendezvous.store import MissingKey, Store, StoreDenied, StoreUnavailable
+from diloco.store import fsspec, s3
+from diloco.store.base import MissingKey, Store, StoreDenied, StoreUnavailable
+from diloco.store.fsspec import FsspecStore
+from diloco.store.s3 import ObstoreStore
 from tests.servers import free_ports
 
 ERROR = "<Error><Code>{}</Code><Message>so it is</Message></Error>"
@@ -75,8 +75,8 @@ def lead_to(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
         f"AccountKey=eA==;BlobEndpoint={url}/a;",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(obstore_store, "RETRIES", 0)
-    monkeypatch.setattr(fsspec_store, "AZURE_RETRIES", 0)
+    monkeypatch.setattr(s3, "RETRIES", 0)
+    monkeypatch.setattr(fsspec, "AZURE_RETRIES", 0)
     monkeypatch.setattr("gcsfs.retry.min", lambda *pauses: 0, raising=False)
     monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
 
@@ -139,7 +139,7 @@ def test_a_service_that_says_nothing_is_unavailable_in_the_time_a_beat_has(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and never answers
         lead_to(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr(obstore_store, "RECORD_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(s3, "RECORD_TIMEOUT_S", 0.2)
         store = ObstoreStore("s3://bucket/run")
         for call in (lambda: store.put("a", b"beat"), lambda: store.list("")):
             with pytest.raises(StoreUnavailable):

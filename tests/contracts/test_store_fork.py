@@ -12,10 +12,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SCRIPT = """
 import os, signal, sys
-from diloco.rendezvous.fsspec_store import FsspecStore
-from diloco.rendezvous.obstore_store import ObstoreStore
-from diloco.rendezvous.remote_store import PerProcessStore
-from diloco.rendezvous.store import open_store
+from diloco.store.fsspec import FsspecStore
+from diloco.store.s3 import ObstoreStore
+from diloco.store.remote import PerProcessStore
+from diloco.store.base import open_store
 
 def connect():
     return FsspecStore(sys.argv[1])

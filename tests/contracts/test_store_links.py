@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous import folders, keys
-from diloco.rendezvous.reading import Damaged, read_record
-from diloco.rendezvous.records import BadRecord, Command
-from diloco.rendezvous.store import (
+from diloco.protocol import keys
+from diloco.protocol.reading import Damaged, read_record
+from diloco.protocol.records import BadRecord, Command
+from diloco.store import folders
+from diloco.store.base import (
     LocalStore,
     NotAnObject,
     ObjectInfo,
@@ -24,7 +25,7 @@ from diloco.rendezvous.store import (
     StoreError,
     first_objects,
 )
-from diloco.retry import RetryingStore
+from diloco.store.retry import RetryingStore
 from tests.diloco.test_retry import ManualClock
 
 SECRET = b"of the server"

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from diloco.rendezvous.fsspec_store import FsspecStore
-from diloco.rendezvous.store import StoreDenied, open_store
+from diloco.store.base import StoreDenied
+from diloco.store.fsspec import FsspecStore
+from diloco.store.open import open_store
 
 
 def test_it_is_refused_and_says_so(hub_uri: str) -> None:

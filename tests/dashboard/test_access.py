@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import URLPattern, get_resolver, reverse
 from django.utils import timezone
 
-from diloco.rendezvous.store import open_store
+from diloco.store.open import open_store
 from runs.models import Checkpoint, Run
 from tests.browser import seed, seed_fleet
 from tests.dashboard.people import KINDS, client_for

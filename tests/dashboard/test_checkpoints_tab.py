@@ -13,7 +13,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from diloco.rendezvous.store import open_store
+from diloco.store.open import open_store
 from runs.bucket.objects import PIECE_BYTES, NotWhatItWas
 from runs.models import Checkpoint, Credential, Event, Run
 from tests.browser import seed, seed_usage

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dashboard.estimate import estimate
-from diloco.rendezvous.geometry import HEADER_BYTES
-from diloco.rendezvous.plan_cost import round_cost
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.workload import GPT_SIZES, ByteGPTWorkload
+from diloco.protocol.blocks import HEADER_BYTES
+from diloco.protocol.reduce_cost import round_cost
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.workload import GPT_SIZES, ByteGPTWorkload
 from runs.drafts.presets import PoolDraft, RunDraft
 
 

@@ -222,8 +222,8 @@ def test_a_fork_that_is_sent_makes_a_run_that_begins_there(
 def test_the_page_that_deletes_lists_what_goes_and_what_stays(
     client: Client, run: Run, tmp_path: Path
 ) -> None:
-    from diloco.rendezvous.ownership import mark
-    from diloco.rendezvous.store import LocalStore
+    from diloco.protocol.ownership import mark
+    from diloco.store.base import LocalStore
 
     store = LocalStore(tmp_path / "run")
     mark(store, str(run.pk))

@@ -12,9 +12,9 @@ import pytest
 from django.test import Client
 
 from dashboard.forms.planner import EXAMPLE, Bounds, bounds_of
-from diloco.rendezvous.geometry import Span
-from diloco.rendezvous.plan_cost import round_cost
-from diloco.rendezvous.schema import SettingsError
+from diloco.protocol.blocks import Span
+from diloco.protocol.reduce_cost import round_cost
+from diloco.protocol.setting_spec import SettingsError
 from runs.planner import Question, plan
 from tests.browser import seed
 

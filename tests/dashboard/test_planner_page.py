@@ -11,7 +11,7 @@ import pytest
 from django.test import Client
 
 from dashboard.forms.planner import EXAMPLE, NumberField, write_number
-from diloco.rendezvous.workload import GPT_SIZES
+from diloco.protocol.workload import GPT_SIZES
 from runs.planner import plan
 from tests.browser import seed
 

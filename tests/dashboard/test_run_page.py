@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from diloco.rendezvous.settings import setting_fields
+from diloco.protocol.settings import setting_fields
 from runs import selectors
 from runs.models import Event, LogLine, Run
 from tests.browser import seed

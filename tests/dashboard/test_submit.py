@@ -11,8 +11,8 @@ import pytest
 from django.test import Client
 
 from dashboard.forms.run import DERIVED
-from diloco.rendezvous.settings import setting_fields
-from diloco.rendezvous.workload import GPT_SIZES
+from diloco.protocol.settings import setting_fields
+from diloco.protocol.workload import GPT_SIZES
 from runs.drafts import presets
 from runs.models import Run
 from tests.browser import seed

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from dashboard.forms import RunForm
-from diloco.rendezvous.workload import HuggingFaceWorkload
+from diloco.protocol.workload import HuggingFaceWorkload
 from runs.drafts import presets
 from runs.drafts.archives import store_archive
 from runs.models import Archive, Checkpoint, Run, Webhook

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from diloco.init import create_group
 from diloco.inspect import inspect
 from diloco.inspection.picture import Picture
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import (
+from diloco.protocol import keys
+from diloco.protocol.records import (
     Beat,
     CheckpointManifest,
     Commit,
@@ -23,9 +23,9 @@ from diloco.rendezvous.records import (
     Record,
     StoredObject,
 )
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import Store
-from diloco.rendezvous.telemetry import RoundReport, Segment
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.telemetry import RoundReport, Segment
+from diloco.store.base import Store
 
 T = TypeVar("T")
 EMPTY: dict[type, Any] = {int: 0, float: 0.0, str: "", bool: False}

@@ -15,17 +15,15 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.checkpoint import load_checkpoint
+from diloco.exchange.reduce import Reducer
 from diloco.group import Group, join
 from diloco.init import create_group
-from diloco.layout import Layout
-from diloco.outer import OuterOptimizer
-from diloco.reduce import Reducer
-from diloco.rendezvous import keys
-from diloco.rendezvous.faulty import Faults, FaultyStore
-from diloco.rendezvous.records import CheckpointManifest, Commit, ContributionRecord, Plan
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import (
+from diloco.model.flat_parameters import Layout
+from diloco.model.outer_optimizer import OuterOptimizer
+from diloco.protocol import keys
+from diloco.protocol.records import CheckpointManifest, Commit, ContributionRecord, Plan
+from diloco.protocol.settings import GroupSettings
+from diloco.store.base import (
     LISTED,
     Data,
     LocalStore,
@@ -35,8 +33,10 @@ from diloco.rendezvous.store import (
     Pages,
     Store,
 )
-from diloco.sample import Sampler
+from diloco.store.faulty import Faults, FaultyStore
 from diloco.syncer import Syncer
+from diloco.training.checkpoint import load_checkpoint
+from diloco.training.sample import Sampler
 
 
 class FastClock:

@@ -20,11 +20,11 @@ from torch import nn
 
 from diloco.group import join
 from diloco.init import create_group
-from diloco.outer import digest
-from diloco.rendezvous import geometry, keys
-from diloco.rendezvous.records import Plan
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import LocalStore
+from diloco.model.outer_optimizer import digest
+from diloco.protocol import blocks, keys
+from diloco.protocol.records import Plan
+from diloco.protocol.settings import GroupSettings
+from diloco.store.base import LocalStore
 from diloco.syncer import Syncer
 
 REPLICAS = 3
@@ -128,7 +128,7 @@ def run(folder: Path, **changes: object) -> str:
 def main() -> None:
     folder, threads, *names = sys.argv[1:]
     torch.set_num_threads(int(threads))
-    geometry.SMALLEST_BLOCK = 4096  # several blocks to share out
+    blocks.SMALLEST_BLOCK = 4096  # several blocks to share out
     for name in names or VARIANTS:
         print(name, run(Path(folder) / name, weighting="tokens", **VARIANTS[name]), flush=True)
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from diloco.clock import Clock
 from diloco.manager import Manager
-from diloco.rendezvous.clock import Clock
-from diloco.rendezvous.store import LocalStore, MeteredStore, Store
+from diloco.store.base import LocalStore, MeteredStore, Store
 from tests.diloco.conftest import FastClock
 
 T = TypeVar("T")

@@ -26,12 +26,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import diloco
-from diloco import shared
-from diloco.channel import Channel, Word
 from diloco.errors import ReplicaError
-from diloco.layout import Layout
-from diloco.outer import digest
-from diloco.parameters import is_sharded, state
+from diloco.model.flat_parameters import Layout
+from diloco.model.named_parameters import is_sharded, state
+from diloco.model.outer_optimizer import digest
+from diloco.ranks import collective_ops
+from diloco.ranks.command_channel import Channel, Word
 
 LOSSES = (1.0, 4.0)
 TOKENS = (8, 16)
@@ -258,9 +258,9 @@ def play(scenario: Scenario) -> None:
             scenario.run(fsdp)
         case "overlap":
             # As on a GPU: losses are averaged where they are, by the ranks' own process group.
-            on_gpu, shared.on_gpu = shared.on_gpu, lambda tensor: True
+            on_gpu, collective_ops.on_gpu = collective_ops.on_gpu, lambda tensor: True
             scenario.run(fsdp)
-            shared.on_gpu = on_gpu
+            collective_ops.on_gpu = on_gpu
         case "layout":
             scenario.layout()
         case "non-finite":

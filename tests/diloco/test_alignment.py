@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diloco.alignment import PIECE, cosine_to_mean
+from diloco.clock import SystemClock
 from diloco.codecs import get_codec
-from diloco.layout import Layout
-from diloco.reduce import Own, Reducer
-from diloco.rendezvous import geometry, keys
-from diloco.rendezvous.clock import SystemClock
-from diloco.rendezvous.geometry import HEADER_BYTES, Span
-from diloco.rendezvous.records import Identity
-from diloco.rendezvous.telemetry import RoundReport, Segment
+from diloco.exchange.cosine import PIECE, cosine_to_mean
+from diloco.exchange.reduce import Own, Reducer
+from diloco.model.flat_parameters import Layout
+from diloco.protocol import blocks, keys
+from diloco.protocol.blocks import HEADER_BYTES, Span
+from diloco.protocol.records import Identity
+from diloco.protocol.telemetry import RoundReport, Segment
 
 MakeGroup = Callable[..., Any]
 ME = Identity(replica=0, incarnation="00001-00000000")
@@ -97,7 +97,7 @@ class Odd(nn.Module):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the model has blocks to share out."""
-    monkeypatch.setattr(geometry, "SMALLEST_BLOCK", 4096)
+    monkeypatch.setattr(blocks, "SMALLEST_BLOCK", 4096)
 
 
 def train(group: Any, *, syncer: bool = False, replicas: int = 3, **start: Any) -> list[Any]:

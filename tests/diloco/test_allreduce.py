@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from diloco.allreduce import ObjectStoreAllReduce
-from diloco.rendezvous.store import LocalStore, MeteredStore
-from diloco.wire import BadPayload
+from diloco.exchange.payload import BadPayload
+from diloco.store.base import LocalStore, MeteredStore
 
 
 class FastClock:

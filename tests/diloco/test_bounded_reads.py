@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.document import GROUP_LIMIT, GroupDocument
-from diloco.rendezvous.parsing import abridged, check_depth, parse_json
-from diloco.rendezvous.records import BadRecord, Beat, Command, Commit, ContributionRecord, Record
-from diloco.rendezvous.settings import GroupSettings, SettingsError
-from diloco.rendezvous.store import LocalStore
+from diloco.protocol import keys
+from diloco.protocol.group_document import GROUP_LIMIT, GroupDocument
+from diloco.protocol.parsing import abridged, check_depth, parse_json
+from diloco.protocol.records import BadRecord, Beat, Command, Commit, ContributionRecord, Record
+from diloco.protocol.settings import GroupSettings, SettingsError
+from diloco.store.base import LocalStore
 
 ROOT = Path(__file__).parents[2]
 STORES = {"store", "_store", "inner", "source", "into", "access"}

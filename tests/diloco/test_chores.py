@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.checkpoint import read_final
 from diloco.group import join
 from diloco.init import create_group
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import LocalStore, Store
-from diloco.rendezvous.telemetry import RoundReport, Segment
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.telemetry import RoundReport, Segment
+from diloco.store.base import LocalStore, Store
+from diloco.training.checkpoint import read_final
 from tests.diloco.conftest import FastClock, Killed, MortalStore, Trap
 
 EVALUATION_S = 7.0

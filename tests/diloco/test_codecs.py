@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from diloco.codecs import ALIGNMENT, get_codec, reduced_codec
-from diloco.rendezvous.cost import CODEC_SHAPES, payload_bytes
+from diloco.protocol.payload_size import CODEC_SHAPES, payload_bytes
 
 NAMES = tuple(CODEC_SHAPES)
 SCALED = ("int8", "e3m0", "topk")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from diloco.pace import Pace
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import Identity, Plan, PlannedContribution
-from diloco.replica_state import ReplicaState, load_replica_state, save_replica_state
+from diloco.protocol import keys
+from diloco.protocol.records import Identity, Plan, PlannedContribution
+from diloco.training.dynamic_steps import Pace
+from diloco.training.replica_state import ReplicaState, load_replica_state, save_replica_state
 
 MakeGroup = Callable[..., Any]
 
@@ -39,7 +39,7 @@ def test_one_run_grows_from_one_to_eight_and_shrinks_to_two(tiny_group: MakeGrou
             group.store.create(keys.control(1), stop())
 
     def stop() -> bytes:
-        from diloco.rendezvous.records import Command
+        from diloco.protocol.records import Command
 
         return Command(n=1, command="stop", wall_s=0.0).to_bytes()
 

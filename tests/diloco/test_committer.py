@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from diloco.checkpoint import read_final
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import Beat, CheckpointManifest, Command
+from diloco.protocol import keys
+from diloco.protocol.records import Beat, CheckpointManifest, Command
+from diloco.training.checkpoint import read_final
 
 MakeGroup = Callable[..., Any]
 

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from torch import nn
 
-from diloco.checkpoint import load_checkpoint, manifests, save_checkpoint
 from diloco.errors import ReplicaError
-from diloco.layout import Layout
-from diloco.outer import OuterOptimizer
-from diloco.rendezvous import keys
-from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.reading import MOST_READS, READS, Damaged, read_record
-from diloco.rendezvous.records import BadRecord, Beat, Command, Commit, Identity
-from diloco.rendezvous.settings import GroupSettings, SettingsError
-from diloco.rendezvous.store import LocalStore
-from diloco.rendezvous.view import Totals
-from diloco.sync import DOCUMENT_WAIT_S, newest_state, read_document
+from diloco.model.flat_parameters import Layout
+from diloco.model.outer_optimizer import OuterOptimizer
+from diloco.protocol import keys
+from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.reading import MOST_READS, READS, Damaged, read_record
+from diloco.protocol.records import BadRecord, Beat, Command, Commit, Identity
+from diloco.protocol.round_view import Totals
+from diloco.protocol.settings import GroupSettings, SettingsError
+from diloco.store.base import LocalStore
+from diloco.training.checkpoint import load_checkpoint, manifests, save_checkpoint
+from diloco.training.initial_state import DOCUMENT_WAIT_S, newest_state, read_document
 from tests.diloco.bucket_world import StillClock
 
 MakeGroup = Callable[..., Any]

@@ -13,23 +13,23 @@ import torch
 from torch import nn
 
 import diloco
-from diloco import parameters
-from diloco.checkpoint import save_checkpoint
+from diloco.clock import Clock
 from diloco.errors import ModelMismatch, ReplicaError
+from diloco.exchange.step_accounting import Work
 from diloco.init import create_group, main, replace_model
-from diloco.layout import Layout
-from diloco.managed.setup import find_store
-from diloco.outer import OuterOptimizer
+from diloco.model import named_parameters
+from diloco.model.flat_parameters import Layout
+from diloco.model.outer_optimizer import OuterOptimizer
 from diloco.preflight import preflight
-from diloco.rendezvous import keys
-from diloco.rendezvous.clock import Clock
-from diloco.rendezvous.records import Identity
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import LocalStore, StoreUnavailable
-from diloco.rendezvous.uris import check_rendezvous
-from diloco.rendezvous.view import Totals
-from diloco.sync import newest_state
-from diloco.work import Work
+from diloco.protocol import keys
+from diloco.protocol.records import Identity
+from diloco.protocol.round_view import Totals
+from diloco.protocol.settings import GroupSettings
+from diloco.store.base import LocalStore, StoreUnavailable
+from diloco.store.uris import check_rendezvous
+from diloco.torchft.configuration import find_store
+from diloco.training.checkpoint import save_checkpoint
+from diloco.training.initial_state import newest_state
 from tests.diloco.conftest import FastClock
 
 ME = Identity(replica=3, incarnation="00001-00000001")
@@ -132,29 +132,29 @@ def test_a_wrong_first_model_can_be_replaced_before_the_first_commit(tmp_path: P
 def test_an_optimizer_of_another_model_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     model, other = model_of(4, 3, 2), model_of(4, 3, 2)
     with pytest.raises(ValueError, match="found none of its 4"):
-        parameters.check_optimizer(model, torch.optim.SGD(other.parameters(), 0.1))
-    parameters.check_optimizer(model, torch.optim.SGD(model.parameters(), 0.1))
+        named_parameters.check_optimizer(model, torch.optim.SGD(other.parameters(), 0.1))
+    named_parameters.check_optimizer(model, torch.optim.SGD(model.parameters(), 0.1))
     assert not caplog.records
-    parameters.check_optimizer(model, torch.optim.SGD(model[0].parameters(), 0.1))
+    named_parameters.check_optimizer(model, torch.optim.SGD(model[0].parameters(), 0.1))
     assert "2 trained parameters are not in the inner optimizer" in caplog.text
 
 
 def test_parameters_unfrozen_after_the_join_are_an_error() -> None:
     model = model_of(4, 3, 2)
     model[1].requires_grad_(False)
-    names = frozenset(name for name, _ in parameters.trained(model))
-    parameters.check_trained(model, names)
+    names = frozenset(name for name, _ in named_parameters.trained(model))
+    named_parameters.check_trained(model, names)
     model[0].requires_grad_(False)
     model[1].weight.requires_grad_(True)
     with pytest.raises(ValueError, match=r"found 1 more: 1\.weight"):
-        parameters.check_trained(model, names)
+        named_parameters.check_trained(model, names)
 
 
 def test_buffers_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        parameters.warn_of_buffers(model_of(4, 3))
+        named_parameters.warn_of_buffers(model_of(4, 3))
         assert not caplog.records
-        parameters.warn_of_buffers(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
+        named_parameters.warn_of_buffers(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
     assert "buffers are never exchanged" in caplog.text
     assert "1.running_mean, 1.running_var" in caplog.text
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from diloco.rendezvous.faulty import LATE_OPERATIONS, Faults, FaultyStore
-from diloco.rendezvous.store import LocalStore, MissingKey, StoreUnavailable
-from diloco.retry import RetryingStore
+from diloco.store.base import LocalStore, MissingKey, StoreUnavailable
+from diloco.store.faulty import LATE_OPERATIONS, Faults, FaultyStore
+from diloco.store.retry import RetryingStore
 
 
 class ManualClock:

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.checkpoint import load_checkpoint, manifest_rounds, read_final
+from diloco.clock import SystemClock
 from diloco.errors import FencedOut, ModelMismatch, ReplicaError
-from diloco.layout import Layout
-from diloco.outer import OuterOptimizer
-from diloco.reduce import Reducer
-from diloco.rendezvous import keys
-from diloco.rendezvous.clock import SystemClock
-from diloco.rendezvous.records import Beat, CheckpointManifest, Command
-from diloco.rendezvous.store import LocalStore
-from diloco.rendezvous.telemetry import Segment
+from diloco.exchange.reduce import Reducer
+from diloco.model.flat_parameters import Layout
+from diloco.model.outer_optimizer import OuterOptimizer
+from diloco.protocol import keys
+from diloco.protocol.records import Beat, CheckpointManifest, Command
+from diloco.protocol.telemetry import Segment
+from diloco.store.base import LocalStore
+from diloco.training.checkpoint import load_checkpoint, manifest_rounds, read_final
 
 MakeGroup = Callable[..., Any]
 

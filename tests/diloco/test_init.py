@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from diloco.init import main
-from diloco.rendezvous import keys
-from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.store import LocalStore
+from diloco.protocol import keys
+from diloco.protocol.group_document import GroupDocument
+from diloco.store.base import LocalStore
 
 
 def document(root: Path) -> GroupDocument:

@@ -14,9 +14,10 @@ import pytest
 from diloco.inspect import inspect, main
 from diloco.inspection.reader import last_that
 from diloco.inspection.reading import NotARun, Scope
-from diloco.rendezvous import keys
-from diloco.rendezvous.store import LISTED, LocalStore, ObjectInfo, open_store
-from diloco.rendezvous.telemetry import Evaluation
+from diloco.protocol import keys
+from diloco.protocol.telemetry import Evaluation
+from diloco.store.base import LISTED, LocalStore, ObjectInfo
+from diloco.store.open import open_store
 from tests.diloco.bucket_world import StillClock, World, who
 
 

@@ -10,9 +10,9 @@ from diloco.inspect import inspect
 from diloco.inspection.findings import findings
 from diloco.inspection.picture import Picture
 from diloco.inspection.reading import Scope
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import Command, Refusal
-from diloco.rendezvous.store import LocalStore
+from diloco.protocol import keys
+from diloco.protocol.records import Command, Refusal
+from diloco.store.base import LocalStore
 from tests.diloco.bucket_world import StillClock, World, look, who
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from diloco.rendezvous import folders, keys
-from diloco.rendezvous.keys import Kind, is_folder, kind_of
+from diloco.protocol import keys
+from diloco.protocol.keys import Kind, is_folder, kind_of
+from diloco.store import folders
 
 INCARNATION = "00002-9f31c07a"
 VALUES = {

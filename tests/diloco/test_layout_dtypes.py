@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diloco.codecs import get_codec
-from diloco.layout import Layout
+from diloco.model.flat_parameters import Layout
 
 
 class Menagerie(nn.Module):
@@ -162,7 +162,7 @@ def test_progress_is_put_in_place_piece_by_piece(
     fragments: int, pattern: str, add: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same bits as in a vector of its own, and nothing larger than a chunk is made for it."""
-    monkeypatch.setattr("diloco.layout.CHUNK", 4)
+    monkeypatch.setattr("diloco.model.flat_parameters.CHUNK", 4)
     layout = Layout(Menagerie(seed=1), fragments=fragments, pattern=pattern)
     base = Layout(Menagerie(seed=2), fragments=fragments, pattern=pattern).read()
     for fragment in (None, *range(fragments)):

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from diloco import parameters
-from diloco.layout import Layout
+from diloco.model import named_parameters
+from diloco.model.flat_parameters import Layout
 
 
 class Model(nn.Module):
@@ -62,7 +62,7 @@ def test_wrappers_change_nothing(wrap: Callable[[Model], nn.Module]) -> None:
     layout.write(vector)
     assert torch.equal(wrapped.module.weight, bare.module.weight)
     assert torch.equal(Layout(model).read(), vector)
-    expected, found = dict(parameters.state(bare)), dict(parameters.state(model))
+    expected, found = dict(named_parameters.state(bare)), dict(named_parameters.state(model))
     assert list(found) == list(expected)
     assert set(found) == {slot.name for slot in layout.tensors} | {"scale"}, "the tied one once"
     assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import Beat, Command, ReplicaStateManifest
+from diloco.protocol import keys
+from diloco.protocol.records import Beat, Command, ReplicaStateManifest
 
 MakeGroup = Callable[..., Any]
 

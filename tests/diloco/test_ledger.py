@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diloco.checkpoint import Restored
+from diloco.clock import SystemClock
 from diloco.codecs import get_codec
-from diloco.layout import Layout
-from diloco.ledger import Ledger
-from diloco.open_rounds import OpenRound
-from diloco.reduce import Merged
-from diloco.rendezvous.clock import SystemClock
-from diloco.rendezvous.records import Commit, Identity
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.view import Totals
+from diloco.exchange.inflight_rounds import OpenRound
+from diloco.exchange.reduce import Merged
+from diloco.model.flat_parameters import Layout
+from diloco.protocol.records import Commit, Identity
+from diloco.protocol.round_view import Totals
+from diloco.protocol.settings import GroupSettings
+from diloco.training.checkpoint import Restored
+from diloco.training.local_progress import Ledger
 
 ME = Identity(replica=0, incarnation="00001-00000000")
 OTHER = Identity(replica=1, incarnation="00001-00000000")

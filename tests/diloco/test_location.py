@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from diloco.rendezvous.location import BadLocation, Location, canonical, file_uri
-from diloco.rendezvous.store import LocalStore, StoreDenied, open_store
+from diloco.store.base import LocalStore, StoreDenied
+from diloco.store.location import BadLocation, Location, canonical, file_uri
+from diloco.store.open import open_store
 
 
 @pytest.mark.parametrize(

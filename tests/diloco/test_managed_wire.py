@@ -12,13 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco.managed.exchange import _Feed
-from diloco.managed.waiting import Waiting
-from diloco.managed.wire import Spec, decode, encode, largest_payload, pack, spec_of, unpack
-from diloco.rendezvous import manager_keys
-from diloco.rendezvous.records import Identity
-from diloco.rendezvous.store import LocalStore
-from diloco.wire import BadPayload
+from diloco.exchange.payload import BadPayload
+from diloco.protocol import manager_keys
+from diloco.protocol.records import Identity
+from diloco.store.base import LocalStore
+from diloco.torchft.allreduce_exchange import _Feed
+from diloco.torchft.polling import Waiting
+from diloco.torchft.tensor_codec import Spec, decode, encode, largest_payload, pack, spec_of, unpack
 from tests.diloco.bucket_world import StillClock
 
 ME = Identity(replica=3, incarnation="00001-0000000a")
@@ -107,7 +107,7 @@ def test_a_header_that_lies_is_refused() -> None:
 def test_a_payload_that_is_larger_than_may_be_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diloco.managed.exchange.largest_payload", lambda: 1000)
+    monkeypatch.setattr("diloco.torchft.allreduce_exchange.largest_payload", lambda: 1000)
     store = LocalStore(tmp_path)
     store.put(manager_keys.payload(8, ME.replica, ME.incarnation, 0), bytes(1001))
     feed = _Feed(store, 8, ME, lambda who: "")

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from diloco.errors import FencedOut
-from diloco.managed.waiting import ShutDown
 from diloco.manager import Manager
-from diloco.rendezvous import keys, manager_keys
-from diloco.rendezvous.manager_rounds import Disagreement
-from diloco.rendezvous.store import LocalStore
+from diloco.protocol import keys, manager_keys
+from diloco.protocol.manager_rounds import Disagreement
+from diloco.store.base import LocalStore
+from diloco.torchft.polling import ShutDown
 from tests.diloco.manager_world import World, step
 
 

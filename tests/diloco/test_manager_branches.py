@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from diloco.errors import FencedOut, ReplicaError
-from diloco.managed import session, states
 from diloco.manager import Manager
-from diloco.rendezvous import manager_keys
-from diloco.rendezvous.manager_branches import (
+from diloco.protocol import manager_keys
+from diloco.protocol.manager_branches import (
     UNKNOWN,
     AbandonedBranch,
     Line,
@@ -24,9 +23,10 @@ from diloco.rendezvous.manager_branches import (
     line_before,
     starting_state,
 )
-from diloco.rendezvous.manager_keys import Saved
-from diloco.rendezvous.manager_records import Quorum, Seat, Segment, Verdict
-from diloco.rendezvous.records import Identity
+from diloco.protocol.manager_keys import Saved
+from diloco.protocol.manager_records import Quorum, Seat, Segment, Verdict
+from diloco.protocol.records import Identity
+from diloco.torchft import quorum_client, state_store
 from tests.diloco.manager_world import World, step
 from tests.diloco.test_manager_recovery import Trainee, newest_quorum, saved_steps
 
@@ -95,14 +95,14 @@ def test_saved_states_of_an_abandoned_branch_are_swept_later(world: World) -> No
 
 def save(world: World, saved: Saved, *ranks: int) -> None:
     for rank in ranks:
-        states.save(world.store, rank, {"at": saved.step}, saved=saved, writer=ME, wall_s=1.0)
+        state_store.save(world.store, rank, {"at": saved.step}, saved=saved, writer=ME, wall_s=1.0)
 
 
 def test_ranks_of_different_branches_are_no_complete_save(world: World) -> None:
     save(world, Saved(0, 8, 8), 0)
     save(world, Saved(5, 8, 8), 1)
     for line in (Line(0, 9), Line(5, 9, (Segment(branch=0, until=4),)), Line(5, 9)):
-        assert states.complete_states(world.store, line, ranks=[0, 1]) == []
+        assert state_store.complete_states(world.store, line, ranks=[0, 1]) == []
 
 
 def test_a_process_that_was_left_behind_deletes_nothing_of_the_new_branch(world: World) -> None:
@@ -110,7 +110,7 @@ def test_a_process_that_was_left_behind_deletes_nothing_of_the_new_branch(world:
     save(world, Saved(0, 4, 4), 0)
     save(world, Saved(0, 6, 6), 0)
     save(world, Saved(7, 8, 5), 0)
-    states.sweep(world.store, Line(0, 6), ranks=[0])
+    state_store.sweep(world.store, Line(0, 6), ranks=[0])
     left = {manager_keys.parse_saved(i.key) for i in world.store.list(manager_keys.STATES)}
     assert {found[0] for found in left if found} == {Saved(0, 4, 4), Saved(0, 6, 6), Saved(7, 8, 5)}
 
@@ -118,7 +118,7 @@ def test_a_process_that_was_left_behind_deletes_nothing_of_the_new_branch(world:
 def test_a_state_saved_by_an_earlier_release_is_resumed(world: World) -> None:
     trainee = Trainee(world, 0, 9.0, save_every=1)
     state = {"user": {"default": trainee.save()}, "torchft": {"step": 6, "batches_committed": 6}}
-    states.save(world.store, 0, state, saved=Saved(0, 0, 6), writer=ME, wall_s=0.0)
+    state_store.save(world.store, 0, state, saved=Saved(0, 0, 6), writer=ME, wall_s=0.0)
     keys = [info.key for info in world.store.list(manager_keys.STATES)]
     assert keys[-1] == "manager/states/00000006/00000.json"
     old = Quorum(n=7, step=6, mode="", seats=(), writer=ME)
@@ -401,8 +401,8 @@ def test_keywords_that_mean_nothing_are_refused(world: World, keywords: dict[str
 
 
 def test_records_of_old_rounds_are_deleted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "KEPT_ROUNDS", 4)
-    monkeypatch.setattr(session, "SWEEP_ROUNDS_EVERY", 2)
+    monkeypatch.setattr(quorum_client, "KEPT_ROUNDS", 4)
+    monkeypatch.setattr(quorum_client, "SWEEP_ROUNDS_EVERY", 2)
     a = Trainee(world, 0, 100.0, save_every=0)
     zombie = world.make(7, min_replica_size=1, majority_guard=False)
     zombie._session._is_new = False

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diloco.rendezvous.store import open_store
+from diloco.store.open import open_store
 from tests.diloco.manager_world import World
 
 pytestmark = pytest.mark.processes

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from diloco.errors import ReplicaError
-from diloco.managed import states
-from diloco.managed.session import Asking
 from diloco.manager import Manager
-from diloco.rendezvous import manager_keys
-from diloco.rendezvous.manager_branches import Line, line_before
-from diloco.rendezvous.manager_keys import Saved
-from diloco.rendezvous.manager_records import Quorum
-from diloco.rendezvous.manager_rounds import Disagreement
+from diloco.protocol import manager_keys
+from diloco.protocol.manager_branches import Line, line_before
+from diloco.protocol.manager_keys import Saved
+from diloco.protocol.manager_records import Quorum
+from diloco.protocol.manager_rounds import Disagreement
+from diloco.torchft import state_store
+from diloco.torchft.quorum_client import Asking
 from tests.diloco.manager_world import World
 
 
@@ -229,7 +229,9 @@ def saved_steps(world: World, ranks: int = 1) -> list[int]:
     """Steps of the complete saved states of the group's line."""
     newest = newest_quorum(world)
     line = line_before(newest, committed=True)
-    return [saved.step for saved in states.complete_states(world.store, line, ranks=range(ranks))]
+    return [
+        saved.step for saved in state_store.complete_states(world.store, line, ranks=range(ranks))
+    ]
 
 
 def newest_quorum(world: World) -> Quorum | None:
@@ -242,10 +244,12 @@ def test_a_group_resumes_only_from_what_all_its_ranks_have_saved(world: World) -
     for step, ranks in ((2, (0, 1)), (4, (0,))):
         for rank in ranks:
             saved = Saved(0, step, step)
-            states.save(world.store, rank, {"at": step}, saved=saved, writer=writer, wall_s=5.0)
+            state_store.save(
+                world.store, rank, {"at": step}, saved=saved, writer=writer, wall_s=5.0
+            )
     line = Line(branch=0, head=9)
-    assert states.complete_states(world.store, line, ranks=[0, 1]) == [Saved(0, 2, 2)]
-    assert states.load(world.store, 1, Saved(0, 2, 2)) == ({"at": 2}, 5.0)
+    assert state_store.complete_states(world.store, line, ranks=[0, 1]) == [Saved(0, 2, 2)]
+    assert state_store.load(world.store, 1, Saved(0, 2, 2)) == ({"at": 2}, 5.0)
 
 
 def test_the_state_is_not_read_while_it_changes(world: World) -> None:

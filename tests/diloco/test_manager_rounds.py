@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from diloco.rendezvous.manager_records import Join, Quorum, Vote
-from diloco.rendezvous.manager_rounds import (
+from diloco.protocol.manager_records import Join, Quorum, Vote
+from diloco.protocol.manager_rounds import (
     Disagreement,
     counts,
     decide_quorum,
@@ -19,7 +19,7 @@ from diloco.rendezvous.manager_rounds import (
     participants,
     standing,
 )
-from diloco.rendezvous.records import Identity
+from diloco.protocol.records import Identity
 
 ME = Identity(replica=1, incarnation="00001-00000001")
 

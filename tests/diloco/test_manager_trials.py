@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.support.manager_trials import VIOLATIONS, Trial, run_trial
-from diloco.managed import session
+from diloco.torchft import quorum_client
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -33,11 +33,11 @@ def test_without_faults_a_group_starts_and_goes_on() -> None:
 
 def test_the_oracle_finds_what_the_rules_prevent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the line and the guard, as the rounds were before, steps are lost."""
-    decide = session.decide_quorum
+    decide = quorum_client.decide_quorum
 
     def without(joins, *, line=None, holders=(), majority_guard=False, **given):  # type: ignore[no-untyped-def]
         return decide(joins, **given)
 
-    monkeypatch.setattr(session, "decide_quorum", without)
+    monkeypatch.setattr(quorum_client, "decide_quorum", without)
     oracle = run_trial(Trial(seed=3, faults_s=200.0, quiet_s=40.0, hang=0.01))
     assert any(oracle.counts[kind] for kind in VIOLATIONS)

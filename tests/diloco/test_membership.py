@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from diloco.membership import Lease, Observer, claim_incarnation
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import Beat, Command, Identity
-from diloco.rendezvous.store import LocalStore, StoreDenied, StoreUnavailable
-from diloco.rendezvous.telemetry import Segment
-from diloco.reporter import Reporter
-from diloco.retry import RetryingStore
+from diloco.membership.lease import Lease, Observer, claim_incarnation
+from diloco.protocol import keys
+from diloco.protocol.records import Beat, Command, Identity
+from diloco.protocol.telemetry import Segment
+from diloco.store.base import LocalStore, StoreDenied, StoreUnavailable
+from diloco.store.retry import RetryingStore
+from diloco.telemetry.writer import Reporter
 
 ME = Identity(replica=1, incarnation="00001-00000000")
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.layout import Layout
-from diloco.outer import (
+from diloco.model.flat_parameters import Layout
+from diloco.model.outer_optimizer import (
     ContentDigest,
     OuterOptimizer,
     WeightedSum,
@@ -21,14 +21,14 @@ from diloco.outer import (
     l2_norm,
     rescale,
 )
-from diloco.rendezvous.geometry import Span
+from diloco.protocol.blocks import Span
 
 # Random numbers are NumPy's: torch's own differ with the CPU's capability.
 PROGRAM = """
 import numpy as np
 import torch
-from diloco.outer import OuterOptimizer, WeightedSum, digest, l2_norm, rescale
-from diloco.rendezvous.geometry import Span
+from diloco.model.outer_optimizer import OuterOptimizer, WeightedSum, digest, l2_norm, rescale
+from diloco.protocol.blocks import Span
 torch.set_num_threads({threads})
 rng = np.random.default_rng(3)
 def randn():

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.ownership import (
+from diloco.protocol import keys
+from diloco.protocol.ownership import (
     MARKER_BYTES,
     PrefixTaken,
     check_empty,
@@ -15,7 +15,8 @@ from diloco.rendezvous.ownership import (
     mark,
     owner_of,
 )
-from diloco.rendezvous.store import LocalStore, Store, open_store
+from diloco.store.base import LocalStore, Store
+from diloco.store.open import open_store
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -89,6 +90,6 @@ def test_of_two_claims_at_once_one_wins(store: Store, monkeypatch: pytest.Monkey
 
 
 def _version() -> int:
-    from diloco.rendezvous.document import PROTOCOL
+    from diloco.protocol.group_document import PROTOCOL
 
     return PROTOCOL

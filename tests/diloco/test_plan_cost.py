@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bench.plan_traffic import CODECS, differences, one_round, small_cuts
-from diloco.rendezvous.geometry import (
+from diloco.exchange.upload import VERIFY_UPLOAD_BYTES
+from diloco.protocol.blocks import (
     LARGEST_BLOCK,
     Span,
     block_elements,
@@ -16,8 +17,7 @@ from diloco.rendezvous.geometry import (
     part_spans,
     shard_spans,
 )
-from diloco.rendezvous.plan_cost import cheapest_plan, round_cost
-from diloco.upload import VERIFY_UPLOAD_BYTES
+from diloco.protocol.reduce_cost import cheapest_plan, round_cost
 
 NUMEL = 50_003
 """Thirteen blocks of 4,096 elements: unequal shards, and a last block of 851."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.rendezvous import geometry, keys
+from diloco.protocol import blocks, keys
 
 MakeGroup = Callable[..., Any]
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings(
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a model of 28,002 parameters has seven blocks to share out."""
-    monkeypatch.setattr(geometry, "SMALLEST_BLOCK", 4096)
+    monkeypatch.setattr(blocks, "SMALLEST_BLOCK", 4096)
 
 
 class Wide(nn.Module):

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.checkpoint import load_checkpoint, load_tensors
-from diloco.layout import Layout
-from diloco.outer import OuterOptimizer
-from diloco.rendezvous import keys, planting
-from diloco.rendezvous.planting import CannotPlant, plant
-from diloco.rendezvous.records import CheckpointManifest, StoredObject
+from diloco.model.flat_parameters import Layout
+from diloco.model.outer_optimizer import OuterOptimizer
+from diloco.protocol import fork, keys
+from diloco.protocol.fork import CannotPlant, plant
+from diloco.protocol.records import CheckpointManifest, StoredObject
+from diloco.training.checkpoint import load_checkpoint, load_tensors
 
 MakeGroups = Callable[..., Any]
 
@@ -43,7 +43,7 @@ def copy(theirs: Any, ours: Any, round: int = 4, *, outer: bool = True) -> Check
 def test_the_new_group_begins_with_weights_and_outer_state_and_counts_anew(
     make_groups: MakeGroups, monkeypatch: pytest.MonkeyPatch, outer: bool
 ) -> None:
-    monkeypatch.setattr(planting, "PART_BYTES", 13)  # parts end within what is laid over
+    monkeypatch.setattr(fork, "PART_BYTES", 13)  # parts end within what is laid over
     theirs = trained(make_groups)
     ours = make_groups("ours", num_replicas=2, total_rounds=3)
     copy(theirs, ours, outer=outer)
@@ -114,4 +114,4 @@ def test_an_outer_state_that_is_none_is_refused(make_groups: MakeGroups, data: b
     theirs.store.put("outer", data)
     described = StoredObject(key="outer", size_bytes=len(data), sha256="")
     with pytest.raises(CannotPlant, match="outer: expected safetensors"):
-        planting._zeroed_count(theirs.store, described)
+        fork._zeroed_count(theirs.store, described)

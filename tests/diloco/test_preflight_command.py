@@ -11,7 +11,8 @@ import pytest
 
 from diloco import preflight as module
 from diloco.preflight import main, preflight
-from diloco.rendezvous.store import LocalStore, StoreDenied, open_store
+from diloco.store.base import LocalStore, StoreDenied
+from diloco.store.open import open_store
 
 EVERYTHING = [
     "write", "read", "read a range", "list", "write in parts", "create", "refuse to create twice",

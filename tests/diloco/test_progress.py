@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import diloco
-from diloco.progress import RoundProgress
+from diloco.training.progress import RoundProgress
 
 
 def train(folder: Path, progress: object) -> None:

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from safetensors.torch import load as load_safetensors
 
-from diloco.checkpoint import read_final
 from diloco.init import create_group
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import Commit, Plan
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import LocalStore
-from diloco.rendezvous.telemetry import Segment
+from diloco.protocol import keys
+from diloco.protocol.records import Commit, Plan
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.telemetry import Segment
+from diloco.store.base import LocalStore
+from diloco.training.checkpoint import read_final
 
 pytestmark = pytest.mark.processes
 

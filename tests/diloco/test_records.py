@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import BadRecord, Command, Commit, Identity
-from diloco.rendezvous.telemetry import Segment, StepColumns
+from diloco.protocol import keys
+from diloco.protocol.records import BadRecord, Command, Commit, Identity
+from diloco.protocol.telemetry import Segment, StepColumns
 
 
 def commit() -> Commit:
@@ -76,8 +76,8 @@ def test_keys_sort_as_numbers_do_and_are_parsed_back() -> None:
      "checkpoints/00000001/../../group.json", "checkpoints/00000001//x", "checkpoints/00000001/"],
 )  # fmt: skip
 def test_a_manifest_names_only_objects_of_its_own_folder(key: str) -> None:
-    from diloco.rendezvous.document import PROTOCOL
-    from diloco.rendezvous.records import CheckpointManifest, FinalManifest, StoredObject
+    from diloco.protocol.group_document import PROTOCOL
+    from diloco.protocol.records import CheckpointManifest, FinalManifest, StoredObject
 
     own = StoredObject(key="checkpoints/00000001/x/weights.safetensors", size_bytes=1, sha256="")
     final = StoredObject(key="final/x/model.safetensors", size_bytes=1, sha256="")

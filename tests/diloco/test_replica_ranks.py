@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from diloco.checkpoint import read_final
 from diloco.init import create_group
-from diloco.rendezvous.records import Commit
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import LocalStore
-from diloco.rendezvous.workload import ByteGPTWorkload
+from diloco.protocol.records import Commit
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.workload import ByteGPTWorkload
 from diloco.replica import Rank
+from diloco.store.base import LocalStore
+from diloco.training.checkpoint import read_final
 
 
 def test_ranks_share_a_batch_out_among_them() -> None:

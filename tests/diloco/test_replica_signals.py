@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from diloco.checkpoint import read_final
-from diloco.exits import EX_TERMINATED
+from diloco.exit_codes import EX_TERMINATED
 from diloco.init import create_group
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import Beat, Plan
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import LocalStore, MissingKey
-from diloco.rendezvous.workload import ByteGPTWorkload
+from diloco.protocol import keys
+from diloco.protocol.records import Beat, Plan
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.workload import ByteGPTWorkload
 from diloco.replica import leave_within_s
-from diloco.replica_state import load_replica_state
+from diloco.store.base import LocalStore, MissingKey
+from diloco.training.checkpoint import read_final
+from diloco.training.replica_state import load_replica_state
 
 
 @pytest.mark.parametrize(

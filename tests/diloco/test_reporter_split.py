@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from diloco.rendezvous.clock import SystemClock
-from diloco.rendezvous.records import Identity
-from diloco.rendezvous.store import LocalStore
-from diloco.rendezvous.telemetry import MAX_LOGS, MAX_STEPS, Segment
-from diloco.reporter import Reporter
+from diloco.clock import SystemClock
+from diloco.protocol.records import Identity
+from diloco.protocol.telemetry import MAX_LOGS, MAX_STEPS, Segment
+from diloco.store.base import LocalStore
+from diloco.telemetry.writer import Reporter
 
 
 def test_many_steps_and_long_lines_are_split(tmp_path: Path) -> None:

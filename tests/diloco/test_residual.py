@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from diloco.codecs import get_codec
-from diloco.rendezvous.settings import GroupSettings
-from diloco.residual import Residuals
+from diloco.exchange.error_feedback import Residuals
+from diloco.protocol.settings import GroupSettings
 
 
 def residuals(**changes: object) -> Residuals:

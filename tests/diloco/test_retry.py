@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from diloco.exits import EX_CONFIG, EX_TEMPFAIL, exit_code_of
-from diloco.rendezvous.store import (
+from diloco.exit_codes import EX_CONFIG, EX_TEMPFAIL, exit_code_of
+from diloco.store.base import (
     LISTED,
     Data,
     LocalStore,
@@ -20,7 +20,7 @@ from diloco.rendezvous.store import (
     StoreDenied,
     StoreUnavailable,
 )
-from diloco.retry import LONGEST_PAUSE_S, RUN_HAS_TRAINED, RetryingStore
+from diloco.store.retry import LONGEST_PAUSE_S, RUN_HAS_TRAINED, RetryingStore
 
 
 class ManualClock:

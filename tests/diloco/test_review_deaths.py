@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.checkpoint import load_checkpoint, read_final
-from diloco.layout import Layout
-from diloco.outer import OuterOptimizer
-from diloco.reduce import Reducer
-from diloco.rendezvous import keys
-from diloco.rendezvous.clock import SystemClock
-from diloco.rendezvous.records import CheckpointManifest
-from diloco.rendezvous.store import MissingKey
+from diloco.clock import SystemClock
+from diloco.exchange.reduce import Reducer
+from diloco.model.flat_parameters import Layout
+from diloco.model.outer_optimizer import OuterOptimizer
+from diloco.protocol import keys
+from diloco.protocol.records import CheckpointManifest
+from diloco.store.base import MissingKey
+from diloco.training.checkpoint import load_checkpoint, read_final
 
 MakeGroup = Callable[..., Any]
 

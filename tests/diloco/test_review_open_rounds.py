@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.ledger import MISSES
-from diloco.pace import Pace
+from diloco.training.dynamic_steps import Pace
+from diloco.training.local_progress import MISSES
 
 MakeGroup = Callable[..., Any]
 
@@ -109,6 +109,6 @@ def test_who_joins_late_has_missed_nothing(
     group.start(0, on_step=watch)
     assert reached.wait(60)
     group.start(1)
-    with caplog.at_level(logging.ERROR, logger="diloco.ledger"):
+    with caplog.at_level(logging.ERROR, logger="diloco.training.local_progress"):
         group.wait()
     assert "in a row" not in caplog.text

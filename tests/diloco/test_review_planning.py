@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from diloco.rendezvous.planning import screen
-from diloco.rendezvous.records import BadRecord, ContributionRecord, Identity
-from diloco.rendezvous.rounds import decide
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.view import MakePlan, Memory, RoundView, Totals, Wait
+from diloco.protocol.records import BadRecord, ContributionRecord, Identity
+from diloco.protocol.round_decision import decide
+from diloco.protocol.round_planning import screen
+from diloco.protocol.round_view import MakePlan, Memory, RoundView, Totals, Wait
+from diloco.protocol.settings import GroupSettings
 
 SETTINGS = GroupSettings(num_replicas=3, min_quorum=2, weighting="tokens", quarantine_rounds=2)
 

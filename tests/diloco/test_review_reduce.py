@@ -6,15 +6,15 @@ from pathlib import Path
 
 import torch
 
+from diloco.clock import SystemClock
 from diloco.codecs import get_codec
-from diloco.fragments import Slot
-from diloco.reduce import Own, Reducer
-from diloco.rendezvous import keys
-from diloco.rendezvous.clock import SystemClock
-from diloco.rendezvous.records import Identity, Plan, PlannedContribution
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import LocalStore
-from diloco.wire import Packing, PayloadInfo
+from diloco.exchange.payload import Packing, PayloadInfo
+from diloco.exchange.reduce import Own, Reducer
+from diloco.model.fragments import Slot
+from diloco.protocol import keys
+from diloco.protocol.records import Identity, Plan, PlannedContribution
+from diloco.protocol.settings import GroupSettings
+from diloco.store.base import LocalStore
 
 INCARNATION = "00001-00000000"
 ME = Identity(replica=0, incarnation=INCARNATION)

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diloco.fragments import Slot, Table
-from diloco.membership import Observer
-from diloco.rendezvous import keys
-from diloco.rendezvous.clock import SystemClock
-from diloco.rendezvous.records import Commit, ContributionRecord, Identity
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import LocalStore, MissingKey
-from diloco.sight import Sight
+from diloco.clock import SystemClock
+from diloco.exchange.round_observer import Sight
+from diloco.membership.lease import Observer
+from diloco.model.fragments import Slot, Table
+from diloco.protocol import keys
+from diloco.protocol.records import Commit, ContributionRecord, Identity
+from diloco.protocol.settings import GroupSettings
+from diloco.store.base import LocalStore, MissingKey
 
 ME = Identity(replica=0, incarnation="00001-00000000")
 
@@ -62,7 +62,7 @@ def make(tmp_path: Path) -> tuple[Watched, Sight]:
 
 
 def seen(sight: Sight) -> list[int]:
-    from diloco.sight import Base
+    from diloco.exchange.round_observer import Base
 
     view = sight.before_plan(1, Base(round=0, digest=""), waited_s=0.0, sync_s=0.0)
     return sorted(view.contributions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from diloco.rendezvous import keys
+from diloco.protocol import keys
 
 MakeGroup = Callable[..., Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diloco.tree import join_tree
+from diloco.model.state_tree import join_tree
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from diloco.fragments import Slot, Table
-from diloco.membership import Observer
-from diloco.rendezvous import keys
-from diloco.rendezvous.clock import SystemClock
-from diloco.rendezvous.records import ContributionRecord, Identity
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import LocalStore
-from diloco.sight import Base, Sight
+from diloco.clock import SystemClock
+from diloco.exchange.round_observer import Base, Sight
+from diloco.membership.lease import Observer
+from diloco.model.fragments import Slot, Table
+from diloco.protocol import keys
+from diloco.protocol.records import ContributionRecord, Identity
+from diloco.protocol.settings import GroupSettings
+from diloco.store.base import LocalStore
 
 OLD, NEW = "00001-ffffffff", "00002-00000000"
 

@@ -6,11 +6,10 @@ import dataclasses
 
 import pytest
 
-from diloco.rendezvous.planning import grace_window_s, screen
-from diloco.rendezvous.records import ContributionRecord, Identity, Plan
-from diloco.rendezvous.rounds import decide
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.view import (
+from diloco.protocol.records import ContributionRecord, Identity, Plan
+from diloco.protocol.round_decision import decide
+from diloco.protocol.round_planning import grace_window_s, screen
+from diloco.protocol.round_view import (
     Action,
     Look,
     MakeCommit,
@@ -22,6 +21,7 @@ from diloco.rendezvous.view import (
     Totals,
     Wait,
 )
+from diloco.protocol.settings import GroupSettings
 
 SETTINGS = GroupSettings(num_replicas=3, min_quorum=2, grace_s=60.0, total_rounds=10)
 

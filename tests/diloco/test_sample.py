@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.checkpoint import publish_final, read_final
+from diloco.clock import SystemClock
 from diloco.generate import main
-from diloco.rendezvous import keys
-from diloco.rendezvous.clock import SystemClock
-from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.records import FinalSample, Identity
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import LocalStore, StoreError
-from diloco.rendezvous.workload import GPT_SIZES, ByteGPTWorkload, GPTSize
-from diloco.sample import SAMPLE_BYTES, SAMPLE_S, GoOn, Sampler, publish_sample, sampler_of
+from diloco.protocol import keys
+from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.records import FinalSample, Identity
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.workload import GPT_SIZES, ByteGPTWorkload, GPTSize
+from diloco.store.base import LocalStore, StoreError
+from diloco.training.checkpoint import publish_final, read_final
+from diloco.training.sample import SAMPLE_BYTES, SAMPLE_S, GoOn, Sampler, publish_sample, sampler_of
 from diloco.workloads.byte_gpt import ByteGPTTraining
 from diloco.workloads.text import Corpus
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from diloco.rendezvous.document import GroupDocument, ProtocolMismatch
-from diloco.rendezvous.settings import GroupSettings, SettingsError, setting_fields
+from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
+from diloco.protocol.settings import GroupSettings, SettingsError, setting_fields
 
 
 @pytest.mark.parametrize(

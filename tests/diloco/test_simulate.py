@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous import failures
-from diloco.rendezvous.plan_cost import RoundCost, round_cost
-from diloco.rendezvous.settings import GroupSettings, SettingsError
-from diloco.rendezvous.simulation import (
+from diloco.planner import availability
+from diloco.planner.prediction import (
     BEAT_GETS,
     BEAT_INTERVAL_S,
     BEAT_PUTS,
@@ -23,7 +21,9 @@ from diloco.rendezvous.simulation import (
     predict,
     predict_modes,
 )
-from diloco.rendezvous.traffic import round_traffic
+from diloco.planner.traffic import round_traffic
+from diloco.protocol.reduce_cost import RoundCost, round_cost
+from diloco.protocol.settings import GroupSettings, SettingsError
 from diloco.simulate import main
 
 
@@ -150,23 +150,23 @@ def test_auto_is_what_a_group_would_take() -> None:
 
 
 def test_availability() -> None:
-    assert failures.availability(90, 10) == 0.9
-    assert failures.availability(math.inf, 10) == 1.0
+    assert availability.availability(90, 10) == 0.9
+    assert availability.availability(math.inf, 10) == 1.0
 
 
 def test_a_quorum_of_two_of_three() -> None:
-    enough, live = failures.quorum(3, 2, 0.9)
+    enough, live = availability.quorum(3, 2, 0.9)
     assert enough == pytest.approx(0.9**3 + 3 * 0.9**2 * 0.1)
     assert live == pytest.approx((3 * 0.9**3 + 2 * 3 * 0.9**2 * 0.1) / enough / 3)
-    assert failures.quorum(3, 3, 0.9)[0] == pytest.approx(0.9**3)
-    assert failures.quorum(1024, 1, 0.99) == (1.0, pytest.approx(0.99))
-    assert failures.quorum(5, 5, 1.0) == (1.0, 1.0)
+    assert availability.quorum(3, 3, 0.9)[0] == pytest.approx(0.9**3)
+    assert availability.quorum(1024, 1, 0.99) == (1.0, pytest.approx(0.99))
+    assert availability.quorum(5, 5, 1.0) == (1.0, 1.0)
 
 
 def test_half_a_unit_of_work_is_lost_with_a_replica() -> None:
-    assert failures.kept_share(10, 1000) == pytest.approx(1 - 10 / 1000 / 2, rel=1e-4)
-    assert failures.kept_share(10, math.inf) == 1.0
-    assert failures.kept_share(1e6, 1) == 0.0
+    assert availability.kept_share(10, 1000) == pytest.approx(1 - 10 / 1000 / 2, rel=1e-4)
+    assert availability.kept_share(10, math.inf) == 1.0
+    assert availability.kept_share(1e6, 1) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_half_a_unit_of_work_is_lost_with_a_replica() -> None:
     ],
 )
 def test_waiting_because_of_a_failure(changes: dict[str, Any], expected_s: float) -> None:
-    found = failures.stall_of_a_failure_s(settings(**changes), step_s=1.0)
+    found = availability.stall_of_a_failure_s(settings(**changes), step_s=1.0)
     assert found == pytest.approx(expected_s)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from diloco.membership import Observer
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import Beat
-from diloco.rendezvous.store import MissingKey, Store
+from diloco.membership.lease import Observer
+from diloco.protocol import keys
+from diloco.protocol.records import Beat
+from diloco.store.base import MissingKey, Store
 
 MakeGroup = Callable[..., Any]
 

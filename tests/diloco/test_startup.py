@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous.clock import SystemClock
-from diloco.rendezvous.telemetry import Segment
-from diloco.startup import Startup, process_age_s, startup_of_process
+from diloco.clock import SystemClock
+from diloco.protocol.telemetry import Segment
+from diloco.telemetry.startup_timing import Startup, process_age_s, startup_of_process
 
 
 class Now:
@@ -73,8 +73,8 @@ def test_nothing_said_is_nothing_wrong(caplog: pytest.LogCaptureFixture) -> None
 def test_the_age_of_a_process_counts_its_interpreter_and_survives_exec() -> None:
     """It waited before it became what asks: that is in its age, as the bootstrap is."""
     ask = (
-        "from diloco.startup import process_age_s, IMPORTED_S; "
-        "from diloco.rendezvous.clock import SystemClock as C; "
+        "from diloco.telemetry.startup_timing import process_age_s, IMPORTED_S; "
+        "from diloco.clock import SystemClock as C; "
         "print(process_age_s(C()), C().monotonic() - IMPORTED_S)"
     )
     before = "import os, sys, time; time.sleep(0.5); os.execv(sys.executable, sys.argv[1:])"

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.checkpoint import Restored
-from diloco.layout import Layout
-from diloco.outer import OuterOptimizer, digest
-from diloco.reduce import Merged
-from diloco.rendezvous.records import Commit, Identity
-from diloco.rendezvous.view import Totals
-from diloco.state import GlobalState, is_finite
+from diloco.exchange.reduce import Merged
+from diloco.model.flat_parameters import Layout
+from diloco.model.outer_optimizer import OuterOptimizer, digest
+from diloco.protocol.records import Commit, Identity
+from diloco.protocol.round_view import Totals
+from diloco.training.checkpoint import Restored
+from diloco.training.global_state import GlobalState, is_finite
 
 
 def commit(round: int, void: str = "") -> Commit:

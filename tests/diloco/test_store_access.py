@@ -19,9 +19,10 @@ import fsspec.config
 import pytest
 
 from diloco.preflight import preflight
-from diloco.rendezvous import store_access
-from diloco.rendezvous.fsspec_store import FsspecStore
-from diloco.rendezvous.store import Store, StoreDenied, open_store
+from diloco.store import credentials
+from diloco.store.base import Store, StoreDenied
+from diloco.store.fsspec import FsspecStore
+from diloco.store.open import open_store
 from tests.bucket_servers import BucketServer
 from tests.servers import S3Server
 
@@ -112,12 +113,12 @@ def test_the_hub_is_opened_by_the_credential_alone(hub: BucketServer, stray: Non
 
 def test_what_is_not_said_is_the_service_s_own_address(stray: None) -> None:
     key = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
-    options = store_access.fsspec_options("s3://b/p", {**key, "AWS_REGION": "cn-north-1"})
+    options = credentials.fsspec_options("s3://b/p", {**key, "AWS_REGION": "cn-north-1"})
     assert options["endpoint_url"] == "https://s3.cn-north-1.amazonaws.com.cn"
     assert options["token"] is None
-    assert store_access.fsspec_options("gs://b", {})["endpoint_url"].endswith("googleapis.com")
-    assert store_access.fsspec_options("hf://datasets/a/b", {})["token"] is False
-    plain = store_access.s3_access(key)
+    assert credentials.fsspec_options("gs://b", {})["endpoint_url"].endswith("googleapis.com")
+    assert credentials.fsspec_options("hf://datasets/a/b", {})["token"] is False
+    plain = credentials.s3_access(key)
     assert (plain.region, plain.endpoint_url) == ("us-east-1", None)
     assert "AWS" not in repr(plain)
     assert "'k'" not in repr(plain)
@@ -125,16 +126,16 @@ def test_what_is_not_said_is_the_service_s_own_address(stray: None) -> None:
 
 def test_azure_s_keys_become_connection_strings() -> None:
     account = {"AZURE_STORAGE_ACCOUNT_NAME": "isle"}
-    by_key = store_access.fsspec_options("az://c/p", {**account, "AZURE_STORAGE_ACCOUNT_KEY": "a="})
+    by_key = credentials.fsspec_options("az://c/p", {**account, "AZURE_STORAGE_ACCOUNT_KEY": "a="})
     assert by_key["connection_string"] == (
         "BlobEndpoint=https://isle.blob.core.windows.net;AccountName=isle;AccountKey=a="
     )
     shared = {**account, "AZURE_STORAGE_SAS_TOKEN": "?sv=1&sig=x"}
-    assert store_access.fsspec_options("az://c/p", shared)["connection_string"].endswith(
+    assert credentials.fsspec_options("az://c/p", shared)["connection_string"].endswith(
         ";SharedAccessSignature=sv=1&sig=x"
     )
     with pytest.raises(StoreDenied, match="expected AZURE_STORAGE_CLIENT_ID"):
-        store_access.fsspec_options("az://c/p", account)
+        credentials.fsspec_options("az://c/p", account)
 
 
 def test_a_principal_is_refused_where_the_client_would_use_another(stray: None) -> None:
@@ -155,7 +156,7 @@ def test_what_has_no_credentials_takes_none(tmp_path: Path) -> None:
     with pytest.raises(StoreDenied, match="expected a URI of s3, s3a, gs"):
         open_store("memory://x", environment={})
     with pytest.raises(StoreDenied, match="expected a JSON object"):
-        store_access.fsspec_options("gs://b", {"FSSPEC_GS": "no json"})
+        credentials.fsspec_options("gs://b", {"FSSPEC_GS": "no json"})
 
 
 class Tokens(ThreadingHTTPServer):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from diloco.checkpoint import sweep
-from diloco.rendezvous import keys
-from diloco.rendezvous.store import LocalStore, Store
+from diloco.protocol import keys
+from diloco.store.base import LocalStore, Store
+from diloco.training.checkpoint import sweep
 
 LATE = "rounds/00000002/contributions/00007.00001-0000abcd.bin"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from diloco.rendezvous.records import BadRecord, Command
-from diloco.rendezvous.store import LocalStore, MissingKey
-from diloco.rendezvous.transfer import Range, read_each, read_parts
+from diloco.protocol.parallel_reads import Range, read_each, read_parts
+from diloco.protocol.records import BadRecord, Command
+from diloco.store.base import LocalStore, MissingKey
 
 
 class Watched(LocalStore):

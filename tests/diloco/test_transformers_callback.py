@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-from diloco.checkpoint import load_tensors, read_final
 from diloco.errors import ReplicaError
 from diloco.integrations.transformers import DiLoCoCallback, follow
+from diloco.training.checkpoint import load_tensors, read_final
 from tests.diloco.conftest import FastClock, TinyGroup
 
 MakeGroup = Callable[..., TinyGroup]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.tree import join_tree, split_tree
+from diloco.model.state_tree import join_tree, split_tree
 
 
 def test_an_optimizers_state_survives_the_trip_through_json() -> None:

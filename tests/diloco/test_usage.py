@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from diloco import usage
-from diloco.usage import Usage
+from diloco.telemetry import system_metrics
+from diloco.telemetry.system_metrics import Usage
 
 
 class Watch:
@@ -68,7 +68,7 @@ def test_a_gpu_whose_driver_does_not_tell_is_not_idle(
 
 
 def test_a_machine_without_the_drivers_library_does_not_know() -> None:
-    nvml = usage._Nvml()
+    nvml = system_metrics._Nvml()
     if not torch.cuda.is_available():
         assert nvml.busy() is None
         assert nvml._failed

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from diloco.clock import SystemClock
 from diloco.codecs import get_codec
-from diloco.fragments import Slot, Table
-from diloco.reduce import Own
-from diloco.rendezvous import geometry
-from diloco.rendezvous.clock import SystemClock
-from diloco.rendezvous.geometry import HEADER_BYTES, Span
-from diloco.rendezvous.records import Identity
-from diloco.wire import BadPayload, Packing, PayloadInfo, decode_part, digest_of, header
+from diloco.exchange.payload import BadPayload, Packing, PayloadInfo, decode_part, digest_of, header
+from diloco.exchange.reduce import Own
+from diloco.model.fragments import Slot, Table
+from diloco.protocol import blocks
+from diloco.protocol.blocks import HEADER_BYTES, Span
+from diloco.protocol.records import Identity
 
-BLOCK = geometry.SMALLEST_BLOCK
+BLOCK = blocks.SMALLEST_BLOCK
 
 
 def info(numel: int, codec: str = "fp32") -> PayloadInfo:
@@ -66,7 +66,7 @@ def test_any_run_of_blocks_can_be_read_alone(codec: str) -> None:
 def test_an_upload_is_cut_into_parts_of_memory_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("diloco.wire.PART_BYTES", 100_000)
+    monkeypatch.setattr("diloco.exchange.payload.PART_BYTES", 100_000)
     vector = torch.arange(2.0 * BLOCK)
     packing = Packing(
         info(vector.numel()), vector, get_codec("fp32"), slots(BLOCK, BLOCK), clock=SystemClock()

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.settings import GroupSettings, SettingsError
-from diloco.rendezvous.workload import GPT_SIZES, ByteGPTWorkload, GPTSize
+from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.settings import GroupSettings, SettingsError
+from diloco.protocol.workload import GPT_SIZES, ByteGPTWorkload, GPTSize
 from diloco.workloads import load_workload
 from diloco.workloads.base import Workload, adamw, warmup_cosine
 from diloco.workloads.byte_gpt import (

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from diloco.init import create_group, main
-from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.settings import GroupSettings, SettingsError
-from diloco.rendezvous.store import LocalStore
-from diloco.rendezvous.workload import WORKLOADS, CustomWorkload
+from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.settings import GroupSettings, SettingsError
+from diloco.protocol.workload import WORKLOADS, CustomWorkload
+from diloco.store.base import LocalStore
 from diloco.workloads import load_workload
 from diloco.workloads.custom import CustomTraining
 
@@ -211,7 +211,7 @@ def test_a_replica_that_finds_no_module_does_not_come_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from diloco import replica
-    from diloco.exits import EX_CONFIG
+    from diloco.exit_codes import EX_CONFIG
 
     uri = str(tmp_path / "run")
     create_group(uri, SETTINGS, workload=CustomWorkload(function="not_here:build").to_dict())

@@ -10,14 +10,14 @@ import pytest
 import torch
 from safetensors.torch import save as save_safetensors
 
-from diloco.checkpoint import publish_final, put_object
 from diloco.generate import main
-from diloco.rendezvous import keys
-from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.records import CheckpointManifest, FinalManifest, Identity
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import LocalStore
-from diloco.rendezvous.workload import ByteGPTWorkload
+from diloco.protocol import keys
+from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.records import CheckpointManifest, FinalManifest, Identity
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.workload import ByteGPTWorkload
+from diloco.store.base import LocalStore
+from diloco.training.checkpoint import publish_final, put_object
 from diloco.workloads.byte_gpt import ByteGPT, model_config
 
 WORKLOAD = ByteGPTWorkload(size="demo")

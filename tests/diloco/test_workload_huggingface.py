@@ -19,11 +19,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from diloco import export, replica
 from diloco.init import create_group
-from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.records import FinalSample
-from diloco.rendezvous.settings import GroupSettings, SettingsError
-from diloco.rendezvous.workload import HuggingFaceWorkload
-from diloco.sample import SAMPLE_BYTES, SEED, TEMPERATURE
+from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.records import FinalSample
+from diloco.protocol.settings import GroupSettings, SettingsError
+from diloco.protocol.workload import HuggingFaceWorkload
+from diloco.training.sample import SAMPLE_BYTES, SEED, TEMPERATURE
 from diloco.workloads import load_workload
 from diloco.workloads.tokens import byte_tokenizer
 from tests.model_hub import running_model_hub
@@ -265,7 +265,7 @@ def test_the_hub_itself_says_what_is_wrong_and_takes_the_result(
     code = (
         "import sys\n"
         "from diloco import export\n"
-        "from diloco.rendezvous.settings import SettingsError\n"
+        "from diloco.protocol.settings import SettingsError\n"
         "from diloco.workloads.tokens import load_tokenizer, hub_is_there\n"
         "assert hub_is_there()\n"
         "for name in ('islands/gated', 'islands/absent'):\n"

@@ -10,8 +10,8 @@ import fsspec
 import numpy as np
 import pytest
 
-from diloco.rendezvous.settings import SettingsError
-from diloco.rendezvous.workload import STDLIB
+from diloco.protocol.settings import SettingsError
+from diloco.protocol.workload import STDLIB
 from diloco.workloads import text
 from diloco.workloads.text import HELD_OUT, Corpus, load_corpus
 

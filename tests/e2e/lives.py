@@ -12,8 +12,8 @@ from tests.stack import LiveStack
 _CREATE = """
 import secrets
 from django.contrib.auth.models import User
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.workload import ByteGPTWorkload
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.workload import ByteGPTWorkload
 from runs.drafts.presets import PoolDraft, RunDraft
 from runs.services import create_run
 settings = GroupSettings(**{settings!r})

@@ -19,8 +19,8 @@ EXAMPLE = REPOSITORY / "examples" / "custom_workload" / "spirals.py"
 _CREATE = """
 import base64, secrets
 from django.contrib.auth.models import User
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.workload import CustomWorkload
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.workload import CustomWorkload
 from runs.drafts.archives import store_archive
 from runs.drafts.presets import PoolDraft, RunDraft
 from runs.services import create_run

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from diloco.rendezvous.store import open_store
+from diloco.store.open import open_store
 from emulators.s3 import ROLE_ARN
 from emulators.together import BACKENDS, Together, running_together
 from tests.e2e.lives import look, wait_for
@@ -41,8 +41,8 @@ HARDWARE = {
 _CREATE = """
 import json, secrets
 from django.contrib.auth.models import User
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.workload import ByteGPTWorkload
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.workload import ByteGPTWorkload
 from runs.models import Credential
 from runs.drafts.presets import PoolDraft, RunDraft
 from runs.services import create_run

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco.retry import RUN_HAS_TRAINED
+from diloco.store.retry import RUN_HAS_TRAINED
 from executors.base import CodeRef
 from executors.bootstrap import command as bootstrap
 from executors.bootstrap import script

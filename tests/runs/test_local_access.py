@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Permission
 
-from diloco.rendezvous.workload import CustomWorkload
+from diloco.protocol.workload import CustomWorkload
 from runs import local_access, services
 from runs.control.launch import launch_replica
 from runs.drafts.create import create_run

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous.plan_cost import round_cost
-from diloco.rendezvous.schema import SettingsError
+from diloco.protocol.reduce_cost import round_cost
+from diloco.protocol.setting_spec import SettingsError
 from runs.planner import LARGEST_H, Question, answer, plan, sweep
 
 

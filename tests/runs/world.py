@@ -11,8 +11,8 @@ import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import (
+from diloco.protocol import keys
+from diloco.protocol.records import (
     Beat,
     CheckpointManifest,
     Commit,
@@ -24,10 +24,10 @@ from diloco.rendezvous.records import (
     Refusal,
     StoredObject,
 )
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import Store
-from diloco.rendezvous.telemetry import Evaluation, LogLine, RoundReport, Segment, StepColumns
-from diloco.rendezvous.workload import ByteGPTWorkload
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.telemetry import Evaluation, LogLine, RoundReport, Segment, StepColumns
+from diloco.protocol.workload import ByteGPTWorkload
+from diloco.store.base import Store
 from executors.base import (
     Capabilities,
     Cause,

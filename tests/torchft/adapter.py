@@ -17,9 +17,9 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from diloco.managed.work import ManagedWork
 from diloco.manager import Manager
-from diloco.rendezvous.store import LocalStore
+from diloco.store.base import LocalStore
+from diloco.torchft.work import ManagedWork
 
 MODULES = (
     "torchft._test.diloco_trainer",

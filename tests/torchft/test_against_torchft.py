@@ -13,8 +13,8 @@ from tests.torchft.wheel import need_torchft
 
 need_torchft()
 
-from diloco.managed.work import LazyFuture, ManagedWork  # noqa: E402
 from diloco.manager import Manager  # noqa: E402
+from diloco.torchft.work import LazyFuture, ManagedWork  # noqa: E402
 from tests.torchft.twins import Seen, Training, ours, theirs  # noqa: E402
 
 STREAMING = {"sync_every": 4, "fragment_sync_delay": 1, "fragment_update_alpha": 0.5}

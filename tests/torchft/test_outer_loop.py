@@ -15,7 +15,7 @@ from tests.torchft.wheel import need_torchft
 need_torchft()
 
 import diloco  # noqa: E402
-from diloco.rendezvous.store import LocalStore  # noqa: E402
+from diloco.store.base import LocalStore  # noqa: E402
 
 
 def train(folder: Path, rank: int) -> nn.Linear:

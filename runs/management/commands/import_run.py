@@ -7,7 +7,7 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from diloco.rendezvous.store import StoreError
+from diloco.store.base import StoreError
 from runs.bucket.importing import import_run
 from runs.exceptions import CannotDo, InvalidRun
 

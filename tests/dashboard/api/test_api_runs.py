@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from diloco.rendezvous.settings import setting_fields
+from diloco.protocol.settings import setting_fields
 from runs.models import Run
 from tests.browser import seed
 

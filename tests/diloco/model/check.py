@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from diloco.errors import FencedOut, ReplicaError, RoundTimeout
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import StoreDenied
+from diloco.protocol.settings import GroupSettings
+from diloco.store.base import StoreDenied
 from tests.diloco.model import oracle
 from tests.diloco.model.faulty_bucket import LIST_LAG_S, Chances
 from tests.diloco.model.virtual_time import Hang

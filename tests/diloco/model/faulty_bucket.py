@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from diloco.rendezvous.store import (
+from diloco.store.base import (
     LISTED,
     Data,
     MakeParts,
@@ -128,7 +128,7 @@ LIST_LAG_S = 10.0
 
 
 class FaultyView:
-    """A :class:`~diloco.rendezvous.store.Store` for one process."""
+    """A :class:`~diloco.store.base.Store` for one process."""
 
     uri = "memory://model"
 

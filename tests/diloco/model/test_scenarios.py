@@ -12,9 +12,9 @@ from unittest import mock
 
 import pytest
 
-from diloco.gate import wait_for_everybody
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import StoreDenied, StoreUnavailable
+from diloco.membership.start_barrier import wait_for_everybody
+from diloco.protocol.settings import GroupSettings
+from diloco.store.base import StoreDenied, StoreUnavailable
 from tests.diloco.model import oracle
 from tests.diloco.model.faulty_bucket import Bucket, Chances
 from tests.diloco.model.world import Coordinates, Scenario, World, virtual
@@ -262,7 +262,7 @@ def test_what_a_replica_did_in_quarantine_is_in_no_contribution() -> None:
 
 def test_what_a_sweep_missed_is_deleted_by_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two sweeps the process dies; a payload arrives when its round was swept long ago."""
-    from diloco.checkpoint import sweep
+    from diloco.training.checkpoint import sweep
 
     world = make_world(checkpoint_every=1, total_rounds=10)
     calls: list[int] = []
@@ -276,7 +276,7 @@ def test_what_a_sweep_missed_is_deleted_by_a_later_one(monkeypatch: pytest.Monke
             world.bucket.objects["rounds/00000003/contributions/00000.00001-0000abcd.bin"] = b"late"
             world.bucket.written_s["rounds/00000003/contributions/00000.00001-0000abcd.bin"] = 0.0
 
-    monkeypatch.setattr("diloco.chores.sweep", dies_at_first)
+    monkeypatch.setattr("diloco.training.post_round.sweep", dies_at_first)
     with on_put(world.bucket, late):
         run(world)
     assert len(calls) > 5
@@ -364,7 +364,7 @@ def test_a_store_that_goes_away_before_the_first_step_ends_no_replica(
         wait_for_everybody(*arguments, **how)
 
     world.chances = outage  # type: ignore[method-assign]
-    monkeypatch.setattr("diloco.loop.wait_for_everybody", begins)
+    monkeypatch.setattr("diloco.training.round_loop.wait_for_everybody", begins)
     run(world)
     assert ends(world) == [("completed", "None")] * 2
 

@@ -19,15 +19,15 @@ from unittest import mock
 import torch
 from torch import nn
 
-from diloco.checkpoint import sweep
 from diloco.errors import ReplicaError
 from diloco.group import Group, join
-from diloco.rendezvous import keys
-from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.records import Command, Commit
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.store import Store, StoreError
+from diloco.protocol import keys
+from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.records import Command, Commit
+from diloco.protocol.settings import GroupSettings
+from diloco.store.base import Store, StoreError
 from diloco.syncer import Syncer
+from diloco.training.checkpoint import sweep
 from tests.diloco.model import virtual_time
 from tests.diloco.model.faulty_bucket import Bucket, Chances, FaultyView
 from tests.diloco.model.virtual_time import Process, Scheduler
@@ -263,19 +263,19 @@ def virtual(world: World) -> Iterator[None]:
         randbits=world.rng.getrandbits,
     )
     patches: dict[str, Any] = {
-        "diloco.membership.threading": virtual_time.threading,
-        "diloco.reporter.threading": virtual_time.threading,
-        "diloco.reporter.Usage": QuietUsage,
+        "diloco.membership.lease.threading": virtual_time.threading,
+        "diloco.telemetry.writer.threading": virtual_time.threading,
+        "diloco.telemetry.writer.Usage": QuietUsage,
         "diloco.syncer.threading": virtual_time.threading,
-        "diloco.open_rounds.ThreadPoolExecutor": virtual_time.ThreadPoolExecutor,
-        "diloco.open_rounds.wait": virtual_time.wait,
-        "diloco.rendezvous.transfer.ThreadPoolExecutor": virtual_time.ThreadPoolExecutor,
-        "diloco.finish.sweep": world.sweep,
-        "diloco.group.SystemClock": lambda: world.scheduler,
-        "diloco.group.secrets": secrets,
+        "diloco.exchange.inflight_rounds.ThreadPoolExecutor": virtual_time.ThreadPoolExecutor,
+        "diloco.exchange.inflight_rounds.wait": virtual_time.wait,
+        "diloco.protocol.parallel_reads.ThreadPoolExecutor": virtual_time.ThreadPoolExecutor,
+        "diloco.training.final_export.sweep": world.sweep,
+        "diloco.training.group.SystemClock": lambda: world.scheduler,
+        "diloco.training.group.secrets": secrets,
         "diloco.syncer.SystemClock": lambda: world.scheduler,
         "diloco.syncer.secrets": secrets,
-        "diloco.rendezvous.geometry.SMALLEST_BLOCK": 256,
+        "diloco.protocol.blocks.SMALLEST_BLOCK": 256,
     }
     logger = logging.getLogger("diloco")
     level = logger.level

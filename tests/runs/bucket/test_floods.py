@@ -10,9 +10,9 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import Command
-from diloco.rendezvous.telemetry import StepColumns
+from diloco.protocol import keys
+from diloco.protocol.records import Command
+from diloco.protocol.telemetry import StepColumns
 from runs import life
 from runs.bucket import commands, journal
 from runs.bucket.commands import Crowded, send_save
@@ -84,7 +84,7 @@ def test_one_that_catches_up_with_a_jump_is_taken(desk: Desk) -> None:
 
 
 def test_rounds_that_reach_into_thousands_of_blocks_have_a_limited_number_of_points() -> None:
-    from diloco.rendezvous.telemetry import Segment
+    from diloco.protocol.telemetry import Segment
     from tests.runs.world import Bucket
 
     kept: Any = _Kept()

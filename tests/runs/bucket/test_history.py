@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import Identity
+from diloco.protocol import keys
+from diloco.protocol.records import Identity
 from runs.bucket import history
 from runs.bucket.history import ingest_rounds
 from runs.bucket.reading import Changes

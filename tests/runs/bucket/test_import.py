@@ -11,7 +11,7 @@ import pytest
 from django.apps import apps
 from django.core.management import CommandError, call_command
 
-from diloco.rendezvous import keys
+from diloco.protocol import keys
 from executors.base import Cause
 from runs import life, services
 from runs.alerting.rules import KINDS
@@ -369,8 +369,8 @@ def test_a_place_without_a_group_is_none(tmp_path: Any) -> None:
 def test_a_group_without_a_control_plane_is_shown(tmp_path: Any) -> None:
     """Made by ``python -m diloco.init``: no journal, no attempts, nobody's run."""
     from diloco.init import create_group
-    from diloco.rendezvous.settings import GroupSettings
-    from diloco.rendezvous.store import open_store
+    from diloco.protocol.settings import GroupSettings
+    from diloco.store.open import open_store
     from tests.runs.world import Bucket
 
     document = create_group(str(tmp_path), GroupSettings(num_replicas=2), name="by hand")

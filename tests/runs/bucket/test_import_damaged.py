@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.ownership import PrefixOwner
-from diloco.rendezvous.store import Store
+from diloco.protocol import keys
+from diloco.protocol.ownership import PrefixOwner
+from diloco.store.base import Store
 from runs.bucket import importing
 from runs.models import Archive, MetricBlock, Round, Run
 from tests.runs.bucket.test_import import end, lead_a_life

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.telemetry import StepColumns
+from diloco.protocol import keys
+from diloco.protocol.telemetry import StepColumns
 from runs import selectors
 from runs.bucket.ingest import SEGMENT_LIMIT
 from runs.bucket.reading import REFUSAL_EVENTS

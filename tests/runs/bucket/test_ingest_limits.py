@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous import keys, telemetry
+from diloco.protocol import keys, telemetry
 from runs.bucket.beats import MAX_INCARNATIONS, read_leases
 from runs.bucket.limits import INT_LIMIT, SECONDS_LIMIT
 from runs.models import Event, LogLine, Run
@@ -76,7 +76,7 @@ def test_a_flood_of_empty_lines_is_refused_before_anything_is_built(
     body = json.loads(desk.bucket.segment(0, 1))
     head = json.dumps({**body, "logs": []}).encode().replace(b'"logs": []', b'"logs": [%s]')
     desk.bucket.store.put(keys.telemetry(0, incarnation(0), 1), head % (line * 100_000)[:-1])
-    monkeypatch.setattr("diloco.rendezvous.parsing.json", None)  # nothing of it is parsed
+    monkeypatch.setattr("diloco.protocol.parsing.json", None)  # nothing of it is parsed
     desk.ingest()
     monkeypatch.undo()
     [event] = Event.objects.filter(kind="refused")

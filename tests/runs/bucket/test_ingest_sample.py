@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import FinalManifest, FinalSample
+from diloco.protocol import keys
+from diloco.protocol.records import FinalManifest, FinalSample
 from runs.bucket.importing import import_run
 from runs.bucket.results import SAMPLE_LETTERS, SAMPLE_LIMIT
 from runs.models import Checkpoint, Run

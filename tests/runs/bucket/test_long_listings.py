@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.store import ListingTooLong, LocalStore, StoreUnavailable
+from diloco.protocol import keys
+from diloco.store.base import ListingTooLong, LocalStore, StoreUnavailable
 from runs import deletion, live, services, tasks
 from runs.bucket import beats, history, quarantine
 from runs.bucket.quarantine import GuardedStore, OutOfTime, Quarantine
@@ -160,7 +160,7 @@ def test_a_deletion_goes_page_by_page_and_is_taken_up_again(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = world.bucket.store
-    monkeypatch.setattr("diloco.rendezvous.store.PAGE_OBJECTS", 5)
+    monkeypatch.setattr("diloco.store.base.PAGE_OBJECTS", 5)
     for n in range(30):
         world.bucket.segment(0, n + 1)
         store.put(f"not-of-the-run/{n}", b"")
@@ -175,7 +175,7 @@ def test_a_deletion_goes_page_by_page_and_is_taken_up_again(
 
 
 def test_a_plan_of_a_deletion_ends_in_time(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diloco.rendezvous.store.PAGE_OBJECTS", 2)
+    monkeypatch.setattr("diloco.store.base.PAGE_OBJECTS", 2)
     clock = iter(range(0, 10**6, 3)).__next__
     found, whole = deletion._first_pages(world.bucket.store, clock=clock)
     assert not whole

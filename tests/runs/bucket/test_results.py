@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import StoredObject
+from diloco.protocol import keys
+from diloco.protocol.records import StoredObject
 from runs.bucket.results import ingest_checkpoints
 from runs.models import Checkpoint
 from tests.runs.world import DIGEST

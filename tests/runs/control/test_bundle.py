@@ -46,7 +46,7 @@ def test_it_can_be_imported_straight_from_the_zip(tmp_path: Path) -> None:
     path = tmp_path / "code.zip"
     path.write_bytes(make_bundle().data)
     program = (
-        "import diloco.rendezvous.records, diloco.rendezvous.store as s; "
+        "import diloco.protocol.records, diloco.store.base as s; "
         "assert s.__file__.startswith(__import__('sys').argv[1]), s.__file__"
     )
     subprocess.run(

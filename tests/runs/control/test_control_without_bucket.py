@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import Command
-from diloco.rendezvous.store import LocalStore, StoreDenied, StoreUnavailable
+from diloco.protocol import keys
+from diloco.protocol.records import Command
+from diloco.store.base import LocalStore, StoreDenied, StoreUnavailable
 from executors.base import Cause, JobState, ReplicaStatus
 from runs import life, services
 from runs.bucket import ingest_pass

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import FinalManifest, StoredObject
-from diloco.rendezvous.store import Store
+from diloco.protocol import keys
+from diloco.protocol.records import FinalManifest, StoredObject
+from diloco.store.base import Store
 from runs.bucket.stores import store_for
 from runs.control import hub_export
 from runs.credentials import vault

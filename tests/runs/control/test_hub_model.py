@@ -13,10 +13,11 @@ from safetensors import safe_open
 from safetensors.torch import save as save_safetensors
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from diloco import export, parameters
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import FinalManifest
-from diloco.rendezvous.workload import HuggingFaceWorkload
+from diloco import export
+from diloco.model import named_parameters
+from diloco.protocol import keys
+from diloco.protocol.records import FinalManifest
+from diloco.protocol.workload import HuggingFaceWorkload
 from diloco.workloads.huggingface import model_config
 from diloco.workloads.tokens import byte_tokenizer, load_tokenizer
 from runs.bucket.stores import store_for
@@ -64,8 +65,8 @@ class Made:
         )
         torch.manual_seed(3)
         self.model: PreTrainedModel = export.build(config.to_dict())
-        every = dict(parameters.state(self.model))
-        trained = dict(parameters.trained(self.model))
+        every = dict(named_parameters.state(self.model))
+        trained = dict(named_parameters.trained(self.model))
         tensors = every if final else {name: every[name] for name in trained}
         data = save_safetensors({n: t.detach().contiguous() for n, t in tensors.items()})
         store = store_for(world.run)
@@ -198,7 +199,7 @@ def test_weights_pass_a_piece_at_a_time(
     path = tmp_path / "model.safetensors"
     hub_model.fetch_weights(store_for(world.run), made.checkpoint, path, as_model=True)
     with safe_open(path, "pt") as file:
-        for name, tensor in parameters.state(made.model):
+        for name, tensor in named_parameters.state(made.model):
             assert torch.equal(file.get_tensor(name), tensor)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.store import LocalStore, StoreUnavailable
+from diloco.protocol import keys
+from diloco.protocol.group_document import GroupDocument
+from diloco.store.base import LocalStore, StoreUnavailable
 from runs.bucket.stores import store_for
 from runs.control import launch
 from runs.control.launch import GIVE_UP_AFTER, launch_replica, launch_run

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.document import GroupDocument, fingerprint_of
+from diloco.protocol import keys
+from diloco.protocol.group_document import GroupDocument, fingerprint_of
 from executors.base import Cause
 from runs.states import ReplicaState
 

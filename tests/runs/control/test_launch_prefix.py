@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.ownership import owner_of
+from diloco.protocol import keys
+from diloco.protocol.ownership import owner_of
 from runs.bucket.stores import store_for
 from tests.runs.launching import MakeRun, launched
 
@@ -53,7 +53,7 @@ def test_a_prefix_that_is_another_run_s_ends_the_launch(make_run: MakeRun) -> No
 
 def test_a_launch_that_died_after_the_marker_finds_it(make_run: MakeRun) -> None:
     run = make_run()
-    from diloco.rendezvous.ownership import mark
+    from diloco.protocol.ownership import mark
 
     mark(store_for(run), str(run.pk))
     store_for(run).put(keys.code_bundle("0" * 64), b"half")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous.store import StoreDenied
-from diloco.retry import RUN_HAS_TRAINED
+from diloco.store.base import StoreDenied
+from diloco.store.retry import RUN_HAS_TRAINED
 from executors.base import CodeRef
 from runs.bucket.stores import store_for
 from runs.control import launch

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import Command
+from diloco.protocol import keys
+from diloco.protocol.records import Command
 from executors.base import Cause, JobState, ReplicaStatus
 from runs import services
 from runs.control import policy

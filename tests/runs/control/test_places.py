@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous.store import LocalStore, StoreUnavailable
+from diloco.store.base import LocalStore, StoreUnavailable
 from runs import live, tasks
 from runs.bucket import ingest_pass, stores
 from runs.control import asking, places

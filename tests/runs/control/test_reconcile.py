@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.store import LocalStore, StoreUnavailable
+from diloco.protocol import keys
+from diloco.store.base import LocalStore, StoreUnavailable
 from executors.base import Cause, JobState, ReplicaStatus
 from runs.control.decide import SLOW_START_S
 from runs.control.policy import BACKOFF_S

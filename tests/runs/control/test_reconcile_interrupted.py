@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import Command
-from diloco.rendezvous.store import StoreDenied, StoreUnavailable
+from diloco.protocol import keys
+from diloco.protocol.records import Command
+from diloco.store.base import StoreDenied, StoreUnavailable
 from executors.base import Cause
 from runs import services
 from runs.bucket.reading import REFUSAL_EVENTS

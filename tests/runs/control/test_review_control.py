@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.store import LocalStore
+from diloco.protocol import keys
+from diloco.store.base import LocalStore
 from executors.base import Cause, JobState, NeedsPerson, ReplicaHandle, ReplicaStatus
 from runs import services
 from runs.control import backends, breaker, launch, reaper

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous.store import StoreDenied, open_store
+from diloco.store.base import StoreDenied
+from diloco.store.open import open_store
 from executors.base import NeedsPerson
 from runs.bucket.stores import store_for
 from runs.credentials import check_store, replica_secrets

@@ -14,8 +14,9 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from diloco.rendezvous.fsspec_store import FsspecStore
-from diloco.rendezvous.store import PART_BYTES, MissingKey, Store, StoreDenied, open_store
+from diloco.store.base import PART_BYTES, MissingKey, Store, StoreDenied
+from diloco.store.fsspec import FsspecStore
+from diloco.store.open import open_store
 from emulators.s3 import ROLE_ARN
 from executors.base import NeedsPerson, RetryLater
 from runs.credentials import replica_secrets, sts

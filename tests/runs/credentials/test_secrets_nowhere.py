@@ -22,8 +22,8 @@ from django.test import Client
 from django.urls import reverse
 from django.views.debug import ExceptionReporter, get_exception_reporter_class
 
-from diloco.rendezvous import store_access
-from diloco.rendezvous.store import open_store
+from diloco.store import credentials as store_access
+from diloco.store.open import open_store
 from executors.base import Cause, ExecutorConfig, NeedsPerson
 from runs import redaction
 from runs.control.launch import launch_replica, launch_run

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous.workload import CustomWorkload
+from diloco.protocol.workload import CustomWorkload
 from runs.drafts.archives import (
     ARCHIVE_BYTES,
     KEPT,

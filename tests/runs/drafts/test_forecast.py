@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous.settings import GroupSettings
-from diloco.rendezvous.workload import ByteGPTWorkload
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.workload import ByteGPTWorkload
 from runs.drafts.forecast import forecast
 from runs.drafts.presets import PoolDraft, RunDraft
 

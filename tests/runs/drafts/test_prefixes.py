@@ -11,10 +11,10 @@ import pytest
 from django.contrib.auth.models import AnonymousUser
 from django.db import connection, connections
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.location import canonical
-from diloco.rendezvous.store import open_store
+from diloco.protocol import keys
+from diloco.protocol.group_document import GroupDocument
+from diloco.store.location import canonical
+from diloco.store.open import open_store
 from runs.bucket.importing import import_run
 from runs.drafts import create, prefixes
 from runs.drafts.create import check_draft, create_run, rendezvous_uri

@@ -8,7 +8,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from diloco.rendezvous.store import LocalStore, StoreDenied
+from diloco.store.base import LocalStore, StoreDenied
 from runs.drafts.preflight import check_data, check_rendezvous
 
 
@@ -23,7 +23,7 @@ def test_a_folder_that_can_be_written_is_fine_and_left_clean(tmp_path: Path, for
 
 
 def test_a_real_bucket_is_fine_and_left_clean(s3_uri: str) -> None:
-    from diloco.rendezvous.store import open_store
+    from diloco.store.open import open_store
 
     assert check_rendezvous(s3_uri, ["local"]) == []
     assert open_store(s3_uri).list("") == []

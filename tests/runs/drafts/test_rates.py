@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous.workload import ByteGPTWorkload
+from diloco.protocol.workload import ByteGPTWorkload
 from runs.drafts.rates import known_rates
 from runs.models import Replica
 from tests.browser import seed

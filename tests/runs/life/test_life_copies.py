@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.records import CheckpointManifest, StoredObject
-from diloco.rendezvous.workload import ByteGPTWorkload
+from diloco.protocol import keys
+from diloco.protocol.records import CheckpointManifest, StoredObject
+from diloco.protocol.workload import ByteGPTWorkload
 from runs import services
 from runs.bucket.stores import store_for
 from runs.control.launch import launch_run

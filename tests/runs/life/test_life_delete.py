@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 
-from diloco.rendezvous import keys
-from diloco.rendezvous.document import GroupDocument
-from diloco.rendezvous.ownership import PrefixOwner
+from diloco.protocol import keys
+from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.ownership import PrefixOwner
 from executors.base import Cause
 from runs import life
 from runs.control.bucket_writes import write_run
@@ -211,7 +211,7 @@ def test_a_run_that_was_never_launched_deletes_nothing(make_run: Any, tmp_path: 
 
 
 def test_a_plan_of_a_bucket_that_is_away_says_so(world: Any, monkeypatch: Any) -> None:
-    from diloco.rendezvous.store import StoreUnavailable
+    from diloco.store.base import StoreUnavailable
 
     def away(run: Any) -> Any:
         raise StoreUnavailable("503")
@@ -276,7 +276,7 @@ def test_a_bucket_that_is_another_runs_by_now_is_left_alone(world: Any) -> None:
 
 
 def test_a_bucket_that_is_away_is_tried_again(world: Any, monkeypatch: Any) -> None:
-    from diloco.rendezvous.store import StoreUnavailable
+    from diloco.store.base import StoreUnavailable
 
     def away(run: Any) -> Any:
         raise StoreUnavailable("503")

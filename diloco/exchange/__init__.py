@@ -1,0 +1,1 @@
+"""One round's exchange: payloads, uploads, reduction and what an observer sees."""

@@ -1,0 +1,1 @@
+"""Membership of a group: leases, the start barrier and graceful shutdown."""

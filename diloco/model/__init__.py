@@ -1,0 +1,1 @@
+"""A model as flat vectors, and the outer and inner optimizer state."""

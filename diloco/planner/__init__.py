@@ -1,0 +1,1 @@
+"""Predictions of time, traffic and money, without torch."""

@@ -1,0 +1,251 @@
+"""Torch-free description of what is trained, shared by the form, the planner and the replica.
+
+A workload document is the ``workload`` object of ``group.json``; its ``kind`` says which class here
+describes it. The built-in one is the byte-level GPT; its sizes and parameter counts are here so
+that a page can show them without torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from diloco.protocol.settings import SettingsError
+
+VOCABULARY = 256
+"""Byte-level: every byte is a token."""
+
+STDLIB = "stdlib"
+"""Data source: the Python standard library's own source text, which every machine has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTSize:
+    """Shape of a byte-level GPT: pre-norm blocks, rotary positions, tied embedding."""
+
+    layers: int
+    width: int
+    heads: int
+    context: int
+
+    @property
+    def parameters(self) -> int:
+        """Number of trained parameters; a test compares it with the model itself."""
+        block = 12 * self.width * self.width + 2 * self.width
+        return VOCABULARY * self.width + self.layers * block + self.width
+
+
+GPT_SIZES: dict[str, GPTSize] = {
+    "demo": GPTSize(layers=3, width=96, heads=3, context=128),
+    "micro": GPTSize(layers=4, width=160, heads=5, context=256),
+    "mini": GPTSize(layers=6, width=256, heads=8, context=256),
+    "small": GPTSize(layers=8, width=512, heads=8, context=512),
+    "base": GPTSize(layers=12, width=768, heads=12, context=1024),
+    "large": GPTSize(layers=15, width=832, heads=13, context=1024),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByteGPTWorkload:
+    """The built-in workload: a byte-level GPT on text.
+
+    ``data`` is :data:`STDLIB` or an fsspec URI, which may be a folder or a glob. ``eval_bytes`` is
+    how much of the held-out text one evaluation reads.
+    """
+
+    size: str = "demo"
+    data: str = STDLIB
+    eval_bytes: int = 65_536
+
+    kind = "byte_gpt"
+
+    def __post_init__(self) -> None:
+        if self.size not in GPT_SIZES:
+            raise SettingsError(
+                "size", f"expected one of {', '.join(GPT_SIZES)}, found {self.size!r}"
+            )
+        if not isinstance(self.data, str) or not self.data.strip():
+            raise SettingsError("data", f"expected {STDLIB!r} or a URI, found {self.data!r}")
+        if not isinstance(self.eval_bytes, int) or self.eval_bytes < 1:
+            raise SettingsError("eval_bytes", f"expected 1 or more, found {self.eval_bytes!r}")
+
+    @property
+    def shape(self) -> GPTSize:
+        return GPT_SIZES[self.size]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ByteGPTWorkload:
+        body = dict(values)
+        kind = body.pop("kind", None)
+        if kind != cls.kind:
+            raise SettingsError("kind", f"expected {cls.kind!r}, found {kind!r}")
+        try:
+            return cls(**body)
+        except TypeError as error:
+            raise SettingsError("workload", str(error)) from None
+
+
+BYTES = "bytes"
+"""Tokenizer: every byte is a token."""
+
+DATA_FORMATS = ("auto", "text", "json", "parquet", "csv", "dataset")
+"""``auto`` goes by the files' names; a name that is no file or URI is a data set of the hub."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceWorkload:
+    """A causal language model of the Transformers library, on text.
+
+    Exactly one of ``model`` (a checkpoint's directory or a name on the hub, with ``revision``) and
+    ``config`` (``config.json`` as an object; the weights come from the group's seed).
+
+    ``tokenizer`` is a directory, a name on the hub or :data:`BYTES`; left out, it is the model's
+    own, and bytes for a ``config``. ``data`` is :data:`STDLIB`, an fsspec URI of files (a folder or
+    a glob too) or a data set's name on the hub, of which ``data_config`` and ``data_split`` choose
+    a part. ``text_column`` is where text is found in rows. ``documents`` takes only so many from
+    the start; 0 takes all. ``context`` and ``eval_tokens`` are in tokens.
+    """
+
+    model: str = ""
+    revision: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: str = ""
+    context: int = 256
+    data: str = STDLIB
+    data_format: str = "auto"
+    data_config: str = ""
+    data_split: str = "train"
+    text_column: str = "text"
+    documents: int = 0
+    eval_tokens: int = 65_536
+
+    kind = "huggingface"
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):
+            value = getattr(self, spec.name)
+            if spec.name == "config":
+                if not isinstance(value, Mapping):
+                    raise SettingsError("config", f"expected an object, found {value!r}")
+            elif not isinstance(value, type(spec.default)) or isinstance(value, bool):
+                kind = "text" if isinstance(spec.default, str) else "a whole number"
+                raise SettingsError(spec.name, f"expected {kind}, found {value!r}")
+        if bool(self.model) == bool(self.config):
+            found = "both" if self.model else "neither"
+            raise SettingsError("model", f"expected either 'model' or 'config', found {found}")
+        if self.config and not isinstance(self.config.get("model_type"), str):
+            found = repr(self.config.get("model_type"))
+            raise SettingsError(
+                "config", f"expected a 'model_type', such as 'llama', found {found}"
+            )
+        if self.revision and not self.model:
+            raise SettingsError("revision", f"expected one of a 'model', found {self.revision!r}")
+        if not self.data.strip():
+            raise SettingsError(
+                "data", f"expected {STDLIB!r}, a URI or a name, found {self.data!r}"
+            )
+        if self.data_format not in DATA_FORMATS:
+            expected = ", ".join(DATA_FORMATS)
+            raise SettingsError(
+                "data_format", f"expected one of {expected}, found {self.data_format!r}"
+            )
+        for name, least in (("context", 1), ("eval_tokens", 1), ("documents", 0)):
+            if getattr(self, name) < least:
+                raise SettingsError(
+                    name, f"expected {least} or more, found {getattr(self, name)!r}"
+                )
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.tokenizer or self.model or BYTES
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        body = dict(values)
+        kind = body.pop("kind", None)
+        if kind != cls.kind:
+            raise SettingsError("kind", f"expected {cls.kind!r}, found {kind!r}")
+        try:
+            return cls(**body)
+        except TypeError as error:
+            raise SettingsError("workload", str(error)) from None
+
+
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomWorkload:
+    """Somebody's own model, data and loss: a function that builds a workload
+    (:mod:`diloco.workloads.custom` says how it is called and what it has to return).
+
+    ``function`` is ``package.module:name`` and ``arguments`` are its own. ``archive`` is the sha256
+    of a zip under ``code/`` that has the module, empty where it is installed or on the path, and
+    ``requirements`` are pip requirements of it; both are seen to by whoever starts replicas.
+    """
+
+    function: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    archive: str = ""
+    requirements: tuple[str, ...] = ()
+
+    kind = "custom"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.function, str) or not _FUNCTION.fullmatch(self.function):
+            raise SettingsError(
+                "function", f"expected 'package.module:function', found {self.function!r}"
+            )
+        if not isinstance(self.arguments, Mapping):
+            raise SettingsError("arguments", f"expected an object, found {self.arguments!r}")
+        is_digest = isinstance(self.archive, str) and re.fullmatch("([0-9a-f]{64})?", self.archive)
+        if not is_digest:
+            raise SettingsError(
+                "archive", f"expected a sha256 in hexadecimal or nothing, found {self.archive!r}"
+            )
+        if not isinstance(self.requirements, list | tuple):
+            raise SettingsError("requirements", f"expected a list, found {self.requirements!r}")
+        for line in self.requirements:
+            # An option would be one of pip's own, such as another index.
+            plain = isinstance(line, str) and line.strip() == line and line.isprintable()
+            if not plain or not line or line.startswith("-"):
+                raise SettingsError(
+                    "requirements", f"expected pip requirements, such as 'einops==0.8', "
+                    f"found {line!r}"
+                )  # fmt: skip
+        object.__setattr__(self, "requirements", tuple(self.requirements))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            **dataclasses.asdict(self),
+            "requirements": list(self.requirements),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        body = dict(values)
+        kind = body.pop("kind", None)
+        if kind != cls.kind:
+            raise SettingsError("kind", f"expected {cls.kind!r}, found {kind!r}")
+        try:
+            return cls(**body)
+        except TypeError as error:
+            raise SettingsError("workload", str(error)) from None
+
+
+WORKLOADS: dict[str, type[ByteGPTWorkload] | type[HuggingFaceWorkload] | type[CustomWorkload]] = {
+    ByteGPTWorkload.kind: ByteGPTWorkload,
+    HuggingFaceWorkload.kind: HuggingFaceWorkload,
+    CustomWorkload.kind: CustomWorkload,
+}
+"""By kind."""

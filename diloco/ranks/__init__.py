@@ -1,0 +1,1 @@
+"""Replicas of several ranks."""

@@ -1,0 +1,1 @@
+"""The parts of the torchft-shaped Manager (:mod:`diloco.manager`)."""

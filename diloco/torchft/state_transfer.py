@@ -1,0 +1,230 @@
+"""A member's state: what others heal from, what it heals from, and what is saved.
+
+The state is what the registered functions give, beside the Manager's own step counts:
+``{"user": {key: ...}, "torchft": {"step": ..., "batches_committed": ...}}``, torchft's shape.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from diloco.clock import Clock
+from diloco.errors import ReplicaError
+from diloco.protocol.manager_branches import UNKNOWN, Line, line_before
+from diloco.protocol.manager_keys import Saved
+from diloco.protocol.manager_records import Quorum
+from diloco.protocol.manager_rounds import Standing
+from diloco.protocol.records import Identity
+from diloco.store.base import MissingKey
+from diloco.torchft import state_store
+from diloco.torchft.quorum_client import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+log = logging.getLogger(__name__)
+
+
+class Recovery:
+    """``own_state`` gives the Manager's step counts; ``ranks`` of a replica save together.
+
+    ``branch`` and ``head`` say where the state that this member holds comes from
+    (:mod:`diloco.protocol.manager_branches`).
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        ranks: int,
+        timeout_s: float,
+        save_every: int,
+        own_state: Callable[[], dict[str, int]],
+        clock: Clock,
+    ) -> None:
+        self._clock = clock
+        self.branch, self.head = UNKNOWN, 0
+        self._taken = (UNKNOWN, 0)
+        self._session = session
+        self._store = session.store
+        self._ranks = list(range(ranks))
+        self._timeout_s = timeout_s
+        self._save_every = save_every
+        self._own_state = own_state
+        self._load: dict[str, Callable[[Any], None]] = {}
+        self._save: dict[str, Callable[[], Any]] = {}
+        self._pending: dict[str, Any] | None = None
+        self._saved: Saved | None = None
+        self._reading = threading.Lock()
+        self._readable = True
+
+    def register(self, key: str, load: Callable[[Any], None], save: Callable[[], Any]) -> None:
+        if key in self._load:
+            raise ValueError(f"state_dict key: expected a new one, found {key!r} again")
+        self._load[key] = load
+        self._save[key] = save
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def disallow_read(self) -> None:
+        if self._readable:
+            self._reading.acquire()
+            self._readable = False
+
+    def allow_read(self) -> None:
+        if not self._readable:
+            self._readable = True
+            self._reading.release()
+
+    @contextmanager
+    def _read_lock(self) -> Iterator[None]:
+        if not self._reading.acquire(timeout=self._timeout_s):
+            raise TimeoutError(
+                f"expected the state to be readable within {self._timeout_s:g} s, found "
+                "disallow_state_dict_read without allow_state_dict_read"
+            )
+        try:
+            yield
+        finally:
+            self._reading.release()
+
+    def state(self) -> dict[str, Any]:
+        """Of this member, now; not while reading is disallowed."""
+        with self._read_lock():
+            if not self._save:
+                raise RuntimeError("expected register_state_dict_fn, found no state to give")
+            return {
+                "user": {key: save() for key, save in self._save.items()},
+                "torchft": self._own_state(),
+            }
+
+    # -- healing ---------------------------------------------------------------------------------
+
+    def recover(self, quorum: Quorum, place: Standing) -> dict[str, int] | None:
+        """Send or fetch what this round needs; when fetched, the source's step counts.
+
+        What was fetched waits for :meth:`apply`, which loads it in the caller's thread.
+        """
+        self._pending = None
+        if place.seat.newest and not place.heals:
+            self.branch, self.head = quorum.branch, quorum.head
+        rank, me = place.seat.rank, self._session.me
+        if place.source == place.seat:
+            needed = any(seat.heals and seat.rank == rank for seat in quorum.seats)
+            due = bool(self._load) and self._is_due(quorum)
+            if needed or due:
+                state = self.state()
+                if needed:
+                    state_store.send(
+                        self._store, quorum.n, rank, state, step=quorum.step, writer=me
+                    )  # fmt: skip
+                if due:
+                    self._save_state(quorum, rank, state)
+        if not place.heals:
+            return None
+        wait = self._session.wait(self._timeout_s)
+        source = Identity(replica=place.source.member, incarnation=place.source.incarnation)
+        state = state_store.receive(
+            self._store,
+            quorum.n,
+            rank,
+            wait,
+            why_lost=lambda: self._session.why_lost(quorum.n, source),
+        )
+        self._pending = self._checked(state)
+        self._taken = (quorum.branch, quorum.head)
+        own: dict[str, int] = self._pending["torchft"]
+        return own
+
+    def apply(self) -> bool:
+        """Load what was fetched; False where nothing was."""
+        if self._pending is None:
+            return False
+        user, self._pending = self._pending["user"], None
+        for key, load in self._load.items():
+            load(user[key])
+        self.branch, self.head = self._taken
+        return True
+
+    def forget(self) -> None:
+        """The caller has loaded a state of its own, which no round has started from."""
+        self.branch, self.head = UNKNOWN, 0
+
+    def committed(self, quorum: Quorum) -> None:
+        """This member's state is now what round ``quorum.n`` committed, if it started from the
+        same as the round."""
+        if (self.branch, self.head) in ((quorum.branch, quorum.head), (quorum.branch, quorum.n)):
+            self.branch, self.head = quorum.branch, quorum.n
+
+    # -- saved states ----------------------------------------------------------------------------
+
+    def _is_due(self, quorum: Quorum) -> bool:
+        """Every ``save_every`` steps; and at once where a branch begins with a state that is saved
+        nowhere on its line."""
+        if not self._save_every or not quorum.step:
+            return False
+        if self._saved == Saved(quorum.branch, quorum.head, quorum.step):
+            return False
+        begins = quorum.head == 0 and not quorum.line
+        return begins or quorum.step % self._save_every == 0
+
+    def _save_state(self, quorum: Quorum, rank: int, state: Any) -> None:
+        saved = Saved(quorum.branch, quorum.head, quorum.step)
+        state_store.save(
+            self._store,
+            rank,
+            state,
+            saved=saved,
+            writer=self._session.me,
+            wall_s=self._clock.wall(),
+        )
+        self._saved = saved
+        if self._session.is_newest(quorum.n):
+            state_store.sweep(self._store, line_before(quorum, committed=False), ranks=self._ranks)
+
+    def resume(self) -> dict[str, int] | None:
+        """Load the newest state of the group's line that all ranks have saved; its step counts,
+        None without one."""
+        newest = self._session.quorum
+        line = line_before(newest, committed=False) if newest else Line()
+        for saved in reversed(state_store.complete_states(self._store, line, ranks=self._ranks)):
+            try:
+                state, wall_s = state_store.load(self._store, self._session.rank, saved)
+            except MissingKey:
+                continue  # superseded since it was listed
+            self._pending = self._checked(state)
+            self._taken = (saved.branch, saved.head)
+            self._saved = saved
+            own: dict[str, int] = self._pending["torchft"]
+            self.apply()
+            log.warning(
+                "resumed at step %d from the state that was saved %s in %s; resume=False would "
+                "begin a new branch instead",
+                own["step"],
+                _age(self._clock.wall(), wall_s),
+                self._store.uri,
+            )
+            return own
+        return None
+
+    def _checked(self, state: Any) -> dict[str, Any]:
+        match state:
+            case {"user": dict(user), "torchft": {"step": int(), "batches_committed": int()}}:
+                if missing := set(self._load) - set(user):
+                    raise ReplicaError(
+                        f"expected a state with {sorted(self._load)}, found none of "
+                        f"{sorted(missing)}"
+                    )
+                return {"user": user, "torchft": state["torchft"]}
+        raise ReplicaError(f"expected a Manager's state, found {type(state).__name__}")
+
+
+def _age(now_s: float, then_s: float) -> str:
+    if not then_s:
+        return "by an earlier release"
+    return f"{timedelta(seconds=max(0, round(now_s - then_s)))} ago (h:mm:ss)"
