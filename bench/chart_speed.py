@@ -33,8 +33,9 @@ import numpy as np
 from django.contrib.sessions.backends.db import SessionStore
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from runs import models
-from runs.series import rollups, strips
-from runs.series.blocks import Points
+from runs.metrics import downsampling as rollups
+from runs.metrics import round_strips as strips
+from runs.metrics.blocks import Points
 owner = seed.user("olga", "operator")
 
 def losses(run, steps, chunk=100_000):

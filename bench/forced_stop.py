@@ -19,10 +19,10 @@ Prints one line of JSON a run: ``acknowledged_s`` until the cancellation reached
 the hostile records out.
 
 ``--backends`` measures the request to end jobs at each backend's emulator instead, as the control
-plane sends it (:mod:`runs.control.asking`): ``acknowledged_s`` until ``cancel`` has returned for
-three jobs, ``dead_s`` the same where the first call gets no answer and the next one, a second
-later, does, and ``gone_s`` until the processes of the jobs have ended after the request. The local
-backend runs replicas that ignore SIGTERM, with children in sessions of their own.
+plane sends it (:mod:`runs.backends.parallel_calls`): ``acknowledged_s`` until ``cancel`` has
+returned for three jobs, ``dead_s`` the same where the first call gets no answer and the next one, a
+second later, does, and ``gone_s`` until the processes of the jobs have ended after the request. The
+local backend runs replicas that ignore SIGTERM, with children in sessions of their own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from diloco.protocol import keys
 from diloco.protocol.telemetry import LogLine
 from diloco.store.base import LocalStore
 from executors.local.options import GRACE_S
-from runs.control.asking import NoAnswer, ask_all
+from runs.backends.parallel_calls import NoAnswer, ask_all
 from tests import stack as stacks
 from tests.e2e.lives import create
 from tests.executors.worlds import is_gone, launch, number_in, open_world, present, why_not
@@ -62,7 +62,7 @@ User.objects.get(username="operator").user_permissions.add(wanted)
 """
 _STOP = """
 from django.contrib.auth.models import User
-from runs import life
+from runs.actions import lifecycle as life
 from runs.models import Run
 life.force_stop(Run.objects.get(pk={run!r}), actor=User.objects.get(username="operator"))
 """

@@ -35,10 +35,10 @@ def prepare(replicas: int, after: int) -> Any:
 
     from diloco.protocol.settings import GroupSettings
     from diloco.protocol.workload import ByteGPTWorkload
-    from runs.drafts.create import create_run
-    from runs.drafts.presets import PoolDraft, RunDraft
-    from runs.series.blocks import Points
-    from runs.series.rollups import add_points
+    from runs.metrics.blocks import Points
+    from runs.metrics.downsampling import add_points
+    from runs.submit.create import create_run
+    from runs.submit.run_draft import PoolDraft, RunDraft
 
     owner, _ = User.objects.get_or_create(username="bench")
     draft = RunDraft(
@@ -106,20 +106,20 @@ def measure(
     from django.utils import timezone
 
     from bench.processor import spent_s
-    from runs.bucket import ingest
-    from runs.bucket.reading import Changes
-    from runs.bucket.stores import store_for
+    from runs.ingest import telemetry
+    from runs.ingest.stores import store_for
+    from runs.metrics.changes import Changes
     from runs.models import MetricBlock
 
     run = prepare(replicas, after)
     store = store_for(run)
     write_segments(store, replicas, segments, steps, after)
-    ingest.SEGMENTS_PER_TICK = per_tick
+    telemetry.SEGMENTS_PER_TICK = per_tick
     seen = [(n, name(n)) for n in range(replicas)]
     begun, spent = time.perf_counter(), spent_s()
     for _ in range(-(-segments // per_tick)):
         run.refresh_from_db()
-        ingest.ingest_telemetry(
+        telemetry.ingest_telemetry(
             run, store, list(run.replicas.all()), seen,
             ended=frozenset(), now=timezone.now(), changes=Changes(),
         )  # fmt: skip

@@ -29,10 +29,10 @@ def measure(replicas: int, launch_s: float) -> tuple[float, int]:
     from diloco.protocol.settings import GroupSettings
     from diloco.protocol.workload import ByteGPTWorkload
     from executors.base import Capabilities, ReplicaHandle, ReplicaSpec
-    from runs.control import launch
-    from runs.drafts.create import create_run
-    from runs.drafts.presets import PoolDraft, RunDraft
     from runs.models import ReplicaAttempt
+    from runs.reconcile import launch
+    from runs.submit.create import create_run
+    from runs.submit.run_draft import PoolDraft, RunDraft
 
     class Slow:
         backend = "local"

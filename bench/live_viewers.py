@@ -40,8 +40,8 @@ _PREPARE = f"""
 import uuid
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import ByteGPTWorkload
-from runs.drafts.create import create_run
-from runs.drafts.presets import PoolDraft, RunDraft
+from runs.submit.create import create_run
+from runs.submit.run_draft import PoolDraft, RunDraft
 user, session = sign_in()
 print(session)
 for n in range({RUNS}):

@@ -48,7 +48,7 @@ call_command("migrate", verbosity=0, interactive=False)
 
 TOKEN = """
 from django.contrib.auth.models import Group, User
-from runs.tokens import issue
+from runs.actions.api_tokens import issue
 olga = User.objects.create_user("olga", password="correct horse battery")
 olga.groups.add(Group.objects.get(name="operator"))
 print(issue(olga, name="bench", scopes=["operate"])[1])

@@ -57,7 +57,7 @@ AUDIT = """
 import json
 from diloco.protocol import keys
 from diloco.store.base import open_store
-from runs.bucket.journal import Entry
+from runs.ingest.journal import Entry
 from runs.models import Event, ReplicaAttempt, Run
 run = Run.objects.get(pk={run!r})
 store = open_store(run.rendezvous)

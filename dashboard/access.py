@@ -1,4 +1,5 @@
-"""The role a page names in its menu. What a role may do is decided in :mod:`runs.selectors`."""
+"""The role a page names in its menu. What a role may do is decided in
+:mod:`runs.queries.selectors`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from runs.drafts.archives import ARCHIVE_BYTES
+from runs.submit.uploads import ARCHIVE_BYTES
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 

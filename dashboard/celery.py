@@ -109,6 +109,6 @@ def _load(**_: Any) -> None:
     """In each process after the fork, because a thread that imports must not be alive at a fork;
     only what is in use, because each process pays for it in memory."""
     from executors.loading import warm_up
-    from runs.control.backends import backends_in_use
+    from runs.backends.executors import backends_in_use
 
     warm_up(backends_in_use())

@@ -8,7 +8,8 @@ from __future__ import annotations
 WORKER_PROCESSES = 3
 CONTROL_PROCESSES = 2
 INGEST_PROCESSES = 3
-"""More than :data:`runs.control.places.SLOTS`, so that one slow store never has all of them."""
+"""More than :data:`runs.backends.shared_breakers.SLOTS`, so that one slow store never has all of
+them."""
 INGEST_KB = 600_000
 """Resident memory after which an ingest process is replaced."""
 INGEST_MB = 2000

@@ -1,4 +1,5 @@
-"""What a draft will do, in words for form and API; the numbers are those of :mod:`runs.planner`."""
+"""What a draft will do, in words for form and API; the numbers are those of
+:mod:`runs.submit.planner`."""
 
 from __future__ import annotations
 
@@ -8,16 +9,16 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from dashboard import formats
-from runs.drafts.forecast import Forecast
-from runs.drafts.presets import RunDraft
-from runs.planner import Outline, outline
+from runs.submit.forecast import Forecast
+from runs.submit.planner import Outline, outline
+from runs.submit.run_draft import RunDraft
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The fields of :class:`~runs.planner.Outline`, and of its money. ``reduction``: bytes a ring
-    all-reduce of fp32 gradients at every step would move, over the bytes this run moves; None with
-    one replica, where nothing needs to move. Money is None where a price is not known;
+    """The fields of :class:`~runs.submit.planner.Outline`, and of its money. ``reduction``: bytes a
+    ring all-reduce of fp32 gradients at every step would move, over the bytes this run moves; None
+    with one replica, where nothing needs to move. Money is None where a price is not known;
     ``pool_usd_h`` is of each pool, in order."""
 
     parameters: int | None
@@ -42,7 +43,7 @@ class Estimate:
 
 
 def estimate(draft: RunDraft, rates: Mapping[tuple[str, str], float] | None = None) -> Estimate:
-    """``rates`` are :func:`runs.drafts.rates.known_rates` of the workload."""
+    """``rates`` are :func:`runs.submit.throughput_history.known_rates` of the workload."""
     found = outline(draft, rates or {})
     money = found.money
     told = {field.name: getattr(found, field.name) for field in fields(Outline)}

@@ -3,7 +3,7 @@
 ``ARCHIPELAGO_LOG_FORMAT=json`` chooses the latter. A document has ``at`` (UTC), ``level``,
 ``logger``, ``message``, ``process``, ``exception`` where there is one, and ``run``, ``replica`` and
 ``round`` where it is about them: as the call says (``extra={"run": ...}``) or as the task does
-(:mod:`runs.context`). Secrets are struck out of both (:mod:`runs.redaction`).
+(:mod:`runs.log_context`). Secrets are struck out of both (:mod:`runs.redaction`).
 
 Celery and uvicorn bring handlers of their own; :func:`dress` gives them ours.
 """
@@ -15,7 +15,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
-from runs.context import FIELDS, current
+from runs.log_context import FIELDS, current
 from runs.redaction import RedactingFormatter, redact
 
 LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -16,7 +16,7 @@ _CLEAR = "\r\x1b[K"
 
 
 class Progress:
-    """Shows headers of :func:`runs.selectors.run_header` as they come."""
+    """Shows headers of :func:`runs.queries.selectors.run_header` as they come."""
 
     def __init__(self, out: TextIO) -> None:
         self.out = out

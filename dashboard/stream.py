@@ -58,8 +58,8 @@ from dashboard.fanout import (
     is_stream_id,
     parse,
 )
-from runs.control import health
-from runs.live import STREAM
+from runs.backends import health
+from runs.live_stream import STREAM
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Feed:
         self.ok = False
         """Whether Redis answered last time."""
         self.silent_since: str | None = None
-        """As :func:`runs.control.health.silent_since`."""
+        """As :func:`runs.backends.health.silent_since`."""
 
     def __len__(self) -> int:
         """How many watch."""

@@ -22,7 +22,7 @@ import redis
 from django.core.cache import cache
 from django.http import HttpRequest
 
-from runs import live
+from runs import live_stream
 
 WINDOW_S = 900
 PER_NAME = 10
@@ -111,7 +111,7 @@ def _count(key: str) -> int:
         cache.add(key, 1, WINDOW_S)
         here = 1
     try:
-        with live.client().pipeline() as pipe:
+        with live_stream.client().pipeline() as pipe:
             pipe.set(key, 0, nx=True, ex=WINDOW_S)
             pipe.incr(key)
             return max(here, int(pipe.execute()[1]))
@@ -123,15 +123,15 @@ def _uncount(key: str) -> None:
     if cache.get(key):
         cache.decr(key)
     try:
-        if int(live.client().get(key) or 0) > 0:
-            live.client().decr(key)
+        if int(live_stream.client().get(key) or 0) > 0:
+            live_stream.client().decr(key)
     except (redis.RedisError, OSError):
         return
 
 
 def _get(key: str) -> Any:
     try:
-        return cache.get(key) or live.client().get(key)
+        return cache.get(key) or live_stream.client().get(key)
     except (redis.RedisError, OSError):
         return None
 
@@ -139,7 +139,7 @@ def _get(key: str) -> Any:
 def _remember(key: str) -> None:
     cache.set(key, 1, KNOWN_S)
     try:
-        live.client().set(key, 1, ex=KNOWN_S)
+        live_stream.client().set(key, 1, ex=KNOWN_S)
     except (redis.RedisError, OSError):
         return
 
@@ -147,6 +147,6 @@ def _remember(key: str) -> None:
 def _delete(key: str) -> None:
     cache.delete(key)
     try:
-        live.client().delete(key)
+        live_stream.client().delete(key)
     except (redis.RedisError, OSError):
         return

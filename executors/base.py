@@ -81,7 +81,7 @@ class JobState(enum.StrEnum):
 
 class PendingCause(enum.StrEnum):
     """Why a job has not started yet. It decides how long the control plane waits, and what it does
-    next (:func:`runs.control.policy.pending_limit_s`)."""
+    next (:func:`runs.reconcile.retry_policy.pending_limit_s`)."""
 
     STARTING = "starting"
     """A machine boots, or an image is being pulled: normal."""

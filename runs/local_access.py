@@ -17,7 +17,7 @@ from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
 
 from diloco.protocol.workload import CustomWorkload
-from runs import selectors
+from runs import permissions
 from runs.models import ReplicaPool, Run
 
 LOCAL = "local"
@@ -72,9 +72,9 @@ def _has(
 ) -> bool:
     if not isinstance(user, User) or not user.is_active:
         return False
-    if selectors.has_role(user, "admin") or user.has_perm(f"runs.{permission}"):
+    if permissions.has_role(user, "admin") or user.has_perm(f"runs.{permission}"):
         return True
-    return settings.OPERATORS_LOCAL in grants and selectors.has_role(user, "operator")
+    return settings.OPERATORS_LOCAL in grants and permissions.has_role(user, "operator")
 
 
 def _refusal(what: str, permission: str, user: User | None) -> str:

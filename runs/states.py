@@ -1,7 +1,7 @@
 """States of runs, replicas and rounds, and which may follow which.
 
-A transition is made only by :func:`runs.services.transition`: a conditional UPDATE and an Event in
-one transaction. What is not in these tables cannot happen.
+A transition is made only by :func:`runs.actions.replicas_and_pools.transition`: a conditional
+UPDATE and an Event in one transaction. What is not in these tables cannot happen.
 """
 
 from __future__ import annotations

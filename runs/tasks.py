@@ -8,25 +8,21 @@ import time
 from celery import shared_task
 from django.utils import timezone
 
-from runs import deletion, live, selectors
-from runs.alerting import webhooks
-from runs.bucket import importing, ingest_pass
-from runs.context import about
-from runs.control import (
-    bucket_writes,
-    health,
-    hub_export,
-    launch,
-    places,
-    reaper,
-    reconcile,
-    storage,
-)
-from runs.control.lease import lease
-from runs.drafts.archives import sweep_archives
+from runs import live_stream
+from runs.actions import deletion
+from runs.alerts import webhooks
+from runs.backends import health, shared_breakers, storage_health
+from runs.backends.redis_lock import lease
 from runs.exceptions import LaunchLater
+from runs.export import hub_upload
+from runs.ingest import ingest_pass
+from runs.log_context import about
 from runs.models import ReplicaPool
-from runs.queue import enqueue
+from runs.queries import selectors
+from runs.reconcile import bucket_writes, launch, orphan_reaper, reconciler
+from runs.restore import import_run
+from runs.submit.uploads import sweep_archives
+from runs.task_queue import enqueue
 
 TICK_EXPIRES_S = 5.0
 INGEST_SOFT_S, INGEST_S = 40, 60
@@ -43,7 +39,7 @@ EXPORT_S = 3600
 def reconcile_active() -> None:
     """Beat's tick of control: one task per run that needs looking after."""
     health.beat()
-    storage.probe_database()
+    storage_health.probe_database()
     for run_id in selectors.runs_to_look_after().values_list("pk", flat=True):
         enqueue("reconcile_run", str(run_id), expires=TICK_EXPIRES_S)
 
@@ -53,9 +49,9 @@ def reconcile_run(run_id: str) -> None:
     """Control: it needs the database and the backends."""
     with about(run=run_id), lease(f"reconcile:{run_id}") as held:
         if held:
-            whole = live.begin(run_id) or live.resync(run_id)
-            if reconcile.reconcile_run(run_id) and whole:
-                live.told(run_id)
+            whole = live_stream.begin(run_id) or live_stream.resync(run_id)
+            if reconciler.reconcile_run(run_id) and whole:
+                live_stream.told(run_id)
 
 
 @shared_task
@@ -74,19 +70,19 @@ def ingest_run(run_id: str) -> None:
     with about(run=run_id), lease(f"ingest:{run_id}") as held:
         if not held:
             return
-        place = places.store_place_of(run_id)
-        if place is None or places.is_open(places.prefix_place(run_id)):
+        place = shared_breakers.store_place_of(run_id)
+        if place is None or shared_breakers.is_open(shared_breakers.prefix_place(run_id)):
             return
-        with places.slot(place) as free:
+        with shared_breakers.slot(place) as free:
             if not free:
-                state = places.state_of(place)
+                state = shared_breakers.state_of(place)
                 if state.failures:
                     ingest_pass.note_open_breaker(run_id, state.message)
                 return
             name = f"{run_id}:ingest"
-            whole = live.begin(name) or live.resync(run_id)
+            whole = live_stream.begin(name) or live_stream.resync(run_id)
             if ingest_pass.ingest_run(run_id) and whole:
-                live.told(name)
+                live_stream.told(name)
             _report_store(place, ingest_pass.has_store_failed(run_id))
 
 
@@ -94,19 +90,19 @@ def ingest_run(run_id: str) -> None:
 def write_bucket(run_id: str) -> None:
     """Write commands and the journal into the bucket."""
     with about(run=run_id), lease(f"write:{run_id}") as held:
-        place = places.store_place_of(run_id)
+        place = shared_breakers.store_place_of(run_id)
         if not held or place is None:
             return
-        with places.slot(f"{place}:write") as free:
-            if free and not places.is_open(place):
+        with shared_breakers.slot(f"{place}:write") as free:
+            if free and not shared_breakers.is_open(place):
                 _report_store(place, bucket_writes.write_run(run_id))
 
 
 def _report_store(place: str, failure: str) -> None:
     if failure:
-        places.failed(place, failure)
+        shared_breakers.failed(place, failure)
     else:
-        places.answered(place)
+        shared_breakers.answered(place)
 
 
 @shared_task(autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=30, max_retries=20)
@@ -126,19 +122,19 @@ def launch_pool(pool_id: int) -> None:
             pool = ReplicaPool.objects.filter(pk=pool_id).first()
             if pool is not None:
                 _wait_for_store(str(pool.run_id))
-                _wait_for(places.account_place(pool))
+                _wait_for(shared_breakers.account_place(pool))
             launch.launch_pool(pool_id)
 
 
 def _wait_for_store(run_id: str) -> None:
-    place = places.store_place_of(run_id)
+    place = shared_breakers.store_place_of(run_id)
     if place is not None:
         _wait_for(place)
 
 
 def _wait_for(place: str) -> None:
     """A launch does not hold a worker process while its store or backend does not answer."""
-    state = places.state_of(place)
+    state = shared_breakers.state_of(place)
     if state.is_open(time.time()):
         raise LaunchLater(state.message)
 
@@ -165,7 +161,7 @@ def export_checkpoint(
 ) -> None:
     """Longer than other tasks, so it is acknowledged before it begins: one whose worker dies does
     not come again, and whoever asked for it sees no end of it and asks anew."""
-    hub_export.export(checkpoint_id, credential_id, repository, private, actor_id)
+    hub_upload.export(checkpoint_id, credential_id, repository, private, actor_id)
 
 
 @shared_task
@@ -193,7 +189,7 @@ def forget_uploads() -> None:
 def reap() -> None:
     with lease("reap") as held:
         if held:
-            importing.remove_abandoned(timezone.now())
-            reaper.reap()
+            import_run.remove_abandoned(timezone.now())
+            orphan_reaper.reap()
             for run_id in selectors.runs_to_delete().values_list("pk", flat=True):
                 enqueue("delete_run", str(run_id))

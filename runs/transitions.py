@@ -21,8 +21,8 @@ from django.db.models import F
 from django.utils import timezone
 
 from runs import audit
-from runs.context import current
 from runs.exceptions import IllegalTransition
+from runs.log_context import current
 from runs.models import Event, Journal, Replica, Run
 from runs.redaction import redact
 from runs.states import (
@@ -126,7 +126,7 @@ def transition(
         "state": to,
         "state_reason": reason,
         "state_since": now,
-        "end_due": to in RUN_ENDED,  # the alert of it: runs.alerting.book
+        "end_due": to in RUN_ENDED,  # the alert of it: runs.alerts.store
         **more,
     }
     if to in RUN_LIVE and run.started_at is None:

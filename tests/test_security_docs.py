@@ -12,8 +12,8 @@ import pytest
 from dashboard import stream
 from dashboard.api import parser
 from executors.registry import BACKENDS, pool_options
-from runs import local_access, selectors
-from runs.drafts.archives import ARCHIVE_BYTES
+from runs import local_access, permissions
+from runs.submit.uploads import ARCHIVE_BYTES
 from tests.browser import seed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,15 +37,15 @@ def test_the_table_of_roles(settings: Any) -> None:
     users = [seed.user(f"the-{role}", role) for role in head[1:]]
     other = seed.run(seed.user("other", "operator"), committed=0)
     checks: dict[str, Callable[[Any], bool]] = {
-        "see runs": selectors.may_look,
-        "create runs": selectors.may_submit,
-        "act on own runs": lambda user: selectors.may_operate(
+        "see runs": permissions.may_look,
+        "create runs": permissions.may_submit,
+        "act on own runs": lambda user: permissions.may_operate(
             user, seed.run(user, name=f"of {user}", committed=0)
         ),
-        "act on runs of others": lambda user: selectors.may_operate(user, other),
+        "act on runs of others": lambda user: permissions.may_operate(user, other),
         "use the local backend": local_access.can_use_local,
         "run custom code locally": local_access.can_run_code_locally,
-        "manage users and credentials": lambda user: selectors.has_role(user, "admin"),
+        "manage users and credentials": lambda user: permissions.has_role(user, "admin"),
     }
     assert [row[0] for row in rows] == list(checks)
     for name, *cells in rows:

@@ -13,8 +13,8 @@ from dashboard.api import rows
 from dashboard.api.auth import caller, reader
 from dashboard.api.types import responses
 from diloco.protocol.settings import setting_fields
-from runs import selectors
-from runs.control.backends import catalogue, usable_backends
+from runs import permissions
+from runs.backends.executors import catalogue, usable_backends
 from runs.models import Credential
 
 router = Router(tags=["server"])
@@ -39,7 +39,7 @@ def backends(request: HttpRequest) -> Any:
     credentials for them, which only those who may submit are told."""
     user = reader(request)
     names: dict[str, list[str]] = {}
-    if selectors.may_submit(user):
+    if permissions.may_submit(user):
         for kind, name in Credential.objects.order_by("name").values_list("kind", "name"):
             names.setdefault(kind, []).append(name)
     return [

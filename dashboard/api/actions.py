@@ -13,9 +13,9 @@ from dashboard.api.auth import OPERATORS, pool_of, replica_of, run_to_operate
 from dashboard.api.document import PoolDocument, pool_draft
 from dashboard.api.problems import Invalid, at
 from dashboard.api.types import NO_NUL, Number, PoolId, RunId, responses
-from runs import life, services
-from runs.drafts import create, preflight
+from runs.actions import lifecycle, replicas_and_pools
 from runs.queries import fleet
+from runs.submit import create, preflight
 
 router = Router(tags=["actions"])
 
@@ -53,9 +53,11 @@ def stop_run(request: HttpRequest, run_id: RunId, body: Stop | None = None) -> A
     """End the run at its newest committed round, and keep its weights."""
     run, user = run_to_operate(request, run_id)
     if body is not None and body.force:
-        changed = life.force_stop(run, actor=user)
+        changed = lifecycle.force_stop(run, actor=user)
     else:
-        changed = services.request_stop(run, actor=user, reason=body.reason if body else "")
+        changed = replicas_and_pools.request_stop(
+            run, actor=user, reason=body.reason if body else ""
+        )
     run.refresh_from_db()
     return {"changed": changed, "state": run.state}
 
@@ -69,7 +71,7 @@ def stop_replica(
     """Let the replica leave for good."""
     run, user = run_to_operate(request, run_id)
     replica = replica_of(run, number)
-    changed = services.stop_replica(replica, actor=user, force=bool(body and body.force))
+    changed = replicas_and_pools.stop_replica(replica, actor=user, force=bool(body and body.force))
     replica.refresh_from_db()
     return {"changed": changed, "state": replica.state}
 
@@ -85,7 +87,9 @@ def restart_replica(
     """End the replica's job, if it has one, and launch the same identity again."""
     run, user = run_to_operate(request, run_id)
     replica = replica_of(run, number)
-    changed = services.restart_replica(replica, actor=user, force=bool(body and body.force))
+    changed = replicas_and_pools.restart_replica(
+        replica, actor=user, force=bool(body and body.force)
+    )
     replica.refresh_from_db()
     return {"changed": changed, "state": replica.state}
 
@@ -98,8 +102,8 @@ def scale_pool(request: HttpRequest, run_id: RunId, pool_id: PoolId, body: Scale
     run, user = run_to_operate(request, run_id)
     pool = pool_of(run, pool_id)
     if "max_price_usd_h" in body.model_fields_set:
-        services.limit_price(pool, body.max_price_usd_h, actor=user)
-    change = services.scale_pool(pool, body.count, actor=user)
+        replicas_and_pools.limit_price(pool, body.max_price_usd_h, actor=user)
+    change = replicas_and_pools.scale_pool(pool, body.count, actor=user)
     return {"change": change, "wanted": body.count}
 
 
@@ -112,6 +116,6 @@ def add_pool(request: HttpRequest, run_id: RunId, pool: PoolDocument) -> Any:
     findings = preflight.check_new_pool(run, draft)
     if findings:
         raise Invalid(at(finding.field, finding.message) for finding in findings)
-    added = services.add_pool(run, draft, actor=user)
+    added = replicas_and_pools.add_pool(run, draft, actor=user)
     row = next(row for row in fleet.pool_rows(run) if row["id"] == added.pk)
     return Status(201, row)

@@ -5,8 +5,8 @@ browser sends it by itself. A session does, for everything that changes somethin
 as https://docs.djangoproject.com/en/5.2/howto/csrf/ has it. A request that has a token stands or
 falls with it: a bad one is never made good by a cookie.
 
-What a person may do is decided in :mod:`runs.selectors`, for the owner of the token as for anybody;
-a scope only takes away from that.
+What a person may do is decided in :mod:`runs.queries.selectors`, for the owner of the token as for
+anybody; a scope only takes away from that.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from ninja.errors import AuthenticationError, AuthorizationError
 from ninja.security import HttpBearer
 from ninja.security.session import SessionAuth
 
-from runs import selectors, tokens
+from runs import permissions
+from runs.actions import api_tokens
 from runs.models import Replica, ReplicaPool, Run
+from runs.queries import selectors
 
 READ, OPERATE = "read", "operate"
 
@@ -62,7 +64,7 @@ class ByToken(HttpBearer):
         return found
 
     def authenticate(self, request: HttpRequest, token: str) -> Caller | None:
-        found = tokens.find(token, now=timezone.now())
+        found = api_tokens.find(token, now=timezone.now())
         if found is None:
             return None
         request.user = found.owner
@@ -79,7 +81,7 @@ class BySession(SessionAuth):
     def authenticate(self, request: HttpRequest, key: str | None) -> Caller | None:
         if not isinstance(request.user, User):
             return None
-        found = Caller(user=request.user, scopes=frozenset(tokens.SCOPES))
+        found = Caller(user=request.user, scopes=frozenset(api_tokens.SCOPES))
         if self.operators_only:
             check_submitter(found)
         return found
@@ -112,7 +114,7 @@ def submitter(request: HttpRequest) -> User:
 def check_submitter(who: Caller) -> User:
     """The user of a caller who can create runs; raises :class:`AuthorizationError`."""
     user = _check_operator(who)
-    if not selectors.may_submit(user):
+    if not permissions.may_submit(user):
         raise AuthorizationError(message=f"expected an operator, found {user}, who only watches")
     return user
 
@@ -129,7 +131,7 @@ def run_to_see(request: HttpRequest, run_id: Any) -> Run:
 def run_to_operate(request: HttpRequest, run_id: Any) -> tuple[Run, User]:
     user = _operator(request)
     run = run_to_see(request, run_id)
-    if not selectors.may_operate(user, run):
+    if not permissions.may_operate(user, run):
         raise AuthorizationError(
             message="expected the run's owner, an operator, or an administrator, found "
             f"{user}, who may only watch it"
@@ -161,7 +163,7 @@ def _check_operator(who: Caller) -> User:
 def _check_reader(who: Caller) -> User:
     if READ not in who.scopes:
         raise AuthorizationError(message=f"expected the scope {READ}, found {_scopes(who)}")
-    if not selectors.may_look(who.user):
+    if not permissions.may_look(who.user):
         raise AuthorizationError(
             message=f"expected a role, found none for {who.user}: an administrator can give one"
         )

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from dashboard.api.types import LARGE, NO_NUL, SMALL
 from diloco.protocol.settings import GroupSettings, SettingsError, setting_fields
 from diloco.protocol.workload import GPT_SIZES, STDLIB, WORKLOADS
-from runs.drafts.presets import Fork, PoolDraft, RunDraft
 from runs.exceptions import InvalidRun
 from runs.models import Archive, Credential, Webhook
+from runs.submit.run_draft import Fork, PoolDraft, RunDraft
 
 Text = Annotated[str, Field(pattern=NO_NUL)]
 Seconds = Annotated[int, Field(ge=0, le=366 * 86_400)]

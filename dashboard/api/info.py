@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from runs.control.launch import group_document
 from runs.models import Run
+from runs.reconcile.launch import group_document
 
 PENDING = "pending"
 

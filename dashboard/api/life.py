@@ -17,12 +17,12 @@ from dashboard.api import rows
 from dashboard.api.auth import OPERATORS, run_to_operate, run_to_see
 from dashboard.api.document import document_of
 from dashboard.api.types import NO_NUL, SMALL, PoolId, RunId, responses
-from runs import deletion, life
-from runs.alerting import book as alerting
-from runs.drafts import copies
+from runs.actions import deletion, lifecycle
+from runs.alerts import store as alerting
 from runs.exceptions import CannotDo
+from runs.json_values import texts
 from runs.models import Run
-from runs.plain import texts
+from runs.submit import clone_and_fork
 
 router = Router(tags=["life"])
 
@@ -32,11 +32,11 @@ class Description(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    notes: Annotated[str, Field(max_length=life.NOTES_LENGTH, pattern=NO_NUL)] | None = None
+    notes: Annotated[str, Field(max_length=lifecycle.NOTES_LENGTH, pattern=NO_NUL)] | None = None
     tags: (
         Annotated[
-            list[Annotated[str, Field(max_length=life.TAG_LENGTH, pattern=NO_NUL)]],
-            Field(max_length=life.TAGS),
+            list[Annotated[str, Field(max_length=lifecycle.TAG_LENGTH, pattern=NO_NUL)]],
+            Field(max_length=lifecycle.TAGS),
         ]
         | None
     ) = None
@@ -62,19 +62,19 @@ def _act(request: HttpRequest, run_id: Any, action: Callable[[Run, User], bool])
 @router.post("/runs/{uuid:run_id}/pause", auth=OPERATORS, response=responses(rows.Done))
 def pause_run(request: HttpRequest, run_id: RunId) -> Any:
     """Let all replicas save and leave: it costs nothing until it is resumed."""
-    return _act(request, run_id, lambda run, user: life.pause(run, actor=user))
+    return _act(request, run_id, lambda run, user: lifecycle.pause(run, actor=user))
 
 
 @router.post("/runs/{uuid:run_id}/resume", auth=OPERATORS, response=responses(rows.Done))
 def resume_run(request: HttpRequest, run_id: RunId) -> Any:
     """Let a run go on that is paused, or that ended without final weights."""
-    return _act(request, run_id, lambda run, user: life.resume(run, actor=user))
+    return _act(request, run_id, lambda run, user: lifecycle.resume(run, actor=user))
 
 
 @router.post("/runs/{uuid:run_id}/save", auth=OPERATORS, response=responses(rows.Done))
 def save_run(request: HttpRequest, run_id: RunId) -> Any:
     """Ask for a checkpoint of the next round that is committed."""
-    return _act(request, run_id, lambda run, user: life.save(run, actor=user))
+    return _act(request, run_id, lambda run, user: lifecycle.save(run, actor=user))
 
 
 @router.post("/runs/{uuid:run_id}/describe", auth=OPERATORS, response=responses(rows.Done))
@@ -84,11 +84,11 @@ def describe_run(request: HttpRequest, run_id: RunId, body: Description) -> Any:
     def change(run: Run, user: User) -> bool:
         changed = False
         if body.archived is not None:
-            changed |= life.archive(run, actor=user, archived=body.archived)
+            changed |= lifecycle.archive(run, actor=user, archived=body.archived)
         if body.notes is not None or body.tags is not None:
             notes = run.notes if body.notes is None else body.notes
             tags = texts(run.tags) if body.tags is None else body.tags
-            changed |= life.describe(run, notes=notes, tags=tags, actor=user)
+            changed |= lifecycle.describe(run, notes=notes, tags=tags, actor=user)
         return changed
 
     return _act(request, run_id, change)
@@ -98,7 +98,7 @@ def describe_run(request: HttpRequest, run_id: RunId, body: Description) -> Any:
 def delete_run(request: HttpRequest, run_id: RunId, body: Deletion) -> Any:
     """Delete a run that is over. A worker does it; there is no way back."""
     run, user = run_to_operate(request, run_id)
-    life.delete(run, actor=user, name=body.name, objects=body.objects)
+    lifecycle.delete(run, actor=user, name=body.name, objects=body.objects)
     return {"changed": True, "state": run.state}
 
 
@@ -123,11 +123,11 @@ def get_document(
     """What ``POST /api/runs`` makes another such run of: a clone, or a fork with its weights."""
     run = run_to_see(request, run_id)
     if not fork:
-        return document_of(copies.clone_of(run))
-    rounds = copies.forkable(run)
+        return document_of(clone_and_fork.clone_of(run))
+    rounds = clone_and_fork.forkable(run)
     if not rounds:
         raise CannotDo("expected a run with a checkpoint to fork from, found none")
-    return document_of(copies.fork_of(run, rounds[0] if round is None else round))
+    return document_of(clone_and_fork.fork_of(run, rounds[0] if round is None else round))
 
 
 @router.get("/runs/{uuid:run_id}/alerts", response=responses(list[rows.Alert], but=(409, 413)))

@@ -11,10 +11,9 @@ from ninja import Query, Router
 from dashboard.api import rows
 from dashboard.api.auth import replica_of, run_to_see
 from dashboard.api.types import LARGE, NO_NUL, SMALL, After, Number, OfReplica, RunId, responses
-from runs import selectors
-from runs.control.attempt_log import read_log
+from runs.backends.attempt_log import read_log
 from runs.models import ReplicaAttempt
-from runs.queries import fleet, paging
+from runs.queries import fleet, paging, selectors
 
 router = Router(tags=["records"])
 MAX_POINTS = 20_000

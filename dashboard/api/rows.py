@@ -1,6 +1,6 @@
 """What the API answers with. The rows are those that pages and live stream have
-(:mod:`runs.selectors`, :mod:`runs.queries.fleet`); here they have types, so that OpenAPI can tell
-of them.
+(:mod:`runs.queries.selectors`, :mod:`runs.queries.fleet`); here they have types, so that OpenAPI
+can tell of them.
 
 Times are ISO 8601 in UTC. What is not known is null, and so is a number that is not finite.
 """

@@ -22,14 +22,15 @@ from dashboard.api.parser import TOML
 from dashboard.api.problems import FieldProblem, Invalid, at
 from dashboard.api.types import NO_NUL, RunId, responses
 from dashboard.estimate import estimate
-from runs import selectors, services
-from runs.drafts import create, preflight, rates
-from runs.drafts.presets import RunDraft
+from runs import permissions
+from runs.actions import replicas_and_pools
 from runs.exceptions import InvalidRun
+from runs.json_values import texts
 from runs.models import Run
-from runs.plain import texts
-from runs.queries import fleet, paging, search
+from runs.queries import fleet, paging, search, selectors
 from runs.states import RunState
+from runs.submit import create, preflight, throughput_history
+from runs.submit.run_draft import RunDraft
 
 router = Router(tags=["runs"])
 
@@ -118,7 +119,7 @@ def submit_run(
     problems = [] if again else problems_of(draft, user, over_budget=document.over_budget)
     if problems and not sent.exists():
         raise Invalid(problems)
-    run = services.create_run(draft, owner=user, submit_key=key)
+    run = replicas_and_pools.create_run(draft, owner=user, submit_key=key)
     if field := create.differing_field(run, draft):
         message = (
             f"expected the document that this Idempotency-Key submitted before, run {run.pk}, "
@@ -141,7 +142,9 @@ def plan_run(
     Nothing is stored and nothing is started."""
     user = submitter(request)
     draft = draft_of(document)
-    found = dataclasses.asdict(estimate(draft, rates.known_rates(draft.workload.to_dict())))
+    found = dataclasses.asdict(
+        estimate(draft, throughput_history.known_rates(draft.workload.to_dict()))
+    )
     del found["effective_json"]
     problems = problems_of(draft, user, over_budget=document.over_budget, ask=ask)
     return {"estimate": found, "problems": problems}
@@ -174,7 +177,7 @@ def problems_of(
     findings = preflight.check_run(
         draft,
         uri=own,
-        rates=rates.known_rates(draft.workload.to_dict()),
+        rates=throughput_history.known_rates(draft.workload.to_dict()),
         over_budget=over_budget,
     )
     return [at(finding.field, finding.message) for finding in findings]
@@ -194,7 +197,7 @@ def _detail(request: HttpRequest, run: Run) -> dict[str, Any]:
         "notes": run.notes,
         "tags": texts(run.tags),
         "archived": run.archived_at is not None,
-        "may_operate": selectors.may_operate(request.user, run),
+        "may_operate": permissions.may_operate(request.user, run),
         "pools": fleet.pool_rows(run),
     }
 

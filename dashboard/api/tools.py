@@ -15,10 +15,10 @@ from dashboard.api import rows
 from dashboard.api.auth import OPERATORS, reader, submitter
 from dashboard.api.types import responses
 from dashboard.forms.planner import bounds_of
-from runs import planner, selectors
-from runs.drafts.archives import ARCHIVE_BYTES, store_archive
 from runs.exceptions import InvalidRun
-from runs.queries import comparison
+from runs.queries import comparison, selectors
+from runs.submit import planner
+from runs.submit.uploads import ARCHIVE_BYTES, store_archive
 
 router = Router(tags=["tools"])
 

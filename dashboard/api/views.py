@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dashboard.api import rows
 from dashboard.api.auth import keeper, reader
 from dashboard.api.types import NO_NUL, SMALL, responses
-from runs import saved_views as service
+from runs.actions import saved_views as service
 from runs.queries import search, table
 from runs.queries.listing import NEWEST, SORTS
 

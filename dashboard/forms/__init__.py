@@ -1,5 +1,5 @@
 """Forms. They parse and point at the wrong field; what is valid is decided where it is used:
-:class:`diloco.protocol.settings.GroupSettings` and :mod:`runs.services`."""
+:class:`diloco.protocol.settings.GroupSettings` and :mod:`runs.actions.replicas_and_pools`."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from django import forms
 
-from runs.drafts.copies import forkable
-from runs.drafts.presets import Fork
 from runs.models import Run
+from runs.submit.clone_and_fork import forkable
+from runs.submit.run_draft import Fork
 
 
 class ForkForm(forms.Form):

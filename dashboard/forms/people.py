@@ -16,7 +16,7 @@ from django.contrib.auth.validators import UnicodeUsernameValidator
 
 from dashboard import first_start
 from dashboard.forms.fields import dress
-from runs import people
+from runs.actions import users
 
 if TYPE_CHECKING:
     _UserCreation = UserCreationForm[User]
@@ -93,7 +93,7 @@ class PersonForm(forms.Form):
     )
     role = forms.ChoiceField(
         label="Role",
-        choices=[(role, f"{role}: {may}") for role, may in people.ROLES.items()],
+        choices=[(role, f"{role}: {may}") for role, may in users.ROLES.items()],
         widget=forms.RadioSelect,
         initial="viewer",
     )

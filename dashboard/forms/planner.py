@@ -19,8 +19,8 @@ from dashboard.forms.fields import dress, setting_field
 from diloco.protocol.settings import setting_fields
 from diloco.protocol.workload import GPT_SIZES
 from executors.registry import BACKENDS
-from runs.control.backends import catalogue
-from runs.planner import Question
+from runs.backends.executors import catalogue
+from runs.submit.planner import Question
 
 _NUMBER = re.compile(r"\s*([0-9][0-9_,]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([kMGBT]?)\s*", re.IGNORECASE)
 _TIMES = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
@@ -112,7 +112,7 @@ def write_number(value: float) -> str:
 
 
 class PlannerForm(forms.Form):
-    """Field names are :class:`~runs.planner.Question`'s, and ``hardware``.
+    """Field names are :class:`~runs.submit.planner.Question`'s, and ``hardware``.
 
     Times and bandwidths begin where they still mean something: of 1e-300 the arithmetic makes
     numbers that no float holds.
@@ -205,7 +205,7 @@ class PlannerForm(forms.Form):
 
 
 def bounds_of(name: str) -> Bounds:
-    """Of a field of :class:`~runs.planner.Question`."""
+    """Of a field of :class:`~runs.submit.planner.Question`."""
     field = PlannerForm.base_fields.get(name)
     if isinstance(field, NumberField):
         return field.bounds

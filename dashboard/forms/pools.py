@@ -22,10 +22,10 @@ from dashboard.forms.huggingface import parse_object
 from executors.base import Capabilities
 from executors.catalogue import Hardware
 from executors.registry import BACKENDS
-from runs.control.backends import capabilities_of, catalogue, usable_backends
-from runs.drafts.presets import PoolDraft
+from runs.backends.executors import capabilities_of, catalogue, usable_backends
 from runs.local_access import LOCAL, can_use_local
 from runs.models import Credential, Webhook
+from runs.submit.run_draft import PoolDraft
 
 ROWS = 32
 """Pools a form takes."""
@@ -129,7 +129,7 @@ def hardware_text(hardware: Hardware) -> str:
 
 
 class PoolForm(forms.Form):
-    """Field names are :class:`~runs.drafts.presets.PoolDraft`'s."""
+    """Field names are :class:`~runs.submit.run_draft.PoolDraft`'s."""
 
     backend = forms.ChoiceField(label="Backend")
     hardware = forms.ChoiceField(label="Hardware")

@@ -12,7 +12,7 @@ from typing import Any
 from dashboard.forms.pools import initial_of
 from dashboard.forms.run import DERIVED
 from diloco.protocol.settings import setting_fields
-from runs.drafts.presets import PoolDraft
+from runs.submit.run_draft import PoolDraft
 
 LONGEST = 200
 """Characters of a value."""

@@ -17,7 +17,7 @@ from dashboard.forms.fork import ForkForm, initial_of_fork
 from dashboard.forms.pools import ROWS, PoolChoices, PoolForm, initial_of, posted_rows
 from dashboard.forms.workload import WorkloadForm, initial_of_workload
 from diloco.protocol.settings import GroupSettings, SettingsError, setting_fields
-from runs.drafts.presets import RunDraft
+from runs.submit.run_draft import RunDraft
 
 DERIVED = frozenset({"num_replicas", "start_replicas"})
 """Settings without a field of their own: the pools, and the start policy, say them."""

@@ -29,10 +29,10 @@ from diloco.protocol.workload import (
     CustomWorkload,
     HuggingFaceWorkload,
 )
-from runs.drafts.archives import ARCHIVE_BYTES, check_archive, kept_archive, store_archive
-from runs.drafts.presets import Workload
 from runs.exceptions import InvalidRun
 from runs.models import Archive
+from runs.submit.run_draft import Workload
+from runs.submit.uploads import ARCHIVE_BYTES, check_archive, kept_archive, store_archive
 
 GPT, CUSTOM = ByteGPTWorkload.kind, CustomWorkload.kind
 _DATA = ("data_source", "data")

@@ -14,7 +14,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from dashboard import access, formats, states
-from runs.plain import texts
+from runs.json_values import texts
 
 register = template.Library()
 

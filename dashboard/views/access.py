@@ -8,8 +8,9 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
 
-from runs import selectors
+from runs import permissions
 from runs.models import Run
+from runs.queries import selectors
 
 
 def run_to_see(request: HttpRequest, run_id: Any) -> Run:
@@ -18,6 +19,6 @@ def run_to_see(request: HttpRequest, run_id: Any) -> Run:
 
 def run_to_operate(request: HttpRequest, run_id: Any) -> Run:
     run = run_to_see(request, run_id)
-    if not selectors.may_operate(request.user, run):
+    if not permissions.may_operate(request.user, run):
         raise PermissionDenied("Operators act on their own runs, administrators on any.")
     return run

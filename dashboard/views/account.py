@@ -19,7 +19,8 @@ from django.views.decorators.http import require_http_methods
 
 from dashboard import throttle
 from dashboard.forms.people import ChosenPasswordForm, OwnPasswordForm
-from runs import audit, people
+from runs import audit
+from runs.actions import users
 
 
 @sensitive_post_parameters()
@@ -59,7 +60,7 @@ class ChoosePasswordView(views.PasswordResetConfirmView):
 
     template_name = "account/choose_password.html"
     form_class = ChosenPasswordForm
-    token_generator = people.links
+    token_generator = users.links
     success_url = reverse_lazy("login")
     reset_url_token = "chosen"  # noqa: S105  what the address has instead of the token
 

@@ -12,8 +12,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
 from dashboard.views.access import run_to_operate, run_to_see
-from runs import selectors
-from runs.alerting import book as alerting
+from runs import permissions
+from runs.alerts import store as alerting
 
 
 @require_safe
@@ -23,7 +23,7 @@ def alerts(request: HttpRequest, run_id: Any) -> HttpResponse:
     context = {
         "run": run,
         "alerts": alerting.alert_rows(run),
-        "may_operate": selectors.may_operate(request.user, run),
+        "may_operate": permissions.may_operate(request.user, run),
     }
     return render(request, "runs/_alerts.html", context)
 

@@ -20,10 +20,12 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
-from runs import life, selectors, services
+from runs import permissions
+from runs.actions import lifecycle, replicas_and_pools
 from runs.exceptions import CannotDo
+from runs.json_values import texts
 from runs.models import Run
-from runs.plain import texts
+from runs.queries import selectors
 
 MOST = 200
 DONE = {"stop": "stopping", "archive": "archived", "restore": "in the list again", "tag": "tagged"}
@@ -39,7 +41,7 @@ def bulk(request: HttpRequest) -> HttpResponse:
     if what not in (*DONE, "delete"):
         known = ", ".join((*DONE, "delete"))
         return HttpResponseBadRequest(f"expected do to be compare or one of {known}")
-    if not selectors.may_submit(request.user):
+    if not permissions.may_submit(request.user):
         raise PermissionDenied("Viewers watch runs; an administrator can make you an operator.")
     assert isinstance(request.user, User)
     found = _found(request, ids)
@@ -65,7 +67,7 @@ def bulk(request: HttpRequest) -> HttpResponse:
 def _delete(request: HttpRequest, user: User, found: list[Run], mine: list[Run]) -> HttpResponse:
     """The page that asks; once the number is typed, what became of each that could not be."""
     kept = [(run, NOT_YOURS) for run in found if run not in mine]
-    why = life.why_not_deleted(mine)
+    why = lifecycle.why_not_deleted(mine)
     kept += [(run, why[run.pk]) for run in mine if run.pk in why]
     runs = [run for run in mine if run.pk not in why]
     typed, objects = request.POST.get("count", "").strip(), bool(request.POST.get("objects"))
@@ -84,7 +86,7 @@ def _delete(request: HttpRequest, user: User, found: list[Run], mine: list[Run])
     gone = 0
     for run in runs:
         try:
-            life.delete(run, actor=user, name=run.name, objects=objects)
+            lifecycle.delete(run, actor=user, name=run.name, objects=objects)
             gone += 1
         except CannotDo as error:
             kept.append((run, str(error)))
@@ -118,10 +120,10 @@ def _act(request: HttpRequest, what: str, run: Run) -> bool:
     assert isinstance(request.user, User)
     user = request.user
     acts: dict[str, Callable[[], Any]] = {
-        "stop": lambda: services.request_stop(run, actor=user),
-        "archive": lambda: life.archive(run, actor=user),
-        "restore": lambda: life.archive(run, actor=user, archived=False),
-        "tag": lambda: life.describe(
+        "stop": lambda: replicas_and_pools.request_stop(run, actor=user),
+        "archive": lambda: lifecycle.archive(run, actor=user),
+        "restore": lambda: lifecycle.archive(run, actor=user, archived=False),
+        "tag": lambda: lifecycle.describe(
             run,
             notes=run.notes,
             tags=[*texts(run.tags), *request.POST.get("tag", "").split()],
@@ -140,7 +142,7 @@ def _found(request: HttpRequest, ids: list[str]) -> list[Run]:
 
 def _mine(user: User, found: list[Run]) -> list[Run]:
     """Those the user may operate, asking for the role once."""
-    if selectors.has_role(user, "admin"):
+    if permissions.has_role(user, "admin"):
         return found
     return [run for run in found if run.owner_id == user.pk]
 

@@ -20,13 +20,13 @@ from django.views.decorators.http import require_safe
 from numpy.typing import NDArray
 
 from dashboard.views.access import run_to_see
-from runs import selectors
-from runs.bucket.limits import INT_LIMIT, SMALL_LIMIT
+from runs.ingest.limits import INT_LIMIT, SMALL_LIMIT
+from runs.metrics import charts, round_strips, timeline
+from runs.metrics.bands import Band, band
+from runs.metrics.charts import AXES, Axis, Curve, Scales, Window
+from runs.metrics.columns import nonfinite
 from runs.models import Run
-from runs.series import charts, strips, timeline
-from runs.series.bands import Band, band
-from runs.series.charts import AXES, Axis, Curve, Scales, Window
-from runs.series.columns import nonfinite
+from runs.queries import selectors
 
 MAX_SERIES = 12
 MAX_POINTS = 10_000
@@ -163,7 +163,7 @@ def heatmap(request: HttpRequest, run_id: Any) -> HttpResponse:
         "kinds": kinds,
         "states": "".join(str(kinds.index(state)) for state in found.states),
         "replicas": size,
-        "names": strips.OUTCOMES,
+        "names": round_strips.OUTCOMES,
         "outcomes": (found.outcomes + ord("0")).tobytes().decode("ascii"),
     }
     return JsonResponse(answer, json_dumps_params=COMPACT)
@@ -200,7 +200,7 @@ def bars(request: HttpRequest, run_id: Any) -> HttpResponse:
         "first": found.first,
         "last": found.last,
         "replicas": found.replicas,
-        "groups": [*strips.GROUPS, "down"],
+        "groups": [*round_strips.GROUPS, "down"],
         "commits": [[n, round(at - found.low, 3), state] for n, at, state in found.commits],
         "slowest": found.slowest,
         "counted": found.counted,
@@ -212,7 +212,7 @@ def bars(request: HttpRequest, run_id: Any) -> HttpResponse:
         answer["bars"] = {
             "number": found.bars.number.tolist(),
             "replica": found.bars.replica.tolist(),
-            "outcome": [strips.OUTCOMES[o] for o in found.bars.outcome.tolist()],
+            "outcome": [round_strips.OUTCOMES[o] for o in found.bars.outcome.tolist()],
             "started": np.rint((found.bars.started - found.low) * 1000).astype(int).tolist(),
             "phases": milliseconds.tolist(),
         }

@@ -19,13 +19,14 @@ from django.views.decorators.http import require_POST, require_safe
 from dashboard.views.access import run_to_operate, run_to_see
 from diloco.protocol.workload import ByteGPTWorkload, HuggingFaceWorkload
 from diloco.store.base import MissingKey, StoreError
-from runs import life, selectors
-from runs.bucket.objects import NotWhatItWas, verified_pieces
-from runs.bucket.stores import store_for
-from runs.control import hub_export
-from runs.drafts import copies
+from runs import permissions
+from runs.actions import lifecycle
 from runs.exceptions import CannotDo
+from runs.export import hub_upload
+from runs.ingest.objects import NotWhatItWas, verified_pieces
+from runs.ingest.stores import store_for
 from runs.models import Checkpoint, Event, ReplicaAttempt, Run
+from runs.submit import clone_and_fork
 
 SHOWN = 100
 LANGUAGE_MODELS = (ByteGPTWorkload.kind, HuggingFaceWorkload.kind)
@@ -43,21 +44,21 @@ def checkpoints(request: HttpRequest, run_id: Any) -> HttpResponse:
 
 def checkpoint_context(request: HttpRequest, run: Run) -> dict[str, Any]:
     """Six queries at most."""
-    may_operate = selectors.may_operate(request.user, run)
+    may_operate = permissions.may_operate(request.user, run)
     found = list(Checkpoint.objects.filter(run=run).order_by("-round", "-final")[: SHOWN + 1])
-    whole = set(copies.forkable(run))
+    whole = set(clone_and_fork.forkable(run))
     return {
         "may_operate": may_operate,
-        "may_submit": selectors.may_submit(request.user),
+        "may_submit": permissions.may_submit(request.user),
         "checkpoints": [
             {"row": row, "kept": row.final or row.round in whole, "fork": not row.final}
             for row in found[:SHOWN]
         ],
         "more_checkpoints": len(found) > SHOWN,
         **_sample(run, found),
-        "resumable": may_operate and run.ended and not life.why_not_resumed(run),
-        "hub_credentials": hub_export.credentials() if may_operate else (),
-        "exports": Event.objects.filter(run=run, kind=hub_export.KIND).order_by("-id")[:5],
+        "resumable": may_operate and run.ended and not lifecycle.why_not_resumed(run),
+        "hub_credentials": hub_upload.credentials() if may_operate else (),
+        "exports": Event.objects.filter(run=run, kind=hub_upload.KIND).order_by("-id")[:5],
     }
 
 
@@ -119,7 +120,7 @@ def export(request: HttpRequest, run_id: Any, checkpoint_id: int) -> HttpRespons
     checkpoint = _checkpoint(request, run_id, checkpoint_id)
     assert isinstance(request.user, User)
     try:
-        hub_export.ask(
+        hub_upload.ask(
             checkpoint,
             credential_id=request.POST.get("credential", ""),
             repository=request.POST.get("repository", ""),

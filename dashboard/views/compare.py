@@ -18,10 +18,10 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from runs import selectors
+from runs import permissions
+from runs.json_values import finite, iso
 from runs.models import Run
-from runs.plain import finite, iso
-from runs.queries import comparison
+from runs.queries import comparison, selectors
 from runs.queries.comparison import MEASURES, MOST, Curve
 from runs.queries.export_formats import csv_text
 from runs.states import RUN_ENDED
@@ -106,7 +106,7 @@ def compare_csv(request: HttpRequest) -> HttpResponse:
 
 
 def _asked(request: HttpRequest) -> Asked:
-    if not selectors.may_look(request.user):
+    if not permissions.may_look(request.user):
         raise PermissionDenied("An administrator can give you a role.")
     words = dict.fromkeys(w.strip() for w in request.GET.get("ids", "").split(",") if w.strip())
     base = request.GET.get("base", "")

@@ -10,7 +10,7 @@ from django.views.decorators.http import require_safe
 from ninja.errors import HttpError
 
 from dashboard.api.auth import BySession, ByToken, reader
-from runs.control import health
+from runs.backends import health
 from runs.queries import metrics as numbers
 
 

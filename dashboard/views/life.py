@@ -14,7 +14,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.views.access import run_to_operate
-from runs import deletion, life, services
+from runs.actions import deletion, lifecycle, replicas_and_pools
 from runs.exceptions import CannotDo
 from runs.models import Run
 
@@ -42,9 +42,9 @@ def stop(request: HttpRequest, run_id: Any) -> HttpResponse:
     run = run_to_operate(request, run_id)
     assert isinstance(request.user, User)
     if request.POST.get("force"):
-        stopped = life.force_stop(run, actor=request.user)
+        stopped = lifecycle.force_stop(run, actor=request.user)
     else:
-        stopped = services.request_stop(run, actor=request.user)
+        stopped = replicas_and_pools.request_stop(run, actor=request.user)
     if not stopped:
         messages.info(request, f"{run.name} was already {run.state}; nothing was left to stop.")
     return redirect("run", run_id=run.pk)
@@ -53,20 +53,20 @@ def stop(request: HttpRequest, run_id: Any) -> HttpResponse:
 @require_POST
 def pause(request: HttpRequest, run_id: Any) -> HttpResponse:
     words = "its replicas save and leave, then it costs nothing until you resume it"
-    return _act(request, run_id, lambda run, user: life.pause(run, actor=user), words)
+    return _act(request, run_id, lambda run, user: lifecycle.pause(run, actor=user), words)
 
 
 @require_POST
 def resume(request: HttpRequest, run_id: Any) -> HttpResponse:
     """Of a run that is paused, or over without final weights."""
     words = "its replicas are launched again"
-    return _act(request, run_id, lambda run, user: life.resume(run, actor=user), words)
+    return _act(request, run_id, lambda run, user: lifecycle.resume(run, actor=user), words)
 
 
 @require_POST
 def save(request: HttpRequest, run_id: Any) -> HttpResponse:
     words = "the next round that is committed is saved as a checkpoint"
-    return _act(request, run_id, lambda run, user: life.save(run, actor=user), words)
+    return _act(request, run_id, lambda run, user: lifecycle.save(run, actor=user), words)
 
 
 @require_POST
@@ -75,7 +75,10 @@ def archive(request: HttpRequest, run_id: Any) -> HttpResponse:
     archived = bool(request.POST.get("archived"))
     words = "it is left out of lists" if archived else "it is in lists again"
     return _act(
-        request, run_id, lambda run, user: life.archive(run, actor=user, archived=archived), words
+        request,
+        run_id,
+        lambda run, user: lifecycle.archive(run, actor=user, archived=archived),
+        words,
     )
 
 
@@ -86,7 +89,7 @@ def describe(request: HttpRequest, run_id: Any) -> HttpResponse:
     return _act(
         request,
         run_id,
-        lambda run, user: life.describe(run, notes=notes, tags=tags, actor=user),
+        lambda run, user: lifecycle.describe(run, notes=notes, tags=tags, actor=user),
         "notes and tags are kept",
     )
 
@@ -101,7 +104,7 @@ def delete(request: HttpRequest, run_id: Any) -> HttpResponse:
     context: dict[str, Any] = {"run": run, "typed": typed, "objects": objects, "error": ""}
     if request.method == "POST":
         try:
-            life.delete(run, actor=request.user, name=typed, objects=objects)
+            lifecycle.delete(run, actor=request.user, name=typed, objects=objects)
         except CannotDo as error:
             context |= {"error": str(error), "plan": deletion.plan_deletion(run)}
             return render(request, "runs/delete.html", context, status=422)

@@ -19,7 +19,8 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.views.decorators.http import require_GET
 
 from dashboard import stream
-from runs import selectors
+from runs import permissions
+from runs.queries import selectors
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ def _check(request: HttpRequest, topics: dict[str, str]) -> HttpResponse | dict[
     try:
         if not request.user.is_authenticated:
             return HttpResponse("sign in first", status=401, content_type="text/plain")
-        if not selectors.may_look(request.user):
+        if not permissions.may_look(request.user):
             return HttpResponse("no role yet", status=403, content_type="text/plain")
         runs = set(topics) - {stream.LIST}
         if runs:

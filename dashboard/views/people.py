@@ -21,8 +21,8 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.access import ROLES
 from dashboard.forms.people import PersonForm
-from runs import people as service
-from runs import selectors
+from runs import permissions
+from runs.actions import users as service
 
 PAGE_SIZE = 100
 LINK_DAYS = settings.PASSWORD_RESET_TIMEOUT // 86_400
@@ -97,7 +97,7 @@ def reset(request: HttpRequest, person_id: int) -> HttpResponse:
 
 
 def _administrator(request: HttpRequest) -> User:
-    if not isinstance(request.user, User) or not selectors.has_role(request.user, "admin"):
+    if not isinstance(request.user, User) or not permissions.has_role(request.user, "admin"):
         raise PermissionDenied("Administrators look after people.")
     return request.user
 

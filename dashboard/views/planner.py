@@ -18,8 +18,8 @@ from django.views.decorators.http import require_safe
 from dashboard.forms.planner import PlannerForm, form_query
 from diloco.protocol.setting_spec import SettingsError
 from diloco.protocol.workload import GPT_SIZES
-from runs import selectors
-from runs.planner import ENOUGH, Plan, plan
+from runs import permissions
+from runs.submit.planner import ENOUGH, Plan, plan
 
 GROUPS = (
     ("Model", ("parameters", "tokens", "tokens_per_step", "step_s")),
@@ -56,7 +56,7 @@ def planner(request: HttpRequest) -> HttpResponse:
         "enough": ENOUGH,
         "heads": HEADS,
         "errors": form.non_field_errors(),
-        "may_submit": selectors.may_submit(request.user),
+        "may_submit": permissions.may_submit(request.user),
         **links,
     }
     return render(request, "planner/planner.html", context, status=200 if found else 422)
@@ -77,7 +77,7 @@ def planner_json(request: HttpRequest) -> JsonResponse:
 
 
 def _may(request: HttpRequest) -> None:
-    if not selectors.may_look(request.user):
+    if not permissions.may_look(request.user):
         raise PermissionDenied("An administrator can give you a role.")
 
 

@@ -14,12 +14,12 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.forms import PoolChoices, PoolForm, initial_of
 from dashboard.views.access import run_to_operate
-from runs import services
-from runs.drafts import create, preflight
-from runs.drafts.presets import PoolDraft
+from runs.actions import replicas_and_pools
 from runs.exceptions import InvalidRun
 from runs.models import Run
 from runs.queries import fleet
+from runs.submit import create, preflight
+from runs.submit.run_draft import PoolDraft
 
 
 @require_POST
@@ -35,11 +35,11 @@ def scale(request: HttpRequest, run_id: Any, pool_id: int) -> HttpResponse:
             raise InvalidRun("pools", f"expected a number of replicas, found {wanted[:20]!r}")
         if "max_price_usd_h" in request.POST:
             limit = _limit(request.POST["max_price_usd_h"])
-            if services.limit_price(pool, limit, actor=request.user):
+            if replicas_and_pools.limit_price(pool, limit, actor=request.user):
                 messages.success(request, f"{fleet.pool_name(pool)}: the max price is changed.")
                 if int(wanted) == pool.count:
                     return _back(run)
-        change = services.scale_pool(pool, int(wanted), actor=request.user)
+        change = replicas_and_pools.scale_pool(pool, int(wanted), actor=request.user)
     except InvalidRun as error:
         messages.error(request, f"{fleet.pool_name(pool)} was not changed: {error.message}.")
     else:
@@ -69,7 +69,7 @@ def add(request: HttpRequest, run_id: Any) -> HttpResponse:
     if not form.is_valid() or not _passes(run, form):
         return _page(request, run, form)
     try:
-        pool = services.add_pool(run, form.draft(), actor=request.user)
+        pool = replicas_and_pools.add_pool(run, form.draft(), actor=request.user)
     except InvalidRun as error:
         form.place(error.field.removeprefix("pools.0."), error.message)
         return _page(request, run, form)

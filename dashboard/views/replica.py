@@ -16,8 +16,9 @@ from django.views.decorators.http import require_POST, require_safe
 from dashboard.views.access import run_to_operate, run_to_see
 from dashboard.views.run import banners
 from executors.registry import BACKENDS
-from runs import selectors, services
-from runs.control.attempt_log import read_log
+from runs import permissions
+from runs.actions import replicas_and_pools
+from runs.backends.attempt_log import read_log
 from runs.exceptions import IllegalTransition
 from runs.models import Replica, ReplicaAttempt, Run
 from runs.queries import fleet, replica_history
@@ -52,7 +53,7 @@ def detail(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
         "quarantined": replica_history.quarantined(replica),
         "may_stop": not over and not replica.ended,
         "may_restart": not over and replica.state != ReplicaState.DONE,
-        "may_operate": selectors.may_operate(request.user, run),
+        "may_operate": permissions.may_operate(request.user, run),
     }
     part = "runs/_replica.html" if request.GET.get("part") else "runs/replica.html"
     return render(request, part, context)
@@ -89,13 +90,13 @@ def log(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
 def stop(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
     """``force`` ends its job now; else it may give its work to a round first."""
     replica = _replica(run_to_operate(request, run_id), number)
-    return _act(request, replica, services.stop_replica, "told to leave")
+    return _act(request, replica, replicas_and_pools.stop_replica, "told to leave")
 
 
 @require_POST
 def restart(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
     replica = _replica(run_to_operate(request, run_id), number)
-    return _act(request, replica, services.restart_replica, "will be launched again")
+    return _act(request, replica, replicas_and_pools.restart_replica, "will be launched again")
 
 
 def _act(request: HttpRequest, replica: Replica, service: Any, done: str) -> HttpResponse:

@@ -18,16 +18,17 @@ from dashboard.views.access import run_to_see
 from dashboard.views.checkpoints import checkpoint_context
 from diloco.protocol.settings import SECTIONS, SettingSpec, setting_fields
 from diloco.protocol.workload import GPT_SIZES
-from runs import life, selectors
-from runs.alerting import book as alerting
-from runs.bucket.limits import INT_LIMIT, SMALL_LIMIT
-from runs.control import health, storage
-from runs.control.bucket_writes import WRITE_FAILED
-from runs.control.health import is_stale
-from runs.drafts import copies
+from runs.actions import lifecycle
+from runs.alerts import store as alerting
+from runs.backends import health, storage_health
+from runs.backends.health import is_stale
+from runs.ingest.limits import INT_LIMIT, SMALL_LIMIT
+from runs.json_values import iso
 from runs.models import IngestState, Run
-from runs.plain import iso
+from runs.queries import selectors
+from runs.reconcile.bucket_writes import WRITE_FAILED
 from runs.states import RUN_LIVE, RunState
+from runs.submit import clone_and_fork
 
 TABS = (
     "overview", "rounds", "timeline", "replicas", "logs", "system", "checkpoints",
@@ -93,7 +94,7 @@ def settings_row(spec: SettingSpec, value: Any) -> dict[str, Any]:
 def banners(run: Run) -> dict[str, Any]:
     """What ``partials/banners.html`` is rendered from."""
     return {
-        "storage": storage.storage_problem(),
+        "storage": storage_health.storage_problem(),
         "silent_since": silent_since(run),
         "stale": is_stale(run, now=timezone.now()),
         "stale_after_s": health.STALE_RUN_S,
@@ -130,13 +131,13 @@ def silent_since(run: Run) -> str | None:
 def what_goes(run: Run) -> dict[str, bool]:
     """What can be done with the run as it is. Two queries; one for a run that is not over."""
     live = run.state in RUN_LIVE
-    resume_ended = run.ended and not life.why_not_resumed(run)
+    resume_ended = run.ended and not lifecycle.why_not_resumed(run)
     return {
         "pause": live or run.state == RunState.PROVISIONING,
         "save": live,
         "resume": run.state == RunState.PAUSED or resume_ended,
         "resume_ended": not run.ended or resume_ended,
-        "fork": bool(copies.forkable(run)),
+        "fork": bool(clone_and_fork.forkable(run)),
     }
 
 

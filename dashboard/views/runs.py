@@ -23,11 +23,12 @@ from django.views.decorators.http import require_safe
 
 from dashboard import states
 from dashboard.list_address import ListAddress
-from runs import live, saved_views, selectors
-from runs.control import health, storage
+from runs import live_stream, permissions
+from runs.actions import saved_views
+from runs.backends import health, storage_health
+from runs.json_values import texts
 from runs.models import Run
-from runs.plain import texts
-from runs.queries import listing, table
+from runs.queries import listing, selectors, table
 from runs.queries.comparison import Difference
 from runs.queries.listing import Order
 from runs.queries.search import (
@@ -50,7 +51,7 @@ SPARK = (72, 20)
 @require_safe
 @never_cache
 def runs(request: HttpRequest) -> HttpResponse:
-    cursor = live.latest_id()  # before the rows are read, so that no delta falls between
+    cursor = live_stream.latest_id()  # before the rows are read, so that no delta falls between
     now = timezone.now()
     here = ListAddress.of(request.GET)
     terms: tuple[Term, ...] = ()
@@ -74,12 +75,12 @@ def runs(request: HttpRequest) -> HttpResponse:
         "first_page": not listing.is_place(here.order, after),
         "cursor": cursor,
         "now": now,
-        "storage": storage.storage_problem(),
+        "storage": storage_health.storage_problem(),
         "silent_since": health.silent_since(),
         "stale": sum(row["stale"] for row in rows),
         "stale_after_s": health.STALE_RUN_S,
-        "may_submit": selectors.may_submit(request.user),  # and may share views
-        "may_look": selectors.may_look(request.user),
+        "may_submit": permissions.may_submit(request.user),  # and may share views
+        "may_look": permissions.may_look(request.user),
         "all_archived": not rows and not here.query and selectors.runs_for(request.user).exists(),
         "query": here.query,
         "error": error,
@@ -223,7 +224,7 @@ def _views(request: HttpRequest, here: ListAddress) -> list[dict[str, Any]]:
     """Saved ones, each with where it leads and what may be done with it; ``shown`` now or not."""
     views = list(saved_views.views_for(request.user))
     others = any(view.owner_id != request.user.pk for view in views)
-    admin = others and selectors.has_role(request.user, "admin")
+    admin = others and permissions.has_role(request.user, "admin")
     found = []
     for view in views:
         address, mine = ListAddress.of_view(view), view.owner_id == request.user.pk
@@ -240,7 +241,7 @@ def _views(request: HttpRequest, here: ListAddress) -> list[dict[str, Any]]:
 
 
 def _facets(request: HttpRequest, terms: tuple[Term, ...], here: ListAddress) -> dict[str, Any]:
-    if not selectors.may_look(request.user):
+    if not permissions.may_look(request.user):
         return {"facets": []}
     found = listing.facets(terms, user=request.user)
     return {

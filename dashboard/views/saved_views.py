@@ -14,8 +14,8 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST
 
 from dashboard.list_address import ListAddress
-from runs import saved_views as service
-from runs import selectors
+from runs import permissions
+from runs.actions import saved_views as service
 from runs.exceptions import CannotDo
 from runs.models import SavedView
 
@@ -88,7 +88,7 @@ def _replace(found: SavedView, here: ListAddress) -> None:
 
 def _person(request: HttpRequest) -> User:
     assert isinstance(request.user, User)
-    if not selectors.may_look(request.user):
+    if not permissions.may_look(request.user):
         raise PermissionDenied("An administrator can give you a role.")
     return request.user
 

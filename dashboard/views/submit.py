@@ -29,12 +29,13 @@ from dashboard.forms.prefill import from_query
 from dashboard.views import submit_source
 from diloco.protocol.settings import SECTIONS, setting_fields
 from diloco.protocol.workload import GPT_SIZES
-from runs import selectors, services
-from runs.drafts import create, preflight, presets, rates
-from runs.drafts.preflight import Answer
-from runs.drafts.presets import PoolDraft, RunDraft
+from runs import permissions
+from runs.actions import replicas_and_pools
 from runs.exceptions import InvalidRun
 from runs.models import Run
+from runs.submit import create, preflight, run_draft, throughput_history
+from runs.submit.preflight import Answer
+from runs.submit.run_draft import PoolDraft, RunDraft
 
 BASIC = frozenset(
     {"sync_every", "total_rounds", "max_tokens", "codec", "outer_lr", "outer_momentum", "inner_lr",
@@ -48,7 +49,7 @@ BUCKET_WELL = "Works: wrote, read, listed, created once and deleted"
 
 def _starting_draft(choices: PoolChoices) -> RunDraft:
     """The local demo; on another backend for a user without permission for the local one."""
-    draft = presets.local_demo()
+    draft = run_draft.local_demo()
     if choices.first == PoolDraft():
         return draft
     [pool] = draft.pools
@@ -58,8 +59,8 @@ def _starting_draft(choices: PoolChoices) -> RunDraft:
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 def new(request: HttpRequest) -> HttpResponse:
-    if not selectors.may_submit(request.user):
-        looks = selectors.may_look(request.user)
+    if not permissions.may_submit(request.user):
+        looks = permissions.may_look(request.user)
         raise PermissionDenied(
             "Viewers watch runs; an administrator can make you an operator."
             if looks
@@ -94,7 +95,7 @@ def new(request: HttpRequest) -> HttpResponse:
     if not sent.exists() and not _passes(form, draft, _user(request)) and not sent.exists():
         return _page(request, form, draft)
     try:
-        run = services.create_run(
+        run = replicas_and_pools.create_run(
             draft, owner=request.user, submit_key=form.cleaned_data["submit_key"]
         )
     except InvalidRun as error:
@@ -106,7 +107,7 @@ def new(request: HttpRequest) -> HttpResponse:
 @require_POST
 def estimate(request: HttpRequest) -> JsonResponse:
     """What the form would do, and what is wrong with it, while it is being filled in."""
-    if not selectors.may_submit(request.user):
+    if not permissions.may_submit(request.user):
         raise PermissionDenied
     form = RunForm(request.POST, request.FILES)
     draft = form.draft()
@@ -119,7 +120,7 @@ def estimate(request: HttpRequest) -> JsonResponse:
 @require_POST
 def test(request: HttpRequest) -> HttpResponse:
     """A *Test* button: ``test`` is ``rendezvous`` or ``pools.<index>``. Nothing is started."""
-    if not selectors.may_submit(request.user):
+    if not permissions.may_submit(request.user):
         raise PermissionDenied
     form = RunForm(request.POST, request.FILES)
     what = request.POST.get("test", "")
@@ -237,7 +238,7 @@ def _passes(form: RunForm, draft: RunDraft, user: User) -> bool:
     findings = preflight.check_run(
         draft,
         uri=own,
-        rates=rates.known_rates(draft.workload.to_dict()),
+        rates=throughput_history.known_rates(draft.workload.to_dict()),
         over_budget=form.cleaned_data["over_budget"],
     )
     for finding in findings:
@@ -246,7 +247,7 @@ def _passes(form: RunForm, draft: RunDraft, user: User) -> bool:
 
 
 def _estimate(draft: RunDraft) -> Estimate:
-    return make_estimate(draft, rates.known_rates(draft.workload.to_dict()))
+    return make_estimate(draft, throughput_history.known_rates(draft.workload.to_dict()))
 
 
 def _page(

@@ -21,11 +21,11 @@ from django.db.models import Exists, OuterRef, QuerySet
 from django.http import Http404, HttpRequest
 
 from dashboard.views.access import run_to_see
-from runs import selectors
-from runs.drafts import copies
-from runs.drafts.presets import TEMPLATES, RunDraft
 from runs.models import Checkpoint, Run
+from runs.queries import selectors
 from runs.queries.search import BadQuery, matching, parse
+from runs.submit import clone_and_fork
+from runs.submit.run_draft import TEMPLATES, RunDraft
 
 KINDS = ("template", "clone", "fork")
 OFFERED = 50
@@ -75,17 +75,17 @@ def draft_of(request: HttpRequest) -> RunDraft | None:
         raise Http404 from None
     run = run_to_see(request, pk)
     if kind == "clone":
-        return copies.clone_of(run)
-    rounds = copies.forkable(run)
+        return clone_and_fork.clone_of(run)
+    rounds = clone_and_fork.forkable(run)
     if not rounds:
         messages.error(request, f"{run.name} has no checkpoint to begin with: this is a clone.")
-        return copies.clone_of(run)
+        return clone_and_fork.clone_of(run)
     wanted = query.get("round", "")
     known = {str(number): number for number in rounds}
     chosen = known.get(wanted, rounds[0])
     if wanted and str(chosen) != wanted:
         messages.warning(request, f"The checkpoint of round {wanted[:20]} is not kept.")
-    return copies.fork_of(run, chosen)
+    return clone_and_fork.fork_of(run, chosen)
 
 
 def offered(request: HttpRequest) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard import formats
 from dashboard.forms.fields import dress
-from runs import selectors
-from runs import tokens as service
+from runs import permissions
+from runs.actions import api_tokens as service
 
 LIFETIMES = {"30": "30 days", "90": "90 days", "365": "1 year", "": "Never"}
 
@@ -96,7 +96,7 @@ def _page(
             }
             for row in service.tokens_of(request.user)
         ],
-        "may_submit": selectors.may_submit(request.user),
+        "may_submit": permissions.may_submit(request.user),
     }
     return render(request, "account/tokens.html", context, status=status)
 

@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseRedirect
 from django.template.response import TemplateResponse
 
-from runs import selectors
+from runs import permissions
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -41,10 +41,10 @@ class ReadOnlyAdmin(Unchangeable):
     list_per_page = 50
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_view_permission(request, obj) or selectors.may_look(request.user)
+        return super().has_view_permission(request, obj) or permissions.may_look(request.user)
 
     def has_operate_permission(self, request: HttpRequest) -> bool:
-        return selectors.has_role(request.user, "admin")
+        return permissions.has_role(request.user, "admin")
 
 
 class ForAdministrators(ModelAdmin):
@@ -54,19 +54,19 @@ class ForAdministrators(ModelAdmin):
     list_per_page = 50
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        return selectors.has_role(request.user, "admin")
+        return permissions.has_role(request.user, "admin")
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return selectors.has_role(request.user, "admin")
+        return permissions.has_role(request.user, "admin")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        return selectors.has_role(request.user, "admin")
+        return permissions.has_role(request.user, "admin")
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return selectors.has_role(request.user, "admin")
+        return permissions.has_role(request.user, "admin")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return selectors.has_role(request.user, "admin")
+        return permissions.has_role(request.user, "admin")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,10 +21,10 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 
-from runs import redaction, selectors
-from runs.credentials.forms import ALLOWED, MORE, OPTION, VARIABLE, CredentialForm, form_for
+from runs import permissions, redaction
+from runs.actions.credentials import InUse, delete_credential, save_credential, test_credential
+from runs.admin.credential_form import ALLOWED, MORE, OPTION, VARIABLE, CredentialForm, form_for
 from runs.credentials.kinds import KINDS, STORE, Kind, Variable, is_secret, kind_of
-from runs.credentials.service import InUse, delete_credential, save_credential, test_credential
 from runs.models import Credential
 
 if TYPE_CHECKING:
@@ -45,10 +45,10 @@ class CredentialAdmin(_ModelAdmin):
     # Who.
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        return selectors.has_role(request.user, "admin")
+        return permissions.has_role(request.user, "admin")
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return selectors.has_role(request.user, "admin")
+        return permissions.has_role(request.user, "admin")
 
     has_add_permission = has_module_permission
     has_change_permission = has_view_permission

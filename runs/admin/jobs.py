@@ -1,7 +1,7 @@
 """Orphans in the admin: jobs that an account bills and that no live run has.
 
-The reaper ends them by itself (:mod:`runs.control.reaper`), or under its policy ``report`` only
-tells. Here an administrator sees them at once, and ends them: what is ended is looked for once
+The reaper ends them by itself (:mod:`runs.reconcile.orphan_reaper`), or under its policy ``report``
+only tells. Here an administrator sees them at once, and ends them: what is ended is looked for once
 more first, so a job that belongs to an attempt by then is left alone.
 """
 
@@ -21,20 +21,20 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from executors.registry import BACKENDS
-from runs import selectors
+from runs import permissions
 from runs.admin.base import Question, back, confirmed
-from runs.control import reaper
-from runs.control.reaper import Sight
 from runs.queries.replica_history import console_url
+from runs.reconcile import orphan_reaper
+from runs.reconcile.orphan_reaper import Sight
 
 
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 def orphans(request: HttpRequest) -> HttpResponse:
     """Each account is asked when somebody looks; one that does not answer says so."""
-    if not selectors.has_role(request.user, "admin"):
+    if not permissions.has_role(request.user, "admin"):
         raise PermissionDenied
-    found, silent = reaper.look(timezone.now())
+    found, silent = orphan_reaper.look(timezone.now())
     if request.method == "POST":
         wanted = set(request.POST.getlist(ACTION_CHECKBOX_NAME))
         chosen = [sight for sight in found if _key(sight) in wanted]
@@ -94,7 +94,7 @@ def _ask(request: HttpRequest, chosen: list[Sight]) -> HttpResponse:
 def _end(request: HttpRequest, chosen: list[Sight]) -> None:
     for sight in chosen:
         name = sight.found.handle.launch_key
-        problem = reaper.end(sight)
+        problem = orphan_reaper.end(sight)
         if problem:
             messages.error(request, f"{name} could not be ended: {problem}")
         else:

@@ -13,7 +13,7 @@ from django.template.response import TemplateResponse
 from django.views.decorators.http import require_safe
 
 from executors.registry import BACKENDS
-from runs.control.backends import catalogue, listed
+from runs.backends.executors import catalogue, listed
 
 
 @require_safe

@@ -13,12 +13,12 @@ from django.contrib.auth.models import User
 from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 
-from runs import hands_on, services
+from runs.actions import admin_overrides, replicas_and_pools
 from runs.admin.base import Question, ReadOnlyAdmin, back, confirmed
 from runs.exceptions import IllegalTransition, InvalidRun
 from runs.models import Replica, ReplicaPool, Run
-from runs.queue import enqueue
 from runs.states import REPLICA_WORKING, RUN_ENDED, ReplicaState
+from runs.task_queue import enqueue
 
 AT_ONCE = 500
 """Replicas of one deed: each is a field of the form that asks."""
@@ -40,12 +40,12 @@ class Deed:
 
 
 def _evict(replica: Replica, *, actor: User) -> bool:
-    return services.stop_replica(replica, actor=actor, force=True)
+    return replicas_and_pools.stop_replica(replica, actor=actor, force=True)
 
 
 def _one_more(replica: Replica, *, actor: User) -> bool:
     pool = ReplicaPool.objects.get(pk=replica.pool_id)
-    return services.scale_pool(pool, pool.count + 1, actor=actor) > 0
+    return replicas_and_pools.scale_pool(pool, pool.count + 1, actor=actor) > 0
 
 
 DEEDS = {
@@ -55,7 +55,7 @@ DEEDS = {
         words="It gives what it has to a round, saves its state and leaves; after two rounds at "
         "most its job is ended. It is not launched again by itself.",
         done="told to leave",
-        do=services.stop_replica,
+        do=replicas_and_pools.stop_replica,
     ),
     "restart": Deed(
         label="Restart: let it finish, then launch it again",
@@ -63,7 +63,7 @@ DEEDS = {
         words="It leaves as drained ones do, and the same identity is launched again at once. "
         "What went wrong before is not held against it.",
         done="will be launched again",
-        do=services.restart_replica,
+        do=replicas_and_pools.restart_replica,
         returns=True,
         danger=False,
     ),
@@ -81,7 +81,7 @@ DEEDS = {
         words="Its job is ended now; steps since its last contribution are lost. It is launched "
         "again by policy, and this counts as one of its restarts.",
         done="is ended and will be launched again",
-        do=hands_on.kill_replica,
+        do=admin_overrides.kill_replica,
         returns=True,
     ),
     "mark_lost": Deed(
@@ -91,7 +91,7 @@ DEEDS = {
         "backend. It is launched again by policy. A job that lives after all is ended by the "
         "reaper within minutes, is paid for until then, and takes part in no round.",
         done="is marked as lost",
-        do=hands_on.mark_lost,
+        do=admin_overrides.mark_lost,
         returns=True,
     ),
     "add_to_pool": Deed(
@@ -110,7 +110,7 @@ DEEDS = {
 def what_follows(run: Run, *, working: int, done: int) -> tuple[int, str]:
     """(message level, words) on a run that ``working`` replicas are left to work for.
 
-    The same count as :func:`runs.control.decide.judge_run` makes once the replicas have left.
+    The same count as :func:`runs.reconcile.decisions.judge_run` makes once the replicas have left.
     """
     quorum = int(run.group_settings["min_quorum"])
     if run.state in RUN_ENDED:
@@ -202,7 +202,7 @@ class ReplicaAdmin(ReadOnlyAdmin):
         """Nothing is changed, so nothing is asked first. What was heard is brought into the tables
         by the reconciler's own question."""
         replicas = list(queryset.select_related("run", "pool__credential")[:AT_ONCE])
-        said = hands_on.ask_backends(replicas)
+        said = admin_overrides.ask_backends(replicas)
         for replica in replicas:
             words = said.get(replica.pk, "was not asked: too many at once")
             self.message_user(request, f"{replica} of {replica.run}: {words}", messages.INFO)

@@ -2,8 +2,8 @@
 
 Nothing can be edited, added or deleted: every row is either written by a service with its Event or
 read from the bucket, and a hand-made change would be undone or, worse, believed. The actions call
-the same services as the pages do. Who may act is :func:`runs.selectors.has_role`, not Django's own
-model permissions, so that a staff member who only looks cannot stop a run.
+the same services as the pages do. Who may act is :func:`runs.permissions.has_role`, not Django's
+own model permissions, so that a staff member who only looks cannot stop a run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 from django.utils import timezone
 
-from runs import services
-from runs import tokens as token_service
+from runs.actions import api_tokens as token_service
+from runs.actions import replicas_and_pools
 from runs.admin.base import (
     ForAdministrators,
     Question,
@@ -27,8 +27,8 @@ from runs.admin.base import (
 )
 from runs.admin.jobs import orphans
 from runs.admin.prices import prices
-from runs.alerting import book
-from runs.alerting.rules import KINDS
+from runs.alerts import store
+from runs.alerts.rules import KINDS
 from runs.models import (
     Alert,
     ApiToken,
@@ -79,7 +79,7 @@ class RunAdmin(ReadOnlyAdmin):
                 keys=[run.pk for run in runs],
             ).page(request)
         for run in runs:
-            if services.request_stop(run, actor=request.user):
+            if replicas_and_pools.request_stop(run, actor=request.user):
                 words = "replicas end at the newest committed round and write the final weights"
                 self.message_user(request, f"{run}: stopping; {words}", messages.SUCCESS)
             else:
@@ -201,7 +201,7 @@ class AlertAdmin(ReadOnlyAdmin):
     @admin.action(description="Acknowledge", permissions=["operate"])
     def acknowledge(self, request: HttpRequest, queryset: QuerySet[Alert]) -> None:
         assert isinstance(request.user, User)
-        done = sum(book.acknowledge(alert, actor=request.user) for alert in queryset)
+        done = sum(store.acknowledge(alert, actor=request.user) for alert in queryset)
         self.message_user(request, f"{done} acknowledged", messages.SUCCESS)
 
 

@@ -13,10 +13,10 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 
-from runs import outbound, selectors
+from runs import outbound, permissions
 from runs.admin.base import ForAdministrators, Unchangeable
-from runs.alerting import webhooks
-from runs.alerting.rules import KINDS
+from runs.alerts import webhooks
+from runs.alerts.rules import KINDS
 from runs.models import Webhook, WebhookDelivery
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class DeliveryAdmin(Unchangeable, ForAdministrators):
     actions = ("send_again",)
 
     def has_send_permission(self, request: HttpRequest) -> bool:
-        return selectors.has_role(request.user, "admin")
+        return permissions.has_role(request.user, "admin")
 
     @admin.display(description="answer")
     def said(self, delivery: WebhookDelivery) -> str:

@@ -1,5 +1,5 @@
 """The three roles. Everybody in one may look; what an operator may do to a run is decided per run
-by :func:`runs.selectors.may_operate`, so no group holds a permission to change anything."""
+by :func:`runs.permissions.may_operate`, so no group holds a permission to change anything."""
 
 from django.apps.registry import Apps
 from django.contrib.auth.management import create_permissions

@@ -6,7 +6,8 @@ from django.db import migrations, models
 def fill(apps, schema_editor):
     # The layout of strips and blocks is told by their own modules: what is stored must be what
     # they read.
-    from runs.series import rollups, strips
+    from runs.metrics import downsampling
+    from runs.metrics import round_strips
 
     Round = apps.get_model("runs", "Round")
     Contribution = apps.get_model("runs", "Contribution")
@@ -16,17 +17,17 @@ def fill(apps, schema_editor):
         rows = []
         for row in Round.objects.filter(run=run).order_by("number"):
             given = Contribution.objects.filter(round=row).select_related("replica")
-            strips.put(row, [(c.replica.number, c) for c in given])
+            round_strips.put(row, [(c.replica.number, c) for c in given])
             rows.append(row)
         Round.objects.bulk_update(rows, ["outcomes", "timings"], batch_size=50)
-        rollups.add_points(run, None, strips.curves(run, rows), key="round", model=Block)
+        downsampling.add_points(run, None, round_strips.curves(run, rows), key="round", model=Block)
     long = Block.objects.filter(level=0, index__gt=0)
     names = long.values_list("run_id", "replica_id", "series").distinct().order_by()
     for run_id, replica_id, series in names:
         mine = Block.objects.filter(run_id=run_id, replica_id=replica_id, series=series)
         if mine.filter(level__gt=0).exists():
             continue  # made by a version that had them
-        rollups.build(
+        downsampling.build(
             run_id, replica_id, series, key="round" if replica_id is None else "step", model=Block
         )
 

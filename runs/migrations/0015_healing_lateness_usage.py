@@ -3,12 +3,13 @@
 from django.db import migrations, models
 
 ROWS = 200
-LATE = 3  # its place in runs.series.strips.OUTCOMES
+LATE = 3  # its place in runs.metrics.round_strips.OUTCOMES
 
 
 def fill(apps, schema_editor):
     # As in 0007: the layout of strips is told by their own modules.
-    from runs.series import healing, strips
+    from runs.metrics import healing
+    from runs.metrics import round_strips
 
     Round = apps.get_model("runs", "Round")
     Contribution = apps.get_model("runs", "Contribution")
@@ -26,11 +27,11 @@ def fill(apps, schema_editor):
                 if LATE in bytes(row.outcomes):
                     found = Contribution.objects.filter(round=row, state="late")
                     late = [(c.replica.number, c) for c in found.select_related("replica")]
-                    strips.put(row, late)
+                    round_strips.put(row, late)
                 healed = []
                 if row.committed_at is not None:
                     healed = healing.healing(row, before, moves, numbers)
-                    strips.heal(row, healed)
+                    round_strips.heal(row, healed)
                     before = row
                 if late or healed:
                     row.save(update_fields=["outcomes", "timings", "lateness"])

@@ -1,8 +1,8 @@
 """Tables of the control plane. They cache the bucket: only users, what they keep for themselves and
 credentials live here alone.
 
-Models hold fields, constraints and cheap properties. Transitions are in :mod:`runs.services`,
-queries in :mod:`runs.selectors`.
+Models hold fields, constraints and cheap properties. Transitions are in
+:mod:`runs.actions.replicas_and_pools`, queries in :mod:`runs.queries.selectors`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from runs.models.run import Replica, Run
 
 class Alert(models.Model):
     """One per run, kind and subject, however often it comes back: ``times`` counts, and
-    ``opened_at`` and ``closed_at`` are of the last time. Kept by :mod:`runs.alerting.book`."""
+    ``opened_at`` and ``closed_at`` are of the last time. Kept by :mod:`runs.alerts.store`."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="alerts")
     replica = models.ForeignKey(

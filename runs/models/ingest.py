@@ -73,7 +73,7 @@ class QuarantinedRecord(models.Model):
     """A record of the bucket whose processing has failed; skipped from ``quarantined_at`` on.
 
     ``failures`` also counts a process that was killed while it processed the record: the row is
-    written before the record is parsed (:mod:`runs.bucket.quarantine`).
+    written before the record is parsed (:mod:`runs.ingest.quarantine`).
     """
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="quarantined")

@@ -27,7 +27,7 @@ class Round(models.Model):
     )
     planned_at = models.DateTimeField(null=True, blank=True)
     committed_at = models.DateTimeField(null=True, blank=True)
-    # Packed by runs.series.strips, indexed by the replica's number.
+    # Packed by runs.metrics.round_strips, indexed by the replica's number.
     outcomes = models.BinaryField(default=b"", help_text="One byte per replica")
     timings = models.BinaryField(default=b"", help_text="When and how long, per replica")
     lateness = models.BinaryField(default=b"", help_text="Seconds, of each that is late")

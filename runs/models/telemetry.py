@@ -36,8 +36,8 @@ class MetricBlock(models.Model):
 
     ``replica`` is null for series of the whole run (``eval_loss``). ``level`` 0 holds the points as
     they came; level k will hold one bucket (last, min, max) per 2**k points, which is why points
-    are grouped by ``index`` = first x // :data:`runs.series.blocks.BLOCK_STEPS` and stay put as
-    data is appended. ``data`` is packed by :mod:`runs.series.blocks`.
+    are grouped by ``index`` = first x // :data:`runs.metrics.blocks.BLOCK_STEPS` and stay put as
+    data is appended. ``data`` is packed by :mod:`runs.metrics.blocks`.
     """
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="metric_blocks")

@@ -12,7 +12,7 @@ from runs.models.run import Run
 
 
 class Webhook(models.Model):
-    """``kinds`` are kinds of alerts (:data:`runs.alerting.rules.KINDS`). ``sealed`` is the signing
+    """``kinds`` are kinds of alerts (:data:`runs.alerts.rules.KINDS`). ``sealed`` is the signing
     secret, encrypted by :mod:`runs.credentials`; it is never shown."""
 
     name = models.CharField(max_length=80, unique=True)

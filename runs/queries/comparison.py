@@ -20,10 +20,10 @@ from django.utils import timezone
 from numpy.typing import NDArray
 
 from diloco.protocol.settings import setting_fields
+from runs.json_values import finite
+from runs.metrics.blocks import LEVELS, Points, concatenate, keep
 from runs.models import MetricBlock, ReplicaAttempt, Round, Run
-from runs.plain import finite
-from runs.selectors import goodput
-from runs.series.blocks import LEVELS, Points, concatenate, keep
+from runs.queries.selectors import goodput
 
 MOST = 20
 CURVE_POINTS = 1000
@@ -90,7 +90,7 @@ class Difference:
 
 
 def measured(runs: Sequence[Run], now: datetime | None = None) -> list[dict[str, float | None]]:
-    """The measures of each run. ``runs`` come from :func:`runs.selectors.runs_for`."""
+    """The measures of each run. ``runs`` come from :func:`runs.queries.selectors.runs_for`."""
     now = now or timezone.now()
     best = {
         run: (eval_loss, loss)

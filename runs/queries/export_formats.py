@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from runs.plain import iso
+from runs.json_values import iso
 from runs.queries.exports import Chunk, Kind
 
 Columns = Mapping[str, Kind]

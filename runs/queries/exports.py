@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from django.db.models import QuerySet
 
+from runs.metrics.blocks import Points, concatenate
 from runs.models import (
     Contribution,
     Event,
@@ -24,7 +25,6 @@ from runs.models import (
     Round,
     Run,
 )
-from runs.series.blocks import Points, concatenate
 
 Kind = Literal["int", "float", "text", "bool", "time"]
 Chunk = Mapping[str, Sequence[Any]]

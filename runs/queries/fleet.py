@@ -13,11 +13,11 @@ from django.db.models import Count, Max, Q, QuerySet, Sum
 from django.utils import timezone
 
 from executors.registry import BACKENDS
-from runs.bucket.usage import NEWEST
-from runs.control.backends import catalogue
-from runs.control.breaker import FAILURES, LONGEST
+from runs.backends.circuit_breaker import FAILURES, LONGEST
+from runs.backends.executors import catalogue
+from runs.json_values import finite, iso, mapping
+from runs.metrics.system_series import NEWEST
 from runs.models import Replica, ReplicaAttempt, ReplicaPool, Run
-from runs.plain import finite, iso, mapping
 from runs.queries.replica_history import console_url
 from runs.states import REPLICA_ENDED, REPLICA_LIVE, ReplicaState
 from runs.times import is_due

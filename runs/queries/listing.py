@@ -19,10 +19,10 @@ from typing import Any
 from django.db.models import Count, F, Q, QuerySet
 from django.utils.dateparse import parse_datetime
 
+from runs.json_values import texts
+from runs.metrics.blocks import Points
 from runs.models import MetricBlock, ReplicaPool, Run
-from runs.plain import texts
 from runs.queries.search import Term, matching
-from runs.series.blocks import Points
 from runs.states import RunState
 
 SORTS = {

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from runs.control import health
+from runs.backends import health
 from runs.models import IngestState, QuarantinedRecord, Replica, Run
-from runs.selectors import run_header, with_header
+from runs.queries.selectors import run_header, with_header
 from runs.states import RUN_ACTIVE, RUN_ENDED, RUN_LIVE, RunState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -1,7 +1,8 @@
 """Pages of runs, rounds, events and lines for programs: by key, so that none is lost or comes twice
 while rows are added, and a far page costs what a near one does.
 
-Each costs a constant number of queries. The pages' own queries are in :mod:`runs.selectors`.
+Each costs a constant number of queries. The pages' own queries are in
+:mod:`runs.queries.selectors`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
+from runs.json_values import iso
 from runs.models import Checkpoint, LogLine, ReplicaPool, Run
-from runs.plain import iso
-from runs.selectors import event_row, events_of
+from runs.queries.selectors import event_row, events_of
 
 Place = tuple[datetime, uuid.UUID]
 """Where a page of runs ends: when the last of it was created, and its id."""
@@ -52,7 +53,7 @@ def runs_page(
 
 
 def events_after(run: Run, after_id: int, *, limit: int) -> list[dict[str, Any]]:
-    """Oldest first, from ``after_id`` on, as :func:`runs.selectors.event_rows` has them."""
+    """Oldest first, from ``after_id`` on, as :func:`runs.queries.selectors.event_rows` has them."""
     return [event_row(e) for e in events_of(run, after_id).order_by("id")[:limit]]
 
 

@@ -9,6 +9,9 @@ from urllib.parse import quote
 
 from django.db.models import Count
 
+from runs.json_values import finite, iso, mapping
+from runs.metrics import round_strips
+from runs.metrics.round_strips import GROUPS
 from runs.models import (
     Contribution,
     LogLine,
@@ -17,9 +20,6 @@ from runs.models import (
     ReplicaAttempt,
     Round,
 )
-from runs.plain import finite, iso, mapping
-from runs.series import strips
-from runs.series.strips import GROUPS
 from runs.states import ContributionState, RoundState
 
 ROUNDS = 50
@@ -64,7 +64,7 @@ def _outcome(row: Round, c: Contribution | None, number: int) -> str:
         return str(c.state)
     if row.state == RoundState.COLLECTING:
         return "collecting"
-    return "healing" if number in strips.healing(bytes(row.outcomes)) else "missing"
+    return "healing" if number in round_strips.healing(bytes(row.outcomes)) else "missing"
 
 
 def _row(row: Round, c: Contribution | None, number: int) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _row(row: Round, c: Contribution | None, number: int) -> dict[str, Any]:
         "outcome": outcome,
         "icon": {"uploaded": "uploading", "healing": "syncing"}.get(outcome, outcome),
         "why": _why(row, c, outcome),
-        "late_s": strips.late_s(row, c) if c else None,
+        "late_s": round_strips.late_s(row, c) if c else None,
         "started_at": c.started_at if c else None,
         "steps": c.steps or None if c else None,
         "norm": finite(c.norm) if c else None,

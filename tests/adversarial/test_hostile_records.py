@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco.protocol.telemetry import MAX_LOGS
-from runs import life
+from runs.actions import lifecycle
 from runs.models import Event, LogLine, MetricBlock, Round
 from tests.adversarial.addresses import broken
 from tests.adversarial.records import RECORDS, hostile
@@ -58,7 +58,7 @@ def try_records(
     assert Event.objects.filter(run=world.run).count() < 10 * RECORDS
     assert broken(viewer, world.run) == []
     if world.run.ended_at is None:
-        life.force_stop(world.run, actor=world.run.owner)
+        lifecycle.force_stop(world.run, actor=world.run.owner)
         world.tick()
         assert keys <= set(world.executor.cancelled)
     goes_on(other)

@@ -27,15 +27,15 @@ def _own_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARCHIPELAGO_LOGIN", str(tmp_path / "config" / "login.json"))
     monkeypatch.setenv("no_proxy", "*")
     # There is no broker, and waiting for it would take most of the time.
-    monkeypatch.setattr("runs.queue._send", lambda *_: None)
+    monkeypatch.setattr("runs.task_queue._send", lambda *_: None)
 
 
 @pytest.fixture
 def token_of(db: None) -> Callable[..., str]:
-    from runs import tokens
+    from runs.actions import api_tokens
 
     def make(name: str = "owner", role: str = "operator", *scopes: str) -> str:
-        _, text = tokens.issue(
+        _, text = api_tokens.issue(
             seed.user(name, role), name="a test", scopes=list(scopes or ("read", "operate"))
         )
         return text

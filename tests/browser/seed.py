@@ -45,8 +45,8 @@ def run(
 ) -> Any:
     """A run of ``replicas`` after ``committed`` rounds, with curves, rounds, events and logs."""
     from runs import models
-    from runs.series.blocks import Points
-    from runs.series.rollups import add_points
+    from runs.metrics.blocks import Points
+    from runs.metrics.downsampling import add_points
 
     chance = random.Random(seed)
     now = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_s)
@@ -183,8 +183,8 @@ def _rounds(
     chance: random.Random,
 ) -> None:
     from runs import models
-    from runs.series import strips
-    from runs.series.rollups import add_points
+    from runs.metrics import round_strips
+    from runs.metrics.downsampling import add_points
 
     stored = []
 
@@ -249,17 +249,17 @@ def _rounds(
                 committed_at=None if open_round else at,
             )
             given.append((replica.number, contribution))
-        strips.put(round_, given)
-        round_.save(update_fields=strips.STRIPS)
+        round_strips.put(round_, given)
+        round_.save(update_fields=round_strips.STRIPS)
         stored.append(round_)
     paced = [r for r in stored if r.state == "committed"]
     pace = [
         (r.number * sync_every, r.number, r.tokens_total, r.committed_at.timestamp(), 2e4 + 99 * i)
         for i, r in enumerate(paced)
     ]
-    found = strips.curves(made, stored)
+    found = round_strips.curves(made, stored)
     if pace:
-        found["tokens_per_s"] = strips.points_of(pace)
+        found["tokens_per_s"] = round_strips.points_of(pace)
     add_points(made, None, found, key="round")
 
 

@@ -13,8 +13,8 @@ def late_and_healing(
     """(round, replica): one that was late by 2.4 s, some who were catching up."""
     from django.db import transaction
 
+    from runs.metrics import round_strips
     from runs.models import Contribution, Round
-    from runs.series import strips
 
     closes = datetime.timedelta(seconds=0.6)
     for row in Round.objects.filter(run=run, committed_at__isnull=False):
@@ -32,8 +32,8 @@ def late_and_healing(
         row.contributors = row.contributions.filter(state="included").count()
         row.save(update_fields=["contributors"])
         with transaction.atomic():  # the row is locked
-            row = strips.rebuild(row)
-            strips.heal(row, healed)
+            row = round_strips.rebuild(row)
+            round_strips.heal(row, healed)
             row.save(update_fields=["outcomes", "timings"])
     return run
 

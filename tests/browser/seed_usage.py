@@ -21,9 +21,9 @@ EVERY = 8  # steps of a segment
 
 def used(run: Any, *, gpu: bool = True) -> Any:
     """Curves of memory, processor, GPU and the bucket, of each replica at steps of its own."""
-    from runs.bucket.usage import NEWEST
-    from runs.series.blocks import Points
-    from runs.series.rollups import add_points
+    from runs.metrics.blocks import Points
+    from runs.metrics.downsampling import add_points
+    from runs.metrics.system_series import NEWEST
 
     for replica in run.replicas.all():
         last = int(replica.step)

@@ -244,7 +244,7 @@ def test_an_alert_comes_live_and_is_acknowledged(window: Window, site: Site) -> 
     page.locator("[data-conn][data-state=live]").wait_for()
     site.python("\n".join(OVER_ALL).format(run=run))
     header = site.python(
-        "import json; from runs import selectors; from runs.models import Run\n"
+        "import json; from runs.queries import selectors; from runs.models import Run\n"
         f"print(json.dumps(selectors.run_header(Run.objects.get(pk='{run}'))))"
     )
     import json

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.browser
 
 LONG = """
 import math
-from runs.series.blocks import Points
-from runs.series.rollups import add_points
+from runs.metrics.blocks import Points
+from runs.metrics.downsampling import add_points
 from runs.models import Run
 run = Run.objects.get(pk={run!r})
 steps = list(range(40_000))

@@ -51,7 +51,7 @@ def test_buttons_follow_the_run(window: Window, site: Site, demo: str) -> None:
     page = window.open(f"/runs/{demo}/")
     is_live(page)
     header = site.python(
-        "import json\nfrom runs import selectors\nfrom runs.models import Run\n"
+        "import json\nfrom runs.queries import selectors\nfrom runs.models import Run\n"
         f"print(json.dumps(selectors.run_header(Run.objects.get(pk={demo!r}))))"
     )
     site.publish(demo, run=json.loads(header) | {"state": "paused"})

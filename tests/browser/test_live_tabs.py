@@ -138,7 +138,7 @@ def test_a_resync_by_name_loads_that_page_again(
         page.on("request", lambda r: loads.append(r.url) if "snapshot" in r.url else None)
     site.python(
         f"from runs.models import Run; Run.objects.filter(pk='{second}').update(eval_loss=0.25);"
-        f"from runs import live; assert live.resync('{second}')"
+        f"from runs import live_stream as live; assert live.resync('{second}')"
     )
     expect(loss(other)).to_have_text("0.250")
     assert all(second in url for url in loads)

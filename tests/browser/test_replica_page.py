@@ -91,15 +91,15 @@ def test_one_that_was_never_launched(window: Window, site: Site) -> None:
 OLD = """
 from django.utils import timezone
 from datetime import timedelta
-from runs.control import health
+from runs.backends import health
 from runs.models import Run
 ago = timedelta(seconds=health.STALE_RUN_S + 5 if {old} else 0)
 Run.objects.filter(pk={run!r}).update(last_seen_at=timezone.now() - ago)
 print((timezone.now()).isoformat())
 """
 WORKER = """
-from runs import live
-from runs.control import health
+from runs import live_stream as live
+from runs.backends import health
 live.client().set(health.HEARTBEAT, {at})
 """
 

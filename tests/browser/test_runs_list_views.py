@@ -17,7 +17,7 @@ from django.utils import timezone
 Run.objects.update(archived_at=timezone.now())
 SavedView.objects.all().delete()
 """
-BEAT = "from runs.control import health\nfrom runs import live\n"
+BEAT = "from runs.backends import health\nfrom runs import live_stream as live\n"
 THREE = """
 from runs.models import Run
 olga, oscar = seed.user('olga', 'operator'), seed.user('oscar', 'operator')
@@ -207,7 +207,7 @@ def test_a_silent_worker_is_said_and_taken_back(
 def test_a_run_that_says_nothing_is_marked(window: Window, site: Site, empty: None) -> None:
     run = site.seed("name='Quiet', committed=3")
     site.python(
-        "from runs.control import health\nfrom datetime import timedelta\n"
+        "from runs.backends import health\nfrom datetime import timedelta\n"
         "from django.utils import timezone\nfrom runs.models import Run\n"
         "Run.objects.filter(name='Quiet').update("
         "last_seen_at=timezone.now() - timedelta(seconds=health.STALE_RUN_S + 60))"

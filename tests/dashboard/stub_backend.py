@@ -22,7 +22,7 @@ from executors.base import (
     ReplicaHandle,
     ReplicaSpec,
 )
-from runs.control import backends
+from runs.backends import executors
 
 
 class Stub:
@@ -86,8 +86,8 @@ def stubbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     """For a fixture: a fresh stub in Modal's place."""
     STUB.__init__()  # type: ignore[misc]
     monkeypatch.setitem(registry.CLASSES, "modal", f"{__name__}:StubExecutor")
-    backends._executor.cache_clear()
+    executors._executor.cache_clear()
     yield STUB
     if STUB.hang is not None:
         STUB.hang.set()
-    backends._executor.cache_clear()
+    executors._executor.cache_clear()

@@ -9,7 +9,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.test import Client
 
-from runs import people, tokens
+from runs.actions import api_tokens, users
 from tests.browser import seed
 from tests.dashboard.people import KINDS, client_for
 
@@ -135,7 +135,7 @@ def test_a_role_is_changed_with_all_that_comes_with_it(client: Client) -> None:
 
 def test_whoever_is_deactivated_is_out_at_once(client: Client) -> None:
     vera = seed.user("vera", "viewer")
-    _, text = tokens.issue(vera, name="laptop", scopes=["read"])
+    _, text = api_tokens.issue(vera, name="laptop", scopes=["read"])
     theirs = Client()
     assert theirs.login(username="vera", password=PASSWORD)
     client.post(f"/people/{vera.pk}/active", {"active": "0"})
@@ -170,7 +170,7 @@ def test_the_last_administrator_stays(client: Client, boss: Any, act: str) -> No
     # Neither of these could sign in and help.
     gone = seed.user("gone", "admin")
     User.objects.filter(pk=gone.pk).update(is_active=False)
-    people.add_person("invited", role="admin", actor=boss)
+    users.add_person("invited", role="admin", actor=boss)
     sent = {"role": "viewer"} if act == "role" else {"active": "0"}
     answer = client.post(f"/people/{boss.pk}/{act}", sent, follow=True)
     assert "expected at least one active administrator" in answer.content.decode()
@@ -180,14 +180,14 @@ def test_the_last_administrator_stays(client: Client, boss: Any, act: str) -> No
     seed.user("second", "admin")
     client.post(f"/people/{boss.pk}/{act}", sent)
     boss.refresh_from_db()
-    assert people.administrators().get().username == "second"
+    assert users.administrators().get().username == "second"
 
 
 def test_two_administrators_cannot_reset_each_other_s_password(boss: Any) -> None:
     second = seed.user("second", "admin")
-    people.reset_password(second, actor=boss)
+    users.reset_password(second, actor=boss)
     with pytest.raises(ValueError, match="found none"):
-        people.reset_password(boss, actor=second)
+        users.reset_password(boss, actor=second)
     boss.refresh_from_db()
     assert boss.has_usable_password()
 

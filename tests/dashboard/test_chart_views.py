@@ -13,9 +13,9 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
+from runs.metrics import downsampling, round_strips, timeline
+from runs.metrics.blocks import Points
 from runs.models import Round, Run
-from runs.series import rollups, strips, timeline
-from runs.series.blocks import Points
 from tests.browser import seed, seed_rounds
 
 pytestmark = pytest.mark.django_db
@@ -93,7 +93,7 @@ def test_a_long_curve_is_a_small_answer(client: Client, run: Run) -> None:
         step=steps, round=[0] * len(steps), tokens=steps, wall_s=[1.7e9 + s for s in steps],
         value=values,
     )  # fmt: skip
-    rollups.add_points(run, run.replicas.get(number=0), {"grad_norm": points}, key="step")
+    downsampling.add_points(run, run.replicas.get(number=0), {"grad_norm": points}, key="step")
     answer = client.get(reverse("run-series", args=[run.pk]), {"of": "grad_norm", "x": "wall"})
     (curve,) = answer.json()["curves"]
     assert curve["total"] == 100_000
@@ -273,7 +273,7 @@ def test_the_number_of_queries_does_not_grow(
 
 def test_strips_of_replicas_that_came_later_are_longer(run: Run) -> None:
     row = Round.objects.get(run=run, number=3)
-    strips.put(row, [(9, row.contributions.first())])
+    round_strips.put(row, [(9, row.contributions.first())])
     row.save()
     found = timeline.outcomes(run)
     assert found.outcomes.shape == (13, 10)
@@ -298,7 +298,7 @@ def test_points_at_different_steps_are_one_band(client: Client, run: Run) -> Non
             step=list(steps), round=[1] * len(steps), tokens=list(steps), wall_s=list(steps),
             value=[float(replica.number)] * len(steps),
         )  # fmt: skip
-        rollups.add_points(run, replica, {"rss_bytes": points}, key="step")
+        downsampling.add_points(run, replica, {"rss_bytes": points}, key="step")
     band = ask(client, run, of="rss_bytes")["band"]
     assert set(band["low"]) == {0.0}
     assert set(band["high"]) == {3.0}

@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from diloco.store.open import open_store
-from runs.bucket.objects import PIECE_BYTES, NotWhatItWas
+from runs.ingest.objects import PIECE_BYTES, NotWhatItWas
 from runs.models import Checkpoint, Credential, Event, Run
 from tests.browser import seed, seed_usage
 
@@ -118,7 +118,7 @@ def test_damaged_weights_are_not_sent(
 def test_of_damaged_weights_in_a_bucket_the_last_piece_is_not_sent(
     client: Client, run: Run, flipped: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runs.bucket.objects.READ_TWICE_BYTES", 0)
+    monkeypatch.setattr("runs.ingest.objects.READ_TWICE_BYTES", 0)
     made = stored(run)
     data = WEIGHTS[:flipped] + b"x" + WEIGHTS[flipped + 1 :]
     open_store(run.rendezvous).put(made.key, data)

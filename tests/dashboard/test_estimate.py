@@ -13,7 +13,7 @@ from diloco.protocol.blocks import HEADER_BYTES
 from diloco.protocol.reduce_cost import round_cost
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import GPT_SIZES, ByteGPTWorkload
-from runs.drafts.presets import PoolDraft, RunDraft
+from runs.submit.run_draft import PoolDraft, RunDraft
 
 
 def draft(*, size: str = "mini", **changes: Any) -> RunDraft:

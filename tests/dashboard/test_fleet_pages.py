@@ -16,7 +16,6 @@ from django.urls import reverse
 from django.utils import timezone
 
 from executors.base import NeedsPerson
-from runs.control.bucket_writes import WRITE_FAILED
 from runs.models import (
     Event,
     IngestState,
@@ -27,6 +26,7 @@ from runs.models import (
     ReplicaPool,
     Run,
 )
+from runs.reconcile.bucket_writes import WRITE_FAILED
 from tests.browser import seed, seed_fleet
 from tests.dashboard.people import client_for
 from tests.dashboard.stub_backend import Stub, stubbed

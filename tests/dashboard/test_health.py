@@ -10,8 +10,9 @@ from django.test import Client
 from django.utils import timezone
 from prometheus_client.parser import text_string_to_metric_families
 
-from runs import disk, live, tokens
-from runs.control import health
+from runs import disk, live_stream
+from runs.actions import api_tokens
+from runs.backends import health
 from runs.models import IngestState, QuarantinedRecord
 from tests.browser import seed
 from tests.dashboard.people import client_for
@@ -22,9 +23,9 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def broker(valkey: str, settings: Any) -> Any:
     settings.REDIS_URL = valkey
-    live.client().delete(health.HEARTBEAT, health.INGEST, health.LAUNCH)
-    yield live.client()
-    live.client().delete(health.HEARTBEAT, health.INGEST, health.LAUNCH)
+    live_stream.client().delete(health.HEARTBEAT, health.INGEST, health.LAUNCH)
+    yield live_stream.client()
+    live_stream.client().delete(health.HEARTBEAT, health.INGEST, health.LAUNCH)
 
 
 def test_alive_whatever_is_away() -> None:
@@ -105,7 +106,7 @@ def test_metrics_are_for_those_who_may_look() -> None:
     assert Client().get("/metrics").status_code == 401
     assert client_for("viewer", owner).get("/metrics").status_code == 200
     for role, expected in (("viewer", 200), ("", 403)):
-        _, text = tokens.issue(seed.user(f"p{role}", role), name="prometheus", scopes=["read"])
+        _, text = api_tokens.issue(seed.user(f"p{role}", role), name="prometheus", scopes=["read"])
         headers = {"Authorization": f"Bearer {text}"}
         assert Client().get("/metrics", headers=headers).status_code == expected
     assert Client().get("/metrics", headers={"Authorization": "Bearer x"}).status_code == 401

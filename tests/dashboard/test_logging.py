@@ -14,7 +14,7 @@ import pytest
 
 from dashboard.logging import ContextFilter, JsonFormatter, config, dress
 from runs import redaction
-from runs.context import about, current
+from runs.log_context import about, current
 from runs.redaction import RedactingFormatter
 
 

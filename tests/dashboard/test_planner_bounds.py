@@ -15,7 +15,7 @@ from dashboard.forms.planner import EXAMPLE, Bounds, bounds_of
 from diloco.protocol.blocks import Span
 from diloco.protocol.reduce_cost import round_cost
 from diloco.protocol.setting_spec import SettingsError
-from runs.planner import Question, plan
+from runs.submit.planner import Question, plan
 from tests.browser import seed
 
 NAMES = [field.name for field in dataclasses.fields(Question)]

@@ -12,7 +12,7 @@ from django.test import Client
 
 from dashboard.forms.planner import EXAMPLE, NumberField, write_number
 from diloco.protocol.workload import GPT_SIZES
-from runs.planner import plan
+from runs.submit.planner import plan
 from tests.browser import seed
 
 pytestmark = pytest.mark.django_db

@@ -13,11 +13,11 @@ from django.test import Client
 from dashboard.forms import PoolChoices, PoolForm, RunForm, initial_from
 from dashboard.forms.fields import parse_seconds, write_seconds
 from executors.registry import BACKENDS
-from runs.control.backends import catalogue
-from runs.credentials.service import save_credential
-from runs.drafts import presets
-from runs.drafts.presets import PoolDraft
+from runs.actions.credentials import save_credential
+from runs.backends.executors import catalogue
 from runs.models import Credential, Run
+from runs.submit import run_draft
+from runs.submit.run_draft import PoolDraft
 from tests.dashboard.stub_backend import Stub, stubbed
 
 pytestmark = pytest.mark.django_db
@@ -42,7 +42,7 @@ def credential(kind: str, name: str) -> Credential:
 
 def sent(*pools: PoolDraft, **changes: str) -> dict[str, str]:
     """What a browser sends of the local demo with other pools."""
-    draft = dataclasses.replace(presets.local_demo(), pools=pools)
+    draft = dataclasses.replace(run_draft.local_demo(), pools=pools)
     initial = initial_from(draft)
     rows = initial.pop("pools")
     values = {name: str(value) for name, value in initial.items()}
@@ -70,7 +70,7 @@ def test_rows_become_pools_and_their_sum_the_target() -> None:
 
 
 def test_what_is_shown_reads_as_it_was() -> None:
-    draft = dataclasses.replace(presets.local_demo(), budget_usd=12.5, start_timeout_s=900)
+    draft = dataclasses.replace(run_draft.local_demo(), budget_usd=12.5, start_timeout_s=900)
     form = RunForm(initial=initial_from(draft))
     assert form["start_timeout_s"].value() == "15m"
     assert form["time_limit_s"].value() == "30m"

@@ -10,8 +10,8 @@ from django.test import Client
 from django.urls import reverse
 
 from diloco.protocol.settings import setting_fields
-from runs import selectors
 from runs.models import Event, LogLine, Run
+from runs.queries import selectors
 from tests.browser import seed
 
 pytestmark = pytest.mark.django_db

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dashboard.list_address import ListAddress
-from runs.control import health
+from runs.backends import health
 from runs.models import Run
 from runs.queries import table
 from runs.queries.listing import SORTS
@@ -176,7 +176,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Any:
             return []
 
     broker: Any = Broker()
-    monkeypatch.setattr("runs.live.client", lambda: broker)
+    monkeypatch.setattr("runs.live_stream.client", lambda: broker)
 
     def hear(ago: float | str | None) -> None:
         broker.ago = ago

@@ -10,7 +10,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from runs import saved_views
+from runs.actions import saved_views
 from runs.exceptions import CannotDo
 from runs.models import SavedView
 from tests.browser import seed

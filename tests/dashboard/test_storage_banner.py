@@ -11,8 +11,8 @@ from django.db import OperationalError, connection
 from django.test import Client
 from django.utils import timezone
 
-from runs import disk, live
-from runs.control import storage
+from runs import disk, live_stream
+from runs.backends import storage_health
 from runs.tasks import reconcile_active
 from tests.browser import seed
 from tests.dashboard.people import client_for
@@ -24,9 +24,9 @@ LOCKED = "another process holds its write lock"
 @pytest.fixture
 def broker(valkey: str, settings: Any) -> Any:
     settings.REDIS_URL = valkey
-    live.client().delete(storage.DATABASE)
-    yield live.client()
-    live.client().delete(storage.DATABASE)
+    live_stream.client().delete(storage_health.DATABASE)
+    yield live_stream.client()
+    live_stream.client().delete(storage_health.DATABASE)
 
 
 def refuse_writes(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -67,9 +67,9 @@ def test_the_time_shown_is_that_of_the_first_failure(
     with connection.execute_wrapper(refuse_writes):
         for minutes in (0, 3):
             at = began + timedelta(minutes=minutes)
-            monkeypatch.setattr("runs.control.storage.timezone.now", lambda at=at: at)
-            storage.probe_database()
-    assert f"since {began:%H:%M:%S} UTC: {LOCKED}" in storage.database_problem()
+            monkeypatch.setattr("runs.backends.storage_health.timezone.now", lambda at=at: at)
+            storage_health.probe_database()
+    assert f"since {began:%H:%M:%S} UTC: {LOCKED}" in storage_health.database_problem()
 
 
 def test_a_full_disk_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,9 +77,9 @@ def test_a_full_disk_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(run) == [False, False, False]
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 3_000_000)
     assert shown(run) == [True, True, True]
-    assert storage.storage_problem() == "The server's disk is full: 3 MB free."
+    assert storage_health.storage_problem() == "The server's disk is full: 3 MB free."
 
 
 def test_a_probe_changes_nothing_and_needs_no_broker() -> None:
-    storage.probe_database()
-    assert storage.database_problem() == ""
+    storage_health.probe_database()
+    assert storage_health.database_problem() == ""

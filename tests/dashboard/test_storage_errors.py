@@ -11,7 +11,7 @@ import pytest
 from django.db import OperationalError
 from psycopg import errors as postgres
 
-from runs import selectors
+from runs.queries import selectors
 from runs.storage_errors import StorageTrouble, storage_trouble
 from tests.browser import seed
 from tests.dashboard.people import client_for

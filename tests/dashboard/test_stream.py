@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from dashboard import fanout, stream
-from runs import live
-from runs.control import health
+from runs import live_stream
+from runs.backends import health
 from tests.dashboard.streaming import watch
 
 A, B = str(uuid.uuid4()), str(uuid.uuid4())
@@ -22,7 +22,7 @@ NAMES = {"a": A, "b": B}
 @pytest.fixture
 def redis_url(valkey: str, settings: Any) -> str:
     settings.REDIS_URL = valkey
-    live.client().delete(live.STREAM)
+    live_stream.client().delete(live_stream.STREAM)
     return valkey
 
 
@@ -69,7 +69,7 @@ def deltas(frames: list[str]) -> list[dict[str, Any]]:
 
 
 def publish(run_id: str, /, **delta: Any) -> None:
-    live.publish(run_id, delta)
+    live_stream.publish(run_id, delta)
 
 
 @pytest.mark.processes
@@ -103,7 +103,7 @@ def test_the_list_gets_headers_of_all_runs_and_nothing_else(redis_url: str) -> N
 @pytest.mark.processes
 def test_a_reconnect_is_sent_what_it_missed_once_and_in_order(redis_url: str) -> None:
     publish(A, run={"n": 1})
-    cursor = live.latest_id()
+    cursor = live_stream.latest_id()
     for n in (2, 3):
         publish(A, run={"n": n})
     publish(B, run={"n": 99})
@@ -128,7 +128,7 @@ def test_wherever_a_browser_comes_back_it_loses_nothing_and_has_nothing_twice(
     ids = ["0-0"]
     for n in range(1, 9):
         publish(A if n % 2 else B, run={"n": n})
-        ids.append(live.latest_id())
+        ids.append(live_stream.latest_id())
 
     async def work() -> None:
         other = Reader(list="")
@@ -148,11 +148,11 @@ def test_wherever_a_browser_comes_back_it_loses_nothing_and_has_nothing_twice(
 @pytest.mark.processes
 def test_each_topic_is_taken_up_where_its_page_is(redis_url: str) -> None:
     publish(A, run={"n": 0})
-    start = live.latest_id()
+    start = live_stream.latest_id()
     for n in (1, 2):
         publish(A, run={"n": n}, points=[])
         publish(B, run={"n": 10 + n}, points=[])
-    end = live.latest_id()
+    end = live_stream.latest_id()
 
     async def work() -> None:
         reader = Reader(a=end, b=start, list=start)
@@ -177,13 +177,13 @@ def test_what_a_worker_could_not_tell_is_told_by_name(redis_url: str) -> None:
         readers = [Reader(a=""), Reader(list="")]
         for reader in readers:
             await reader.until('"ok":true')
-        assert live.resync(A)
+        assert live_stream.resync(A)
         for reader in readers:
             assert data(await reader.until("event: resync"), "resync")[0]["topic"] == A
             await reader.close()
-        assert not live.resync(A), "not again at once"
+        assert not live_stream.resync(A), "not again at once"
 
-    live.client().delete(f"archipelago:resynced:{A}")
+    live_stream.client().delete(f"archipelago:resynced:{A}")
     watch(work)
 
 
@@ -197,7 +197,7 @@ def test_a_beat_brings_the_place_up_to_date(
         reader = Reader(a="")
         await reader.until('"ok":true')
         publish(B, run={"n": 1})  # not for it
-        await reader.until(f"id: {live.latest_id()}\nevent: beat")
+        await reader.until(f"id: {live_stream.latest_id()}\nevent: beat")
         await reader.close()
 
     watch(work)
@@ -209,7 +209,7 @@ def test_only_so_much_is_kept_for_those_who_come_back(
 ) -> None:
     monkeypatch.setattr(fanout, "KEPT", 3)
     publish(A, run={"n": 0})
-    cursor = live.latest_id()
+    cursor = live_stream.latest_id()
 
     async def work() -> None:
         reader = Reader(list="")
@@ -228,10 +228,10 @@ def test_only_so_much_is_kept_for_those_who_come_back(
 @pytest.mark.processes
 def test_an_id_that_has_been_trimmed_away_means_resync(redis_url: str) -> None:
     publish(A, run={"n": 1})
-    cursor = live.latest_id()
+    cursor = live_stream.latest_id()
     for n in (2, 3):
         publish(A, run={"n": n})
-    live.client().xtrim(live.STREAM, maxlen=1, approximate=False)
+    live_stream.client().xtrim(live_stream.STREAM, maxlen=1, approximate=False)
 
     async def work() -> None:
         reader = Reader(a=cursor)
@@ -269,7 +269,7 @@ def test_pages_are_told_when_no_worker_is_at_work_and_when_one_is_again(
 ) -> None:
     """Nothing else would come then."""
     monkeypatch.setattr(stream, "LOOK_S", 0.0)
-    live.client().set(health.HEARTBEAT, 1)
+    live_stream.client().set(health.HEARTBEAT, 1)
 
     async def work() -> None:
         reader = Reader(a="")
@@ -281,7 +281,7 @@ def test_pages_are_told_when_no_worker_is_at_work_and_when_one_is_again(
         assert data(frames, "feed")[-1] == {"ok": True, "silent_since": None}
         late = Reader(b="")
         assert data(await late.until("silent_since"), "feed")[-1]["silent_since"] is None
-        live.client().delete(health.HEARTBEAT)
+        live_stream.client().delete(health.HEARTBEAT)
         publish(A, run={"id": A})
         frames = await reader.until("silent_since")
         assert data(frames, "feed")[-1] == {"ok": True, "silent_since": ""}

@@ -58,7 +58,7 @@ class Web:
         return connection.getresponse()
 
     def publish(self, text: str) -> None:
-        code = f"from runs import live; assert live.publish('{self.run}', {{'x': '{text}'}})"
+        code = f"from runs import live_stream as live; assert live.publish('{self.run}', {{'x': '{text}'}})"
         run_python(code, self.env)
 
     @property

@@ -13,8 +13,8 @@ from django.test import Client
 from dashboard.forms.run import DERIVED
 from diloco.protocol.settings import setting_fields
 from diloco.protocol.workload import GPT_SIZES
-from runs.drafts import presets
 from runs.models import Run
+from runs.submit import run_draft
 from tests.browser import seed
 
 pytestmark = pytest.mark.django_db
@@ -47,7 +47,7 @@ def test_the_first_visit_is_the_local_demo_ready_to_launch(client: Client, olga:
     answer = client.post("/runs/new", filled(client))
     run = Run.objects.get()
     assert answer["Location"] == f"/runs/{run.pk}/"
-    demo = presets.local_demo()
+    demo = run_draft.local_demo()
     assert run.group_settings == demo.settings.to_dict()
     assert run.workload == demo.workload.to_dict()
     assert run.time_limit_s == demo.time_limit_s

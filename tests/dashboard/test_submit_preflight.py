@@ -12,9 +12,9 @@ import pytest
 from django.test import Client
 
 from executors.base import NeedsPerson, Problem, RetryLater
-from runs.control import asking
-from runs.drafts.presets import PoolDraft
+from runs.backends import parallel_calls
 from runs.models import Replica, Run
+from runs.submit.run_draft import PoolDraft
 from tests.browser import seed
 from tests.dashboard.stub_backend import Stub, stubbed
 from tests.dashboard.test_pool_form import LOCAL, MODAL, credential, sent
@@ -80,7 +80,7 @@ def test_a_bucket_whose_endpoint_is_this_machine_is_refused_too(
 
 
 def test_and_one_whose_credential_says_so(client: Client, olga: Any, settings: Any) -> None:
-    from runs.credentials.service import save_credential
+    from runs.actions.credentials import save_credential
     from runs.models import Credential
 
     settings.LOOPBACK_BACKENDS = frozenset()
@@ -96,13 +96,13 @@ def test_text_of_this_machine_is_no_text_for_a_remote_pool(
 ) -> None:
     (tmp_path / "a.txt").write_text("text")
     settings.LOOPBACK_BACKENDS = frozenset()
-    monkeypatch.setattr("runs.drafts.preflight.check_rendezvous", lambda *a, **o: [])
+    monkeypatch.setattr("runs.submit.preflight.check_rendezvous", lambda *a, **o: [])
     errors = refused(client, sent(MODAL, data_source="uri", data=str(tmp_path)))
     assert "by replicas on modal" in errors["data"][0]
 
 
 def test_a_credential_for_another_kind_of_bucket_is_said(client: Client, olga: Any) -> None:
-    from runs.credentials.service import save_credential
+    from runs.actions.credentials import save_credential
     from runs.models import Credential
 
     bucket = Credential(kind="store", name="gcs", options={"scheme": "gs"})
@@ -157,7 +157,7 @@ def test_a_backend_that_is_down_is_said(client: Client, olga: Any, modal: Stub) 
 def test_a_dead_backend_is_a_message_and_no_hanging_form(
     client: Client, olga: Any, modal: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(parallel_calls, "PATIENCE_S", 0.3)
     modal.hang = threading.Event()
     errors = refused(client, sent(LOCAL, PLAIN))
     assert errors == {"pools.1.backend": ["Modal could not be asked: no answer within 0.3 s"]}

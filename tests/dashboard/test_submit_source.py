@@ -12,9 +12,9 @@ from django.utils import timezone
 
 from dashboard.forms import RunForm
 from diloco.protocol.workload import HuggingFaceWorkload
-from runs.drafts import presets
-from runs.drafts.archives import store_archive
 from runs.models import Archive, Checkpoint, Run, Webhook
+from runs.submit import run_draft
+from runs.submit.uploads import store_archive
 from tests.browser import seed
 from tests.dashboard.test_own_code import zipped
 
@@ -57,9 +57,9 @@ def launch(client: Client, sent: dict[str, Any]) -> Run:
     return Run.objects.exclude(pk__in=before).get()
 
 
-@pytest.mark.parametrize("name", presets.TEMPLATES)
+@pytest.mark.parametrize("name", run_draft.TEMPLATES)
 def test_a_template_fills_in_the_form(client: Client, olga: Any, name: str) -> None:
-    expected = presets.TEMPLATES[name].make()
+    expected = run_draft.TEMPLATES[name].make()
     assert values_of(client, f"?template={name}")["name"] == expected.name
     form = RunForm(values_of(client, f"?template={name}"))
     assert form.draft() == expected, form.all_errors

@@ -238,7 +238,7 @@ def test_a_database_of_a_newer_version_is_refused(tmp_path: Path, live_stack: Li
             "except Exception as error: print(type(error).__name__, error)"
         )
         ready = live_stack.python(
-            "from runs.control.health import readiness\nprint(readiness()['database'])"
+            "from runs.backends.health import readiness\nprint(readiness()['database'])"
         )
     finally:
         live_stack.python(applied + "R(connection).record_unapplied('runs', '9999_later')")

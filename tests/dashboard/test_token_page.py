@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from runs import tokens
+from runs.actions import api_tokens
 from runs.models import ApiToken
 from tests.browser import seed
 from tests.dashboard.people import client_for
@@ -29,7 +29,7 @@ def text_of(answer: Any) -> str:
 
 
 def test_nobody_else_s_tokens(owner: Any) -> None:
-    token, _ = tokens.issue(owner, name="laptop", scopes=["read"])
+    token, _ = api_tokens.issue(owner, name="laptop", scopes=["read"])
     for kind in ("stranger", "admin", "viewer"):
         client = client_for(kind, owner)
         assert "laptop" not in client.get("/account/tokens").content.decode()
@@ -39,7 +39,7 @@ def test_nobody_else_s_tokens(owner: Any) -> None:
                    anonymous.post(f"/account/tokens/{token.pk}/revoke")):  # fmt: skip
         assert answer.status_code == 302
         assert answer["Location"].startswith("/login")
-    assert tokens.tokens_of(owner).count() == 1
+    assert api_tokens.tokens_of(owner).count() == 1
 
 
 def test_it_is_shown_once_and_kept_as_a_hash(owner: Any) -> None:
@@ -51,7 +51,7 @@ def test_it_is_shown_once_and_kept_as_a_hash(owner: Any) -> None:
     assert text.startswith("arch_")
     assert token.scopes == ["read", "operate"]
     assert text not in str(ApiToken.objects.values().get())
-    assert token.digest == tokens.digest_of(text)
+    assert token.digest == api_tokens.digest_of(text)
     assert text not in client.get("/account/tokens").content.decode()
     assert client.get("/api/me", headers={"Authorization": f"Bearer {text}"}).status_code == 200
     assert "used just now" in client.get("/account/tokens").content.decode()
@@ -66,24 +66,24 @@ def test_revoked_it_opens_nothing(owner: Any) -> None:
 
 
 def test_expired_it_opens_nothing(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, text = tokens.issue(owner, name="laptop", scopes=["read"], days=30)
+    _, text = api_tokens.issue(owner, name="laptop", scopes=["read"], days=30)
     now = timezone.now()
-    assert tokens.find(text, now=now + timedelta(days=29)) is not None
-    assert tokens.find(text, now=now + timedelta(days=31)) is None
+    assert api_tokens.find(text, now=now + timedelta(days=29)) is not None
+    assert api_tokens.find(text, now=now + timedelta(days=31)) is None
 
 
 def test_of_somebody_who_has_left_it_opens_nothing(owner: Any) -> None:
-    _, text = tokens.issue(owner, name="laptop", scopes=["read"])
+    _, text = api_tokens.issue(owner, name="laptop", scopes=["read"])
     owner.is_active = False
     owner.save()
-    assert tokens.find(text, now=timezone.now()) is None
+    assert api_tokens.find(text, now=timezone.now()) is None
 
 
 def test_its_use_is_written_down_once_a_minute(owner: Any) -> None:
-    token, text = tokens.issue(owner, name="laptop", scopes=["read"])
+    token, text = api_tokens.issue(owner, name="laptop", scopes=["read"])
     now = timezone.now()
     for after_s, expected_s in ((0, 0), (59, 0), (61, 61)):
-        tokens.find(text, now=now + timedelta(seconds=after_s))
+        api_tokens.find(text, now=now + timedelta(seconds=after_s))
         token.refresh_from_db()
         assert token.last_used_at == now + timedelta(seconds=expected_s)
 
@@ -105,7 +105,7 @@ def test_what_is_wrong_is_said(owner: Any, change: dict[str, str], why: str) -> 
 
 
 def test_so_many_and_no_more(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "PER_PERSON", 1)
+    monkeypatch.setattr(api_tokens, "PER_PERSON", 1)
     client = client_for("owner", owner)
     assert client.post("/account/tokens", FORM).status_code == 200
     answer = client.post("/account/tokens", FORM)
@@ -124,12 +124,12 @@ def test_so_many_and_no_more(owner: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_the_service_checks_too(owner: Any, options: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        tokens.issue(owner, **{"name": "x", "scopes": ["read"], **options})
+        api_tokens.issue(owner, **{"name": "x", "scopes": ["read"], **options})
 
 
 def test_constant_queries(owner: Any, django_assert_max_num_queries: Any) -> None:
     client = client_for("owner", owner)
     for number in range(20):
-        tokens.issue(owner, name=f"token {number}", scopes=["read"])
+        api_tokens.issue(owner, name=f"token {number}", scopes=["read"])
     with django_assert_max_num_queries(7):
         client.get("/account/tokens")

@@ -18,7 +18,7 @@ from tests.stack import REPOSITORY
         "import django; django.setup(); from django.core.management import call_command; "
         "call_command('check')",
         "import django; django.setup(); import dashboard.urls, dashboard.supervisor, "
-        "runs.drafts.presets",
+        "runs.submit.run_draft",
         "import executors; executors.LocalProcessExecutor",
     ],
 )

@@ -20,7 +20,7 @@ from diloco.store.base import LocalStore
 ROOT = Path(__file__).parents[2]
 STORES = {"store", "_store", "inner", "source", "into", "access"}
 PAYLOADS = {
-    "runs/control/hub_model.py",  # files of the Hub: its source is no store
+    "runs/export/hub_files.py",  # files of the Hub: its source is no store
     "diloco/preflight.py",  # what this process has just written
 }
 

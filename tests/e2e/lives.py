@@ -14,8 +14,8 @@ import secrets
 from django.contrib.auth.models import User
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import ByteGPTWorkload
-from runs.drafts.presets import PoolDraft, RunDraft
-from runs.services import create_run
+from runs.submit.run_draft import PoolDraft, RunDraft
+from runs.actions.replicas_and_pools import create_run
 settings = GroupSettings(**{settings!r})
 draft = RunDraft(
     name={name!r}, settings=settings,

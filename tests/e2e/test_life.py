@@ -25,12 +25,12 @@ pytestmark = pytest.mark.processes
 
 _TOKEN = """
 from django.contrib.auth.models import User
-from runs import tokens
+from runs.actions import api_tokens as tokens
 owner = User.objects.get(username="operator")
 print(tokens.issue(owner, name="life", scopes=["operate"])[1])
 """
 _SETTLED = """
-from runs import selectors
+from runs.queries import selectors
 print(not selectors.runs_to_look_after().filter(pk__in={runs!r}).exists())
 """
 _ROWS = """

@@ -81,7 +81,7 @@ def test_a_run_on_five_backends_survives_a_preemption(islands: Together, stack: 
         stack, run, lambda seen: included_by(stack, run, lost, attempt=2) > 0, timeout_s=240
     )
     stack.python(
-        "from runs.models import Run; from runs.services import request_stop\n"
+        "from runs.models import Run; from runs.actions.replicas_and_pools import request_stop\n"
         f"request_stop(Run.objects.get(pk={run!r}), actor=None, reason='seen enough')"
     )
     seen = finished(stack, run)

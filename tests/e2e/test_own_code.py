@@ -21,9 +21,9 @@ import base64, secrets
 from django.contrib.auth.models import User
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import CustomWorkload
-from runs.drafts.archives import store_archive
-from runs.drafts.presets import PoolDraft, RunDraft
-from runs.services import create_run
+from runs.submit.uploads import store_archive
+from runs.submit.run_draft import PoolDraft, RunDraft
+from runs.actions.replicas_and_pools import create_run
 data = base64.b64decode({data!r})
 import hashlib
 draft = RunDraft(

@@ -44,8 +44,8 @@ from django.contrib.auth.models import User
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import ByteGPTWorkload
 from runs.models import Credential
-from runs.drafts.presets import PoolDraft, RunDraft
-from runs.services import create_run
+from runs.submit.run_draft import PoolDraft, RunDraft
+from runs.actions.replicas_and_pools import create_run
 by_name = dict(Credential.objects.values_list("name", "pk"))
 draft = RunDraft(
     name="five credentials",
@@ -200,7 +200,7 @@ def test_a_run_trains_with_secrets_and_leaves_none(islands: Together, stack: Liv
     secrets.add("as-wrong-and-secret")
 
     stack.python(
-        "from runs.models import Run; from runs.services import request_stop\n"
+        "from runs.models import Run; from runs.actions.replicas_and_pools import request_stop\n"
         f"request_stop(Run.objects.get(pk={run!r}), actor=None, reason='seen enough')"
     )
     seen: dict[str, Any] = {}

@@ -50,7 +50,7 @@ def make_run(db: None, tmp_path: Path, outbox: Any, settings: Any) -> Callable[.
     def make(**changes: Any) -> Any:
         import uuid
 
-        from runs.services import create_run
+        from runs.actions.replicas_and_pools import create_run
 
         owner = changes.pop("owner", None) or w.person("olga", "operator")
         return create_run(w.draft(**changes), owner=owner, submit_key=uuid.uuid4().hex)
@@ -68,7 +68,9 @@ def make_world(
 ) -> Callable[..., World]:
     def make(**changes: Any) -> World:
         deltas: list[dict[str, Any]] = []
-        monkeypatch.setattr("runs.live.publish", lambda run_id, delta: not deltas.append(delta))
+        monkeypatch.setattr(
+            "runs.live_stream.publish", lambda run_id, delta: not deltas.append(delta)
+        )
         return World(make_run(**changes), clock, executor, outbox, deltas)
 
     return make
@@ -90,8 +92,8 @@ class World:
         outbox: list[tuple[Any, ...]],
         deltas: list[dict[str, Any]],
     ) -> None:
-        from runs.bucket.stores import store_for
-        from runs.control.launch import launch_run
+        from runs.ingest.stores import store_for
+        from runs.reconcile.launch import launch_run
 
         self.run, self.clock, self.executor = run, clock, executor
         self.outbox, self.deltas = outbox, deltas
@@ -103,7 +105,7 @@ class World:
 
     def work(self) -> None:
         """What a worker does: the launches that were enqueued."""
-        from runs.control.launch import launch_replica
+        from runs.reconcile.launch import launch_replica
 
         due = dict.fromkeys(self.outbox)
         self.outbox.clear()
@@ -122,14 +124,14 @@ class World:
 
     def ingest(self) -> None:
         """A pass of ingest alone."""
-        from runs.bucket.ingest_pass import ingest_run
+        from runs.ingest.ingest_pass import ingest_run
 
         ingest_run(str(self.run.pk))
         self.run.refresh_from_db()
 
     def control(self, after_s: float = 1.0) -> Any:
         """A tick of control alone."""
-        from runs.control.reconcile import reconcile_run
+        from runs.reconcile.reconciler import reconcile_run
 
         self.clock.pass_s(after_s)
         reconcile_run(str(self.run.pk))

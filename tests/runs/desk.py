@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tests.runs.world import Bucket, Clock, incarnation
 
 if TYPE_CHECKING:
-    from runs.bucket.reading import Changes
+    from runs.metrics.changes import Changes
     from runs.models import TelemetryCursor
 
 
@@ -15,7 +15,7 @@ class Desk:
     """Ingest of one run, telemetry alone."""
 
     def __init__(self, run: Any, clock: Clock) -> None:
-        from runs.bucket.stores import store_for
+        from runs.ingest.stores import store_for
 
         self.run, self.clock = run, clock
         self.bucket = Bucket(store_for(run), wall_s=clock().timestamp())
@@ -23,8 +23,8 @@ class Desk:
         self.ended: frozenset[int] = frozenset()
 
     def ingest(self) -> Changes:
-        from runs.bucket.ingest import ingest_telemetry
-        from runs.bucket.reading import Changes
+        from runs.ingest.telemetry import ingest_telemetry
+        from runs.metrics.changes import Changes
 
         self.run.refresh_from_db()
         changes = Changes()
@@ -48,7 +48,7 @@ class Desk:
         )
 
     def loss(self, replica: int = 0) -> list[float]:
-        from runs.series import charts
+        from runs.metrics import charts
 
         whole = charts.Window(max_points=10**9)
         curves = charts.read(self.run, [("loss", replica)], whole)

@@ -15,7 +15,7 @@ class Killed(Exception):
 
 
 def launched(run: Any) -> Any:
-    from runs.control.launch import launch_run
+    from runs.reconcile.launch import launch_run
 
     launch_run(str(run.pk))
     run.refresh_from_db()

@@ -9,7 +9,7 @@ from typing import Any
 from django.apps import apps
 from django.db import models
 
-from runs.bucket import importing
+from runs.restore import import_run
 
 IDS = {
     "Run": {"published_event_id"},
@@ -42,7 +42,7 @@ def rows(run: Any, *, but: dict[str, set[str]] | None = None) -> dict[str, list[
     for name, path in ROWS.items():
         model = apps.get_model("runs", name)
         left_out = {"id"} if name != "Run" else set()
-        left_out |= IDS.get(name, set()) | importing.OWN_CLOCK.get(name, frozenset())
+        left_out |= IDS.get(name, set()) | import_run.OWN_CLOCK.get(name, frozenset())
         left_out |= (but or {}).get(name, set())
         fields = [f for f in model._meta.concrete_fields if f.name not in left_out]
         told = [

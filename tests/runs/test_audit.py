@@ -12,7 +12,8 @@ from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection, transaction
 from django.test import Client
 
-from runs import audit, audit_triggers, people, redaction, tokens
+from runs import audit, audit_triggers, redaction
+from runs.actions import api_tokens, users
 from runs.models import AuditEntry, Credential
 from tests.browser import seed
 
@@ -152,11 +153,11 @@ def test_sign_in_and_out_with_the_address() -> None:
 
 def test_users_and_tokens() -> None:
     admin = seed.user("ada", "admin")
-    person = people.add_person("vera", role="viewer", actor=admin)
-    people.set_role(person, "operator", actor=admin)
-    people.deactivate(person, actor=admin)
-    token, text = tokens.issue(admin, name="ci", scopes=["read"])
-    tokens.revoke(token)
+    person = users.add_person("vera", role="viewer", actor=admin)
+    users.set_role(person, "operator", actor=admin)
+    users.deactivate(person, actor=admin)
+    token, text = api_tokens.issue(admin, name="ci", scopes=["read"])
+    api_tokens.revoke(token)
     assert actions(actor="ada", action__startswith="user.") == ["user.changed"] * 3
     assert actions(action__startswith="token.") == ["token.created", "token.revoked"]
     assert text not in json.dumps([audit.as_row(e) for e in AuditEntry.objects.all()])
@@ -172,9 +173,9 @@ def test_passwords_that_users_change_themselves() -> None:
     assert client.post("/account/password", own).status_code == 302
     assert actions(actor="olga", action__startswith="user.") == ["user.password_changed"]
 
-    vera = people.add_person("vera", role="viewer", actor=admin)
+    vera = users.add_person("vera", role="viewer", actor=admin)
     visitor = Client()
-    uid, token = people.link_parts(vera)
+    uid, token = users.link_parts(vera)
     page = visitor.get(f"/account/choose/{uid}/{token}", follow=True)
     chosen = {"new_password1": "staple-of-93-horses", "new_password2": "staple-of-93-horses"}
     visitor.post(page.redirect_chain[-1][0], chosen)
@@ -185,7 +186,7 @@ def test_passwords_that_users_change_themselves() -> None:
 
 
 def test_credentials_without_their_secrets() -> None:
-    from runs.credentials.service import delete_credential, save_credential
+    from runs.actions.credentials import delete_credential, save_credential
 
     admin = seed.user("ada", "admin")
     made = Credential(name="cluster", kind="modal")

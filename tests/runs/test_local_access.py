@@ -9,12 +9,13 @@ import pytest
 from django.contrib.auth.models import Permission
 
 from diloco.protocol.workload import CustomWorkload
-from runs import local_access, services
-from runs.control.launch import launch_replica
-from runs.drafts.create import create_run
-from runs.drafts.presets import PoolDraft
+from runs import local_access
+from runs.actions import replicas_and_pools
 from runs.exceptions import InvalidRun
 from runs.models import Run
+from runs.reconcile.launch import launch_replica
+from runs.submit.create import create_run
+from runs.submit.run_draft import PoolDraft
 from tests.runs import world as w
 from tests.runs.launching import launched
 
@@ -104,12 +105,12 @@ def test_pools_are_not_added_or_grown_without_the_permission(
     world.start()
     settings.OPERATORS_LOCAL = "none"
     with pytest.raises(InvalidRun, match="use_local_backend"):
-        services.add_pool(world.run, PoolDraft(count=1), actor=operator())
+        replicas_and_pools.add_pool(world.run, PoolDraft(count=1), actor=operator())
     with pytest.raises(InvalidRun, match="use_local_backend"):
-        services.scale_pool(world.run.pools.get(), 4, actor=operator())
+        replicas_and_pools.scale_pool(world.run.pools.get(), 4, actor=operator())
     admin = w.person("ada", "admin")
-    assert services.add_pool(world.run, PoolDraft(count=1), actor=admin).added_by == admin
-    assert services.scale_pool(world.run.pools.first(), 1, actor=operator()) == -1
+    assert replicas_and_pools.add_pool(world.run, PoolDraft(count=1), actor=admin).added_by == admin
+    assert replicas_and_pools.scale_pool(world.run.pools.first(), 1, actor=operator()) == -1
 
 
 def test_the_form_says_which_backend_is_not_permitted() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runs import outbound
-from runs.drafts.bucket_check import check_data
+from runs.submit.bucket_check import check_data
 
 PRIVATE = [
     "127.0.0.1", "127.8.8.8", "0.0.0.0", "0.1.2.3", "10.1.2.3", "172.16.0.1", "192.168.1.1",

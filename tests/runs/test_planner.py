@@ -9,7 +9,7 @@ import pytest
 
 from diloco.protocol.reduce_cost import round_cost
 from diloco.protocol.setting_spec import SettingsError
-from runs.planner import LARGEST_H, Question, answer, plan, sweep
+from runs.submit.planner import LARGEST_H, Question, answer, plan, sweep
 
 
 def question(**changes: Any) -> Question:

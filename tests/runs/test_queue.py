@@ -9,8 +9,8 @@ import pytest
 from django.db import transaction
 from kombu.exceptions import OperationalError
 
-from runs import queue, tasks
-from runs.control.lease import lease
+from runs import task_queue, tasks
+from runs.backends.redis_lock import lease
 from runs.exceptions import LaunchLater
 from tests.servers import wait_until
 
@@ -22,14 +22,14 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     def send_task(name: str, *, args: Any, expires: Any, **_: Any) -> None:
         found.append((name, args, expires))
 
-    monkeypatch.setattr(queue.current_app, "send_task", send_task)
+    monkeypatch.setattr(task_queue.current_app, "send_task", send_task)
     return found
 
 
 @pytest.mark.django_db(transaction=True)
 def test_sent_after_the_commit(sent: list[Any]) -> None:
     with transaction.atomic():
-        queue.enqueue("launch_run", "id", expires=5)
+        task_queue.enqueue("launch_run", "id", expires=5)
         assert sent == []
     assert sent == [("runs.tasks.launch_run", ("id",), 5)]
 
@@ -37,7 +37,7 @@ def test_sent_after_the_commit(sent: list[Any]) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_never_sent_for_what_was_rolled_back(sent: list[Any]) -> None:
     with pytest.raises(RuntimeError), transaction.atomic():
-        queue.enqueue("launch_run", "id")
+        task_queue.enqueue("launch_run", "id")
         raise RuntimeError
     assert sent == []
 
@@ -51,12 +51,12 @@ def test_a_broker_that_is_away_is_logged_and_no_more(
     def away(*args: Any, **kwargs: Any) -> None:
         raise OperationalError("connection refused")
 
-    monkeypatch.setattr(queue.current_app, "send_task", away)
+    monkeypatch.setattr(task_queue.current_app, "send_task", away)
     with (
-        caplog.at_level(logging.WARNING, logger="runs.queue"),
+        caplog.at_level(logging.WARNING, logger="runs.task_queue"),
         django_capture_on_commit_callbacks(execute=True),
     ):
-        queue.enqueue("launch_run", "id")
+        task_queue.enqueue("launch_run", "id")
     assert "launch_run('id',) was not sent" in caplog.text
 
 
@@ -95,7 +95,7 @@ def test_every_queue_has_a_worker_and_control_has_its_own() -> None:
     served = {queues(w): w for w in (commands.worker(), commands.control(), commands.ingest())}
     routed = {name: app.amqp.router.route({}, name)["queue"].name for name in app.tasks}
     assert {routed[name] for name in routed if name.startswith("runs.")} == set(served)
-    control = {name for name, queue in routed.items() if queue == "control"}
+    control = {name for name, task_queue in routed.items() if task_queue == "control"}
     assert control == {"runs.tasks.reconcile_active", "runs.tasks.reconcile_run"}
     for name in ("ingest_active", "ingest_run", "write_bucket"):
         assert routed[f"runs.tasks.{name}"] == "ingest"
@@ -108,7 +108,7 @@ def test_one_tick_per_run_at_a_time(
 ) -> None:
     settings.REDIS_URL = valkey
     ticks: list[str] = []
-    monkeypatch.setattr("runs.control.reconcile.reconcile_run", ticks.append)
+    monkeypatch.setattr("runs.reconcile.reconciler.reconcile_run", ticks.append)
     with lease("reconcile:a") as held:
         assert held
         tasks.reconcile_run("a")
@@ -124,7 +124,7 @@ def test_a_deletion_waits_for_a_write_into_the_bucket(
     """An object that is written during a deletion would stay after it."""
     settings.REDIS_URL = valkey
     deleted: list[str] = []
-    monkeypatch.setattr("runs.deletion.delete_run", deleted.append)
+    monkeypatch.setattr("runs.actions.deletion.delete_run", deleted.append)
     with lease("write:a") as held:
         assert held
         with pytest.raises(LaunchLater, match="journal"):
@@ -136,20 +136,22 @@ def test_a_deletion_waits_for_a_write_into_the_bucket(
 
 
 def test_a_lease_that_ran_out_is_not_taken_from_its_next_holder(valkey: str, settings: Any) -> None:
-    from runs import live
+    from runs import live_stream
 
     settings.REDIS_URL = valkey
     with lease("slow") as held:
         assert held
-        live.client().set("archipelago:lease:slow", "another's")  # ours ran out, theirs is on
-    assert live.client().get("archipelago:lease:slow") == b"another's"
+        live_stream.client().set(
+            "archipelago:lease:slow", "another's"
+        )  # ours ran out, theirs is on
+    assert live_stream.client().get("archipelago:lease:slow") == b"another's"
 
 
 def test_a_lease_is_renewed_as_long_as_it_is_held(valkey: str, settings: Any) -> None:
-    from runs import live
+    from runs import live_stream
 
     settings.REDIS_URL = valkey
-    client, key = live.client(), "archipelago:lease:long"
+    client, key = live_stream.client(), "archipelago:lease:long"
     with lease("long", ttl_s=2.0) as held:
         assert held
         client.pexpire(key, 3_600_000)  # to be seen to change

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from executors.base import Cause
-from runs import services
-from runs.drafts.presets import PoolDraft
+from runs.actions import replicas_and_pools
 from runs.exceptions import InvalidRun
 from runs.models import Credential
+from runs.submit.run_draft import PoolDraft
 
 pytestmark = pytest.mark.django_db
 MakeWorld = Callable[..., Any]
@@ -26,7 +26,7 @@ def world(make_world: MakeWorld) -> Any:
 
 def scale(world: Any, count: int) -> int:
     pool = world.run.pools.get()
-    return services.scale_pool(pool, count, actor=world.run.owner)
+    return replicas_and_pools.scale_pool(pool, count, actor=world.run.owner)
 
 
 def states(world: Any) -> list[str]:
@@ -104,11 +104,11 @@ def test_a_run_that_is_over_does_not_scale(world: Any) -> None:
 
 def test_a_pool_is_added(world: Any) -> None:
     draft = PoolDraft(backend="local", hardware="gpu", count=2)
-    pool = services.add_pool(world.run, draft, actor=world.run.owner)
+    pool = replicas_and_pools.add_pool(world.run, draft, actor=world.run.owner)
     assert list(pool.replicas.values_list("number", flat=True)) == [3, 4]
     assert world.run.pools.count() == 2
     with pytest.raises(InvalidRun, match="max_replicas"):
-        services.add_pool(world.run, draft, actor=world.run.owner)
+        replicas_and_pools.add_pool(world.run, draft, actor=world.run.owner)
     assert world.run.pools.count() == 2
 
 
@@ -123,6 +123,6 @@ def test_a_pool_is_added(world: Any) -> None:
 def test_a_pool_is_checked(world: Any, draft: PoolDraft, field: str, said: str) -> None:
     assert not Credential.objects.exists()
     with pytest.raises(InvalidRun) as caught:
-        services.add_pool(world.run, draft, actor=world.run.owner)
+        replicas_and_pools.add_pool(world.run, draft, actor=world.run.owner)
     assert caught.value.field == field
     assert said in caught.value.message

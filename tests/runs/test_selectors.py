@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import AnonymousUser, Group, User
 
-from runs import selectors
+from runs import permissions
 from runs.models import Replica, Round, Run
+from runs.queries import selectors
 from tests.browser import seed
 from tests.runs import world as w
 
@@ -64,8 +65,8 @@ def test_who_may_what(olga: Any, kind: str, sees: bool, submits: bool, operates:
         "inactive owner": lambda: (User.objects.update(is_active=False), User.objects.get())[1],
     }[kind]()
     assert selectors.runs_for(user).filter(pk=run.pk).exists() == sees
-    assert selectors.may_submit(user) == submits
-    assert selectors.may_operate(user, run) == operates
+    assert permissions.may_submit(user) == submits
+    assert permissions.may_operate(user, run) == operates
 
 
 def test_runs_come_newest_first(olga: Any) -> None:

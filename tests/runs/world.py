@@ -41,7 +41,7 @@ from executors.base import (
     RetryLater,
 )
 from executors.base import LogLine as JobLine
-from runs.drafts.presets import PoolDraft, RunDraft
+from runs.submit.run_draft import PoolDraft, RunDraft
 
 DIGEST = "d" * 64
 _DRAFT_FIELDS = frozenset(RunDraft.__dataclass_fields__) - {"settings"}
@@ -97,10 +97,10 @@ def tick(run_id: str, outbox: list[tuple[Any, ...]] | None = None) -> None:
     """What the workers do for one run in a second: ingest reads, control decides (after one more
     pass where it waits for what an ended job wrote last), and what control has enqueued to be
     written is written. Without an ``outbox`` it is written anyway."""
-    from runs.bucket.ingest_pass import ingest_run
-    from runs.control.bucket_writes import write_run
-    from runs.control.reconcile import reconcile_run
+    from runs.ingest.ingest_pass import ingest_run
     from runs.models import IngestState
+    from runs.reconcile.bucket_writes import write_run
+    from runs.reconcile.reconciler import reconcile_run
 
     ingest_run(run_id)
     reconcile_run(run_id)

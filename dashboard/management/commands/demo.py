@@ -15,12 +15,13 @@ from django.utils import timezone
 from dashboard.management.serving import address_options, supervisor
 from dashboard.progress import Progress
 from dashboard.supervisor import Stopped, Supervisor, SupervisorError
-from runs import selectors, services
-from runs.drafts import presets
-from runs.drafts.presets import RunDraft
+from runs.actions import replicas_and_pools
 from runs.exceptions import InvalidRun
 from runs.models import Run
+from runs.queries import selectors
 from runs.states import RUN_ACTIVE, RunState
+from runs.submit import run_draft
+from runs.submit.run_draft import RunDraft
 
 USER = "demo"
 
@@ -48,7 +49,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         progress = Progress(sys.stdout)
-        draft = presets.mixed_demo() if options["mixed"] else presets.local_demo()
+        draft = run_draft.mixed_demo() if options["mixed"] else run_draft.local_demo()
         if options["rounds"] is not None:
             settings = replace(draft.settings, total_rounds=options["rounds"], warmup_steps=1)
             draft = replace(draft, settings=settings)
@@ -77,8 +78,10 @@ def _serve(running: Supervisor, progress: Progress, draft: RunDraft, *, leave: b
     user = _demo_user(progress)
     for run in Run.objects.filter(owner=user, name=draft.name, state__in=RUN_ACTIVE):
         progress.say(f"stopping the demo run of {run.created_at:%Y-%m-%d %H:%M} UTC")
-        services.request_stop(run, actor=user)
-    run = services.create_run(draft, owner=user, submit_key=f"demo-{secrets.token_hex(8)}")
+        replicas_and_pools.request_stop(run, actor=user)
+    run = replicas_and_pools.create_run(
+        draft, owner=user, submit_key=f"demo-{secrets.token_hex(8)}"
+    )
     progress.say(f"watch the run at {running.address}runs/{run.pk}/")
     run = _watch(running, progress, run)
     succeeded = run.state == RunState.SUCCEEDED

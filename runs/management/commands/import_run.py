@@ -1,4 +1,4 @@
-"""``manage.py import_run URI``: a run out of its bucket alone (:mod:`runs.bucket.importing`)."""
+"""``manage.py import_run URI``: a run out of its bucket alone (:mod:`runs.restore.import_run`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from diloco.store.base import StoreError
-from runs.bucket.importing import import_run
 from runs.exceptions import CannotDo, InvalidRun
+from runs.restore.import_run import import_run
 
 
 class Command(BaseCommand):

@@ -24,10 +24,10 @@ def run(db: None) -> Any:
 @pytest.fixture
 def token_of(db: None) -> Callable[..., str]:
     """The text of a new token of somebody with that role."""
-    from runs import tokens
+    from runs.actions import api_tokens
 
     def make(name: str, role: str, *scopes: str) -> str:
-        _, text = tokens.issue(
+        _, text = api_tokens.issue(
             seed.user(name, role), name="a test", scopes=list(scopes or ("read", "operate"))
         )
         return text

@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 
 from dashboard.api import api
-from runs import saved_views
+from runs.actions import saved_views
 from runs.models import SavedView
 from tests.browser import seed
 from tests.dashboard.people import KINDS, client_for
@@ -79,8 +79,8 @@ IDS = [" ".join(call) for call in CALLS]
 @pytest.fixture(autouse=True)
 def _nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """What backends and buckets say is the preflight's tests' business."""
-    monkeypatch.setattr("runs.drafts.preflight.check_run", lambda *_, **__: [])
-    monkeypatch.setattr("runs.drafts.preflight.check_new_pool", lambda *_: [])
+    monkeypatch.setattr("runs.submit.preflight.check_run", lambda *_, **__: [])
+    monkeypatch.setattr("runs.submit.preflight.check_new_pool", lambda *_: [])
 
 
 def test_every_operation_is_in_the_table() -> None:

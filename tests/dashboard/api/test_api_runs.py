@@ -98,7 +98,7 @@ def test_submit_as_json_and_as_toml(owner: Any) -> None:
 
 def test_the_form_s_effective_json_is_a_document(owner: Any) -> None:
     from dashboard.estimate import estimate
-    from runs.drafts.presets import local_demo
+    from runs.submit.run_draft import local_demo
 
     answer = owner.post("/runs", json.loads(estimate(local_demo()).effective_json))
     assert answer.status_code == 201, answer.content
@@ -273,7 +273,7 @@ def test_a_prefix_inside_another_run_s_is_refused_by_name(owner: Any, tmp_path: 
 
 
 def test_info_is_the_group_s_document_with_every_setting(owner: Any, run: Any) -> None:
-    from runs.control.launch import group_document
+    from runs.reconcile.launch import group_document
 
     Run.objects.filter(pk=run.pk).update(group_fingerprint="", code_sha256="")
     body = owner.get(f"/runs/{run.pk}/info").json()
@@ -349,7 +349,7 @@ def test_rounds_are_as_many_as_their_contributions_allow(
     owner: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2,000 rounds of 1,000 replicas, in one answer, would be all memory there is."""
-    monkeypatch.setattr("runs.selectors.SNAPSHOT_CONTRIBUTIONS", 4)
+    monkeypatch.setattr("runs.queries.selectors.SNAPSHOT_CONTRIBUTIONS", 4)
     seen: list[int] = []
     while part := owner.get(
         f"/runs/{run.pk}/rounds", after=seen[-1] if seen else 0, limit=2000

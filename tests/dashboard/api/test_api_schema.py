@@ -72,10 +72,10 @@ def _bounded_memory() -> Iterator[None]:
 @pytest.fixture
 def token(run: Any, token_of: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     # Made-up URIs are not asked for: what buckets and backends say is tested elsewhere.
-    monkeypatch.setattr("runs.drafts.preflight.check_run", lambda *_, **__: [])
-    monkeypatch.setattr("runs.drafts.preflight.check_new_pool", lambda *_: [])
+    monkeypatch.setattr("runs.submit.preflight.check_run", lambda *_, **__: [])
+    monkeypatch.setattr("runs.submit.preflight.check_new_pool", lambda *_: [])
     # There is no broker, and waiting for it would take most of the time.
-    monkeypatch.setattr("runs.queue._send", lambda *_: None)
+    monkeypatch.setattr("runs.task_queue._send", lambda *_: None)
     return str(token_of("root", "admin"))
 
 

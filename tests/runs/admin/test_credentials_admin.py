@@ -12,9 +12,9 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.test import Client
 
+from runs.actions.credentials import save_credential
 from runs.credentials import open_credential
 from runs.credentials.kinds import KINDS
-from runs.credentials.service import save_credential
 from runs.models import Credential
 from tests.runs import world as w
 
@@ -255,7 +255,7 @@ def test_one_that_is_used_stays_and_says_by_what(ada: Client, make_run: Callable
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> w.FakeExecutor:
     made = w.FakeExecutor()
-    monkeypatch.setattr("runs.credentials.service.executor_of", lambda name, credential: made)
+    monkeypatch.setattr("runs.actions.credentials.executor_of", lambda name, credential: made)
     return made
 
 

@@ -9,9 +9,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from executors.base import JobState, ReplicaStatus, RetryLater
-from runs import tokens
-from runs.control import reaper
+from runs.actions import api_tokens
 from runs.models import Alert, ApiToken, Event
+from runs.reconcile import orphan_reaper
 from tests.runs import world as w
 
 pytestmark = pytest.mark.django_db
@@ -35,7 +35,7 @@ def world(make_world: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """One job that an attempt has, one of an attempt that ended, one of nobody."""
     made = make_world(replicas=2)
     made.start()
-    monkeypatch.setattr(reaper, "executor_of", lambda *_: made.executor)
+    monkeypatch.setattr(orphan_reaper, "executor_of", lambda *_: made.executor)
     attempt = made.replica(1).attempts.get()
     attempt.ended_at = made.clock()
     attempt.save()
@@ -93,7 +93,7 @@ def test_an_account_that_does_not_answer_is_said(
     def away(*_: Any) -> Any:
         raise RetryLater("503 from the backend")
 
-    monkeypatch.setattr(reaper, "executor_of", away)
+    monkeypatch.setattr(orphan_reaper, "executor_of", away)
     page = client_of("admin").get(ORPHANS).content.decode()
     assert "with the server environment could not be asked: 503 from the backend" in page
     assert "No orphan where there was an answer" in page
@@ -136,7 +136,7 @@ def test_prices_have_dates_and_say_which_are_ours(settings: Any, tmp_path: Any) 
 
 
 def test_a_token_is_seen_without_its_text_and_revoked_by_an_administrator() -> None:
-    token, text = tokens.issue(w.person("olga", "operator"), name="laptop", scopes=["read"])
+    token, text = api_tokens.issue(w.person("olga", "operator"), name="laptop", scopes=["read"])
     client = client_of("admin")
     address = "/admin/runs/apitoken/"
     for page in (client.get(address), client.get(f"{address}{token.pk}/change/")):
@@ -154,7 +154,7 @@ def test_a_token_is_seen_without_its_text_and_revoked_by_an_administrator() -> N
 
 @pytest.mark.parametrize("kind", ["viewer", "operator", "staff viewer"])
 def test_tokens_are_the_administrators_table(kind: str) -> None:
-    token, _ = tokens.issue(w.person("olga", "operator"), name="laptop", scopes=["read"])
+    token, _ = api_tokens.issue(w.person("olga", "operator"), name="laptop", scopes=["read"])
     data = {"action": "revoke", "_selected_action": [str(token.pk)], "confirmed": "yes"}
     client = client_of(kind)
     assert client.get("/admin/runs/apitoken/").status_code in (302, 403)

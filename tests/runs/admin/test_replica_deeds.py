@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from executors.base import Cause, JobState, NeedsPerson, ReplicaStatus
-from runs import hands_on
+from runs.actions import admin_overrides
 from runs.exceptions import IllegalTransition
 from runs.models import Alert, Event, ReplicaAttempt, ReplicaPool
 from tests.runs import world as w
@@ -224,7 +224,7 @@ def test_its_backend_is_asked_at_once(
         return [status]
 
     monkeypatch.setattr(world.executor, "poll", poll)
-    monkeypatch.setattr(hands_on, "executor_of", lambda *_: world.executor)
+    monkeypatch.setattr(admin_overrides, "executor_of", lambda *_: world.executor)
     answer = post(client, "ask", [world.replica(1)])
     label = "Local processes on this machine"
     [message] = [str(message) for message in answer.context["messages"]]
@@ -236,13 +236,13 @@ def test_one_that_never_had_a_job_has_none(world: Any, client: Client) -> None:
     ReplicaAttempt.objects.all().delete()
     answer = post(client, "ask", [world.replica(1)])
     assert "replica 1 of Test run: has no job" in [str(m) for m in answer.context["messages"]]
-    assert not hands_on.kill_replica(world.replica(1), actor=world.run.owner)
+    assert not admin_overrides.kill_replica(world.replica(1), actor=world.run.owner)
 
 
 def test_nobody_is_killed_in_a_run_that_is_over(world: Any) -> None:
     world.run.__class__.objects.update(state="succeeded")
     with pytest.raises(IllegalTransition, match="of a run that is succeeded"):
-        hands_on.kill_replica(world.replica(1), actor=world.run.owner)
+        admin_overrides.kill_replica(world.replica(1), actor=world.run.owner)
 
 
 @pytest.mark.parametrize("action", [*DEEDS, "ask"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from runs.alerting import webhooks
+from runs.alerts import webhooks
 from runs.models import Webhook, WebhookDelivery
 from tests.runs import world as w
 
@@ -19,7 +19,7 @@ LIST = "/admin/runs/webhook/"
 
 @pytest.fixture(autouse=True)
 def _no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runs.queue._send", lambda *_: None)
+    monkeypatch.setattr("runs.task_queue._send", lambda *_: None)
 
 
 @pytest.fixture

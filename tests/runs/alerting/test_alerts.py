@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from runs import life, selectors, services
-from runs.alerting import book as alerting
-from runs.alerting import rules as alerts
-from runs.alerting.rules import AlertView, Finding, ReplicaView, RoundsView, Verdict, judge
-from runs.control.launch import launch_run
-from runs.control.reconcile import reconcile_run
+from runs.actions import lifecycle, replicas_and_pools
+from runs.alerts import rules as alerts
+from runs.alerts import store as alerting
+from runs.alerts.rules import AlertView, Finding, ReplicaView, RoundsView, Verdict, judge
 from runs.models import Alert, Event
+from runs.queries import selectors
+from runs.reconcile.launch import launch_run
+from runs.reconcile.reconciler import reconcile_run
 from runs.states import ReplicaState, RunState
 from tests.runs import world as w
 
@@ -349,9 +350,9 @@ def test_the_end_is_told_of_a_run_that_never_began(
     if how == "never launched":
         launch_run(str(run.pk))
     elif how == "stopped":
-        services.request_stop(run, actor=run.owner)
+        replicas_and_pools.request_stop(run, actor=run.owner)
     else:
-        life.force_stop(run, actor=run.owner)
+        lifecycle.force_stop(run, actor=run.owner)
     look_after()
     run.refresh_from_db()
     end = Alert.objects.get(run=run, kind="finished")
@@ -369,7 +370,7 @@ def test_a_tick_costs_no_more_for_alerts_that_stand(
         world.bucket.segment(number, 1, losses=[math.nan])
     world.tick()
     assert Alert.objects.filter(closed_at=None).count() == 6
-    from runs.control.tick import Tick
+    from runs.reconcile.context import Tick
 
     tick = Tick(
         run=world.run, now=world.clock(), attempts=[],

@@ -11,10 +11,11 @@ import pytest
 from django.utils import timezone
 
 from executors.base import Cause
-from runs import life, selectors, services
-from runs.alerting import webhooks
-from runs.control.reconcile import reconcile_run
+from runs.actions import lifecycle, replicas_and_pools
+from runs.alerts import webhooks
 from runs.models import Alert, Journal, Round, Run, TelemetryCursor, Webhook, WebhookDelivery
+from runs.queries import selectors
+from runs.reconcile.reconciler import reconcile_run
 from tests.runs.control.test_reconcile_interrupted import Killed
 
 pytestmark = pytest.mark.django_db
@@ -54,11 +55,11 @@ def let_go_of(run: Run) -> None:
 
 
 BEFORE_IT_IS_TOLD = [
-    "runs.alerting.book.watch",
-    "runs.alerting.book.judge",
-    "runs.alerting.book.tell",
-    "runs.alerting.webhooks.announce",
-    "runs.alerting.webhooks.enqueue",
+    "runs.alerts.store.watch",
+    "runs.alerts.store.judge",
+    "runs.alerts.store.tell",
+    "runs.alerts.webhooks.announce",
+    "runs.alerts.webhooks.enqueue",
 ]
 
 
@@ -89,24 +90,24 @@ def test_an_end_is_told_although_the_worker_died_before_it_could(
 
 def test_a_second_end_is_told_as_well(world: Any) -> None:
     """Resumed, and stopped once more."""
-    services.request_stop(world.run, actor=world.run.owner)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     for number in (0, 1):
         world.executor.end(world.key(number), Cause.CANCELLED)
     world.tick()
     world.tick()
     assert Run.objects.get().state == "cancelled"
     assert Alert.objects.get(kind="finished").times == 1
-    assert life.resume(Run.objects.get(), actor=world.run.owner)
+    assert lifecycle.resume(Run.objects.get(), actor=world.run.owner)
     assert not Run.objects.get().end_due
     world.clock.pass_s(1)
-    services.request_stop(Run.objects.get(), actor=world.run.owner)
+    replicas_and_pools.request_stop(Run.objects.get(), actor=world.run.owner)
     assert Run.objects.get().state in ("stopping", "cancelled")
     world.tick()
     world.tick()
     assert Alert.objects.get(kind="finished").times == 2
 
 
-@pytest.mark.parametrize("step", ["runs.alerting.book.watch", "runs.alerting.book.tell"])
+@pytest.mark.parametrize("step", ["runs.alerts.store.watch", "runs.alerts.store.tell"])
 def test_a_lost_replica_is_told_of_although_it_was_launched_again_meanwhile(
     world: Any, monkeypatch: pytest.MonkeyPatch, hook: Webhook, step: str
 ) -> None:
@@ -132,13 +133,13 @@ def test_a_lost_replica_is_told_of_although_it_was_launched_again_meanwhile(
 
 
 def test_a_restart_that_somebody_asked_for_is_no_loss(world: Any) -> None:
-    services.restart_replica(world.replica(1), actor=world.run.owner)
+    replicas_and_pools.restart_replica(world.replica(1), actor=world.run.owner)
     world.beat_all()
     world.tick()
     assert not Alert.objects.filter(kind="replica_lost").exists()
 
 
-@pytest.mark.parametrize("step", ["runs.alerting.book.watch", "runs.alerting.book.tell"])
+@pytest.mark.parametrize("step", ["runs.alerts.store.watch", "runs.alerts.store.tell"])
 def test_rounds_that_were_read_and_not_judged_are_judged_by_the_next_tick(
     world: Any, monkeypatch: pytest.MonkeyPatch, hook: Webhook, step: str
 ) -> None:
@@ -157,7 +158,7 @@ def test_rounds_that_were_read_and_not_judged_are_judged_by_the_next_tick(
         world.tick()
     Round.objects.update(loss=3.0)
     round(7, 3.0)
-    killed_tick(world, monkeypatch, "runs.alerting.book.watch")
+    killed_tick(world, monkeypatch, "runs.alerts.store.watch")
     Round.objects.filter(number=7).update(loss=30.0)
     if step.endswith("tell"):
         killed_tick(world, monkeypatch, step)
@@ -177,10 +178,10 @@ def test_an_end_is_announced_once_though_time_passes_within_a_tick(
     if ends == "succeeded":
         world.bucket.final(4)
     elif ends == "cancelled":
-        services.request_stop(world.run, actor=world.run.owner)
+        replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     else:
         for number in (0, 1):
-            services.stop_replica(world.replica(number), actor=world.run.owner)
+            replicas_and_pools.stop_replica(world.replica(number), actor=world.run.owner)
     for number in (0, 1):
         world.executor.end(world.key(number), Cause.DONE, code=0)
     for _ in range(6):

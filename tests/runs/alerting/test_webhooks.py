@@ -17,10 +17,10 @@ import pytest
 from django.core.management import call_command
 from django.utils import timezone
 
-from runs.alerting import book as alerting
-from runs.alerting import webhooks
-from runs.alerting.rules import Finding, Verdict
-from runs.alerting.webhooks import BadSecret
+from runs.alerts import store as alerting
+from runs.alerts import webhooks
+from runs.alerts.rules import Finding, Verdict
+from runs.alerts.webhooks import BadSecret
 from runs.models import Webhook, WebhookDelivery
 from tests.browser import seed
 from tests.runs import world as w
@@ -68,9 +68,9 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What was enqueued, by :mod:`runs.alerting.webhooks`."""
+    """What was enqueued, by :mod:`runs.alerts.webhooks`."""
     found: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("runs.alerting.webhooks.enqueue", lambda *args: found.append(args))
+    monkeypatch.setattr("runs.alerts.webhooks.enqueue", lambda *args: found.append(args))
     monkeypatch.setenv("no_proxy", "*")
     return found
 

@@ -13,15 +13,15 @@ from django.test.utils import CaptureQueriesContext
 from diloco.protocol import keys
 from diloco.protocol.records import Command
 from diloco.protocol.telemetry import StepColumns
-from runs import life
-from runs.bucket import commands, journal
-from runs.bucket.commands import Crowded, send_save
-from runs.bucket.history import REFUSALS_NAMED
-from runs.bucket.ingest import WORK, transactions_of
-from runs.bucket.limits import MAX_BLOCKS, work_of
-from runs.bucket.usage import usage_points
+from runs.actions import lifecycle
+from runs.ingest import commands, journal
+from runs.ingest.commands import Crowded, send_save
+from runs.ingest.limits import MAX_BLOCKS, work_of
+from runs.ingest.rounds import REFUSALS_NAMED
+from runs.ingest.system_metrics import usage_points
+from runs.ingest.telemetry import WORK, transactions_of
+from runs.metrics.blocks import BLOCK_STEPS
 from runs.models import Journal, MetricBlock
-from runs.series.blocks import BLOCK_STEPS
 from tests.runs.desk import Desk
 from tests.runs.world import identity
 
@@ -116,8 +116,8 @@ def test_many_late_reports_are_looked_up_once_a_round_and_stored_in_short_transa
 
 
 def test_a_transaction_has_a_limited_amount_of_work(desk: Desk) -> None:
-    from runs.bucket.ingest import read_batch
-    from runs.bucket.limits import RunBounds
+    from runs.ingest.limits import RunBounds
+    from runs.ingest.telemetry import read_batch
 
     desk.run.group_settings |= {"total_rounds": 10**7}
     desk.run.save()
@@ -155,7 +155,7 @@ def test_numbers_of_commands_that_are_taken_are_tried_some_at_a_time(
     first = world.run.next_command
     for n in range(first, first + 50):
         world.bucket.store.put(keys.control(n), b"not a command")
-    life.save(world.run, actor=world.run.owner)
+    lifecycle.save(world.run, actor=world.run.owner)
     world.run.refresh_from_db()
     for _ in range(2):
         with pytest.raises(Crowded):
@@ -174,7 +174,7 @@ def test_numbers_of_the_journal_that_are_taken_are_tried_some_at_a_time(
     first = Journal.objects.get(run=world.run).next_n
     for n in range(first, first + 50):
         world.bucket.store.put(keys.journal(n), b"not an entry")
-    life.describe(world.run, notes="new", tags=(), actor=world.run.owner)
+    lifecycle.describe(world.run, notes="new", tags=(), actor=world.run.owner)
     for _ in range(2):
         with pytest.raises(Crowded):
             journal.write_journal(world.run, world.bucket.store, now=world.clock())

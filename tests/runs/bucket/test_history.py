@@ -10,10 +10,10 @@ import pytest
 
 from diloco.protocol import keys
 from diloco.protocol.records import Identity
-from runs.bucket import history
-from runs.bucket.history import ingest_rounds
-from runs.bucket.reading import Changes
-from runs.bucket.stores import store_for
+from runs.ingest import rounds
+from runs.ingest.rounds import ingest_rounds
+from runs.ingest.stores import store_for
+from runs.metrics.changes import Changes
 from runs.models import Event, MetricBlock, Run
 from tests.runs.world import Bucket, Clock, identity, incarnation
 
@@ -131,7 +131,7 @@ def test_a_void_round_changes_no_weights_and_names_the_culprit(archive: Archive)
 def test_many_commits_are_read_in_one_tick_and_the_rest_in_the_next(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "COMMITS_PER_TICK", 3)
+    monkeypatch.setattr(rounds, "COMMITS_PER_TICK", 3)
     for number in range(1, 6):
         archive.bucket.commit(number, [0, 1])
     assert archive.ingest() == {1, 2, 3}
@@ -161,7 +161,7 @@ def test_a_worker_that_dies_in_a_round_leaves_it_unread(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(history, "_store_outcomes", die)
+        patch.setattr(rounds, "_store_outcomes", die)
         with pytest.raises(KeyboardInterrupt):
             archive.ingest()
     archive.run.refresh_from_db()

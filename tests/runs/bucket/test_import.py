@@ -13,13 +13,11 @@ from django.core.management import CommandError, call_command
 
 from diloco.protocol import keys
 from executors.base import Cause
-from runs import life, services
-from runs.alerting.rules import KINDS
-from runs.bucket import importing, journal
-from runs.bucket.import_journal import read_journal
-from runs.bucket.importing import import_run
-from runs.control import policy
+from runs.actions import lifecycle, replicas_and_pools
+from runs.alerts.rules import KINDS
 from runs.exceptions import CannotDo
+from runs.ingest import journal
+from runs.metrics import round_strips
 from runs.models import (
     Alert,
     Credential,
@@ -32,7 +30,10 @@ from runs.models import (
     Webhook,
     WebhookDelivery,
 )
-from runs.series import strips
+from runs.reconcile import retry_policy
+from runs.restore import import_run as importing
+from runs.restore.import_run import import_run
+from runs.restore.journal_reader import read_journal
 from tests.runs.rows import IDS, ROWS, rows
 from tests.runs.world import incarnation, person
 
@@ -75,7 +76,7 @@ def lead_a_life(world: Any) -> None:
         world.tick()
     world.executor.end(world.key(1), Cause.ERROR, code=1, said="cuda: out of luck")
     world.tick()
-    world.clock.pass_s(policy.BACKOFF_CAP_S)
+    world.clock.pass_s(retry_policy.BACKOFF_CAP_S)
     world.tick()
     world.work()
     bucket.beat(1, 1, "syncing", seq=2)
@@ -93,19 +94,19 @@ def lead_a_life(world: Any) -> None:
     bucket.plan(4, (0,))
     bucket.commit(4, (0,), wall_s=world.clock().timestamp())  # while replica 1 catches up
     world.tick()
-    assert strips.healing(bytes(run.rounds.get(number=4).outcomes)) == [1]
+    assert round_strips.healing(bytes(run.rounds.get(number=4).outcomes)) == [1]
     bucket.beat(1, 2, "computing", seq=2)
     bucket.contribution(5, 0)
     world.tick()
     world.tick()
-    life.describe(run, notes="why we did it", tags=["baseline"], actor=run.owner)
-    services.scale_pool(run.pools.get(), 3, actor=run.owner)
+    lifecycle.describe(run, notes="why we did it", tags=["baseline"], actor=run.owner)
+    replicas_and_pools.scale_pool(run.pools.get(), 3, actor=run.owner)
     world.tick()
     world.work()
 
 
 def end(world: Any) -> None:
-    services.request_stop(world.run, actor=world.run.owner)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     world.tick()
     world.bucket.final(2, "stopped")
     for attempt in ReplicaAttempt.objects.filter(replica__run=world.run, ended_at=None):
@@ -118,7 +119,7 @@ def end(world: Any) -> None:
 
 @pytest.fixture
 def world(make_world: Callable[..., Any]) -> Any:
-    from runs.drafts.presets import PoolDraft
+    from runs.submit.run_draft import PoolDraft
 
     made = make_world(replicas=2, pools=(PoolDraft(count=2, price_usd_h=36.0),), budget_usd=1e6)
     lead_a_life(made)
@@ -200,7 +201,7 @@ def test_a_run_that_is_live_goes_on_after_an_import(world: Any) -> None:
     world.tick()
     assert world.run.state == "running"
     assert Event.objects.count() > events
-    services.request_stop(world.run, actor=world.run.owner)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     world.tick()
     assert world.bucket.store.get(keys.control(world.run.next_command - 1))
     end_state = [a.launch_key for a in ReplicaAttempt.objects.filter(ended_at=None)]
@@ -244,7 +245,7 @@ def test_an_alert_that_is_open_is_not_told_of_once_more(
         for name in ("pager", "chat")
     ]
     Run.objects.update(notify=[hook.pk for hook in hooks])
-    life.describe(world.run, notes="news for the journal", tags=[], actor=world.run.owner)
+    lifecycle.describe(world.run, notes="news for the journal", tags=[], actor=world.run.owner)
     world.tick()
     hooks[0].delete()
     import_again(world)
@@ -262,7 +263,7 @@ def test_an_import_of_an_import_is_the_same(world: Any) -> None:
     end(world)
     before = rows(world.run)
     import_again(world)
-    life.describe(world.run, notes="found again", tags=[], actor=world.run.owner)
+    lifecycle.describe(world.run, notes="found again", tags=[], actor=world.run.owner)
     world.tick()
     assert not Journal.objects.get(run=world.run).due
     import_again(world)
@@ -280,7 +281,7 @@ def test_the_journal_is_written_when_something_changed_and_only_then(world: Any)
     for _ in range(3):
         world.tick()
     assert objects() == written
-    life.archive(world.run, actor=world.run.owner)
+    lifecycle.archive(world.run, actor=world.run.owner)
     world.tick()
     world.tick()
     assert objects() == written + 1

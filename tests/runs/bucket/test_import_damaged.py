@@ -18,8 +18,8 @@ from django.core.management import CommandError, call_command
 from diloco.protocol import keys
 from diloco.protocol.ownership import PrefixOwner
 from diloco.store.base import Store
-from runs.bucket import importing
 from runs.models import Archive, MetricBlock, Round, Run
+from runs.restore import import_run
 from tests.runs.bucket.test_import import end, lead_a_life
 from tests.runs.rows import rows
 
@@ -49,7 +49,7 @@ def attempt_import(uri: str) -> Outcome:
 @pytest.fixture
 def lost(make_world: Callable[..., Any]) -> Any:
     """A finished run that is in its bucket alone, and its rows as they were."""
-    from runs.drafts.presets import PoolDraft
+    from runs.submit.run_draft import PoolDraft
 
     world = make_world(replicas=2, pools=(PoolDraft(count=2, price_usd_h=36.0),), budget_usd=1e6)
     lead_a_life(world)
@@ -87,10 +87,10 @@ def test_a_submission_between_check_and_import_is_excluded_by_the_lock(
     lost: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    checked = importing.check_free
-    monkeypatch.setattr(importing, "lock", lambda: seen.append("lock"))
+    checked = import_run.check_free
+    monkeypatch.setattr(import_run, "lock", lambda: seen.append("lock"))
     monkeypatch.setattr(
-        importing, "check_free", lambda *a, **k: (seen.append("check"), checked(*a, **k))
+        import_run, "check_free", lambda *a, **k: (seen.append("check"), checked(*a, **k))
     )
     assert attempt_import(lost.run.rendezvous).run is not None
     assert seen == ["lock", "check"]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from runs.bucket import ingest
-from runs.bucket.ingest import STALE_AFTER, read_batch, store_batches
-from runs.bucket.limits import RunBounds
-from runs.bucket.reading import Changes
+from runs.ingest import telemetry
+from runs.ingest.limits import RunBounds
+from runs.ingest.telemetry import STALE_AFTER, read_batch, store_batches
+from runs.metrics.changes import Changes
 from runs.models import Event, LogLine, MetricBlock, TelemetryCursor
-from runs.selectors import points
+from runs.queries.selectors import points
 from tests.runs.desk import Desk
 from tests.runs.world import DIGEST, incarnation
 
@@ -64,7 +64,7 @@ def test_a_worker_that_dies_in_the_middle_leaves_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"runs.bucket.segments.{step}", die)
+        patch.setattr(f"runs.ingest.segments.{step}", die)
         with pytest.raises(KeyboardInterrupt):
             desk.ingest()
     desk.run.refresh_from_db()
@@ -86,7 +86,7 @@ def test_a_gap_is_waited_for(desk: Desk) -> None:
 
 
 def test_a_backlog_is_worked_off_in_pieces(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest, "SEGMENTS_PER_TICK", 2)
+    monkeypatch.setattr(telemetry, "SEGMENTS_PER_TICK", 2)
     for n in range(1, 6):
         desk.bucket.segment(0, n, losses=[float(n)], first=n)
     desk.ended = frozenset({0, 1})

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from runs import selectors
+from runs.metrics import round_strips
+from runs.metrics.blocks import Points
 from runs.models import Contribution, MetricBlock, Round
-from runs.queries import exports
-from runs.series import strips
-from runs.series.blocks import Points
+from runs.queries import exports, selectors
 
 pytestmark = pytest.mark.django_db
 MakeWorld = Callable[..., Any]
@@ -79,8 +78,8 @@ def test_a_round_rebuilt_from_the_table_keeps_it(world: Any) -> None:
     world.tick()
     row = Round.objects.get(number=1)
     before = bytes(row.cosines)
-    assert strips.cosines(before, 4).tolist() == [0.5, 0.75, 0.25, 0.0]
-    assert bytes(strips.rebuild(row).cosines) == before
+    assert round_strips.cosines(before, 4).tolist() == [0.5, 0.75, 0.25, 0.0]
+    assert bytes(round_strips.rebuild(row).cosines) == before
     assert bytes(Round.objects.get(number=1).cosines) == before
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from diloco.protocol import keys
 from diloco.protocol.telemetry import StepColumns
-from runs import selectors
-from runs.bucket.ingest import SEGMENT_LIMIT
-from runs.bucket.reading import REFUSAL_EVENTS
+from runs.ingest.telemetry import SEGMENT_LIMIT
+from runs.ingest.validation import REFUSAL_EVENTS
 from runs.models import Event, LogLine
+from runs.queries import selectors
 from tests.runs.desk import Desk
 from tests.runs.world import incarnation
 

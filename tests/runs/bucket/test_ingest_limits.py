@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from diloco.protocol import keys, telemetry
-from runs.bucket.beats import MAX_INCARNATIONS, read_leases
-from runs.bucket.limits import INT_LIMIT, SECONDS_LIMIT
+from runs.ingest.leases import MAX_INCARNATIONS, read_leases
+from runs.ingest.limits import INT_LIMIT, SECONDS_LIMIT
+from runs.metrics import charts
 from runs.models import Event, LogLine, Run
-from runs.series import charts
 from tests.runs.desk import Desk
 from tests.runs.world import incarnation
 
@@ -165,6 +165,6 @@ def test_of_many_incarnations_the_newest_are_read(desk: Desk) -> None:
 def test_a_batch_ends_with_the_bytes_of_a_tick(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(1, 6):
         desk.bucket.segment(0, n, losses=[5.0], first=n)
-    monkeypatch.setattr("runs.bucket.ingest.BYTES_PER_TICK", 1)
+    monkeypatch.setattr("runs.ingest.telemetry.BYTES_PER_TICK", 1)
     desk.ingest()
     assert desk.cursor().next_n == 2

@@ -10,9 +10,9 @@ import pytest
 
 from diloco.protocol import keys
 from diloco.protocol.records import FinalManifest, FinalSample
-from runs.bucket.importing import import_run
-from runs.bucket.results import SAMPLE_LETTERS, SAMPLE_LIMIT
+from runs.ingest.checkpoints import SAMPLE_LETTERS, SAMPLE_LIMIT
 from runs.models import Checkpoint, Run
+from runs.restore.import_run import import_run
 
 pytestmark = pytest.mark.django_db
 MakeWorld = Callable[..., Any]

@@ -9,8 +9,8 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from runs.bucket import ingest, segments
-from runs.bucket.limits import RunBounds
+from runs.ingest import segments, telemetry
+from runs.ingest.limits import RunBounds
 from runs.models import Contribution, LogLine, QuarantinedRecord
 from tests.runs.desk import Desk
 from tests.runs.world import incarnation
@@ -90,10 +90,10 @@ def test_a_worker_that_lost_one_race_stores_the_others(desk: Desk) -> None:
     full(desk, 0, 1)
     full(desk, 1, 1)
     bounds = RunBounds.of(desk.run)
-    batches = [ingest.read_batch(desk.bucket.store, desk.cursor(n), bounds) for n in (0, 1)]
-    changes = ingest.Changes()
+    batches = [telemetry.read_batch(desk.bucket.store, desk.cursor(n), bounds) for n in (0, 1)]
+    changes = telemetry.Changes()
     store = {"now": desk.clock(), "changes": changes}
-    assert ingest.store_batches(desk.run, batches[:1], **store) == {desk.cursor(0).pk}
-    assert ingest.store_batches(desk.run, batches, **store) == {desk.cursor(1).pk}
+    assert telemetry.store_batches(desk.run, batches[:1], **store) == {desk.cursor(0).pk}
+    assert telemetry.store_batches(desk.run, batches, **store) == {desk.cursor(1).pk}
     desk.run.refresh_from_db()
     assert (desk.run.bytes_up, desk.loss(0), desk.loss(1)) == (200, [4.0], [4.0])

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from runs.bucket.usage import NEWEST, usage_points
+from runs.ingest.system_metrics import usage_points
+from runs.metrics.system_series import NEWEST
 from runs.models import MetricBlock
 from runs.queries import fleet
-from runs.selectors import points
+from runs.queries.selectors import points
 from tests.runs.desk import Desk
 
 pytestmark = pytest.mark.django_db

@@ -12,12 +12,13 @@ import pytest
 
 from diloco.protocol import keys
 from diloco.store.base import ListingTooLong, LocalStore, StoreUnavailable
-from runs import deletion, live, services, tasks
-from runs.bucket import beats, history, quarantine
-from runs.bucket.quarantine import GuardedStore, OutOfTime, Quarantine
-from runs.bucket.stores import BoundedStore
-from runs.control import places
+from runs import live_stream, tasks
+from runs.actions import deletion, replicas_and_pools
+from runs.backends import shared_breakers
 from runs.exceptions import LaunchLater
+from runs.ingest import leases, quarantine, rounds
+from runs.ingest.quarantine import GuardedStore, OutOfTime, Quarantine
+from runs.ingest.stores import BoundedStore
 from runs.models import Alert, Contribution, IngestState, QuarantinedRecord
 
 pytestmark = pytest.mark.django_db
@@ -33,15 +34,15 @@ def world(make_world: Callable[..., Any]) -> Any:
 @pytest.fixture
 def redis(valkey: str, settings: Any) -> Any:
     settings.REDIS_URL = valkey
-    live.client().flushall()
-    return live.client()
+    live_stream.client().flushall()
+    return live_stream.client()
 
 
 @pytest.fixture
 def flooded(world: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Replica 1 has written more objects below its own folder than are listed."""
-    monkeypatch.setattr(beats, "MEMBERS_LISTED", 10)
-    monkeypatch.setattr(beats, "MEMBER_LISTED", 5)
+    monkeypatch.setattr(leases, "MEMBERS_LISTED", 10)
+    monkeypatch.setattr(leases, "MEMBER_LISTED", 5)
     for n in range(20):
         world.bucket.store.put(f"{keys.member(1)}flood/{n}", b"")
     return world
@@ -70,8 +71,8 @@ def test_a_flood_opens_the_breaker_of_its_own_run_only(
     run_id = str(flooded.run.pk)
     for _ in range(3):
         tasks.ingest_run(run_id)
-    assert not places.is_open(places.store_place(flooded.run))
-    assert places.is_open(places.prefix_place(run_id))
+    assert not shared_breakers.is_open(shared_breakers.store_place(flooded.run))
+    assert shared_breakers.is_open(shared_breakers.prefix_place(run_id))
     tasks._wait_for_store(run_id)  # nothing keeps a launch from the store
 
 
@@ -81,7 +82,7 @@ def test_a_part_whose_listing_is_too_long_fails_alone(
     def endless(*_: Any, **__: Any) -> Any:
         raise ListingTooLong("checkpoints/", "expected at most 3 objects, found more")
 
-    monkeypatch.setattr("runs.bucket.ingest_pass.ingest_checkpoints", endless)
+    monkeypatch.setattr("runs.ingest.ingest_pass.ingest_checkpoints", endless)
     world.bucket.commit(1, (0, 1))
     world.bucket.segment(0, 1, losses=(3.0,))
     world.tick()
@@ -94,7 +95,7 @@ def test_a_part_whose_listing_is_too_long_fails_alone(
 def test_a_round_with_too_many_contributions_is_read_by_its_plan(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "CONTRIBUTIONS_LISTED", 6)
+    monkeypatch.setattr(rounds, "CONTRIBUTIONS_LISTED", 6)
     for replica in (0, 1):
         world.bucket.contribution(1, replica)
     world.bucket.plan(1, (0, 1))
@@ -110,7 +111,7 @@ def test_a_round_with_too_many_contributions_is_read_by_its_plan(
 
 
 def test_a_run_with_too_many_objects_can_be_stopped(flooded: Any) -> None:
-    services.request_stop(flooded.run, actor=flooded.run.owner)
+    replicas_and_pools.request_stop(flooded.run, actor=flooded.run.owner)
     flooded.tick()
     assert flooded.run.stop_sent_at is not None
     assert flooded.bucket.store.get(keys.control(1))

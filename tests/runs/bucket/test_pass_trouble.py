@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runs.bucket.stores import BoundedStore
+from runs.ingest.stores import BoundedStore
 from runs.models import IngestState, QuarantinedRecord
 from runs.states import RunState
 
@@ -56,8 +56,8 @@ def test_a_store_that_cannot_be_opened_is_noted_whatever_it_raises(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr("runs.bucket.ingest_pass.store_for", _raiser(ValueError("odd")))
-        broken.setattr("runs.control.bucket_writes.store_for", _raiser(ValueError("odd")))
+        broken.setattr("runs.ingest.ingest_pass.store_for", _raiser(ValueError("odd")))
+        broken.setattr("runs.reconcile.bucket_writes.store_for", _raiser(ValueError("odd")))
         world.tick()
         assert _state(world).trouble == IngestState.Trouble.FAILED
         assert "odd" in _state(world).message

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from runs.bucket import ingest, quarantine
-from runs.bucket.quarantine import FAILURES
+from runs.ingest import quarantine, telemetry
+from runs.ingest.quarantine import FAILURES
 from runs.models import Alert, IngestState, QuarantinedRecord, TelemetryCursor
 from tests.runs.world import incarnation
 
@@ -22,14 +22,14 @@ def world(make_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> An
     made = make_world(replicas=2, total_rounds=70)
     made.start()
     monkeypatch.setattr(quarantine, "KEPT", 4)
-    real = ingest.parse_segment
+    real = telemetry.parse_segment
 
     def parse(data: bytes, replica: int, incarnation: str, n: int, bounds: Any) -> Any:
         if replica == 0 and n <= BAD:
             raise ZeroDivisionError(f"segment {n}")
         return real(data, replica, incarnation, n, bounds)
 
-    monkeypatch.setattr(ingest, "parse_segment", parse)
+    monkeypatch.setattr(telemetry, "parse_segment", parse)
     for n in range(1, BAD + 1):
         made.bucket.segment(0, n)
     made.bucket.segment(0, BAD + 1, losses=[5.0])

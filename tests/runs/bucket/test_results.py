@@ -9,7 +9,7 @@ import pytest
 
 from diloco.protocol import keys
 from diloco.protocol.records import StoredObject
-from runs.bucket.results import ingest_checkpoints
+from runs.ingest.checkpoints import ingest_checkpoints
 from runs.models import Checkpoint
 from tests.runs.world import DIGEST
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from runs.control import asking
-from runs.control.asking import NoAnswer, ask_all
+from runs.backends import parallel_calls
+from runs.backends.parallel_calls import NoAnswer, ask_all
 
 
 def test_answers_come_under_their_names_in_order() -> None:
@@ -45,7 +45,7 @@ def test_a_late_answer_changes_nothing() -> None:
 
 
 def test_only_so_many_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "_places", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(parallel_calls, "_places", threading.BoundedSemaphore(1))
     never = threading.Event()
     found: dict[str, Any] = ask_all({"first": never.wait, "second": lambda: 1}, patience_s=0.2)
     assert "too many other checks" in str(found["second"])

@@ -10,8 +10,8 @@ import pytest
 
 from executors.base import NeedsPerson, RetryLater
 from runs import redaction
-from runs.control import asking
-from runs.control.attempt_log import read_log
+from runs.backends import parallel_calls
+from runs.backends.attempt_log import read_log
 from runs.models import ReplicaAttempt
 from tests.browser import seed, seed_fleet
 from tests.dashboard.stub_backend import Stub, stubbed
@@ -73,7 +73,7 @@ def test_a_client_that_breaks_tells_nothing_of_what_it_holds(attempt: Any, modal
 def test_a_backend_that_hangs_is_unknown_in_seconds(
     attempt: Any, modal: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(parallel_calls, "PATIENCE_S", 0.2)
     modal.hang = threading.Event()
     assert read_log(attempt).unknown == "no answer within 0.2 s"
 

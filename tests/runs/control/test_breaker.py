@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from executors.base import Cause, NeedsPerson, NoCapacity, RetryLater
-from runs import services
-from runs.control import breaker
-from runs.control.launch import launch_replica
-from runs.control.reconcile import reconcile_run
-from runs.drafts.presets import PoolDraft
+from runs.actions import replicas_and_pools
+from runs.backends import circuit_breaker
 from runs.exceptions import LaunchLater
+from runs.reconcile.launch import launch_replica
+from runs.reconcile.reconciler import reconcile_run
+from runs.submit.run_draft import PoolDraft
 from tests.runs.launching import MakeRun, launched
 
 pytestmark = pytest.mark.django_db
@@ -46,8 +46,8 @@ def test_jobs_that_die_before_they_work_close_the_pool(world: Any) -> None:
     fail(world, 0, 1)
     assert (pool(world).failures, pool(world).closed_until) == (2, None)
     fail(world, 2)
-    assert pool(world).failures == breaker.FAILURES
-    assert (pool(world).closed_until - world.clock()).total_seconds() == breaker.CLOSED_S
+    assert pool(world).failures == circuit_breaker.FAILURES
+    assert (pool(world).closed_until - world.clock()).total_seconds() == circuit_breaker.CLOSED_S
     [event] = world.events("breaker")
     assert "3 failures in a row, nothing is launched for 30 s" in event
     assert "image not found" in event
@@ -61,7 +61,7 @@ def test_then_one_is_tried_and_its_work_opens_it(world: Any) -> None:
     world.tick()
     fail(world, 0, 1, 2)
     launches = world.executor.launches
-    settle(world, breaker.CLOSED_S + 1, 1, 1)
+    settle(world, circuit_breaker.CLOSED_S + 1, 1, 1)
     assert world.executor.launches == launches + 1
     tried = world.run.replicas.get(state="provisioning")
     world.bucket.beat(tried.number, 1, "computing", seq=2)
@@ -76,17 +76,19 @@ def test_it_stays_closed_for_longer_each_time(world: Any) -> None:
     world.beat_all(but=(0, 1, 2))
     world.tick()
     fail(world, 0, 1, 2)
-    settle(world, breaker.CLOSED_S + 1)
+    settle(world, circuit_breaker.CLOSED_S + 1)
     tried = world.run.replicas.get(state="provisioning")
     fail(world, tried.number)
-    assert (pool(world).closed_until - world.clock()).total_seconds() == 2 * breaker.CLOSED_S
+    assert (
+        pool(world).closed_until - world.clock()
+    ).total_seconds() == 2 * circuit_breaker.CLOSED_S
 
 
 @pytest.mark.parametrize(
     ("failures", "seconds"), [(0, 0), (2, 0), (3, 30), (4, 60), (8, 900), (1000, 900)]
 )
 def test_closing_times(failures: int, seconds: float) -> None:
-    assert breaker.closed_for_s(failures) == seconds
+    assert circuit_breaker.closed_for_s(failures) == seconds
 
 
 def test_a_quota_waits_for_a_person_and_goes_on_by_itself_afterwards(
@@ -111,7 +113,7 @@ def test_a_quota_waits_for_a_person_and_goes_on_by_itself_afterwards(
     assert world.replica(1).attempts.count() == attempts
     assert world.run.state == "degraded"
     world.executor.refuses = ""
-    assert breaker.person_acted("local", None) == 1
+    assert circuit_breaker.person_acted("local", None) == 1
     world.beat_all(but=(1,))
     settle(world, 1)
     assert world.replica(1).state == "provisioning"
@@ -120,7 +122,7 @@ def test_a_quota_waits_for_a_person_and_goes_on_by_itself_afterwards(
 def test_a_restart_by_hand_is_tried_whatever_was(world: Any) -> None:
     fail(world, 0, 1, 2)
     launches = world.executor.launches
-    services.restart_replica(world.replica(1), actor=world.run.owner)
+    replicas_and_pools.restart_replica(world.replica(1), actor=world.run.owner)
     settle(world, 1)
     assert world.executor.launches > launches
 
@@ -182,7 +184,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_backend_that_is_left_alone(
     put_off: Any, clock: Any
 ) -> None:
     run = put_off
-    services.request_stop(run, actor=run.owner)
+    replicas_and_pools.request_stop(run, actor=run.owner)
     clock.pass_s(31)
     for _ in range(3):
         reconcile_run(str(run.pk))

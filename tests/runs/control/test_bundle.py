@@ -10,7 +10,7 @@ import zipfile
 from io import BytesIO
 from pathlib import Path
 
-from runs.control.bundle import LIBRARY, make_bundle
+from runs.backends.code_bundle import LIBRARY, make_bundle
 
 
 def test_the_same_code_is_the_same_bytes(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from executors.base import Cause
-from runs import life, services
-from runs.alerting import webhooks
-from runs.control import breaker, policy
+from runs.actions import lifecycle, replicas_and_pools
+from runs.alerts import webhooks
+from runs.backends import circuit_breaker
 from runs.models import ReplicaPool, Webhook, WebhookDelivery
+from runs.reconcile import retry_policy
 
 pytestmark = pytest.mark.django_db
 HOURS_S = -7200.0
@@ -26,13 +27,13 @@ def world(make_world: Callable[..., Any]) -> Any:
 
 
 def test_a_forced_stop_acts_at_once(world: Any) -> None:
-    life.force_stop(world.run, actor=world.run.owner)
+    lifecycle.force_stop(world.run, actor=world.run.owner)
     world.control(HOURS_S)
     assert sorted(world.executor.cancelled) == sorted(world.executor.jobs)
 
 
 def test_a_stop_that_replicas_do_not_obey_ends_their_jobs(world: Any) -> None:
-    services.request_stop(world.run, actor=world.run.owner)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     world.control()
     assert world.executor.cancelled == []
     world.control(HOURS_S)
@@ -41,7 +42,7 @@ def test_a_stop_that_replicas_do_not_obey_ends_their_jobs(world: Any) -> None:
 
 @pytest.mark.parametrize("force", [True, False])
 def test_a_stop_of_one_replica_ends_its_job(world: Any, force: bool) -> None:
-    services.stop_replica(world.replica(0), actor=world.run.owner, force=force)
+    replicas_and_pools.stop_replica(world.replica(0), actor=world.run.owner, force=force)
     world.control(HOURS_S)
     assert world.executor.cancelled == [world.key(0)]
 
@@ -59,20 +60,20 @@ def test_a_launch_that_was_lost_is_closed(make_world: Callable[..., Any]) -> Non
     world = make_world(replicas=1)
     attempts = world.replica(0).attempts
     attempts.update(handle=None, launched_at=None)
-    services.request_stop(world.run, actor=world.run.owner)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     world.executor.jobs.clear()
     world.control(HOURS_S)
     assert attempts.get().ended_at is not None
 
 
-@pytest.mark.parametrize("fail", [breaker.count_failure, breaker.wait_for_capacity])
+@pytest.mark.parametrize("fail", [circuit_breaker.count_failure, circuit_breaker.wait_for_capacity])
 def test_a_pool_that_is_left_alone_is_tried_again(world: Any, fail: Any) -> None:
-    for _ in range(breaker.FAILURES):
+    for _ in range(circuit_breaker.FAILURES):
         fail(world.run.pools.get(), "away")
-    assert not breaker.may_launch(world.run.pools.get(), world.clock())
+    assert not circuit_breaker.may_launch(world.run.pools.get(), world.clock())
     world.clock.pass_s(HOURS_S)
     pool = world.run.pools.get()
-    assert breaker.may_launch(pool, world.clock())
+    assert circuit_breaker.may_launch(pool, world.clock())
     fail(pool, "still away")
     pool = ReplicaPool.objects.get()
     assert pool.closed_until is not None
@@ -105,5 +106,8 @@ def test_a_webhook_is_sent_again(world: Any, monkeypatch: pytest.MonkeyPatch) ->
 def test_nothing_is_put_off_for_longer_than_the_limits_say(
     round_s: float | None, lifetime_s: float
 ) -> None:
-    assert timedelta(seconds=policy.drain_s(round_s)) <= policy.CANCEL_WITHIN
-    assert timedelta(seconds=policy.hand_over_s(round_s, lifetime_s)) <= policy.CANCEL_WITHIN
+    assert timedelta(seconds=retry_policy.drain_s(round_s)) <= retry_policy.CANCEL_WITHIN
+    assert (
+        timedelta(seconds=retry_policy.hand_over_s(round_s, lifetime_s))
+        <= retry_policy.CANCEL_WITHIN
+    )

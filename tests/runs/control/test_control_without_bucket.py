@@ -13,13 +13,14 @@ from diloco.protocol import keys
 from diloco.protocol.records import Command
 from diloco.store.base import LocalStore, StoreDenied, StoreUnavailable
 from executors.base import Cause, JobState, ReplicaStatus
-from runs import life, services
-from runs.bucket import ingest_pass
-from runs.control import asking, jobs
-from runs.control.tick import PROGRESS_UNKNOWN_AFTER, WAIT_FOR_BUCKET
-from runs.drafts.presets import PoolDraft
+from runs.actions import lifecycle, replicas_and_pools
+from runs.backends import parallel_calls
+from runs.ingest import ingest_pass
 from runs.models import Alert, IngestState, Journal, QuarantinedRecord
-from runs.selectors import runs_to_look_after
+from runs.queries.selectors import runs_to_look_after
+from runs.reconcile import jobs
+from runs.reconcile.context import PROGRESS_UNKNOWN_AFTER, WAIT_FOR_BUCKET
+from runs.submit.run_draft import PoolDraft
 from tests.runs.world import incarnation
 
 pytestmark = pytest.mark.django_db
@@ -67,7 +68,7 @@ def hostile_segments(world: Any) -> None:
 
 
 def test_control_asks_the_store_nothing(world: Any, untouched: list[str]) -> None:
-    life.force_stop(world.run, actor=world.run.owner)
+    lifecycle.force_stop(world.run, actor=world.run.owner)
     world.control()
     assert sorted(world.executor.cancelled) == sorted(world.executor.jobs)
     for key in world.executor.jobs:
@@ -84,7 +85,7 @@ def test_a_forced_stop_ends_the_jobs_of_a_run_whose_ingest_never_works(
 
     for name in ("ingest_rounds", "ingest_telemetry", "read_leases", "read_final"):
         monkeypatch.setattr(ingest_pass, name, broken)
-    life.force_stop(world.run, actor=world.run.owner)
+    lifecycle.force_stop(world.run, actor=world.run.owner)
     world.tick()
     assert sorted(world.executor.cancelled) == sorted(world.executor.jobs)
     for key in world.executor.jobs:
@@ -103,7 +104,7 @@ def test_hostile_segments_stop_neither_control_nor_the_other_records(world: Any)
         world.tick()
     assert (world.run.state, world.run.committed_rounds) == ("running", 1)
     assert [world.replica(n).loss for n in (0, 1)] == [5.0, 5.0]
-    life.force_stop(world.run, actor=world.run.owner)
+    lifecycle.force_stop(world.run, actor=world.run.owner)
     world.tick()
     assert sorted(world.executor.cancelled) == sorted(world.executor.jobs)
 
@@ -117,8 +118,8 @@ def test_a_step_that_fails_is_reported_and_the_others_run(
     broken.__name__ = "add_up"
     for name in ("care.relaunch", "costs.add_up", "care.judge_replicas", "leaving.release"):
         monkeypatch.setattr(f"runs.control.{name}", broken)
-    services.request_stop(world.run, actor=world.run.owner)
-    life.force_stop(world.run, actor=world.run.owner)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
+    lifecycle.force_stop(world.run, actor=world.run.owner)
     for _ in range(2):
         world.tick()
     assert world.executor.cancelled
@@ -211,7 +212,7 @@ def test_an_account_that_hangs_delays_no_other(
     world = make_world(replicas=1)
     world.start()
     never = threading.Event()
-    monkeypatch.setattr(asking, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(parallel_calls, "PATIENCE_S", 0.1)
     monkeypatch.setattr(world.executor, "poll", lambda handles: never.wait() or [])
     world.beat_all()
     run = world.tick()
@@ -222,13 +223,13 @@ def test_an_account_that_hangs_delays_no_other(
 
 def test_an_answer_that_is_no_executor_error_is_one_accounts_trouble(world: Any) -> None:
     world.executor.poll = lambda handles: [][1]
-    services.request_stop(world.run, actor=world.run.owner)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     assert world.tick().state == "stopping"
     assert not world.run.replicas.filter(state="lost").exists()
 
 
 def test_accounts_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert jobs.HANGING_PATIENCE_S < asking.PATIENCE_S < 10.0
+    assert jobs.HANGING_PATIENCE_S < parallel_calls.PATIENCE_S < 10.0
 
 
 def test_a_run_that_ends_while_its_bucket_denies_what_it_permitted_before_waits_for_it(
@@ -270,7 +271,7 @@ def test_a_bucket_that_was_never_permitted_to_be_read_does_not_delay_the_end_of_
 def test_a_journal_that_cannot_be_written_stays_due_until_it_is(
     world: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    from runs.bucket.import_journal import read_journal
+    from runs.restore.journal_reader import read_journal
 
     with monkeypatch.context() as patch:
 
@@ -302,9 +303,9 @@ def test_a_journal_that_cannot_be_written_stays_due_until_it_is(
 
 def poison(monkeypatch: pytest.MonkeyPatch, message: str, error: BaseException) -> None:
     """Storing a segment with that log line raises."""
-    from runs.bucket import ingest
+    from runs.ingest import telemetry
 
-    real = ingest.store_segments
+    real = telemetry.store_segments
 
     def store(run: Any, found: Any, **more: Any) -> None:
         for _, segments in found:
@@ -312,7 +313,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, message: str, error: BaseException) 
                 raise error
         real(run, found, **more)
 
-    monkeypatch.setattr(ingest, "store_segments", store)
+    monkeypatch.setattr(telemetry, "store_segments", store)
 
 
 def test_a_segment_that_fails_three_times_is_skipped_kept_and_reported(
@@ -349,16 +350,16 @@ class Killed(BaseException):
 def test_a_segment_that_has_the_process_killed_is_quarantined(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runs.bucket import ingest
+    from runs.ingest import telemetry
 
-    real = ingest.parse_segment
+    real = telemetry.parse_segment
 
     def parse(data: bytes, *of: Any) -> Any:
         if b"poison" in data:
             raise Killed
         return real(data, *of)
 
-    monkeypatch.setattr(ingest, "parse_segment", parse)
+    monkeypatch.setattr(telemetry, "parse_segment", parse)
     world.bucket.segment(0, 1, logs=(world.bucket.log("poison"),))
     world.bucket.segment(0, 2, losses=[4.0])
     world.bucket.segment(1, 1, losses=[3.0])
@@ -384,16 +385,16 @@ def test_a_segment_that_has_the_process_killed_is_quarantined(
 def test_a_round_that_fails_three_times_holds_nothing_back(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runs.bucket import history
+    from runs.ingest import rounds
 
-    real = history._store_outcomes
+    real = rounds._store_outcomes
 
     def store(row: Any, *rest: Any) -> None:
         if row.number == 2 and rest[0] is not None:
             raise OverflowError("out of range")
         real(row, *rest)
 
-    monkeypatch.setattr(history, "_store_outcomes", store)
+    monkeypatch.setattr(rounds, "_store_outcomes", store)
     for number in (1, 2, 3):
         world.bucket.commit(number, [0, 1])
     for _ in range(5):
@@ -427,16 +428,16 @@ def test_an_outage_of_the_store_is_no_failure_of_a_record(
 
 
 def test_a_pool_that_needs_a_person_is_an_alert(world: Any) -> None:
-    from runs.control import breaker
+    from runs.backends import circuit_breaker
 
     pool = world.run.pools.get()
-    breaker.call_person(pool, "ResourceLimitExceeded: quota of 0")
+    circuit_breaker.call_person(pool, "ResourceLimitExceeded: quota of 0")
     world.beat_all()
     world.tick()
     [alert] = Alert.objects.filter(run=world.run, closed_at=None)
     assert (alert.kind, alert.level, alert.subject) == ("pool", "error", f"pool {pool.pk}")
     assert "ResourceLimitExceeded: quota of 0" in alert.message
-    breaker.person_looked(pool)
+    circuit_breaker.person_looked(pool)
     world.beat_all()
     world.tick()
     assert not Alert.objects.filter(run=world.run, closed_at=None).exists()
@@ -458,8 +459,8 @@ def test_what_is_to_be_written_is_enqueued_also_when_the_pages_cannot_be_sent_a_
     def fail(*args: Any) -> bool:
         raise ValueError("Out of range float values are not JSON compliant")
 
-    monkeypatch.setattr("runs.control.reconcile.publish_changes", fail)
-    services.request_stop(world.run, actor=world.run.owner)
+    monkeypatch.setattr("runs.reconcile.reconciler.publish_changes", fail)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     world.outbox.clear()
     world.control()
     assert ("write_bucket", str(world.run.pk)) in world.outbox
@@ -479,7 +480,7 @@ def test_an_odd_object_in_place_of_a_command_does_not_block_a_soft_stop(
         path.parent.mkdir(exist_ok=True)
         make = {"fifo": os.mkfifo, "folder": os.mkdir, "link": lambda p: os.symlink("/dev/zero", p)}
         make[kind](path)
-    services.request_stop(world.run, actor=world.run.owner)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     world.tick()
     assert world.run.stop_sent_at is not None
     written = Command.read(world.bucket.store, keys.control(world.run.next_command - 1))

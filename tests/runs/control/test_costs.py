@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from executors.base import Cause, JobState, PendingCause, ReplicaStatus
-from runs.control.costs import cost_usd
-from runs.drafts.presets import PoolDraft
 from runs.exceptions import InvalidRun
+from runs.reconcile.billing import cost_usd
+from runs.submit.run_draft import PoolDraft
 
 pytestmark = pytest.mark.django_db
 T = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
@@ -127,7 +127,7 @@ def test_an_unknown_price_is_not_nothing(make_world: Callable[..., Any], setting
 
 
 def test_a_budget_needs_prices(make_run: Callable[..., Any], monkeypatch: Any) -> None:
-    monkeypatch.setattr("runs.drafts.create.pool_price", lambda pool: None)
+    monkeypatch.setattr("runs.submit.create.pool_price", lambda pool: None)
     with pytest.raises(InvalidRun) as caught:
         make_run(budget_usd=5.0)
     assert caught.value.field == "pools.0.price_usd_h"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from executors.base import Cause, JobState
-from runs.control.decide import (
+from runs.reconcile.decisions import (
     BeatView,
     Job,
     ReplicaView,

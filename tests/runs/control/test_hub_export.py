@@ -13,10 +13,10 @@ from django.contrib.auth.models import User
 from diloco.protocol import keys
 from diloco.protocol.records import FinalManifest, StoredObject
 from diloco.store.base import Store
-from runs.bucket.stores import store_for
-from runs.control import hub_export
 from runs.credentials import vault
 from runs.exceptions import CannotDo
+from runs.export import hub_upload
+from runs.ingest.stores import store_for
 from runs.models import Checkpoint, Credential, Event
 from tests.model_hub import REPO, TOKEN, ModelHub, running_model_hub
 from tests.runs.world import identity
@@ -75,8 +75,8 @@ def credential(
 
 
 def upload(made: Checkpoint, found: Credential) -> str:
-    hub_export.export(made.pk, found.pk, REPO, True, made.run.owner.pk)
-    event = Event.objects.filter(run=made.run, kind=hub_export.KIND).first()
+    hub_upload.export(made.pk, found.pk, REPO, True, made.run.owner.pk)
+    event = Event.objects.filter(run=made.run, kind=hub_upload.KIND).first()
     assert event is not None
     return f"{event.level}: {event.message}"
 
@@ -104,8 +104,8 @@ def test_a_checkpoint_has_no_config_and_the_card_says_so(world: Any, hub: ModelH
 
 def test_what_goes_wrong_is_an_event_without_the_token(world: Any, hub: ModelHub) -> None:
     made, found = checkpoint(world), credential(world, hub.url)
-    hub_export.export(made.pk, found.pk, "islands/gated", False, made.run.owner.pk)
-    event = Event.objects.filter(run=made.run, kind=hub_export.KIND).first()
+    hub_upload.export(made.pk, found.pk, "islands/gated", False, made.run.owner.pk)
+    event = Event.objects.filter(run=made.run, kind=hub_upload.KIND).first()
     assert event is not None and event.level == "error"
     assert "403" in event.message and "restricted" in event.message
     assert TOKEN not in event.message
@@ -128,14 +128,14 @@ def test_asking_is_an_event_and_a_task(
     world: Any, hub: ModelHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(hub_export, "enqueue", lambda *args: sent.append(args))
+    monkeypatch.setattr(hub_upload, "enqueue", lambda *args: sent.append(args))
     made, found = checkpoint(world), credential(world, hub.url, kind="store")
     actor: User = made.run.owner
-    hub_export.ask(
+    hub_upload.ask(
         made, credential_id=str(found.pk), repository=f" {REPO} ", private=True, actor=actor
     )
     assert sent == [("export_checkpoint", made.pk, found.pk, REPO, True, actor.pk)]
-    assert Event.objects.filter(kind=hub_export.KIND).get().actor == actor
+    assert Event.objects.filter(kind=hub_upload.KIND).get().actor == actor
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_asking_is_an_event_and_a_task(
 def test_a_name_that_is_none(world: Any, hub: ModelHub, repository: str) -> None:
     made, found = checkpoint(world), credential(world, hub.url)
     with pytest.raises(CannotDo, match="expected a repository"):
-        hub_export.ask(
+        hub_upload.ask(
             made, credential_id=str(found.pk), repository=repository, private=True,
             actor=made.run.owner,
         )  # fmt: skip
@@ -159,7 +159,7 @@ def test_another_credential_does_not_open_the_hub(world: Any, named: str) -> Non
     known = Credential.objects.get().pk
     for credential_id in (named, str(known)):
         with pytest.raises(CannotDo, match="expected a credential"):
-            hub_export.ask(
+            hub_upload.ask(
                 checkpoint(world) if credential_id == named else Checkpoint.objects.get(),
                 credential_id=credential_id, repository=REPO, private=True, actor=world.run.owner,
             )  # fmt: skip

@@ -20,8 +20,8 @@ from diloco.protocol.records import FinalManifest
 from diloco.protocol.workload import HuggingFaceWorkload
 from diloco.workloads.huggingface import model_config
 from diloco.workloads.tokens import byte_tokenizer, load_tokenizer
-from runs.bucket.stores import store_for
-from runs.control import hub_export, hub_model
+from runs.export import hub_files, hub_upload
+from runs.ingest.stores import store_for
 from runs.models import Checkpoint, Run
 from tests.model_hub import ModelHub, running_model_hub
 from tests.runs.control.test_hub_export import credential, put, upload
@@ -127,7 +127,7 @@ def test_what_is_uploaded_is_loaded_and_computes_the_same(
 
 
 def test_the_byte_tokenizer_is_the_replicas_own(tmp_path: Path) -> None:
-    for name, data in hub_model.byte_tokenizer_files().items():
+    for name, data in hub_files.byte_tokenizer_files().items():
         (tmp_path / name).write_bytes(data)
     ours, theirs = AutoTokenizer.from_pretrained(tmp_path), byte_tokenizer()
     assert ours.get_vocab() == theirs.get_vocab()
@@ -142,7 +142,7 @@ def test_tokenizer_and_config_of_a_hub_s_model_are_taken_from_there(
 ) -> None:
     made = Made(world, final=False, model="islands/base")
     hub.others["islands/base"] = {
-        "config.json": made.config, **hub_model.byte_tokenizer_files(), "README.md": b"theirs",
+        "config.json": made.config, **hub_files.byte_tokenizer_files(), "README.md": b"theirs",
         "model.safetensors": b"theirs",
     }  # fmt: skip
     told = upload(made.checkpoint, credential(world, hub.url))
@@ -179,7 +179,7 @@ def test_a_checkpoint_takes_the_config_of_the_run_s_final_weights(
     world: Any, hub: ModelHub, tmp_path: Path
 ) -> None:
     made = Made(world, final=True, config=LLAMA, tokenizer="islands/words")
-    hub.others["islands/words"] = hub_model.byte_tokenizer_files()
+    hub.others["islands/words"] = hub_files.byte_tokenizer_files()
     store = store_for(world.run)
     folder = keys.checkpoint_dir(7, 0, identity(0).incarnation)
     copied = put(store, f"{folder}weights.safetensors", store.get(made.checkpoint.key))
@@ -195,9 +195,9 @@ def test_weights_pass_a_piece_at_a_time(
 ) -> None:
     """Pieces that end within the header, and within a tensor."""
     made = Made(world, final=True, config=LLAMA)
-    monkeypatch.setattr("runs.bucket.objects.PIECE_BYTES", 97)
+    monkeypatch.setattr("runs.ingest.objects.PIECE_BYTES", 97)
     path = tmp_path / "model.safetensors"
-    hub_model.fetch_weights(store_for(world.run), made.checkpoint, path, as_model=True)
+    hub_files.fetch_weights(store_for(world.run), made.checkpoint, path, as_model=True)
     with safe_open(path, "pt") as file:
         for name, tensor in named_parameters.state(made.model):
             assert torch.equal(file.get_tensor(name), tensor)
@@ -212,15 +212,15 @@ def test_what_is_no_safetensors_is_left_as_it_is(world: Any, hub: ModelHub, tmp_
             run=world.run, round=1, key=stored.key, size_bytes=stored.size_bytes,
             digest=stored.sha256,
         )  # fmt: skip
-        hub_model.fetch_weights(store, row, tmp_path / "odd", as_model=True)
+        hub_files.fetch_weights(store, row, tmp_path / "odd", as_model=True)
         assert (tmp_path / "odd").read_bytes() == data
 
 
 def test_another_workload_is_none(world: Any) -> None:
     row = Checkpoint(run=world.run)
-    assert hub_model.workload_of(row) is None
+    assert hub_files.workload_of(row) is None
     world.run.workload = {"kind": "huggingface", "of a version to come": 1}
-    assert hub_model.workload_of(row) is None
-    assert "does not load it" in hub_export.card(
+    assert hub_files.workload_of(row) is None
+    assert "does not load it" in hub_upload.card(
         Checkpoint(run=world.run, round=1, digest="d"), "a/b", config=False
     )

@@ -10,10 +10,10 @@ import pytest
 from diloco.protocol import keys
 from diloco.protocol.group_document import GroupDocument
 from diloco.store.base import LocalStore, StoreUnavailable
-from runs.bucket.stores import store_for
-from runs.control import launch
-from runs.control.launch import GIVE_UP_AFTER, launch_replica, launch_run
 from runs.exceptions import LaunchLater
+from runs.ingest.stores import store_for
+from runs.reconcile import launch
+from runs.reconcile.launch import GIVE_UP_AFTER, launch_replica, launch_run
 from tests.runs import world as w
 from tests.runs.launching import Killed, MakeRun, launched, one_job_each
 
@@ -134,7 +134,7 @@ def test_a_launch_killed_at_any_step_is_finished_by_the_next(
     with pytest.raises(Killed):
         launch_run(str(run.pk))
     monkeypatch.undo()
-    monkeypatch.setattr("runs.control.launch.executor_for", lambda pool: executor)
+    monkeypatch.setattr("runs.reconcile.launch.executor_for", lambda pool: executor)
     assert launched(run).state == "provisioning"
     store = store_for(run)
     document = GroupDocument.from_bytes(store.get(keys.GROUP))

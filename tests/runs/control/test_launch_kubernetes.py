@@ -33,8 +33,8 @@ def kubernetes(
     executor: Any, cluster: KubernetesWorld, monkeypatch: pytest.MonkeyPatch
 ) -> KubernetesExecutor:
     """In the place of the fake; replicas get a secret."""
-    from runs.control import launch
     from runs.credentials import Opened
+    from runs.reconcile import launch
 
     made = cluster.executor()
     for module in ("control.launch", "control.jobs"):

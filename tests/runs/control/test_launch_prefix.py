@@ -10,7 +10,7 @@ import pytest
 
 from diloco.protocol import keys
 from diloco.protocol.ownership import owner_of
-from runs.bucket.stores import store_for
+from runs.ingest.stores import store_for
 from tests.runs.launching import MakeRun, launched
 
 pytestmark = pytest.mark.django_db

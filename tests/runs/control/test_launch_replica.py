@@ -11,11 +11,11 @@ import pytest
 from diloco.store.base import StoreDenied
 from diloco.store.retry import RUN_HAS_TRAINED
 from executors.base import CodeRef
-from runs.bucket.stores import store_for
-from runs.control import launch
-from runs.control.launch import GIVE_UP_AFTER, launch_replica
 from runs.exceptions import LaunchLater
+from runs.ingest.stores import store_for
 from runs.models import ReplicaAttempt, Run
+from runs.reconcile import launch
+from runs.reconcile.launch import GIVE_UP_AFTER, launch_replica
 from tests.runs import world as w
 from tests.runs.launching import Killed, MakeRun, launched, one_job_each
 

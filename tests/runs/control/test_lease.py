@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from runs import live
-from runs.control import places
-from runs.control.lease import TTL_S, lease
+from runs import live_stream
+from runs.backends import shared_breakers
+from runs.backends.redis_lock import TTL_S, lease
 
 
 @pytest.fixture
 def redis(valkey: str, settings: Any) -> Any:
     settings.REDIS_URL = valkey
-    return live.client()
+    return live_stream.client()
 
 
 def test_a_lease_left_behind_before_the_clock_was_set_back_ends_after_its_own_time(
@@ -39,9 +39,9 @@ def test_a_lease_that_is_held_is_neither_given_nor_made_longer(redis: Any) -> No
 
 
 def test_a_slot_of_a_killed_process_ends_after_its_own_time(redis: Any) -> None:
-    for number in range(places.SLOTS):
-        redis.set(places._slot("a place", number), 0.0, px=3_600_000)
-    with places.slot("a place") as free:
+    for number in range(shared_breakers.SLOTS):
+        redis.set(shared_breakers._slot("a place", number), 0.0, px=3_600_000)
+    with shared_breakers.slot("a place") as free:
         assert not free
-    for number in range(places.SLOTS):
-        assert redis.pttl(places._slot("a place", number)) <= places.SLOT_S * 1000
+    for number in range(shared_breakers.SLOTS):
+        assert redis.pttl(shared_breakers._slot("a place", number)) <= shared_breakers.SLOT_S * 1000

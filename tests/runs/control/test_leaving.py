@@ -11,9 +11,9 @@ import pytest
 from diloco.protocol import keys
 from diloco.protocol.records import Command
 from executors.base import Cause, JobState, ReplicaStatus
-from runs import services
-from runs.control import policy
+from runs.actions import replicas_and_pools
 from runs.models import ReplicaAttempt
+from runs.reconcile import retry_policy
 
 pytestmark = pytest.mark.django_db
 
@@ -38,22 +38,22 @@ def ticks(world: Any, *after_s: float) -> None:
 
 
 def test_a_replica_that_is_stopped_is_asked_once_and_ended_when_its_time_is_up(world: Any) -> None:
-    services.stop_replica(world.replica(1), actor=world.run.owner)
+    replicas_and_pools.stop_replica(world.replica(1), actor=world.run.owner)
     ticks(world, 1, 1, 1)
     [command] = commands(world)
     assert (command.command, command.replica) == ("drain", 1)
     assert command.arguments["incarnation"] == world.replica(1).incarnation
-    assert command.arguments["within_s"] == policy.DRAIN_FLOOR_S - 1
+    assert command.arguments["within_s"] == retry_policy.DRAIN_FLOOR_S - 1
     assert world.executor.cancelled == []
-    ticks(world, policy.DRAIN_FLOOR_S - 4)
+    ticks(world, retry_policy.DRAIN_FLOOR_S - 4)
     assert world.executor.cancelled == []
     ticks(world, 2)
     assert set(world.executor.cancelled) == {world.key(1)}
 
 
 def test_force_does_not_ask(world: Any) -> None:
-    services.stop_replica(world.replica(1), actor=world.run.owner)
-    assert services.stop_replica(world.replica(1), actor=world.run.owner, force=True)
+    replicas_and_pools.stop_replica(world.replica(1), actor=world.run.owner)
+    assert replicas_and_pools.stop_replica(world.replica(1), actor=world.run.owner, force=True)
     ticks(world, 1)
     assert world.executor.cancelled == [world.key(1)]
     assert commands(world) == []
@@ -61,7 +61,7 @@ def test_force_does_not_ask(world: Any) -> None:
 
 def test_who_never_began_to_work_is_not_asked(make_world: Callable[..., Any]) -> None:
     world = make_world(replicas=2)
-    services.restart_replica(world.replica(0), actor=world.run.owner)
+    replicas_and_pools.restart_replica(world.replica(0), actor=world.run.owner)
     world.tick()
     assert world.executor.cancelled == [world.key(0)]
     assert commands(world) == []
@@ -69,7 +69,7 @@ def test_who_never_began_to_work_is_not_asked(make_world: Callable[..., Any]) ->
 
 def test_two_that_leave_get_a_command_each_and_a_relaunch_is_not_asked_again(world: Any) -> None:
     for number in (0, 1):
-        services.restart_replica(world.replica(number), actor=world.run.owner)
+        replicas_and_pools.restart_replica(world.replica(number), actor=world.run.owner)
     ticks(world, 1)
     assert [(c.n, c.replica) for c in commands(world)] == [(1, 0), (2, 1)]
     world.executor.end(world.key(0), Cause.ERROR, code=143)
@@ -96,7 +96,7 @@ def test_before_its_deadline_a_replica_is_handed_over(world: Any) -> None:
     assert world.replica(1).state == "computing"
     attempt = world.replica(1).attempts.get()
     assert attempt.deadline_at - world.clock() == datetime.timedelta(seconds=3599)
-    ticks(world, 3600 - policy.HAND_OVER_FLOOR_S)
+    ticks(world, 3600 - retry_policy.HAND_OVER_FLOOR_S)
     replica = world.replica(1)
     assert replica.state == "restarting"
     assert "handed over: local ends the job in" in replica.state_reason
@@ -124,7 +124,7 @@ def test_credentials_that_end_are_a_deadline_too(world: Any) -> None:
 def test_a_job_that_hangs_is_ended_and_started_again(world: Any) -> None:
     world.tick(60)
     assert world.replica(1).state == "suspect"
-    world.tick(policy.HUNG_AFTER_S - 1)
+    world.tick(retry_policy.HUNG_AFTER_S - 1)
     assert world.replica(1).state == "suspect"
     world.tick(2)
     replica = world.replica(1)
@@ -140,7 +140,7 @@ def test_a_preempted_replica_comes_back_as_often_as_it_takes(world: Any) -> None
         world.tick()
         assert world.replica(1).state == "restarting"
         world.beat_all(but=(1,))
-        world.tick(policy.BACKOFF_CAP_S)
+        world.tick(retry_policy.BACKOFF_CAP_S)
         world.work()
         world.bucket.beat(1, 1, "computing", seq=attempt + 1)
         world.tick()

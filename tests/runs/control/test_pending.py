@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from executors.base import Cause, JobState, NoCapacity, PendingCause, ReplicaStatus, RetryLater
-from runs.control import policy
-from runs.control.launch import launch_replica
-from runs.control.policy import NextStep
 from runs.exceptions import LaunchLater
 from runs.models import Replica, ReplicaAttempt
+from runs.reconcile import retry_policy
+from runs.reconcile.launch import launch_replica
+from runs.reconcile.retry_policy import NextStep
 from runs.states import ReplicaState
 from tests.runs import world as w
 from tests.runs.launching import MakeRun, launched
@@ -39,18 +39,18 @@ def wait(world: Any, status: ReplicaStatus) -> Replica:
 
 @pytest.mark.parametrize("cause", PendingCause)
 def test_every_cause_has_a_limit_and_a_next_step(cause: PendingCause) -> None:
-    limit_s = policy.pending_limit_s(cause, timeout_s=3600)
+    limit_s = retry_policy.pending_limit_s(cause, timeout_s=3600)
     if cause is PendingCause.QUEUED:
         assert limit_s is None
     else:
         assert limit_s is not None and 60 <= limit_s <= 3600
     operator = {PendingCause.IMAGE, PendingCause.INCOMPLETE, PendingCause.REFUSED}
-    assert (policy.after_pending(cause) is NextStep.INTERVENTION) is (cause in operator)
+    assert (retry_policy.after_pending(cause) is NextStep.INTERVENTION) is (cause in operator)
 
 
 def test_no_timeout_is_no_limit_but_for_causes_that_an_operator_removes() -> None:
-    assert policy.pending_limit_s(PendingCause.CAPACITY, timeout_s=0) is None
-    assert policy.pending_limit_s(PendingCause.IMAGE, timeout_s=0) == 300
+    assert retry_policy.pending_limit_s(PendingCause.CAPACITY, timeout_s=0) is None
+    assert retry_policy.pending_limit_s(PendingCause.IMAGE, timeout_s=0) == 300
 
 
 def test_the_backends_explanation_is_the_replicas_reason(world: Any) -> None:
@@ -76,7 +76,7 @@ def test_an_image_that_cannot_be_pulled_ends_the_attempt_and_blocks_the_pool(wor
     world.executor.end(world.key(0), Cause.CANCELLED)
     world.tick(1)
     attempt = ReplicaAttempt.objects.get(replica=replica)
-    assert attempt.cause == policy.NOT_STARTED and "x:1: not found" in attempt.message
+    assert attempt.cause == retry_policy.NOT_STARTED and "x:1: not found" in attempt.message
     launch_replica(replica.pk)
     assert world.executor.launches == 1, "nothing is launched until an operator acts"
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from diloco.store.base import LocalStore, StoreUnavailable
-from runs import live, tasks
-from runs.bucket import ingest_pass, stores
-from runs.control import asking, places
+from runs import live_stream, tasks
+from runs.backends import parallel_calls, shared_breakers
 from runs.exceptions import LaunchLater
+from runs.ingest import ingest_pass, stores
 
 PLACE = "store:s3:bucket:"
 
@@ -20,14 +20,14 @@ PLACE = "store:s3:bucket:"
 @pytest.fixture
 def redis(valkey: str, settings: Any) -> Any:
     settings.REDIS_URL = valkey
-    live.client().flushall()
-    return live.client()
+    live_stream.client().flushall()
+    return live_stream.client()
 
 
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr("runs.control.places.time.time", lambda: now[0])
+    monkeypatch.setattr("runs.backends.shared_breakers.time.time", lambda: now[0])
     return now
 
 
@@ -35,34 +35,34 @@ def test_a_place_that_fails_is_left_alone_longer_and_longer(
     redis: Any, seconds: list[float]
 ) -> None:
     for expected_s in (5, 10, 20, 40, 60, 60):
-        places.failed(PLACE, "no answer within 10 s")
+        shared_breakers.failed(PLACE, "no answer within 10 s")
         seconds[0] += expected_s - 0.1
-        with places.slot(PLACE) as free:
+        with shared_breakers.slot(PLACE) as free:
             assert not free
         seconds[0] += 0.2
-        with places.slot(PLACE) as free, places.slot(PLACE) as second:
+        with shared_breakers.slot(PLACE) as free, shared_breakers.slot(PLACE) as second:
             assert (free, second) == (True, False), "one tries"
-    places.answered(PLACE)
-    with places.slot(PLACE) as free:
+    shared_breakers.answered(PLACE)
+    with shared_breakers.slot(PLACE) as free:
         assert free
 
 
 def test_calls_that_fail_together_count_as_one(redis: Any, seconds: list[float]) -> None:
     for _ in range(4):  # ingest and writes of several runs, all begun before the first failure
-        places.failed(PLACE, "no answer within 10 s")
-    seconds[0] += places.OPEN_S + 0.1
-    assert not places.is_open(PLACE)
+        shared_breakers.failed(PLACE, "no answer within 10 s")
+    seconds[0] += shared_breakers.OPEN_S + 0.1
+    assert not shared_breakers.is_open(PLACE)
     for _ in range(4):
-        places.failed(PLACE, "no answer within 10 s")
-    assert places.state_of(PLACE).failures == 2
+        shared_breakers.failed(PLACE, "no answer within 10 s")
+    assert shared_breakers.state_of(PLACE).failures == 2
 
 
 def test_a_slow_place_leaves_processes_to_others(redis: Any, seconds: list[float]) -> None:
-    with places.slot(PLACE) as first, places.slot(PLACE) as second:
-        seconds[0] += places.QUICK_S
-        with places.slot(PLACE) as third, places.slot("store:s3:other:") as other:
+    with shared_breakers.slot(PLACE) as first, shared_breakers.slot(PLACE) as second:
+        seconds[0] += shared_breakers.QUICK_S
+        with shared_breakers.slot(PLACE) as third, shared_breakers.slot("store:s3:other:") as other:
             assert (first, second, third, other) == (True, True, False, True)
-    with places.slot(PLACE) as free:
+    with shared_breakers.slot(PLACE) as free:
         assert free
 
 
@@ -70,32 +70,34 @@ def test_a_quick_place_is_waited_for(
     redis: Any, seconds: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with contextlib.ExitStack() as stack:
-        assert all(stack.enter_context(places.slot(PLACE)) for _ in range(places.SLOTS))
-        monkeypatch.setattr("runs.control.places.time.sleep", lambda s: stack.close())
-        with places.slot(PLACE) as free:
+        assert all(
+            stack.enter_context(shared_breakers.slot(PLACE)) for _ in range(shared_breakers.SLOTS)
+        )
+        monkeypatch.setattr("runs.backends.shared_breakers.time.sleep", lambda s: stack.close())
+        with shared_breakers.slot(PLACE) as free:
             assert free
 
 
 def test_a_clock_that_is_set_back_opens_no_place_for_long(redis: Any, seconds: list[float]) -> None:
-    places.failed(PLACE, "no answer")
+    shared_breakers.failed(PLACE, "no answer")
     seconds[0] -= 3600
-    assert not places.is_open(PLACE)
+    assert not shared_breakers.is_open(PLACE)
 
 
 def test_without_redis_every_place_is_tried(settings: Any) -> None:
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
-    places.failed(PLACE, "no answer")
-    with places.slot(PLACE) as free:
+    shared_breakers.failed(PLACE, "no answer")
+    with shared_breakers.slot(PLACE) as free:
         assert free
 
 
 def test_runs_of_one_bucket_and_credential_are_one_place(make_run: Any) -> None:
     one, other = make_run(), make_run()
-    assert places.store_place(one) == places.store_place(other)
+    assert shared_breakers.store_place(one) == shared_breakers.store_place(other)
     one.rendezvous, other.rendezvous = "s3://bucket/a", "s3://bucket/b"
-    assert places.store_place(one) == places.store_place(other) == PLACE
+    assert shared_breakers.store_place(one) == shared_breakers.store_place(other) == PLACE
     other.rendezvous = "s3://another/a"
-    assert places.store_place(one) != places.store_place(other)
+    assert shared_breakers.store_place(one) != shared_breakers.store_place(other)
 
 
 def test_an_ingest_that_fails_opens_the_place_for_the_other_runs(
@@ -103,7 +105,7 @@ def test_an_ingest_that_fails_opens_the_place_for_the_other_runs(
 ) -> None:
     world = make_world()
     passes: list[str] = []
-    monkeypatch.setattr(places, "store_place", lambda run: PLACE)
+    monkeypatch.setattr(shared_breakers, "store_place", lambda run: PLACE)
     real = ingest_pass.ingest_run
 
     def count(run_id: str) -> bool:
@@ -142,13 +144,13 @@ def test_a_request_that_hangs_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: An
 
 def test_a_dead_store_holds_only_so_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
-    monkeypatch.setattr(asking, "PER_PLACE", 2)
+    monkeypatch.setattr(parallel_calls, "PER_PLACE", 2)
     for _ in range(2):
-        with pytest.raises(asking.NoAnswer, match="within"):
-            asking.call(never.wait, place="dead", patience_s=0.01)
-    with pytest.raises(asking.NoAnswer, match="2 requests to dead are unanswered"):
-        asking.call(never.wait, place="dead", patience_s=60)
-    assert asking.call(lambda: 1, place="alive", patience_s=60) == 1
+        with pytest.raises(parallel_calls.NoAnswer, match="within"):
+            parallel_calls.call(never.wait, place="dead", patience_s=0.01)
+    with pytest.raises(parallel_calls.NoAnswer, match="2 requests to dead are unanswered"):
+        parallel_calls.call(never.wait, place="dead", patience_s=60)
+    assert parallel_calls.call(lambda: 1, place="alive", patience_s=60) == 1
     never.set()
 
 
@@ -160,4 +162,4 @@ def test_what_a_request_raises_is_raised(tmp_path: Any) -> None:
         raise Killed
 
     with pytest.raises(Killed):
-        asking.call(die, place="a", patience_s=60)
+        parallel_calls.call(die, place="a", patience_s=60)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from executors.base import Cause
-from runs.control import policy
-from runs.control.policy import REFUSED, WILL_NOT_MEND, relaunch_delay_s, restarts_after
+from runs.reconcile import retry_policy
+from runs.reconcile.retry_policy import REFUSED, WILL_NOT_MEND, relaunch_delay_s, restarts_after
 from runs.states import ReplicaState as R
 
 
@@ -42,17 +42,17 @@ def test_what_a_restart_will_not_mend_is_not_restarted() -> None:
 def test_the_backoff_is_capped_and_never_overflows() -> None:
     for restarts in (40, 10**6):
         delay_s = relaunch_delay_s(R.FAILED, restarts=restarts, cause="error", max_restarts=10**7)
-        assert delay_s == policy.BACKOFF_CAP_S
+        assert delay_s == retry_policy.BACKOFF_CAP_S
 
 
 @pytest.mark.parametrize(
     ("cause", "worked_s", "after"),
     [
         ("error", 0.0, 3),
-        ("error", policy.FORGIVE_AFTER_S - 1, 3),
-        ("error", policy.FORGIVE_AFTER_S, 1),
+        ("error", retry_policy.FORGIVE_AFTER_S - 1, 3),
+        ("error", retry_policy.FORGIVE_AFTER_S, 1),
         (Cause.PREEMPTED, 5.0, 2),
-        (Cause.PREEMPTED, policy.FORGIVE_AFTER_S, 0),
+        (Cause.PREEMPTED, retry_policy.FORGIVE_AFTER_S, 0),
         (Cause.DEADLINE, 5.0, 2),
     ],
 )
@@ -66,7 +66,7 @@ def test_failures_in_a_row_are_counted_and_forgiven(
     ("round_s", "drain_s"), [(None, 30.0), (4.0, 30.0), (100.0, 200.0), (3600.0, 600.0)]
 )
 def test_leaving_takes_two_rounds_within_bounds(round_s: float | None, drain_s: float) -> None:
-    assert policy.drain_s(round_s) == drain_s
+    assert retry_policy.drain_s(round_s) == drain_s
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_leaving_takes_two_rounds_within_bounds(round_s: float | None, drain_s: 
 def test_a_hand_over_begins_in_time_but_never_takes_most_of_a_life(
     round_s: float | None, lifetime_s: float, margin_s: float
 ) -> None:
-    assert policy.hand_over_s(round_s, lifetime_s) == margin_s
+    assert retry_policy.hand_over_s(round_s, lifetime_s) == margin_s

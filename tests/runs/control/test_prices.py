@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from executors.base import Cause
-from runs import services
-from runs.control import prices
-from runs.control.backends import catalogue
-from runs.control.launch import launch_replica
-from runs.control.reconcile import reconcile_run
-from runs.drafts.copies import clone_of
-from runs.drafts.presets import PoolDraft
+from runs.actions import replicas_and_pools
+from runs.backends import prices
+from runs.backends.executors import catalogue
 from runs.exceptions import InvalidRun
 from runs.models import Event, ReplicaPool
 from runs.queries import fleet
+from runs.reconcile.launch import launch_replica
+from runs.reconcile.reconciler import reconcile_run
+from runs.submit.clone_and_fork import clone_of
+from runs.submit.run_draft import PoolDraft
 from tests.runs.launching import MakeRun, launched
 from tests.runs.world import Clock, FakeExecutor
 
@@ -118,11 +118,11 @@ def test_it_is_launched_when_somebody_raises_the_limit(world: Any, prices_file: 
     prices_file.cpu(4.0)
     lose(world, 1)
     later(world, 10)
-    assert services.limit_price(ReplicaPool.objects.get(), 4.0, actor=world.run.owner)
+    assert replicas_and_pools.limit_price(ReplicaPool.objects.get(), 4.0, actor=world.run.owner)
     assert said(world)[-1][1] == "2 x local cpu: max price $3 an hour, now $4 an hour"
     later(world, 1)
     assert world.replica(1).state == "provisioning"
-    assert not services.limit_price(ReplicaPool.objects.get(), 4.0, actor=world.run.owner)
+    assert not replicas_and_pools.limit_price(ReplicaPool.objects.get(), 4.0, actor=world.run.owner)
 
 
 def launch_all(run: Any) -> None:
@@ -220,4 +220,4 @@ def test_a_list_that_became_nonsense_changes_nothing(
 @pytest.mark.parametrize("limit", [-1.0, float("nan"), float("inf")])
 def test_a_limit_is_a_number_of_dollars(world: Any, limit: float) -> None:
     with pytest.raises(InvalidRun, match="expected 0 or more USD"):
-        services.limit_price(ReplicaPool.objects.get(), limit, actor=world.run.owner)
+        replicas_and_pools.limit_price(ReplicaPool.objects.get(), limit, actor=world.run.owner)

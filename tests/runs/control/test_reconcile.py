@@ -10,10 +10,10 @@ import pytest
 from diloco.protocol import keys
 from diloco.store.base import LocalStore, StoreUnavailable
 from executors.base import Cause, JobState, ReplicaStatus
-from runs.control.decide import SLOW_START_S
-from runs.control.policy import BACKOFF_S
-from runs.control.reconcile import LOST_TASK_AFTER, reconcile_run
 from runs.models import Event
+from runs.reconcile.decisions import SLOW_START_S
+from runs.reconcile.reconciler import LOST_TASK_AFTER, reconcile_run
+from runs.reconcile.retry_policy import BACKOFF_S
 from tests.runs.world import incarnation
 
 MAX_RESTARTS = 3

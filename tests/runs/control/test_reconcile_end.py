@@ -11,16 +11,16 @@ import pytest
 from diloco.protocol import keys
 from diloco.protocol.records import Command
 from executors.base import Cause
-from runs import services
-from runs.bucket import history
-from runs.bucket.stores import store_for
-from runs.control.jobs import GIVE_UP_AFTER
-from runs.control.launch import launch_run
-from runs.control.policy import DRAIN_FLOOR_S as STOP_GRACE_S
-from runs.control.reconcile import reconcile_run
+from runs.actions import replicas_and_pools
 from runs.exceptions import IllegalTransition
+from runs.ingest import rounds as history
+from runs.ingest.stores import store_for
 from runs.models import Run
-from runs.selectors import DRAIN_FOR, runs_to_look_after
+from runs.queries.selectors import DRAIN_FOR, runs_to_look_after
+from runs.reconcile.jobs import GIVE_UP_AFTER
+from runs.reconcile.launch import launch_run
+from runs.reconcile.reconciler import reconcile_run
+from runs.reconcile.retry_policy import DRAIN_FLOOR_S as STOP_GRACE_S
 from tests.runs.world import Bucket
 
 pytestmark = pytest.mark.django_db
@@ -96,10 +96,10 @@ def test_replicas_that_end_before_their_done_beat_was_seen_are_done(world: Any) 
 
 
 def test_a_stop_is_one_command_however_often_it_is_asked(world: Any) -> None:
-    assert services.request_stop(world.run, actor=world.run.owner)
+    assert replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     assert world.outbox[-1] == ("reconcile_run", str(world.run.pk))
     stale = Run.objects.get(pk=world.run.pk)
-    assert not services.request_stop(stale, actor=world.run.owner)
+    assert not replicas_and_pools.request_stop(stale, actor=world.run.owner)
     for _ in range(3):
         world.beat_all()
         run = world.tick()
@@ -115,7 +115,7 @@ def test_a_stop_is_one_command_however_often_it_is_asked(world: Any) -> None:
 
 
 def test_a_stop_whose_note_was_lost_writes_no_second_command(world: Any) -> None:
-    services.request_stop(world.run, actor=world.run.owner)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     world.tick()
     Run.objects.filter(pk=world.run.pk).update(stop_sent_at=None, next_command=1)
     world.tick()
@@ -128,14 +128,14 @@ def test_a_stop_whose_note_was_lost_writes_no_second_command(world: Any) -> None
 def test_a_stop_takes_the_next_free_number(world: Any) -> None:
     theirs = Command(n=1, command="rest", wall_s=0.0)
     world.bucket.store.create(keys.control(1), theirs.to_bytes())
-    services.request_stop(world.run, actor=world.run.owner)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     world.tick()
     assert [(c.n, c.command) for c in commands(world)] == [(1, "rest"), (2, "stop")]
     assert world.run.next_command == 3
 
 
 def test_who_does_not_end_in_time_is_cancelled(world: Any) -> None:
-    services.request_stop(world.run, actor=world.run.owner)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     world.tick(STOP_GRACE_S - 1)
     assert world.executor.cancelled == []
     assert world.tick(2).state == "stopping"
@@ -152,12 +152,12 @@ def test_who_does_not_end_in_time_is_cancelled(world: Any) -> None:
 def test_a_stop_that_lost_a_race_looks_again(world: Any) -> None:
     stale = Run.objects.get(pk=world.run.pk)
     Run.objects.filter(pk=world.run.pk).update(state="degraded")
-    assert services.request_stop(stale, actor=world.run.owner)
+    assert replicas_and_pools.request_stop(stale, actor=world.run.owner)
     assert stale.state == "stopping"
     Run.objects.filter(pk=world.run.pk).update(state="running")
     stale = Run.objects.get(pk=world.run.pk)
     Run.objects.filter(pk=world.run.pk).update(state="succeeded")
-    assert not services.request_stop(stale, actor=world.run.owner)
+    assert not replicas_and_pools.request_stop(stale, actor=world.run.owner)
     assert stale.state == "succeeded"
 
 
@@ -232,8 +232,8 @@ def test_a_run_that_is_over_is_not_waited_for_for_ever(world: Any) -> None:
 
 def test_a_replica_a_person_stops_leaves_for_good(world: Any) -> None:
     replica = world.replica(1)
-    assert services.stop_replica(replica, actor=world.run.owner)
-    assert not services.stop_replica(world.replica(1), actor=world.run.owner)
+    assert replicas_and_pools.stop_replica(replica, actor=world.run.owner)
+    assert not replicas_and_pools.stop_replica(world.replica(1), actor=world.run.owner)
     world.beat_all()
     world.tick()
     assert world.executor.cancelled == []  # asked, and given time
@@ -248,7 +248,7 @@ def test_a_replica_a_person_stops_leaves_for_good(world: Any) -> None:
 
 
 def test_a_replica_a_person_restarts_is_a_new_job_of_the_same_number(world: Any) -> None:
-    assert services.restart_replica(world.replica(1), actor=world.run.owner)
+    assert replicas_and_pools.restart_replica(world.replica(1), actor=world.run.owner)
     world.outbox.clear()
     world.tick()
     assert world.executor.cancelled == []
@@ -266,12 +266,12 @@ def test_a_replica_a_person_restarts_is_a_new_job_of_the_same_number(world: Any)
 def test_a_run_that_is_over_restarts_nobody(world: Any) -> None:
     Run.objects.filter(pk=world.run.pk).update(state="succeeded")
     with pytest.raises(IllegalTransition, match="of a run that is succeeded"):
-        services.restart_replica(world.replica(1), actor=world.run.owner)
+        replicas_and_pools.restart_replica(world.replica(1), actor=world.run.owner)
 
 
 def test_the_last_replica_a_person_stops_ends_the_run(world: Any) -> None:
     for number in (0, 1):
-        services.stop_replica(world.replica(number), actor=world.run.owner)
+        replicas_and_pools.stop_replica(world.replica(number), actor=world.run.owner)
     end_all(world, Cause.DONE)
     run = world.tick()
     assert (run.state, states(world)) == ("failed", ["evicted", "evicted"])
@@ -299,7 +299,7 @@ def test_a_run_stopped_before_it_was_launched_leaves_the_bucket_alone(
     Bucket(store).beat(0, 1)
     before = [info.key for info in store.list("")]
     Run.objects.filter(pk=other.pk).delete()
-    services.request_stop(run, actor=run.owner)
+    replicas_and_pools.request_stop(run, actor=run.owner)
     look_after(clock)
     run.refresh_from_db()
     assert (run.state, run.state_reason.split(";")[0]) == ("cancelled", "stopped by olga")
@@ -320,7 +320,7 @@ def test_a_run_that_could_not_be_launched_keeps_no_replica_waiting(
 
 
 def test_a_stopped_run_does_not_wait_for_ever_for_a_backend_that_is_gone(world: Any) -> None:
-    services.request_stop(world.run, actor=world.run.owner)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     world.tick()
     world.executor.away = "401 the token was revoked"
     world.tick(GIVE_UP_AFTER.total_seconds() - 60)

@@ -12,14 +12,14 @@ from diloco.protocol import keys
 from diloco.protocol.records import Command
 from diloco.store.base import StoreDenied, StoreUnavailable
 from executors.base import Cause
-from runs import services
-from runs.bucket.reading import REFUSAL_EVENTS
-from runs.control.jobs import UNLAUNCHED_AFTER
-from runs.control.launch import launch_replica, launch_run
-from runs.control.reconcile import STORE_AWAY_FOR, reconcile_run
+from runs.actions import replicas_and_pools
 from runs.exceptions import LaunchLater
+from runs.ingest.validation import REFUSAL_EVENTS
 from runs.models import Run
-from runs.selectors import points
+from runs.queries.selectors import points
+from runs.reconcile.jobs import UNLAUNCHED_AFTER
+from runs.reconcile.launch import launch_replica, launch_run
+from runs.reconcile.reconciler import STORE_AWAY_FOR, reconcile_run
 
 pytestmark = pytest.mark.django_db
 MakeWorld = Callable[..., Any]
@@ -58,7 +58,7 @@ def bucket_says(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def refuse(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr("runs.bucket.ingest_pass._read", refuse)
+    monkeypatch.setattr("runs.ingest.ingest_pass._read", refuse)
 
 
 def test_a_tick_killed_before_it_judged_an_end_is_made_good(
@@ -70,7 +70,7 @@ def test_a_tick_killed_before_it_judged_an_end_is_made_good(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("runs.control.care.judge_replicas", die)
+        patch.setattr("runs.reconcile.replicas.judge_replicas", die)
         with pytest.raises(Killed):
             world.tick()
     assert world.replica(1).attempts.get().ended_at is not None
@@ -98,7 +98,7 @@ def test_a_clean_exit_is_not_judged_without_the_bucket(
 def test_a_stop_waits_for_the_result_in_a_bucket_that_is_away(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    services.request_stop(world.run, actor=world.run.owner)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     world.tick()
     world.bucket.final(1, "stopped")
     for key in world.executor.jobs:
@@ -117,7 +117,7 @@ def test_a_stop_waits_for_the_result_in_a_bucket_that_is_away(
 def test_a_stop_does_not_wait_for_ever(
     world: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, waits_s: float
 ) -> None:
-    services.request_stop(world.run, actor=world.run.owner)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     for key in world.executor.jobs:
         world.executor.end(key, Cause.DONE, code=0)
     bucket_says(monkeypatch, error)
@@ -130,7 +130,7 @@ def test_a_launch_that_never_came_to_be_does_not_hold_up_a_stop(
     half_launched: Any, clock: Any, executor: Any
 ) -> None:
     run = half_launched
-    services.request_stop(run, actor=run.owner)
+    replicas_and_pools.request_stop(run, actor=run.owner)
     for after_s, expected in ((UNLAUNCHED_AFTER.total_seconds(), "stopping"), (1, "cancelled")):
         clock.pass_s(after_s)
         reconcile_run(str(run.pk))
@@ -146,7 +146,7 @@ def test_a_backend_that_cannot_be_asked_calls_nothing_off(
     half_launched: Any, clock: Any, executor: Any
 ) -> None:
     run = half_launched
-    services.request_stop(run, actor=run.owner)
+    replicas_and_pools.request_stop(run, actor=run.owner)
     executor.away = "no answer"  # it may have a job of ours
     clock.pass_s(600)
     reconcile_run(str(run.pk))
@@ -158,8 +158,8 @@ def test_a_replica_can_leave_before_it_was_launched(
     half_launched: Any, clock: Any, executor: Any
 ) -> None:
     run = half_launched
-    services.stop_replica(run.replicas.get(number=0), actor=run.owner)
-    services.restart_replica(run.replicas.get(number=1), actor=run.owner)
+    replicas_and_pools.stop_replica(run.replicas.get(number=0), actor=run.owner)
+    replicas_and_pools.restart_replica(run.replicas.get(number=1), actor=run.owner)
     clock.pass_s(UNLAUNCHED_AFTER.total_seconds() + 1)
     reconcile_run(str(run.pk))
     assert states(run) == ["evicted", "restarting"]
@@ -176,7 +176,7 @@ def test_a_launch_that_comes_through_after_it_was_called_off_is_cancelled(
     launch = executor.ensure
 
     def slowly(*args: Any, **more: Any) -> Any:
-        services.stop_replica(replica, actor=run.owner)
+        replicas_and_pools.stop_replica(replica, actor=run.owner)
         clock.pass_s(UNLAUNCHED_AFTER.total_seconds() + 1)
         reconcile_run(str(run.pk))
         return launch(*args, **more)
@@ -189,7 +189,7 @@ def test_a_launch_that_comes_through_after_it_was_called_off_is_cancelled(
 def test_a_command_nobody_can_read_does_not_keep_a_run_from_stopping(world: Any) -> None:
     store = world.bucket.store
     store.create(keys.control(1), b"garbage")
-    services.request_stop(world.run, actor=world.run.owner)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     world.tick()
     assert Command.from_bytes(store.get(keys.control(2))).command == "stop"
     assert len(world.events("refused")) == 1

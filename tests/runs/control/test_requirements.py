@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from runs.control.requirements import CLIENTS, KINDS, TORCH, replica_requirements
+from runs.backends.requirements import CLIENTS, KINDS, TORCH, replica_requirements
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -10,11 +10,12 @@ import pytest
 from diloco.protocol import keys
 from diloco.store.base import LocalStore
 from executors.base import Cause, JobState, NeedsPerson, ReplicaHandle, ReplicaStatus
-from runs import services
-from runs.control import backends, breaker, launch, reaper
-from runs.drafts.presets import PoolDraft
+from runs.actions import replicas_and_pools
+from runs.backends import circuit_breaker, executors
 from runs.exceptions import LaunchLater
 from runs.models import Run
+from runs.reconcile import launch, orphan_reaper
+from runs.submit.run_draft import PoolDraft
 from tests.runs import world as w
 
 pytestmark = pytest.mark.django_db
@@ -30,16 +31,16 @@ def test_options_that_make_no_executor_need_a_person(settings: Any) -> None:
     look at all other accounts."""
     settings.BACKEND_OPTIONS = {"huggingface": {"no-such-option": 1}}
     with pytest.raises(NeedsPerson, match=r"huggingface cannot be used as it is set up: .*no-such"):
-        backends.executor_of("huggingface", None)
+        executors.executor_of("huggingface", None)
 
 
 def test_a_backend_without_its_client_needs_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*args: Any) -> Any:
         raise ImportError("No module named 'modal'")
 
-    monkeypatch.setattr(backends, "_executor", missing)
+    monkeypatch.setattr(executors, "_executor", missing)
     with pytest.raises(NeedsPerson, match="No module named 'modal'"):
-        backends.executor_of("modal", None)
+        executors.executor_of("modal", None)
 
 
 @pytest.fixture
@@ -78,10 +79,10 @@ def test_one_account_with_two_credentials_is_one_sight(
         seen.add(handle.to_json())
         return known
 
-    monkeypatch.setattr(reaper, "_seen_before", seen_before)
-    monkeypatch.setattr(reaper, "executor_of", lambda backend, credential: world.executor)
-    monkeypatch.setattr(reaper, "accounts", lambda now: [("local", None), ("local", None)])
-    assert [reaper.reap(), reaper.reap()] == [0, 1]
+    monkeypatch.setattr(orphan_reaper, "_seen_before", seen_before)
+    monkeypatch.setattr(orphan_reaper, "executor_of", lambda backend, credential: world.executor)
+    monkeypatch.setattr(orphan_reaper, "accounts", lambda now: [("local", None), ("local", None)])
+    assert [orphan_reaper.reap(), orphan_reaper.reap()] == [0, 1]
     assert world.executor.cancelled == ["0123456789ab-0-1"]
 
 
@@ -93,7 +94,7 @@ def test_a_run_stopped_while_it_is_being_published_stays_stopped(
     real = launch.plant_fork
 
     def meanwhile(*args: Any, **kwargs: Any) -> None:
-        services.request_stop(Run.objects.get(pk=run.pk), actor=run.owner)
+        replicas_and_pools.request_stop(Run.objects.get(pk=run.pk), actor=run.owner)
         real(*args, **kwargs)
 
     monkeypatch.setattr(launch, "plant_fork", meanwhile)
@@ -129,7 +130,7 @@ def test_a_run_that_works_waits_for_a_backend_that_is_away_for_long(make_world: 
     assert "no capacity" in world.replica(1).state_reason
     world.executor.away = ""
     world.beat_all(but=(1,))
-    world.tick(breaker.CLOSED_CAP_S)
+    world.tick(circuit_breaker.CLOSED_CAP_S)
     world.work()
     assert world.replica(1).state == "provisioning"
 
@@ -138,7 +139,7 @@ def test_a_replica_that_is_leaving_is_taken_back_when_its_pool_grows(make_world:
     world = make_world(replicas=2, max_replicas=2)
     world.start()
     for count in (1, 2):
-        services.scale_pool(pool(world), count, actor=world.run.owner)
+        replicas_and_pools.scale_pool(pool(world), count, actor=world.run.owner)
     assert world.replica(1).state == "restarting"
     world.beat_all()
     world.tick()
@@ -157,13 +158,13 @@ def test_what_was_launched_together_and_fails_together_closes_the_pool_once(
     for number in range(8):
         world.executor.end(world.key(number), Cause.ERROR, code=1, said="image not found")
     world.tick()
-    assert pool(world).failures == breaker.FAILURES
-    assert (pool(world).closed_until - world.clock()).total_seconds() == breaker.CLOSED_S
+    assert pool(world).failures == circuit_breaker.FAILURES
+    assert (pool(world).closed_until - world.clock()).total_seconds() == circuit_breaker.CLOSED_S
 
 
 def test_what_a_backend_asked_for_is_not_shortened(make_world: MakeWorld, clock: w.Clock) -> None:
     world = make_world(replicas=2)
-    breaker.count_failure(pool(world), "429", after_s=300)
+    circuit_breaker.count_failure(pool(world), "429", after_s=300)
     for _ in range(3):
-        breaker.count_failure(pool(world), "429", after_s=1)
+        circuit_breaker.count_failure(pool(world), "429", after_s=1)
     assert (pool(world).closed_until - clock()).total_seconds() == 300

@@ -12,14 +12,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 
 from dashboard.settings import _fernet_keys
-from runs.credentials import CannotOpen, open_credential
-from runs.credentials.service import (
+from runs.actions.credentials import (
     InUse,
     delete_credential,
     save_credential,
     test_credential,
     used_by,
 )
+from runs.credentials import CannotOpen, open_credential
 from runs.credentials.vault import seal
 from runs.models import Credential, ReplicaPool
 from tests.runs import world as w
@@ -166,7 +166,7 @@ def test_one_that_is_used_is_not_deleted(modal: Credential, make_run: Callable[.
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> w.FakeExecutor:
     made = w.FakeExecutor()
-    monkeypatch.setattr("runs.credentials.service.executor_of", lambda name, credential: made)
+    monkeypatch.setattr("runs.actions.credentials.executor_of", lambda name, credential: made)
     return made
 
 
@@ -201,7 +201,7 @@ def test_the_answer_is_not_written_to_one_that_was_changed_meanwhile(
             save_credential(stored(modal), typed={"MODAL_TOKEN_SECRET": "as-newer"}, actor=None)
             return "the old one works"
 
-    monkeypatch.setattr("runs.credentials.service.executor_of", lambda name, credential: Slow())
+    monkeypatch.setattr("runs.actions.credentials.executor_of", lambda name, credential: Slow())
     test_credential(modal)
     assert stored(modal).test_ok is None
 

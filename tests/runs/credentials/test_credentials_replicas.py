@@ -12,10 +12,10 @@ import pytest
 from diloco.store.base import StoreDenied
 from diloco.store.open import open_store
 from executors.base import NeedsPerson
-from runs.bucket.stores import store_for
+from runs.actions.credentials import save_credential
 from runs.credentials import check_store, replica_secrets
-from runs.credentials.replicas import server_environment
-from runs.credentials.service import save_credential
+from runs.credentials.replica_env import server_environment
+from runs.ingest.stores import store_for
 from runs.models import Credential, Run
 
 pytestmark = pytest.mark.django_db

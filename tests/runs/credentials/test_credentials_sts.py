@@ -19,8 +19,8 @@ from diloco.store.fsspec import FsspecStore
 from diloco.store.open import open_store
 from emulators.s3 import ROLE_ARN
 from executors.base import NeedsPerson, RetryLater
+from runs.actions.credentials import save_credential, test_credential
 from runs.credentials import replica_secrets, sts
-from runs.credentials.service import save_credential, test_credential
 from runs.models import Credential, Run
 from tests.servers import S3Server
 

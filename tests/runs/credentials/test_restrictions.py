@@ -14,8 +14,7 @@ from executors.kubernetes import options as kubernetes_options
 from executors.modal import options as modal_options
 from executors.registry import BACKENDS, pool_options
 from executors.sagemaker import request as sagemaker_request
-from runs.control.launch import launch_replica
-from runs.credentials.forms import ALLOWED, form_for
+from runs.admin.credential_form import ALLOWED, form_for
 from runs.credentials.kinds import KINDS
 from runs.credentials.restrictions import (
     options_of_backend,
@@ -23,10 +22,11 @@ from runs.credentials.restrictions import (
     refused_image,
     refused_options,
 )
-from runs.drafts import create
-from runs.drafts.presets import PoolDraft
 from runs.exceptions import InvalidRun
 from runs.models import Credential
+from runs.reconcile.launch import launch_replica
+from runs.submit import create
+from runs.submit.run_draft import PoolDraft
 from tests.runs import world as w
 from tests.runs.launching import launched
 

@@ -26,12 +26,12 @@ from diloco.store import credentials as store_access
 from diloco.store.open import open_store
 from executors.base import Cause, ExecutorConfig, NeedsPerson
 from runs import redaction
-from runs.control.launch import launch_replica, launch_run
-from runs.control.reconcile import reconcile_run
 from runs.credentials import open_credential, replica_secrets
 from runs.credentials.kinds import KINDS
-from runs.drafts.presets import PoolDraft
 from runs.models import Credential, Run
+from runs.reconcile.launch import launch_replica, launch_run
+from runs.reconcile.reconciler import reconcile_run
+from runs.submit.run_draft import PoolDraft
 from tests.runs import world as w
 
 pytestmark = pytest.mark.django_db
@@ -97,7 +97,7 @@ class Backend(w.FakeExecutor):
 
 @pytest.fixture
 def isles(monkeypatch: pytest.MonkeyPatch, s3: Any, outbox: Any) -> Isles:
-    from runs.control import backends
+    from runs.backends import executors
 
     ada = Client()
     ada.force_login(w.person("ada", "admin"))
@@ -121,8 +121,8 @@ def isles(monkeypatch: pytest.MonkeyPatch, s3: Any, outbox: Any) -> Isles:
         backend.config = config
         return backend
 
-    monkeypatch.setattr(backends, "get_executor", get)
-    backends._executor.cache_clear()
+    monkeypatch.setattr(executors, "get_executor", get)
+    executors._executor.cache_clear()
     found = {made.name: made for made in Credential.objects.all()}
     return Isles(ada, backend, configs, found)
 

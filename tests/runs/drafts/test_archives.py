@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from diloco.protocol.workload import CustomWorkload
-from runs.drafts.archives import (
+from runs.exceptions import InvalidRun
+from runs.models import Archive, Run
+from runs.submit.uploads import (
     ARCHIVE_BYTES,
     KEPT,
     check_archive,
@@ -18,8 +20,6 @@ from runs.drafts.archives import (
     kept_archive,
     store_archive,
 )
-from runs.exceptions import InvalidRun
-from runs.models import Archive, Run
 from runs.tasks import forget_uploads
 
 

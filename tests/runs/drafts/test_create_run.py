@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from django.db import IntegrityError
 
-from runs.drafts import create
-from runs.drafts.create import create_run
-from runs.drafts.presets import PoolDraft, local_demo
 from runs.exceptions import InvalidRun
 from runs.models import Event, Replica, ReplicaPool, Run
+from runs.submit import create
+from runs.submit.create import create_run
+from runs.submit.run_draft import PoolDraft, local_demo
 from tests.runs import world as w
 
 pytestmark = pytest.mark.django_db
@@ -164,7 +164,7 @@ def test_a_prefix_belongs_to_one_run_however_it_is_written(
 
 
 def test_a_credential_opens_only_its_kind_of_bucket(olga: Any) -> None:
-    from runs.credentials.service import save_credential
+    from runs.actions.credentials import save_credential
     from runs.models import Credential
 
     bucket = Credential(name="bucket", kind="store", options={"scheme": "s3"})

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runs.drafts import data_check
-from runs.drafts.bucket_check import check_data
+from runs.submit import data_check
+from runs.submit.bucket_check import check_data
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import ByteGPTWorkload
-from runs.drafts.forecast import forecast
-from runs.drafts.presets import PoolDraft, RunDraft
+from runs.submit.forecast import forecast
+from runs.submit.run_draft import PoolDraft, RunDraft
 
 LOCAL, OTHER = PoolDraft(count=3, price_usd_h=0.5), PoolDraft(count=1, price_usd_h=2.0)
 MODAL = PoolDraft(backend="modal", hardware="H100", count=1, price_usd_h=4.0)

@@ -15,11 +15,11 @@ from diloco.protocol import keys
 from diloco.protocol.group_document import GroupDocument
 from diloco.store.location import canonical
 from diloco.store.open import open_store
-from runs.bucket.importing import import_run
-from runs.drafts import create, prefixes
-from runs.drafts.create import check_draft, create_run, rendezvous_uri
 from runs.exceptions import CannotDo, InvalidRun
 from runs.models import Run
+from runs.restore.import_run import import_run
+from runs.submit import create, prefixes
+from runs.submit.create import check_draft, create_run, rendezvous_uri
 from tests.runs import world as w
 
 pytestmark = pytest.mark.django_db

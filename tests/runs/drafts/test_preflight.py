@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 from diloco.store.base import LocalStore, StoreDenied
-from runs.drafts.preflight import check_data, check_rendezvous
+from runs.submit.preflight import check_data, check_rendezvous
 
 
 def files(folder: Path) -> list[Path]:
@@ -110,7 +110,7 @@ def test_a_uri_that_cannot_be_opened_is_said(uri: str) -> None:
 
 
 def test_the_listing_of_a_data_bucket_ends_with_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    from runs.drafts import bucket_check
+    from runs.submit import bucket_check
 
     pages = 0
 
@@ -133,7 +133,7 @@ def test_the_listing_of_a_data_bucket_ends_with_a_count(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("uri", ["memory://corpus", "memory://corpus/*.txt", "memory://corpus/a.txt",
                                  "memory://corpus/**"])  # fmt: skip
 def test_data_of_a_bucket_is_found(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runs.drafts.bucket_check.refuse_data", lambda uri: "")
+    monkeypatch.setattr("runs.submit.bucket_check.refuse_data", lambda uri: "")
     fs = fsspec.filesystem("memory")
     fs.pipe_file("/corpus/a.txt", b"text")
     fs.pipe_file("/corpus/empty.bin", b"")

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from executors.loading import Loader
-from runs.control import asking
-from runs.drafts import preflight
-from runs.drafts.presets import PoolDraft
+from runs.backends import parallel_calls
+from runs.submit import preflight
+from runs.submit.run_draft import PoolDraft
 from tests.dashboard.stub_backend import Stub, stubbed
 
 pytestmark = pytest.mark.django_db
@@ -42,7 +42,7 @@ def test_the_clock_of_the_answer_starts_after_the_import(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = []
-    real = asking.ask_all
+    real = parallel_calls.ask_all
 
     def load(backend: str) -> None:
         order.append(f"loaded {backend}")

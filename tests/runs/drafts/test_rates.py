@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from diloco.protocol.workload import ByteGPTWorkload
-from runs.drafts.rates import known_rates
 from runs.models import Replica
+from runs.submit.throughput_history import known_rates
 from tests.browser import seed
 
 pytestmark = pytest.mark.django_db

@@ -11,11 +11,11 @@ import pytest
 from diloco.protocol import keys
 from diloco.protocol.records import Command
 from executors.base import Cause
-from runs import life, services
-from runs.control import policy
+from runs.actions import lifecycle, replicas_and_pools
 from runs.exceptions import CannotDo, IllegalTransition
 from runs.models import ReplicaAttempt, Run
-from runs.selectors import runs_to_look_after
+from runs.queries.selectors import runs_to_look_after
+from runs.reconcile import retry_policy
 
 pytestmark = pytest.mark.django_db
 
@@ -35,7 +35,7 @@ def commands(world: Any) -> list[Command]:
 
 
 def pause(world: Any) -> None:
-    assert life.pause(world.run, actor=world.run.owner)
+    assert lifecycle.pause(world.run, actor=world.run.owner)
     world.tick()
 
 
@@ -49,7 +49,7 @@ def all_leave(world: Any, seq: int = 1) -> None:
 
 def launch(world: Any) -> None:
     """What a worker does with a run that was sent on."""
-    from runs.control.launch import launch_run
+    from runs.reconcile.launch import launch_run
 
     launch_run(str(world.run.pk))
     world.run.refresh_from_db()
@@ -68,7 +68,7 @@ def test_a_pause_asks_everybody_to_leave_and_releases_the_machines(world: Any) -
     assert world.run.state == "pausing"
     assert states(world) == ["restarting", "restarting"]
     assert [(c.command, c.replica) for c in commands(world)] == [("drain", 0), ("drain", 1)]
-    assert commands(world)[0].arguments["within_s"] == policy.DRAIN_FLOOR_S
+    assert commands(world)[0].arguments["within_s"] == retry_policy.DRAIN_FLOOR_S
     assert world.executor.cancelled == []
     all_leave(world)
     assert (world.run.state, world.run.state_reason) == ("paused", "all machines are released")
@@ -78,7 +78,7 @@ def test_a_pause_asks_everybody_to_leave_and_releases_the_machines(world: Any) -
 
 def test_who_does_not_leave_in_time_is_ended_so_nothing_is_billed(world: Any) -> None:
     pause(world)
-    world.tick(policy.DRAIN_FLOOR_S + 1)
+    world.tick(retry_policy.DRAIN_FLOOR_S + 1)
     assert set(world.executor.cancelled) == {world.key(0), world.key(1)}
     assert world.run.state == "pausing"
 
@@ -97,7 +97,7 @@ def test_a_paused_run_goes_on_with_the_same_replicas(world: Any) -> None:
     pause(world)
     all_leave(world)
     world.clock.pass_s(3600)
-    assert life.unpause(world.run, actor=world.run.owner)
+    assert lifecycle.unpause(world.run, actor=world.run.owner)
     launch(world)
     assert world.run.state == "provisioning"
     assert [r.attempts.count() for r in world.run.replicas.all()] == [2, 2]
@@ -119,7 +119,7 @@ def test_the_time_of_a_pause_counts_towards_no_limit(make_world: Callable[..., A
     pause(world)
     all_leave(world)
     world.clock.pass_s(7200)
-    life.unpause(world.run, actor=world.run.owner)
+    lifecycle.unpause(world.run, actor=world.run.owner)
     launch(world)
     for count in (1, 2):
         world.bucket.beat(0, count, "computing", seq=2)
@@ -141,7 +141,7 @@ def test_a_long_pause_is_no_stall(world: Any) -> None:
     pause(world)
     all_leave(world)
     world.clock.pass_s(7200)
-    life.unpause(world.run, actor=world.run.owner)
+    lifecycle.unpause(world.run, actor=world.run.owner)
     launch(world)
     for number in (0, 1):
         world.bucket.beat(number, 1, "computing", seq=2)
@@ -152,7 +152,7 @@ def test_a_long_pause_is_no_stall(world: Any) -> None:
 def test_a_paused_run_can_be_stopped(world: Any) -> None:
     pause(world)
     all_leave(world)
-    assert services.request_stop(world.run, actor=world.run.owner)
+    assert replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     world.tick()
     assert world.run.state == "cancelled"
     world.tick()
@@ -165,7 +165,7 @@ def test_a_launch_that_comes_through_during_a_pause_is_ended(
     world = make_world(replicas=1)
     world.run.refresh_from_db()
     ReplicaAttempt.objects.update(handle=None)
-    assert life.pause(world.run, actor=world.run.owner)
+    assert lifecycle.pause(world.run, actor=world.run.owner)
     world.tick()
     assert world.run.state == "pausing"
     assert world.executor.cancelled == [world.key(0)]
@@ -176,16 +176,16 @@ def test_what_is_not_working_is_not_paused(world: Any, state: str) -> None:
     Run.objects.update(state=state)
     world.run.refresh_from_db()
     with pytest.raises(CannotDo, match=f"found one {state}"):
-        life.pause(world.run, actor=world.run.owner)
+        lifecycle.pause(world.run, actor=world.run.owner)
 
 
 def test_a_second_pause_does_nothing_and_pausing_is_not_sent_on(world: Any) -> None:
     pause(world)
-    assert not life.pause(world.run, actor=world.run.owner)
+    assert not lifecycle.pause(world.run, actor=world.run.owner)
     with pytest.raises(CannotDo, match="still being released"):
-        life.unpause(world.run, actor=world.run.owner)
+        lifecycle.unpause(world.run, actor=world.run.owner)
     with pytest.raises(IllegalTransition, match="a run that is pausing"):
-        services.restart_replica(world.replica(0), actor=world.run.owner)
+        replicas_and_pools.restart_replica(world.replica(0), actor=world.run.owner)
 
 
 def test_a_pause_has_an_event_with_its_actor(world: Any) -> None:
@@ -202,7 +202,7 @@ def everybody_dies(world: Any) -> None:
         for attempt in ReplicaAttempt.objects.filter(replica__run=world.run, ended_at=None):
             world.executor.end(attempt.launch_key, Cause.ERROR, code=1, said="boom")
         world.tick()
-        world.clock.pass_s(policy.BACKOFF_CAP_S)
+        world.clock.pass_s(retry_policy.BACKOFF_CAP_S)
         world.tick()
         world.work()
 
@@ -212,7 +212,7 @@ def test_a_run_whose_replicas_all_died_goes_on_where_it_was(world: Any) -> None:
     everybody_dies(world)
     assert world.run.state == "failed"
     attempts = [r.attempts.count() for r in world.run.replicas.all()]
-    assert life.resume(world.run, actor=world.run.owner)
+    assert lifecycle.resume(world.run, actor=world.run.owner)
     assert states(world) == ["restarting", "restarting"]
     world.run.refresh_from_db()
     assert (world.run.state, world.run.ended_at) == ("queued", None)
@@ -227,21 +227,21 @@ def test_a_run_whose_replicas_all_died_goes_on_where_it_was(world: Any) -> None:
 
 
 def test_a_stopped_run_without_final_weights_goes_on_and_can_be_stopped_again(world: Any) -> None:
-    services.request_stop(world.run, actor=world.run.owner)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     world.tick()
     for number in (0, 1):
         world.executor.end(world.key(number), Cause.CANCELLED)
     world.tick()
     world.tick()
     assert world.run.state == "cancelled"
-    assert life.resume(world.run, actor=world.run.owner)
+    assert lifecycle.resume(world.run, actor=world.run.owner)
     launch(world)
     assert [c.command for c in commands(world)] == ["stop", "resume"]
     world.bucket.beat(0, 1, "computing", seq=2)
     world.tick()
     assert world.run.state == "degraded"
     world.run.refresh_from_db()
-    services.request_stop(world.run, actor=world.run.owner)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     world.tick()
     assert [c.command for c in commands(world)] == ["stop", "resume", "stop"]
 
@@ -254,12 +254,12 @@ def test_a_run_with_final_weights_is_not_resumed(world: Any) -> None:
     world.tick()
     assert world.run.state == "cancelled"
     with pytest.raises(CannotDo, match="fork a new run from its newest checkpoint"):
-        life.resume(world.run, actor=world.run.owner)
+        lifecycle.resume(world.run, actor=world.run.owner)
 
 
 def test_final_weights_that_only_the_bucket_knows_of_end_the_launch(world: Any) -> None:
     everybody_dies(world)
-    life.resume(world.run, actor=world.run.owner)
+    lifecycle.resume(world.run, actor=world.run.owner)
     world.bucket.final(2)
     launch(world)
     assert world.run.state == "failed"
@@ -270,14 +270,14 @@ def test_a_run_whose_machines_are_not_all_gone_waits(world: Any) -> None:
     Run.objects.update(state="cancelled")
     world.run.refresh_from_db()
     with pytest.raises(CannotDo, match="still being released"):
-        life.resume(world.run, actor=world.run.owner)
+        lifecycle.resume(world.run, actor=world.run.owner)
 
 
 def test_one_of_two_resumes_does_it(world: Any) -> None:
     everybody_dies(world)
     other = Run.objects.get(pk=world.run.pk)
-    assert life.resume(world.run, actor=world.run.owner)
-    assert not life.resume(other, actor=world.run.owner)
+    assert lifecycle.resume(world.run, actor=world.run.owner)
+    assert not lifecycle.resume(other, actor=world.run.owner)
     assert world.run.events.filter(to_state="queued", from_state="failed").count() == 1
 
 
@@ -288,7 +288,7 @@ def test_a_checkpoint_that_is_asked_for_is_asked_for_once(world: Any) -> None:
     world.bucket.commit(1, (0, 1))
     world.beat_all()
     world.tick()
-    assert life.save(world.run, actor=world.run.owner)
+    assert lifecycle.save(world.run, actor=world.run.owner)
     world.run.refresh_from_db()
     world.beat_all()
     world.tick()
@@ -297,7 +297,7 @@ def test_a_checkpoint_that_is_asked_for_is_asked_for_once(world: Any) -> None:
     [command] = commands(world)
     assert (command.command, command.replica, command.arguments) == ("save", None, {"round": 1})
     world.clock.pass_s(1)
-    life.save(world.run, actor=world.run.owner)
+    lifecycle.save(world.run, actor=world.run.owner)
     world.bucket.commit(2, (0, 1))
     world.tick()
     world.tick()
@@ -307,23 +307,23 @@ def test_a_checkpoint_that_is_asked_for_is_asked_for_once(world: Any) -> None:
 def test_only_a_run_that_trains_is_saved(world: Any) -> None:
     pause(world)
     with pytest.raises(CannotDo, match="found one pausing"):
-        life.save(world.run, actor=world.run.owner)
+        lifecycle.save(world.run, actor=world.run.owner)
 
 
 def test_a_stop_by_force_ends_the_jobs_at_once(world: Any) -> None:
-    assert life.force_stop(world.run, actor=world.run.owner)
+    assert lifecycle.force_stop(world.run, actor=world.run.owner)
     world.tick()
     assert set(world.executor.cancelled) == {world.key(0), world.key(1)}
     assert world.run.state == "stopping"
     assert commands(world) == []  # or replicas would use the time they have for final weights
-    assert not life.force_stop(world.run, actor=world.run.owner)
+    assert not lifecycle.force_stop(world.run, actor=world.run.owner)
 
 
 def test_a_stop_can_be_made_one_by_force(world: Any) -> None:
-    services.request_stop(world.run, actor=world.run.owner)
+    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     world.tick()
     assert world.executor.cancelled == []
-    assert life.force_stop(world.run, actor=world.run.owner)
+    assert lifecycle.force_stop(world.run, actor=world.run.owner)
     world.tick()
     assert set(world.executor.cancelled) == {world.key(0), world.key(1)}
     assert world.run.events.get(kind="force_stop").actor == world.run.owner
@@ -335,8 +335,8 @@ def test_a_stop_can_be_made_one_by_force(world: Any) -> None:
 def test_notes_and_tags_are_told_once(world: Any) -> None:
     olga = world.run.owner
     words = {"notes": " why \x00we did it ", "tags": ["b", "a", "b", " "], "actor": olga}
-    assert life.describe(world.run, **words)
-    assert not life.describe(world.run, **words)
+    assert lifecycle.describe(world.run, **words)
+    assert not lifecycle.describe(world.run, **words)
     world.run.refresh_from_db()
     assert world.run.tags == ["b", "a"]
     assert world.run.notes == "why �we did it"
@@ -346,17 +346,17 @@ def test_notes_and_tags_are_told_once(world: Any) -> None:
 @pytest.mark.parametrize("tag", ["a b", "a,b", "tag:x", "x" * 41, "a\nb"])
 def test_what_is_no_tag_is_refused(world: Any, tag: str) -> None:
     with pytest.raises(CannotDo, match="expected tags"):
-        life.describe(world.run, notes="", tags=[tag], actor=world.run.owner)
+        lifecycle.describe(world.run, notes="", tags=[tag], actor=world.run.owner)
 
 
 def test_only_what_is_over_is_archived_and_a_resume_takes_it_back(world: Any) -> None:
     olga = world.run.owner
     with pytest.raises(CannotDo, match="found one running"):
-        life.archive(world.run, actor=olga)
+        lifecycle.archive(world.run, actor=olga)
     everybody_dies(world)
-    assert life.archive(world.run, actor=olga)
-    assert not life.archive(world.run, actor=olga)
+    assert lifecycle.archive(world.run, actor=olga)
+    assert not lifecycle.archive(world.run, actor=olga)
     assert isinstance(world.run.archived_at, datetime.datetime)
-    life.resume(world.run, actor=olga)
+    lifecycle.resume(world.run, actor=olga)
     world.run.refresh_from_db()
     assert world.run.archived_at is None

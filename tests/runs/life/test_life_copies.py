@@ -12,13 +12,13 @@ import pytest
 from diloco.protocol import keys
 from diloco.protocol.records import CheckpointManifest, StoredObject
 from diloco.protocol.workload import ByteGPTWorkload
-from runs import services
-from runs.bucket.stores import store_for
-from runs.control.launch import launch_run
-from runs.drafts import copies
-from runs.drafts.presets import Fork, PoolDraft
+from runs.actions import replicas_and_pools
 from runs.exceptions import InvalidRun
+from runs.ingest.stores import store_for
 from runs.models import Run
+from runs.reconcile.launch import launch_run
+from runs.submit import clone_and_fork
+from runs.submit.run_draft import Fork, PoolDraft
 from tests.runs import world as w
 
 pytestmark = pytest.mark.django_db
@@ -56,13 +56,13 @@ def with_checkpoint(world: Any, *rounds: int) -> bytes:
 
 
 def submit(draft: Any, world: Any) -> Any:
-    return services.create_run(draft, owner=world.run.owner, submit_key=uuid.uuid4().hex)
+    return replicas_and_pools.create_run(draft, owner=world.run.owner, submit_key=uuid.uuid4().hex)
 
 
 def test_a_clone_is_the_draft_it_was_with_the_pools_as_they_are(world: Any) -> None:
-    services.scale_pool(world.run.pools.get(), 3, actor=world.run.owner)
+    replicas_and_pools.scale_pool(world.run.pools.get(), 3, actor=world.run.owner)
     world.run.refresh_from_db()
-    draft = copies.clone_of(world.run)
+    draft = clone_and_fork.clone_of(world.run)
     assert draft == w.draft(
         name="Test run (copy)", replicas=3, time_limit_s=60, max_restarts=7,
         pools=(PoolDraft(count=3, price_usd_h=draft.pools[0].price_usd_h),),
@@ -75,24 +75,24 @@ def test_a_clone_is_the_draft_it_was_with_the_pools_as_they_are(world: Any) -> N
 def test_a_clone_lies_beside_a_rendezvous_that_was_chosen(world: Any) -> None:
     Run.objects.update(rendezvous="s3://bucket/mine")
     world.run.refresh_from_db()
-    beside = copies.clone_of(world.run).rendezvous
+    beside = clone_and_fork.clone_of(world.run).rendezvous
     assert beside.startswith("s3://bucket/mine-")
-    assert beside != copies.clone_of(world.run).rendezvous
+    assert beside != clone_and_fork.clone_of(world.run).rendezvous
     Run.objects.update(rendezvous=f"s3://bucket/{uuid.uuid4()}")
     world.run.refresh_from_db()
-    assert copies.clone_of(world.run).rendezvous.startswith("s3://bucket/")
+    assert clone_and_fork.clone_of(world.run).rendezvous.startswith("s3://bucket/")
 
 
 def test_a_long_name_stays_one_that_is_taken(world: Any) -> None:
     world.run.name = "n" * 80
-    assert len(copies.clone_of(world.run).name) == 80
-    assert copies.fork_of(world.run, 3).name.endswith("n (from round 3)")
+    assert len(clone_and_fork.clone_of(world.run).name) == 80
+    assert clone_and_fork.fork_of(world.run, 3).name.endswith("n (from round 3)")
 
 
 def test_a_fork_begins_with_the_checkpoint_in_a_rendezvous_of_its_own(world: Any) -> None:
     data = with_checkpoint(world, 0, 1)
-    assert copies.forkable(world.run) == [1, 0]
-    fork = submit(copies.fork_of(world.run, 1), world)
+    assert clone_and_fork.forkable(world.run) == [1, 0]
+    fork = submit(clone_and_fork.fork_of(world.run, 1), world)
     assert (fork.forked_from, fork.fork_round, fork.fork_outer) == (world.run.pk, 1, True)
     assert "to begin with round 1 of 'Test run'" in fork.events.get(kind="run_state").message
     launch_run(str(fork.pk))
@@ -108,7 +108,7 @@ def test_a_fork_begins_with_the_checkpoint_in_a_rendezvous_of_its_own(world: Any
 def test_the_checkpoint_lies_there_before_the_group(world: Any) -> None:
     """Replicas that come as soon as there is a group must not write weights of their own."""
     with_checkpoint(world, 0, 1)
-    fork = submit(copies.fork_of(world.run, 1), world)
+    fork = submit(clone_and_fork.fork_of(world.run, 1), world)
     world.bucket.store.delete([f"{keys.checkpoint_dir(1, 0, w.incarnation(0))}weights.safetensors"])
     launch_run(str(fork.pk))
     fork.refresh_from_db()
@@ -132,7 +132,7 @@ def test_what_a_fork_cannot_do_is_said_at_its_field(
     world: Any, changes: dict[str, Any], field: str, message: str
 ) -> None:
     with_checkpoint(world, 0, 1)
-    draft = copies.fork_of(world.run, changes.pop("round", 1))
+    draft = clone_and_fork.fork_of(world.run, changes.pop("round", 1))
     if fragments := changes.pop("num_fragments", None):
         settings = dataclasses.replace(draft.settings, num_fragments=fragments)
         changes["settings"] = settings
@@ -147,7 +147,7 @@ def test_what_a_fork_cannot_do_is_said_at_its_field(
 
 def test_a_fork_whose_origin_is_deleted_says_so(world: Any) -> None:
     with_checkpoint(world, 0, 1)
-    fork = submit(copies.fork_of(world.run, 1), world)
+    fork = submit(clone_and_fork.fork_of(world.run, 1), world)
     Run.objects.filter(pk=world.run.pk).delete()
     launch_run(str(fork.pk))
     fork.refresh_from_db()

@@ -13,11 +13,11 @@ from diloco.protocol import keys
 from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.ownership import PrefixOwner
 from executors.base import Cause
-from runs import life
-from runs.control.bucket_writes import write_run
-from runs.deletion import DeletionPlan, Part, delete_run, plan_deletion
+from runs.actions import lifecycle
+from runs.actions.deletion import DeletionPlan, Part, delete_run, plan_deletion
 from runs.exceptions import CannotDo, LaunchLater
 from runs.models import Run
+from runs.reconcile.bucket_writes import write_run
 
 pytestmark = pytest.mark.django_db
 
@@ -39,7 +39,7 @@ def world(make_world: Callable[..., Any]) -> Any:
 
 
 def delete(world: Any, *, objects: bool = False, name: str = "Test run") -> None:
-    life.delete(world.run, actor=world.run.owner, name=name, objects=objects)
+    lifecycle.delete(world.run, actor=world.run.owner, name=name, objects=objects)
     assert ("delete_run", str(world.run.pk)) in world.outbox
     delete_run(str(world.run.pk))
 
@@ -78,8 +78,8 @@ FOREIGN = (
 
 
 def test_nothing_is_written_for_a_run_that_is_being_deleted(world: Any) -> None:
-    life.describe(world.run, actor=world.run.owner, notes="kept?", tags=())
-    life.delete(world.run, actor=world.run.owner, name="Test run", objects=True)
+    lifecycle.describe(world.run, actor=world.run.owner, notes="kept?", tags=())
+    lifecycle.delete(world.run, actor=world.run.owner, name="Test run", objects=True)
     before = objects(world)
     assert write_run(str(world.run.pk)) == ""
     assert objects(world) == before
@@ -164,7 +164,7 @@ def test_a_deletion_that_was_killed_goes_on(
                 delete(world, objects=True)
             assert Run.objects.exists()
     if after == 100:
-        life.delete(world.run, actor=world.run.owner, name="Test run", objects=True)
+        lifecycle.delete(world.run, actor=world.run.owner, name="Test run", objects=True)
     assert plan_deletion(world.run).refusal == ""
     delete_run(str(world.run.pk))
     assert objects(world) == ["notes.txt"]
@@ -204,7 +204,7 @@ def test_a_run_that_was_never_launched_deletes_nothing(make_run: Any, tmp_path: 
     run.refresh_from_db()
     plan = plan_deletion(run)
     assert (plan.objects, plan.kept) == (0, 1)
-    life.delete(run, actor=run.owner, name=run.name, objects=True)
+    lifecycle.delete(run, actor=run.owner, name=run.name, objects=True)
     delete_run(str(run.pk))
     assert not Run.objects.exists()
     assert mine.exists()
@@ -216,12 +216,12 @@ def test_a_plan_of_a_bucket_that_is_away_says_so(world: Any, monkeypatch: Any) -
     def away(run: Any) -> Any:
         raise StoreUnavailable("503")
 
-    monkeypatch.setattr("runs.deletion.store_for", away)
+    monkeypatch.setattr("runs.actions.deletion.store_for", away)
     assert plan_deletion(world.run) == DeletionPlan(refusal="503")
 
 
 def test_a_plan_of_many_objects_is_not_whole(world: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("runs.deletion.LISTED", 2)
+    monkeypatch.setattr("runs.actions.deletion.LISTED", 2)
     plan = plan_deletion(world.run)
     assert (plan.whole, plan.objects + plan.kept) == (False, 2)
     assert isinstance(plan.deleted[0], Part)
@@ -281,7 +281,7 @@ def test_a_bucket_that_is_away_is_tried_again(world: Any, monkeypatch: Any) -> N
     def away(run: Any) -> Any:
         raise StoreUnavailable("503")
 
-    monkeypatch.setattr("runs.deletion.store_for", away)
+    monkeypatch.setattr("runs.actions.deletion.store_for", away)
     with pytest.raises(LaunchLater, match="503"):
         delete(world, objects=True)
     assert Run.objects.get().delete_requested_at is not None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from runs import life
+from runs.actions import lifecycle
 from runs.models import MetricBlock, Run
 from tests.runs.life.test_life import all_leave, launch, pause
 from tests.runs.rows import rows
@@ -33,7 +33,7 @@ def test_pauses_are_no_part_of_the_pace_after_an_import(make_world: Callable[...
         assert world.run.state == "paused"
         if n < 2:
             world.clock.pass_s(7200)
-            life.unpause(world.run, actor=world.run.owner)
+            lifecycle.unpause(world.run, actor=world.run.owner)
             launch(world)
             world.clock.pass_s(5)
     assert world.run.round_s == pytest.approx(10, abs=1)

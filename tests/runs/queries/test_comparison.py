@@ -10,9 +10,8 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from runs import selectors
 from runs.models import ReplicaPool, Round, Run
-from runs.queries import comparison
+from runs.queries import comparison, selectors
 from runs.queries.comparison import MEASURES, _Job, spent_at
 from tests.browser import seed
 from tests.browser.seed_prices import priced

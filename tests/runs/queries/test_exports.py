@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from runs.metrics.blocks import Points, split
 from runs.models import MetricBlock
 from runs.queries import export_formats, exports
-from runs.series.blocks import Points, split
 from tests.browser import seed, seed_fleet
 
 pytestmark = pytest.mark.django_db

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from runs import selectors
 from runs.models import Credential, Replica, ReplicaAttempt, ReplicaPool, Run
-from runs.queries import fleet
+from runs.queries import fleet, selectors
 from tests.browser import seed, seed_fleet
 
 pytestmark = pytest.mark.django_db
@@ -155,8 +154,8 @@ def test_the_cost_of_the_rows_does_not_grow(replicas: int, django_assert_num_que
 
 
 def test_deltas_carry_the_rows_of_the_snapshot(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runs.bucket.reading import Changes
-    from runs.control import publish
+    from runs.metrics.changes import Changes
+    from runs.queries import publish
 
     told: list[Any] = []
     monkeypatch.setattr(publish.live, "publish", lambda run_id, delta: told.append(delta))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runs.series.blocks import BLOCK_STEPS, BadBlock, Points, concatenate, merge, split
+from runs.metrics.blocks import BLOCK_STEPS, BadBlock, Points, concatenate, merge, split
 
 
 def points(steps: list[int], values: list[float] | None = None) -> Points:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runs.metrics import charts, downsampling
+from runs.metrics.blocks import Points
+from runs.metrics.charts import Scales, Window
+from runs.metrics.columns import columns
 from runs.models import Run
-from runs.series import charts, rollups
-from runs.series.blocks import Points
-from runs.series.charts import Scales, Window
-from runs.series.columns import columns
 from tests.browser import seed
 
 
@@ -36,7 +36,7 @@ def run(db: Any) -> Run:
 
 def store(run: Run, number: int | None, points: Points, series: str = "loss") -> None:
     replica = None if number is None else run.replicas.get(number=number)
-    rollups.add_points(run, replica, {series: points}, key=charts.key_of(number))
+    downsampling.add_points(run, replica, {series: points}, key=charts.key_of(number))
 
 
 def noise(count: int, seed_: int = 1) -> list[float]:

@@ -13,12 +13,12 @@ from django.apps import apps
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from runs import selectors
-from runs.bucket.history import ingest_rounds
-from runs.bucket.reading import Changes
-from runs.bucket.stores import store_for
+from runs.ingest.rounds import ingest_rounds
+from runs.ingest.stores import store_for
+from runs.metrics import healing, round_strips
+from runs.metrics.changes import Changes
 from runs.models import Event, Round
-from runs.series import healing, strips
+from runs.queries import selectors
 from runs.states import ReplicaState
 from tests.runs.world import Bucket, Clock
 
@@ -54,7 +54,7 @@ class Scene:
 
     def healing(self) -> dict[int, list[int]]:
         rows = Round.objects.filter(run=self.run).order_by("number")
-        found = {row.number: strips.healing(bytes(row.outcomes)) for row in rows}
+        found = {row.number: round_strips.healing(bytes(row.outcomes)) for row in rows}
         return {number: replicas for number, replicas in found.items() if replicas}
 
 
@@ -105,7 +105,7 @@ def test_work_that_turns_up_later_is_late_and_no_longer_healing(scene: Scene) ->
     assert scene.healing() == {1: [1]}
     row = Round.objects.get(run=scene.run, number=1)
     row.contributions.create(replica=scene.run.replicas.get(number=1), state="late")
-    assert strips.healing(bytes(strips.rebuild(row).outcomes)) == []
+    assert round_strips.healing(bytes(round_strips.rebuild(row).outcomes)) == []
     scene.close(2, 0, 2)
     scene.read()
     assert scene.healing() == {}
@@ -114,7 +114,9 @@ def test_work_that_turns_up_later_is_late_and_no_longer_healing(scene: Scene) ->
 def test_a_rebuild_keeps_it(scene: Scene) -> None:
     story(scene)
     scene.read()
-    assert strips.healing(bytes(strips.rebuild(scene.run.rounds.get(number=4)).outcomes)) == [2]
+    assert round_strips.healing(
+        bytes(round_strips.rebuild(scene.run.rounds.get(number=4)).outcomes)
+    ) == [2]
 
 
 def test_all_rounds_at_once_come_to_the_same(scene: Scene) -> None:
@@ -123,7 +125,7 @@ def test_all_rounds_at_once_come_to_the_same(scene: Scene) -> None:
     scene.read()
     found = scene.healing()
     for row in Round.objects.filter(run=scene.run):
-        codes = bytes(row.outcomes).replace(bytes([strips.HEALING]), b"\0")
+        codes = bytes(row.outcomes).replace(bytes([round_strips.HEALING]), b"\0")
         Round.objects.filter(pk=row.pk).update(outcomes=codes)
     assert scene.healing() == {}
     healing.mark(scene.run, scene.run.rounds.order_by("number").defer("timings"))
@@ -137,17 +139,17 @@ def test_what_was_stored_before_is_filled_in(scene: Scene) -> None:
     came = (closed.planned_at or scene.begun) + datetime.timedelta(seconds=1.5)
     replica = scene.run.replicas.get(number=2)
     closed.contributions.create(replica=replica, state="late", uploaded_at=came)
-    strips.rebuild(closed)
+    round_strips.rebuild(closed)
     expected = list(scene.run.rounds.values_list("number", "outcomes", "lateness"))
     for row in Round.objects.filter(run=scene.run):
-        codes = bytes(row.outcomes).replace(bytes([strips.HEALING]), b"\0")
+        codes = bytes(row.outcomes).replace(bytes([round_strips.HEALING]), b"\0")
         Round.objects.filter(pk=row.pk).update(outcomes=codes, lateness=b"")
     importlib.import_module("runs.migrations.0015_healing_lateness_usage").fill(apps, None)
     found = list(scene.run.rounds.values_list("number", "outcomes", "lateness"))
     assert [(n, bytes(a), bytes(b)) for n, a, b in found] == [
         (n, bytes(a), bytes(b)) for n, a, b in expected
     ]
-    assert strips.latenesses(bytes(found[5][2])) == {2: 1.5}
+    assert round_strips.latenesses(bytes(found[5][2])) == {2: 1.5}
 
 
 @pytest.mark.parametrize("replicas", [3, 30])

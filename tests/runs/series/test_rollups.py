@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runs.metrics import downsampling
+from runs.metrics.blocks import BLOCK_STEPS, LEVELS, Points, concatenate, keep, put_range, width
 from runs.models import MetricBlock, Run
-from runs.series import rollups
-from runs.series.blocks import BLOCK_STEPS, LEVELS, Points, concatenate, keep, put_range, width
 from tests.browser import seed
 
 FLOATS = st.one_of(st.floats(), st.sampled_from([1.0, 2.0, math.nan, math.inf, -math.inf]))
@@ -78,7 +78,7 @@ def test_a_range_is_replaced() -> None:
 def test_levels_begin_with_a_second_block_and_hold_what_keep_says(run: Run) -> None:
     replica = run.replicas.get(number=0)
     whole = points(list(range(9000)))
-    rollups.add_points(run, replica, {"loss": whole}, key="step")
+    downsampling.add_points(run, replica, {"loss": whole}, key="step")
     found = rows(run)
     assert {level for _, _, level, _ in found} == {0, 3, 6, 9}
     for level in (3, 6, 9):
@@ -90,7 +90,7 @@ def test_levels_begin_with_a_second_block_and_hold_what_keep_says(run: Run) -> N
 
 
 def test_a_short_series_has_no_roll_up(run: Run) -> None:
-    rollups.add_points(run, None, {"eval_loss": points(list(range(BLOCK_STEPS)))}, key="step")
+    downsampling.add_points(run, None, {"eval_loss": points(list(range(BLOCK_STEPS)))}, key="step")
     assert [key[2] for key in rows(run)] == [0]
 
 
@@ -103,7 +103,7 @@ def test_rows_are_the_same_however_points_come(run: Run, seed_: int) -> None:
     steps = sorted(chance.sample(range(start, start + 6000), 3000))
     values = [chance.choice([chance.gauss(0, 1), math.nan, 1.0]) for _ in steps]
     final = points(steps, values)
-    rollups.add_points(run, one, {"loss": final, "lr": final}, key="step")
+    downsampling.add_points(run, one, {"loss": final, "lr": final}, key="step")
 
     order = list(range(0, 3000, 250))
     if seed_ % 2:
@@ -111,9 +111,9 @@ def test_rows_are_the_same_however_points_come(run: Run, seed_: int) -> None:
     for first in order:
         part = final.take(slice(first, first + 250))
         wrong = points(part.step.tolist(), [99.0 - s for s in part.step.tolist()])
-        rollups.add_points(run, other, {"loss": wrong}, key="step")
-        rollups.add_points(run, other, {"loss": part, "lr": part}, key="step")
-        rollups.add_points(run, other, {"lr": part}, key="step")
+        downsampling.add_points(run, other, {"loss": wrong}, key="step")
+        downsampling.add_points(run, other, {"loss": part, "lr": part}, key="step")
+        downsampling.add_points(run, other, {"lr": part}, key="step")
     found = rows(run)
     mine = {(s, *place): row for (s, r, *place), row in found.items() if r == 0}
     others = {(s, *place): row for (s, r, *place), row in found.items() if r == 1}
@@ -122,10 +122,10 @@ def test_rows_are_the_same_however_points_come(run: Run, seed_: int) -> None:
 
 def test_series_older_than_the_roll_ups_get_the_same(run: Run) -> None:
     whole = points(list(range(100, 20_000, 2)))
-    rollups.add_points(run, None, {"norm": whole}, key="step")
+    downsampling.add_points(run, None, {"norm": whole}, key="step")
     expected = rows(run)
     MetricBlock.objects.filter(level__gt=0).delete()
-    rollups.build(run, None, "norm", key="step")
+    downsampling.build(run, None, "norm", key="step")
     assert rows(run) == expected
 
 
@@ -135,16 +135,18 @@ def test_a_live_batch_costs_few_queries_however_long_the_series(
     replica = run.replicas.get(number=0)
     for length in (100, 70_000):
         steps = list(range(length))
-        rollups.add_points(run, replica, {"loss": points(steps), "lr": points(steps)}, key="step")
+        downsampling.add_points(
+            run, replica, {"loss": points(steps), "lr": points(steps)}, key="step"
+        )
         more = points(list(range(length, length + 20)))
         with django_assert_max_num_queries(6):
-            rollups.add_points(run, replica, {"loss": more, "lr": more}, key="step")
+            downsampling.add_points(run, replica, {"loss": more, "lr": more}, key="step")
 
 
 def test_the_highest_step_there_may_be_fits_the_tables(run: Run) -> None:
-    from runs.series.blocks import MAX_KEY
+    from runs.metrics.blocks import MAX_KEY
 
-    rollups.add_points(run, None, {"loss": points([0, MAX_KEY])}, key="step")
+    downsampling.add_points(run, None, {"loss": points([0, MAX_KEY])}, key="step")
     top = MetricBlock.objects.filter(run=run).order_by("-level").values_list("level", "index")
     assert top[0] == (LEVELS[-1], 0)
     assert max(index for _, index in top) < 2**31

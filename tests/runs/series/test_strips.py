@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from django.apps import apps
 
+from runs.metrics import charts, round_strips
 from runs.models import Contribution, MetricBlock, Round, Run
-from runs.series import charts, strips
 from tests.browser import seed
 from tests.runs.desk import Desk
 
@@ -34,13 +34,13 @@ def run(db: Any) -> Run:
 
 def test_a_strip_says_what_the_table_says(run: Run) -> None:
     for row in Round.objects.filter(run=run):
-        outcomes, timings = strips.unpack(bytes(row.outcomes), bytes(row.timings), 4)
+        outcomes, timings = round_strips.unpack(bytes(row.outcomes), bytes(row.timings), 4)
         given = {c.replica.number: c for c in row.contributions.select_related("replica")}
         for number in range(4):
             one = given.get(number)
-            assert strips.OUTCOMES[outcomes[number]] == (one.state if one else "")
+            assert round_strips.OUTCOMES[outcomes[number]] == (one.state if one else "")
             if one is None:
-                assert timings[number] == np.zeros(1, dtype=strips.TIMING)[0]
+                assert timings[number] == np.zeros(1, dtype=round_strips.TIMING)[0]
                 continue
             assert one.started_at is not None
             assert timings[number]["started"] == one.started_at.timestamp()
@@ -54,8 +54,8 @@ def test_ingest_keeps_the_strip_as_a_rebuild_would_have_it(desk: Desk) -> None:
     changes = desk.ingest()
     row = Round.objects.get(run=desk.run, number=1)
     before = bytes(row.outcomes), bytes(row.timings)
-    assert [strips.OUTCOMES[o] for o in before[0]] == ["included", "late"]
-    again = strips.rebuild(row)
+    assert [round_strips.OUTCOMES[o] for o in before[0]] == ["included", "late"]
+    again = round_strips.rebuild(row)
     assert (bytes(again.outcomes), bytes(again.timings)) == before
     named = {name for name, owner, _ in changes.points if owner is None}
     assert {"norm", "norm_low", "norm_high", "update_norm", "phase_compute"} <= named
@@ -96,8 +96,8 @@ def test_what_is_older_is_filled_in(run: Run) -> None:
 def test_what_other_machines_say_fits_the_strip() -> None:
     row = Round(number=1)
     huge = Contribution(state="included", phases={"wait": 1e300}, norm=1e300)
-    strips.put(row, [(3, huge)])
-    outcomes, timings = strips.unpack(bytes(row.outcomes), bytes(row.timings), 5)
+    round_strips.put(row, [(3, huge)])
+    outcomes, timings = round_strips.unpack(bytes(row.outcomes), bytes(row.timings), 5)
     assert outcomes.tolist() == [0, 0, 0, 2, 0]
     assert np.isfinite(timings["phases"]).all()
     assert timings["norm"][3] == 1e300
@@ -128,16 +128,16 @@ def test_how_late_is_from_the_plan_to_the_upload(
         if name in given
     }
     one = Contribution(**({"state": "late"} | given | times))
-    assert strips.late_s(row, one) == expected
-    strips.put(row, [(7, one)])
-    found = strips.latenesses(row.lateness)
+    assert round_strips.late_s(row, one) == expected
+    round_strips.put(row, [(7, one)])
+    found = round_strips.latenesses(row.lateness)
     assert found == ({} if expected is None else {7: pytest.approx(expected)})
-    strips.put(row, [(7, Contribution(state="included"))])
-    assert strips.latenesses(row.lateness) == {}
+    round_strips.put(row, [(7, Contribution(state="included"))])
+    assert round_strips.latenesses(row.lateness) == {}
 
 
 def test_without_a_plan_it_is_from_the_commit() -> None:
     row = Round(number=1, committed_at=PLANNED)
     one = Contribution(state="late", uploaded_at=PLANNED + datetime.timedelta(seconds=3))
-    assert strips.late_s(row, one) == 3.0
-    assert strips.late_s(Round(number=1), one) is None
+    assert round_strips.late_s(row, one) == 3.0
+    assert round_strips.late_s(Round(number=1), one) is None

@@ -1,0 +1,1 @@
+"""What users and administrators do to runs, replicas, tokens and accounts."""

@@ -1,0 +1,188 @@
+"""Storing, testing and deleting credentials for people. Who may is asked by the caller."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.db.models import ProtectedError, Q
+from django.utils import timezone
+
+from diloco.preflight import preflight
+from diloco.store.base import StoreDenied, StoreError, StoreUnavailable
+from diloco.store.credentials import family_of
+from diloco.store.open import open_store
+from executors.base import ExecutorError
+from runs import audit, redaction
+from runs.backends import circuit_breaker
+from runs.backends.executors import executor_of
+from runs.credentials import sts
+from runs.credentials.kinds import ROLE_ARN, STORE, TEST_URI, check_store, is_secret
+from runs.credentials.replica_env import store_environment
+from runs.credentials.vault import CannotOpen, open_credential, seal
+from runs.models import Credential, ReplicaPool, Run
+from runs.transitions import clean_text
+
+NAMES_SHOWN = 5
+
+
+class InUse(ValueError):
+    """The credential opens something that is still wanted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tested:
+    """``message`` is the backend's own: who we are to it, or what it refuses."""
+
+    ok: bool
+    message: str
+
+
+def save_credential(
+    credential: Credential,
+    *,
+    typed: Mapping[str, str],
+    cleared: Collection[str] = (),
+    actor: User | None,
+) -> None:
+    """Store it; of its variables only what was ``typed`` is replaced and ``cleared`` is dropped.
+
+    What cannot be opened is replaced as a whole. What waited for somebody to act may go on.
+    """
+    redaction.remember(value for name, value in typed.items() if is_secret(name))
+    values = {name: v for name, v in known_values(credential).items() if name not in cleared}
+    values |= typed
+    now = timezone.now()
+    credential.sealed = seal(values)
+    credential.fields = sorted(values)
+    credential.changed_at = now
+    if credential._state.adding:
+        credential.created_at, credential.created_by = now, actor
+    credential.tested_at, credential.test_ok, credential.test_message = None, None, ""
+    with transaction.atomic():
+        credential.save()
+        audit.record(
+            "credential.saved", actor=actor, target=f"credential {credential}",
+            detail=f"kind {credential.kind}; replaced {', '.join(sorted(typed)) or 'nothing'}; "
+            f"removed {', '.join(sorted(cleared)) or 'nothing'}; pools can set "
+            f"{json.dumps(credential.allowed_pool_options)}",
+        )  # fmt: skip
+        circuit_breaker.person_acted(credential.kind, credential)
+
+
+def known_values(credential: Credential) -> Mapping[str, str]:
+    """What is stored; nothing of what cannot be opened."""
+    try:
+        return open_credential(credential)
+    except CannotOpen:
+        return {}
+
+
+def used_by(credential: Credential) -> list[str]:
+    """Names of the runs that use it, newest first: a bucket is read long after a run's end."""
+    pools = ReplicaPool.objects.filter(credential=credential).values("run_id")
+    runs = Run.objects.filter(Q(store_credential=credential) | Q(pk__in=pools))
+    return [run.name for run in runs]
+
+
+def delete_credential(credential: Credential, *, actor: User | None = None) -> None:
+    """Raises :class:`InUse`."""
+    try:
+        with transaction.atomic():
+            credential.delete()
+            audit.record("credential.deleted", actor=actor, target=f"credential {credential}")
+    except ProtectedError:
+        names = used_by(credential)
+        shown = ", ".join(names[:NAMES_SHOWN])
+        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+        raise InUse(
+            f"{credential} cannot be deleted: it is used by {shown}{more}. If it has leaked, "
+            "revoke it where it is from and type a new one here"
+        ) from None
+
+
+def test_credential(credential: Credential, uri: str = "") -> Tested:
+    """Ask the backend who we are to it, or do in the bucket what a run does, and write the answer
+    down. Success counts as somebody having acted: what waited for that may go on.
+
+    ``uri`` is for buckets, and the prefix that the credential names for it otherwise.
+    """
+    try:
+        if credential.kind == STORE:
+            tested = _test_store(credential, uri or str(credential.options.get(TEST_URI) or ""))
+        else:
+            tested = Tested(ok=True, message=executor_of(credential.kind, credential).check())
+    except (ExecutorError, StoreError, ValueError, ImportError) as error:
+        tested = Tested(ok=False, message=str(error) or type(error).__name__)
+    tested = Tested(ok=tested.ok, message=clean_text(tested.message))
+    changes: dict[str, Any] = {
+        "tested_at": timezone.now(),
+        "test_ok": tested.ok,
+        "test_message": tested.message,
+    }
+    # Not of one that was changed while it was tested.
+    Credential.objects.filter(pk=credential.pk, sealed=credential.sealed).update(**changes)
+    for name, value in changes.items():
+        setattr(credential, name, value)
+    if tested.ok:
+        circuit_breaker.person_acted(credential.kind, credential)
+    return tested
+
+
+test_credential.__test__ = False  # type: ignore[attr-defined]  # no test of its own to pytest
+
+
+def _test_store(credential: Credential, uri: str) -> Tested:
+    if not uri:
+        return Tested(ok=False, message="expected a prefix to test with, found none")
+    if problem := check_store(credential, uri):
+        return Tested(ok=False, message=problem)
+    environment = store_environment(credential)
+    if problem := _missing(uri, environment):
+        return Tested(ok=False, message=problem)
+    if family_of(uri) != "s3" or not credential.options.get(ROLE_ARN):
+        return Tested(ok=True, message=f"{uri}: can be written, read, listed and created in")
+    session = sts.assume_role(
+        credential.options, environment, uri=uri, name="archipelago-test", lifetime_s=None
+    )
+    redaction.remember(session.secrets, passing=True)
+    if problem := _missing(uri, session.environment):
+        return Tested(ok=False, message=f"with the keys that replicas get: {problem}")
+    if problem := _open_to_all(uri, session):
+        return Tested(ok=False, message=problem)
+    minutes = session.lifetime_s / 60
+    return Tested(
+        ok=True,
+        message=f"{uri}: can be written, read, listed and created in, by the server and by "
+        f"replicas, whose keys open nothing else and are good for {minutes:.0f} minutes",
+    )
+
+
+def _missing(uri: str, environment: Mapping[str, str] | None) -> str:
+    for check in preflight(uri, quick=True, environment=environment).missing[:1]:
+        needs = f" (needs {check.needs})" if check.needs else ""
+        return f"cannot {check.name} {uri}: {check.detail}{needs}"
+    return ""
+
+
+def _open_to_all(uri: str, session: sts.Session) -> str:
+    """Whether a store ignores session policies: then keys of one run open every other."""
+    above, _, name = uri.rstrip("/").rpartition("/")
+    if above.endswith("/"):  # the whole bucket was asked for
+        return ""
+    try:
+        open_store(above, environment=session.environment).get_range(f"{name}-not/there", 0, 1)
+    except StoreDenied:
+        return ""
+    except StoreUnavailable:
+        raise
+    except StoreError:
+        pass
+    return (
+        f"the keys that replicas get open more than {uri}: the store does not keep to session "
+        "policies. Without a role for replicas they are given the credential itself"
+    )

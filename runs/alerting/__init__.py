@@ -1,1 +1,0 @@
-"""What deserves attention: the rules, the book of alerts, and who is told."""

@@ -1,0 +1,1 @@
+"""Alert rules, stored alerts and webhooks."""

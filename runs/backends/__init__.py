@@ -1,0 +1,1 @@
+"""What the control plane knows of backends: executors, breakers, prices and health."""

@@ -1,1 +1,0 @@
-"""A run's bucket as the server sees it: read into tables, and commands written into it."""

@@ -1,1 +1,0 @@
-"""What the workers do for runs: launch, watch, judge, relaunch, end."""

@@ -1,0 +1,1 @@
+"""A run's bucket as the server reads it into tables."""

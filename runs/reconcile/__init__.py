@@ -1,0 +1,1 @@
+"""The reconciler: compare a run with its wanted state, and act."""

@@ -1,0 +1,1 @@
+"""Import a run from its bucket."""

@@ -1,0 +1,1 @@
+"""From a form or document to a stored run."""

@@ -1,0 +1,357 @@
+"""From a draft to a stored run: everything checked, one submit key one run."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db import IntegrityError, transaction
+from django.db.models import Max
+from django.utils import timezone
+
+from diloco.protocol.workload import ByteGPTWorkload, CustomWorkload
+from diloco.store.location import canonical
+from executors.catalogue import Hardware
+from runs.backends.executors import BACKENDS, catalogue
+from runs.credentials import check_store
+from runs.credentials.restrictions import refused_image, refused_options
+from runs.exceptions import InvalidRun
+from runs.local_access import first_refused
+from runs.models import Archive, Credential, Replica, ReplicaPool, Run
+from runs.states import RunState
+from runs.submit import prefixes
+from runs.submit.clone_and_fork import check_fork
+from runs.submit.data_check import refuse_data
+from runs.submit.run_draft import Fork, PoolDraft, RunDraft
+from runs.submit.uploads import (
+    check_archive,
+    check_function,
+    is_installed,
+    kept_archive,
+    store_archive,
+)
+from runs.task_queue import enqueue
+from runs.transitions import record_event
+
+NAME_LENGTH = 80
+SUBMIT_KEY_LENGTH = 64
+POOL_LIMIT = 1024
+
+
+def create_run(draft: RunDraft, *, owner: User, submit_key: str) -> Run:
+    """Store the run, its pools and replicas in state queued and enqueue the launch on commit.
+
+    One ``submit_key`` makes one run however often and however concurrently it is sent: the second
+    gets the first one's run. Raises :class:`InvalidRun` with the form field that is wrong.
+    """
+    if not submit_key or len(submit_key) > SUBMIT_KEY_LENGTH:
+        raise InvalidRun(
+            "submit_key", f"expected 1 to {SUBMIT_KEY_LENGTH} characters, found {len(submit_key)}"
+        )
+    existing = _submitted(submit_key, owner)
+    if existing is not None:
+        return existing
+    run_id = uuid.uuid4()
+    check_local(draft, owner)
+    rendezvous = check_draft(draft, run_id, viewer=owner)
+    try:
+        with transaction.atomic():
+            return _store(draft, run_id, rendezvous, owner, submit_key)
+    except IntegrityError:
+        # Another request with this key was faster; anything else is a bug and stays one.
+        existing = _submitted(submit_key, owner)
+        if existing is None:
+            raise
+        return existing
+
+
+def check_local(draft: RunDraft, user: User) -> None:
+    """Raises :class:`InvalidRun` for a pool on this server that ``user`` has no permission for."""
+    backends = [pool.backend for pool in draft.pools]
+    if refused := first_refused(user, backends, draft.workload.to_dict()):
+        raise InvalidRun(f"pools.{refused[0]}.backend", refused[1])
+
+
+def _submitted(submit_key: str, owner: User) -> Run | None:
+    run = Run.objects.filter(submit_key=submit_key).first()
+    if run is not None and run.owner_id != owner.pk:
+        raise InvalidRun("submit_key", "this form was sent by somebody else; open it again")
+    return run
+
+
+def differing_field(run: Run, draft: RunDraft) -> str:
+    """The first field in which a run and the draft that was sent again differ; '' for none. What
+    changes in the life of a run (numbers of replicas, pools added later) is not compared."""
+    settings, sent = dict(run.group_settings), draft.settings.to_dict()
+    for changing in ("num_replicas", "max_replicas"):
+        settings.pop(changing, None)
+        sent.pop(changing, None)
+    pools = list(run.pools.order_by("pk").values_list("backend", "hardware", "region", "spot"))
+    compared = {
+        "name": (run.name, draft.name.strip()),
+        "settings": (settings, sent),
+        "workload": (run.workload, draft.workload.to_dict()),
+        "rendezvous": (run.rendezvous, rendezvous_uri(draft.rendezvous, run.pk)),
+        "time_limit_s": (run.time_limit_s, draft.time_limit_s),
+        "budget_usd": (run.budget_usd, draft.budget_usd),
+        "start_timeout_s": (run.start_timeout_s, draft.start_timeout_s),
+        "max_restarts": (run.max_restarts, draft.max_restarts),
+        "store_credential": (run.store_credential_id, draft.store_credential),
+        "pools": (pools[: len(draft.pools)],
+                  [(p.backend, p.hardware, p.region, p.spot) for p in draft.pools]),
+    }  # fmt: skip
+    return next((name for name, (was, now) in compared.items() if was != now), "")
+
+
+def check_draft(draft: RunDraft, run_id: uuid.UUID, *, viewer: User | None = None) -> str:
+    """The rendezvous URI of a draft that is all right; :class:`InvalidRun` otherwise. ``viewer``:
+    see :func:`runs.submit.prefixes.check_free`."""
+    name = draft.name.strip()
+    if not name or len(name) > NAME_LENGTH:
+        raise InvalidRun("name", f"expected 1 to {NAME_LENGTH} characters, found {len(name)}")
+    if not draft.pools:
+        raise InvalidRun("pools", "expected at least one pool of replicas, found none")
+    for index, pool in enumerate(draft.pools):
+        check_pool(pool, index)
+    total, target = sum(pool.count for pool in draft.pools), draft.settings.num_replicas
+    if total != target:
+        raise InvalidRun(
+            "pools", f"expected pools that add up to the target of {target} replicas, found {total}"
+        )
+    for field in ("time_limit_s", "start_timeout_s", "budget_usd", "max_restarts"):
+        value = getattr(draft, field)
+        if not 0 <= value < float("inf"):
+            raise InvalidRun(field, f"expected 0 or more, found {value}")
+    _check_budget(draft)
+    _check_data(draft)
+    if draft.fork is not None:
+        check_fork(draft.fork, draft)
+    _check_code(draft)
+    rendezvous = rendezvous_uri(draft.rendezvous, run_id)
+    if draft.store_credential is not None:
+        store = _credential(draft.store_credential, "store", "store_credential")
+        if problem := check_store(store, rendezvous):
+            raise InvalidRun("rendezvous", problem)
+    prefixes.check_free(canonical(rendezvous, resolve=False), viewer=viewer)
+    return rendezvous
+
+
+def _check_data(draft: RunDraft) -> None:
+    """A replica on this machine reads data with the rights of the server's own users."""
+    data = str(getattr(draft.workload, "data", ""))
+    is_address = isinstance(draft.workload, ByteGPTWorkload) or "://" in data or "::" in data
+    if (is_address or data.startswith(("/", ".", "~"))) and (problem := refuse_data(data)):
+        raise InvalidRun("data", problem)
+
+
+def free_prefix(wanted: str, run_id: uuid.UUID, *, viewer: User) -> str:
+    """The canonical URI of a prefix that a new run may have; :class:`InvalidRun` otherwise."""
+    location = prefixes.location_for(wanted, run_id)
+    prefixes.check_free(location, viewer=viewer)
+    return location.uri
+
+
+def _check_code(draft: RunDraft) -> None:
+    """That a custom workload's function can be there when the jobs start."""
+    if not isinstance(draft.workload, CustomWorkload):
+        return
+    data = draft.archive
+    if not data and draft.workload.archive:
+        kept = kept_archive(draft.workload.archive)
+        if kept is None:
+            raise InvalidRun(
+                "archive",
+                f"expected the zip of sha256 {draft.workload.archive[:12]}…, found that it is gone",
+            )
+        data = bytes(kept.data)
+    if data:
+        check_archive(data)
+        brought = bool(draft.workload.requirements)
+        check_function(data, draft.workload.function, elsewhere=brought)
+    elif not draft.workload.requirements and all(p.backend == "local" for p in draft.pools):
+        # Local replicas have this server's own packages. A top-level module is found, not imported.
+        module = draft.workload.function.partition(":")[0].partition(".")[0]
+        if not is_installed(module):
+            raise InvalidRun(
+                "workload.archive",
+                f"expected a zip with the module {module}, which is not installed here, found none",
+            )
+
+
+def check_pool(pool: PoolDraft, index: int = 0) -> Hardware:
+    """The hardware of a pool that is all right; :class:`InvalidRun` with ``pools.<index>.<field>``
+    otherwise."""
+
+    def refuse(field: str, message: str) -> InvalidRun:
+        return InvalidRun(f"pools.{index}.{field}", message)
+
+    if pool.backend not in BACKENDS:
+        raise refuse(
+            "backend", f"expected a backend of {', '.join(BACKENDS)}, found {pool.backend!r}"
+        )
+    if not 1 <= pool.count <= POOL_LIMIT:
+        raise refuse("count", f"expected 1 to {POOL_LIMIT} replicas in a pool, found {pool.count}")
+    hardware = catalogue().get(pool.backend, pool.hardware)
+    if hardware is None:
+        known = ", ".join(h.name for h in catalogue().of(pool.backend))
+        raise refuse(
+            "hardware",
+            f"expected one of {BACKENDS[pool.backend]}'s {known}, found {pool.hardware!r}",
+        )
+    if pool.price_usd_h is not None and not 0 <= pool.price_usd_h < float("inf"):
+        raise refuse("price_usd_h", f"expected 0 or more USD per hour, found {pool.price_usd_h}")
+    _check_dear(pool, refuse)
+    credential = None
+    if pool.credential is not None:
+        credential = _credential(pool.credential, pool.backend, f"pools.{index}.credential")
+    if problem := refused_options(pool.backend, credential, pool.options):
+        raise refuse("options", problem)
+    if problem := refused_image(pool.backend, credential, pool.image):
+        raise refuse("image", problem)
+    return hardware
+
+
+def _check_dear(pool: PoolDraft, refuse: Callable[[str, str], InvalidRun]) -> None:
+    limit, price = pool.max_price_usd_h, pool_price(pool)
+    if limit is None:
+        return
+    if not 0 <= limit < float("inf"):
+        raise refuse("max_price_usd_h", f"expected 0 or more USD per hour, found {limit}")
+    if price is None or price > limit:
+        found = "none in the catalogue" if price is None else f"${price:g}"
+        raise refuse(
+            "max_price_usd_h",
+            f"expected {pool.hardware} for at most ${limit:g} an hour, found {found}",
+        )
+
+
+def pool_price(pool: PoolDraft) -> float | None:
+    """USD per hour of one replica of the pool; None where nobody knows."""
+    if pool.price_usd_h is not None:
+        return pool.price_usd_h
+    hardware = catalogue().get(pool.backend, pool.hardware)
+    return hardware.price(spot=pool.spot) if hardware else None
+
+
+def _credential(pk: int, kind: str, field: str) -> Credential:
+    found = Credential.objects.filter(pk=pk, kind=kind).first()
+    if found is None:
+        raise InvalidRun(field, f"expected a credential for {kind}, found none of number {pk}")
+    return found
+
+
+def _check_budget(draft: RunDraft) -> None:
+    """A limit on money needs prices to count by."""
+    if not draft.budget_usd:
+        return
+    for index, pool in enumerate(draft.pools):
+        if pool_price(pool) is None:
+            raise InvalidRun(
+                f"pools.{index}.price_usd_h",
+                f"expected the price of an hour of {pool.backend} {pool.hardware}, because the run "
+                "has a budget, found none in the catalogue",
+            )
+
+
+def rendezvous_uri(wanted: str, run_id: uuid.UUID) -> str:
+    """The canonical URI of a prefix that a run may have, whether or not another has it;
+    :class:`InvalidRun` otherwise."""
+    return prefixes.location_for(wanted, run_id).uri
+
+
+def _store(
+    draft: RunDraft, run_id: uuid.UUID, rendezvous: str, owner: User, submit_key: str
+) -> Run:
+    now = timezone.now()
+    prefixes.lock()
+    prefixes.check_free(canonical(rendezvous, resolve=False), viewer=owner)
+    run = Run.objects.create(
+        id=run_id,
+        name=draft.name.strip(),
+        owner=owner,
+        state=RunState.QUEUED,
+        state_since=now,
+        state_reason="waiting for a worker",
+        rendezvous=rendezvous,
+        group_settings=draft.settings.to_dict(),
+        workload=draft.workload.to_dict(),
+        submit_key=submit_key,
+        time_limit_s=draft.time_limit_s,
+        budget_usd=draft.budget_usd,
+        start_timeout_s=draft.start_timeout_s,
+        max_restarts=draft.max_restarts,
+        store_credential_id=draft.store_credential,
+        archive=_archive(draft),
+        notify=None if draft.notify is None else list(draft.notify),
+        **_origin(draft.fork),
+        created_at=now,
+    )
+    for pool_draft in draft.pools:
+        store_pool(run, pool_draft)
+    record_event(
+        run, "run_state", _submitted_as(draft), actor=owner,
+        from_state=RunState.DRAFT, to_state=RunState.QUEUED,
+    )  # fmt: skip
+    enqueue("launch_run", str(run.pk))
+    return run
+
+
+def _archive(draft: RunDraft) -> Archive | None:
+    """The draft's own zip, else the one its workload names, which was uploaded before."""
+    if draft.archive:
+        return store_archive(draft.archive)
+    digest = getattr(draft.workload, "archive", "")
+    found = kept_archive(digest) if digest else None
+    if digest and found is None:
+        raise InvalidRun(
+            "archive", f"expected the zip of sha256 {digest[:12]}…, found that it is gone"
+        )
+    return found
+
+
+def _origin(fork: Fork | None) -> dict[str, Any]:
+    if fork is None:
+        return {}
+    return {"forked_from": fork.run, "fork_round": fork.round, "fork_outer": fork.outer}
+
+
+def _submitted_as(draft: RunDraft) -> str:
+    if draft.fork is None:
+        return "submitted"
+    source = Run.objects.get(pk=draft.fork.run)
+    return f"submitted, to begin with round {draft.fork.round} of {source.name!r}"
+
+
+def store_pool(run: Run, draft: PoolDraft, *, actor: User | None = None) -> ReplicaPool:
+    """The pool and its replicas, pending. Numbers are never used again in a run."""
+    now = timezone.now()
+    pool = ReplicaPool.objects.create(
+        run=run,
+        added_by=actor,
+        backend=draft.backend,
+        hardware=draft.hardware,
+        count=draft.count,
+        region=draft.region,
+        spot=draft.spot,
+        image=draft.image,
+        timeout_s=draft.timeout_s,
+        options=dict(draft.options),
+        credential_id=draft.credential,
+        price_usd_h=pool_price(draft),
+        price_given=draft.price_usd_h is not None,
+        max_price_usd_h=draft.max_price_usd_h,
+    )
+    add_replicas(pool, draft.count, now=now)
+    return pool
+
+
+def add_replicas(pool: ReplicaPool, count: int, *, now: datetime) -> list[Replica]:
+    last = Replica.objects.filter(run=pool.run).aggregate(last=Max("number"))["last"]
+    first = 0 if last is None else last + 1
+    return Replica.objects.bulk_create(
+        Replica(run=pool.run, pool=pool, number=number, state_since=now)
+        for number in range(first, first + count)
+    )

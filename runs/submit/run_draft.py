@@ -1,0 +1,169 @@
+"""Drafts: what a person asks for before it is a run, and the ones offered ready-made.
+
+A draft holds no ids and touches nothing; :func:`runs.actions.replicas_and_pools.create_run` checks
+the whole and stores it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.workload import ByteGPTWorkload, CustomWorkload, HuggingFaceWorkload
+
+Workload = ByteGPTWorkload | HuggingFaceWorkload | CustomWorkload
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolDraft:
+    """``count`` replicas on one backend and hardware.
+
+    ``hardware`` is a name of :func:`runs.backends.executors.catalogue`. ``timeout_s`` 0 is the
+    longest deadline the backend allows. ``credential`` is the id of a
+    :class:`~runs.models.Credential` of that backend, None for the server's own environment.
+    ``price_usd_h`` replaces the catalogue's. ``max_price_usd_h`` refuses what costs more, None
+    nothing.
+    """
+
+    backend: str = "local"
+    hardware: str = "cpu"
+    count: int = 1
+    region: str = ""
+    spot: bool = False
+    image: str = ""
+    timeout_s: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    credential: int | None = None
+    price_usd_h: float | None = None
+    max_price_usd_h: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fork:
+    """Begin with the checkpoint of ``round`` of the run of id ``run``; ``outer``: with the state of
+    its outer optimizer too."""
+
+    run: uuid.UUID
+    round: int
+    outer: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDraft:
+    """``rendezvous`` is the URI of the run's own prefix; '' means the default prefix + run id.
+    ``time_limit_s``, ``budget_usd`` and ``start_timeout_s`` 0 mean no limit; ``start_timeout_s`` is
+    how long the first step may be waited for. ``store_credential`` is the id of a credential of
+    kind ``store``, None for the server's own environment. ``archive`` is a zip of user code, for
+    workloads that name a function in it. ``fork`` None begins with weights of its own. ``notify``
+    are ids of the webhooks that are told of its alerts, None all there are and will be.
+    """
+
+    name: str
+    settings: GroupSettings
+    workload: Workload
+    pools: tuple[PoolDraft, ...]
+    rendezvous: str = ""
+    time_limit_s: int = 0
+    budget_usd: float = 0.0
+    start_timeout_s: int = 0
+    max_restarts: int = 3
+    store_credential: int | None = None
+    archive: bytes = field(default=b"", repr=False)
+    fork: Fork | None = None
+    notify: tuple[int, ...] | None = None
+
+
+def local_demo() -> RunDraft:
+    """Four CPU replicas on this machine that learn the standard library's source in minutes."""
+    return RunDraft(
+        name="Local demo",
+        settings=GroupSettings(
+            num_replicas=4,
+            min_quorum=1,
+            max_replicas=8,
+            sync_every=90,
+            total_rounds=16,
+            warmup_steps=144,
+            inner_lr=3e-3,
+            min_lr_ratio=0.05,
+            batch_size=4,
+            eval_every=1,
+            checkpoint_every=5,
+            grace_s=30.0,
+            heartbeat_timeout_s=15.0,
+            round_timeout_s=300.0,
+        ),
+        workload=ByteGPTWorkload(size="demo", eval_bytes=32_768),
+        pools=(PoolDraft(backend="local", hardware="cpu", count=4),),
+        time_limit_s=1800,
+    )
+
+
+def mixed_demo() -> RunDraft:
+    """Two replicas on this machine and one on each of four emulated backends (``emulators/``)."""
+    local = local_demo()
+    return replace(
+        local,
+        name="Mixed demo",
+        settings=replace(
+            local.settings,
+            num_replicas=6,
+            min_quorum=2,
+            sync_every=60,
+            total_rounds=12,
+            warmup_steps=90,
+            start_replicas=6,
+        ),
+        pools=(
+            PoolDraft(backend="local", hardware="cpu", count=2),
+            PoolDraft(backend="modal", hardware="cpu"),
+            PoolDraft(backend="huggingface", hardware="cpu-basic"),
+            PoolDraft(backend="sagemaker", hardware="ml.m5.large"),
+            PoolDraft(backend="kubernetes", hardware="cpu"),
+        ),
+        budget_usd=1.0,
+        start_timeout_s=300,
+    )
+
+
+def huggingface_start() -> RunDraft:
+    """A small Llama from its configuration, on bytes: it needs Transformers and no download."""
+    local = local_demo()
+    return replace(
+        local,
+        name="Small Llama",
+        settings=replace(local.settings, num_replicas=2, max_replicas=4),
+        workload=HuggingFaceWorkload(
+            config={
+                "model_type": "llama",
+                "hidden_size": 96,
+                "intermediate_size": 256,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 3,
+                "tie_word_embeddings": True,
+            },
+            context=128,
+            eval_tokens=32_768,
+        ),
+        pools=(PoolDraft(backend="local", hardware="cpu", count=2),),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    label: str
+    make: Callable[[], RunDraft]
+
+
+TEMPLATES = {
+    "local": Template(label="Local demo: four replicas on this machine", make=local_demo),
+    "huggingface": Template(
+        label="Small Llama: two replicas, from scratch", make=huggingface_start
+    ),
+    "mixed": Template(label="Mixed demo: six replicas on five backends", make=mixed_demo),
+}
+"""What the submit form can be filled in with, by the name in its address; the first is what a first
+visit finds."""
