@@ -7,7 +7,7 @@ import sys
 
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
-    from dashboard.private_files import set_umask
+    from dashboard.security.private_files import set_umask
 
     set_umask()
     from django.conf import settings

@@ -1,12 +1,12 @@
 """Several workers and web servers on PostgreSQL, each killed again and again: is anything doubled?
 
-The services as Compose starts them (:mod:`dashboard.commands`): web servers, workers and one beat,
-with one PostgreSQL, one Valkey and one state folder. Runs of real local replicas are submitted
-through the web servers in turn. Then, every few seconds, a worker with its whole pool, a web server
-or the broker is ended by SIGKILL and started again. Replicas are never touched. In the end the
-database is audited: every run succeeded, each round is there once, each replica was launched once
-and has one job, every point of every replica's loss is there exactly once, and the journal of each
-run is a chain in which every transition begins where the one before it ended.
+The services as Compose starts them (:mod:`dashboard.server.commands`): web servers, workers and one
+beat, with one PostgreSQL, one Valkey and one state folder. Runs of real local replicas are
+submitted through the web servers in turn. Then, every few seconds, a worker with its whole pool, a
+web server or the broker is ended by SIGKILL and started again. Replicas are never touched. In the
+end the database is audited: every run succeeded, each round is there once, each replica was
+launched once and has one job, every point of every replica's loss is there exactly once, and the
+journal of each run is a chain in which every transition begins where the one before it ended.
 
 Usage: python bench/scale_out.py [--webs 2] [--workers 3] [--runs 4] [--rounds 40] [--every-s 6]
 """
@@ -30,8 +30,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from archipelago import ApiError, Client  # noqa: E402
-from dashboard import broker, commands  # noqa: E402
-from dashboard.children import Child  # noqa: E402
+from dashboard.server import (
+    broker,
+    commands,
+)
+from dashboard.server.child_process import Child  # noqa: E402
 from tests.django_process import DjangoProcess  # noqa: E402
 from tests.postgres import postgres_binaries, running_postgres  # noqa: E402
 from tests.servers import free_ports, wait_until  # noqa: E402

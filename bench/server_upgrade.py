@@ -40,7 +40,7 @@ from bench.server_faults import (  # noqa: E402
 )
 from bench.support.page_watch import PageWatch  # noqa: E402
 from bench.support.server_world import COOKIE, fetch, running_bucket  # noqa: E402
-from dashboard import broker  # noqa: E402
+from dashboard.server import broker  # noqa: E402
 from tests.django_process import DjangoProcess  # noqa: E402
 from tests.servers import child, free_ports, wait_until  # noqa: E402
 from tests.stack import MAKE_USERS, LiveStack, stack_env  # noqa: E402

@@ -6,4 +6,5 @@ class DashboardConfig(AppConfig):
     verbose_name = "Dashboard"
 
     def ready(self) -> None:
-        from dashboard import audit_hooks, checks  # noqa: F401 -- registers them
+        from dashboard import checks  # noqa: F401 -- registers them
+        from dashboard.security import audit_hooks  # noqa: F401 -- registers them

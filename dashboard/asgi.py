@@ -13,7 +13,7 @@ warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume sy
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
 
-from dashboard.private_files import set_umask  # noqa: E402 -- before anything is created
+from dashboard.security.private_files import set_umask  # noqa: E402 -- before anything is created
 
 set_umask()
 _pages = get_asgi_application()
@@ -21,11 +21,11 @@ _pages = get_asgi_application()
 from django.conf import settings  # noqa: E402 -- Django is set up now
 from django.urls import get_resolver  # noqa: E402
 
-from dashboard.bodies import BoundedBodies  # noqa: E402
 from dashboard.checks import at_start  # noqa: E402
-from dashboard.live_handler import LiveHandler, is_live  # noqa: E402
+from dashboard.live.handler import LiveHandler, is_live  # noqa: E402
 from dashboard.logging import dress  # noqa: E402
-from dashboard.proxies import TrustedProxies, parse_networks  # noqa: E402
+from dashboard.security.proxies import TrustedProxies, parse_networks  # noqa: E402
+from dashboard.security.request_bodies import BoundedBodies  # noqa: E402
 from executors.loading import warm_up  # noqa: E402
 
 for _name in ("uvicorn", "uvicorn.access"):

@@ -21,7 +21,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
 app = Celery("archipelago")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(["runs"])
-# Three workers (dashboard.commands): what controls runs waits for nothing else.
+# Three workers (dashboard.server.commands): what controls runs waits for nothing else.
 CONTROL, INGEST, DEFAULT = "control", "ingest", "celery"
 app.conf.task_default_queue = DEFAULT
 app.conf.task_routes = {
@@ -87,7 +87,7 @@ def _dress(logger: logging.Logger, **_: Any) -> None:
 @beat_init.connect
 def _check(**_: Any) -> None:
     from dashboard.checks import at_start
-    from dashboard.private_files import set_umask
+    from dashboard.security.private_files import set_umask
 
     set_umask()
     at_start()

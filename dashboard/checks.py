@@ -22,9 +22,9 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register, run_checks
 from redis.connection import parse_url
 
-from dashboard import private_files
 from dashboard.logging import FORMATS
-from dashboard.proxies import parse_networks
+from dashboard.security import private_files
+from dashboard.security.proxies import parse_networks
 from executors.local.user import unreachable, user_problem
 
 logger = logging.getLogger(__name__)

@@ -5,6 +5,7 @@ from django.contrib.auth.views import LogoutView
 from django.urls import path
 
 from dashboard import api
+from dashboard.live import views
 from dashboard.views import (
     account,
     alerts,
@@ -15,7 +16,6 @@ from dashboard.views import (
     compare,
     health,
     life,
-    live,
     people,
     planner,
     pools,
@@ -34,7 +34,7 @@ admin.site.index_title = "Runs, replicas and people"
 urlpatterns = [
     path("", runs.runs, name="runs"),
     path("runs.json", runs.runs_json, name="runs-json"),
-    path("stream", live.runs_stream, name="runs-stream"),
+    path("stream", views.runs_stream, name="runs-stream"),
     path("runs/facets", runs.runs_facets, name="runs-facets"),
     path("runs/bulk", bulk.bulk, name="runs-bulk"),
     path("views", saved_views.save, name="view-save"),
@@ -57,7 +57,7 @@ urlpatterns = [
     path("runs/<uuid:run_id>/heatmap.json", charts.heatmap, name="run-heatmap"),
     path("runs/<uuid:run_id>/timeline.json", charts.bars, name="run-timeline"),
     path("runs/<uuid:run_id>/logs.json", run.logs, name="run-logs"),
-    path("runs/<uuid:run_id>/stream", live.run_stream, name="run-stream"),
+    path("runs/<uuid:run_id>/stream", views.run_stream, name="run-stream"),
     path("runs/<uuid:run_id>/pools/add", pools.add, name="pool-add"),
     path("runs/<uuid:run_id>/pools/<int:pool_id>/scale", pools.scale, name="pool-scale"),
     path("runs/<uuid:run_id>/replicas/<int:number>/", replica.detail, name="replica"),

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from dashboard import broker
+from dashboard.server import broker
 from emulators.s3 import S3Server, running_s3, weed_binary
 from emulators.serving import accepts, child, free_ports, wait_until
 

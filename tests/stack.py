@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dashboard import broker
+from dashboard.server import broker
 from tests.django_process import REPOSITORY, DjangoProcess
 from tests.postgres import stack_database
 from tests.servers import child, free_ports, wait_until

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dashboard import commands
+from dashboard.server import commands
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE = ROOT / "docker-compose.yml"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dashboard import stream
 from dashboard.api import parser
+from dashboard.live import feed
 from executors.registry import BACKENDS, pool_options
 from runs import local_access, permissions
 from runs.submit.uploads import ARCHIVE_BYTES
@@ -63,7 +63,7 @@ def test_the_limits() -> None:
     assert parser.TOML_BYTES == 64_000
     assert ARCHIVE_BYTES == 20_000_000
     assert parser.DEEPEST == 20
-    assert (stream.PER_SESSION, stream.PER_USER) == (8, 24)
+    assert (feed.PER_SESSION, feed.PER_USER) == (8, 24)
 
 
 def test_settings_and_commands_that_the_docs_name_exist() -> None:

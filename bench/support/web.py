@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dashboard import broker, commands
+from dashboard.server import broker, commands
 from emulators.serving import accepts, child, free_ports, wait_until
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent

@@ -21,7 +21,7 @@ from dashboard.api.info import info_of
 from dashboard.api.parser import TOML
 from dashboard.api.problems import FieldProblem, Invalid, at
 from dashboard.api.types import NO_NUL, RunId, responses
-from dashboard.estimate import estimate
+from dashboard.presentation.estimate import estimate
 from runs import permissions
 from runs.actions import replicas_and_pools
 from runs.exceptions import InvalidRun

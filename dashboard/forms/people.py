@@ -14,8 +14,8 @@ from django.contrib.auth.forms import (
 from django.contrib.auth.models import Group, User
 from django.contrib.auth.validators import UnicodeUsernameValidator
 
-from dashboard import first_start
 from dashboard.forms.fields import dress
+from dashboard.security import setup_token
 from runs.actions import users
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class FirstAdministratorForm(_UserCreation):
 
     def clean_token(self) -> str:
         token = str(self.cleaned_data["token"])
-        if not first_start.matches(token):
+        if not setup_token.matches(token):
             raise forms.ValidationError(
                 "This is not the set-up token of this server. Copy it from the terminal of "
                 "the server, or run: .venv/bin/python manage.py setup_token"

@@ -16,9 +16,9 @@ from typing import Any
 from django import forms
 from django.contrib.auth.models import User
 
-from dashboard import formats
 from dashboard.forms.fields import DurationField, TellingSelect, dress
 from dashboard.forms.huggingface import parse_object
+from dashboard.presentation import formats
 from executors.base import Capabilities
 from executors.catalogue import Hardware
 from executors.registry import BACKENDS

@@ -11,11 +11,11 @@ from typing import Any
 
 from django import forms
 
-from dashboard.formats import exact
 from dashboard.forms.fields import DurationField, dress, setting_field
 from dashboard.forms.fork import ForkForm, initial_of_fork
 from dashboard.forms.pools import ROWS, PoolChoices, PoolForm, initial_of, posted_rows
 from dashboard.forms.workload import WorkloadForm, initial_of_workload
+from dashboard.presentation.formats import exact
 from diloco.protocol.settings import GroupSettings, SettingsError, setting_fields
 from runs.submit.run_draft import RunDraft
 

@@ -7,7 +7,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dashboard.supervisor import Supervisor, SupervisorError
+from dashboard.server.supervisor import Supervisor, SupervisorError
 
 
 def address_options(parser: ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from django import template
 
-from dashboard import formats
+from dashboard.presentation import formats
 from runs.queries.comparison import Cell, Difference, Measure
 
 register = template.Library()

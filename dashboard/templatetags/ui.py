@@ -1,4 +1,5 @@
-"""Template tags: icons, state badges, and numbers as :mod:`dashboard.formats` writes them."""
+"""Template tags: icons, state badges, and numbers as :mod:`dashboard.presentation.formats` writes
+them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from dashboard import access, formats, states
+from dashboard import access
+from dashboard.presentation import badges, formats
 from runs.json_values import texts
 
 register = template.Library()
@@ -62,7 +64,7 @@ def icon(name: str) -> SafeString:
 @register.simple_tag
 def state(name: str, modifier: str = "") -> SafeString:
     """A badge. ``modifier`` is an extra class, such as ``state-l``."""
-    look = states.look(name)
+    look = badges.look(name)
     return format_html(
         '<span class="state {}" data-state="{}" data-tone="{}">{}<span>{}</span></span>',
         modifier,

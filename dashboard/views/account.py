@@ -17,8 +17,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods
 
-from dashboard import throttle
 from dashboard.forms.people import ChosenPasswordForm, OwnPasswordForm
+from dashboard.security import throttle
 from runs import audit
 from runs.actions import users
 

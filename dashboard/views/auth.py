@@ -1,7 +1,7 @@
 """Sign in, sign out, and the first administrator on a server that has no user yet.
 
 The administration's own sign-in page is this one too, so that there is one place where passwords
-are tried and counted (:mod:`dashboard.throttle`).
+are tried and counted (:mod:`dashboard.security.throttle`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from django.utils.http import urlencode
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from dashboard import first_start, throttle
 from dashboard.forms import FirstAdministratorForm, SignInForm
+from dashboard.security import setup_token, throttle
 from runs import audit
 
 
@@ -68,7 +68,7 @@ def setup(request: HttpRequest) -> HttpResponse:
     """Create the first administrator. Once any user exists this leads to the sign-in page."""
     if User.objects.exists():
         return redirect("login")
-    first_start.setup_token()  # the page says where it is, so it must be there
+    setup_token.setup_token()  # the page says where it is, so it must be there
     initial = {"token": request.GET.get("token", "")}
     form = FirstAdministratorForm(request.POST or None, initial=initial)
     if form.is_valid():
@@ -78,7 +78,7 @@ def setup(request: HttpRequest) -> HttpResponse:
                 audit.record("user.first_administrator", actor=user, target=f"user {user}")
         if user is None:
             return redirect("login")
-        first_start.forget()
+        setup_token.forget()
         login(request, user)
         return redirect("runs")
     return render(

@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from dashboard.formats import exact
+from dashboard.presentation.formats import exact
 from dashboard.views.access import run_to_see
 from dashboard.views.checkpoints import checkpoint_context
 from diloco.protocol.settings import SECTIONS, SettingSpec, setting_fields

@@ -21,8 +21,8 @@ from django.utils.dateparse import parse_datetime
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from dashboard import states
 from dashboard.list_address import ListAddress
+from dashboard.presentation import badges
 from runs import live_stream, permissions
 from runs.actions import saved_views
 from runs.backends import health, storage_health
@@ -153,7 +153,7 @@ def rows_of(found: list[Run]) -> list[dict[str, Any]]:
             if run.last_seen_at and run.state in RUN_LIVE
             else "",
             "stale": health.is_stale(run, now=now),
-            "tone": states.look(run.state).tone,
+            "tone": badges.look(run.state).tone,
             "ran_s": _ran_s(run, now),
             "spark": _spark(curves.get(run.pk, [])),
         }

@@ -22,10 +22,10 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from dashboard.estimate import Estimate
-from dashboard.estimate import estimate as make_estimate
 from dashboard.forms import PoolChoices, PoolForm, RunForm, initial_from
 from dashboard.forms.prefill import from_query
+from dashboard.presentation.estimate import Estimate
+from dashboard.presentation.estimate import estimate as make_estimate
 from dashboard.views import submit_source
 from diloco.protocol.settings import SECTIONS, setting_fields
 from diloco.protocol.workload import GPT_SIZES

@@ -15,8 +15,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_http_methods, require_POST
 
-from dashboard import formats
 from dashboard.forms.fields import dress
+from dashboard.presentation import formats
 from runs import permissions
 from runs.actions import api_tokens as service
 

@@ -224,7 +224,7 @@ def test_who_may_not_stop_sees_no_button(window: Window, demo: str, user: str) -
 
 
 def test_numbers_are_written_alike_by_server_and_browser(window: Window) -> None:
-    from dashboard import formats
+    from dashboard.presentation import formats
 
     values = [None, 0, 0.004, 0.5, 1.5, 2.25, 7.349, 9.94, 9.96, 59.4, 61, 999.5, 9_999, 10_000,
               99_950, 123_456, 999_999, 1_966_080, 59_000_000, 2.5e9, 86_400, 90_061]  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from django.core.cache import cache
 from django.test import Client
 
-from dashboard import throttle
+from dashboard.security import throttle
 from tests.browser import seed
 
 pytestmark = pytest.mark.django_db

@@ -15,7 +15,7 @@ from django.template import Context, Template
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboard import formats
+from dashboard.presentation import formats
 from dashboard.templatetags import comparing, ui
 from runs.models import LogLine, Run
 from runs.queries import export_formats, exports

@@ -10,8 +10,8 @@ from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from dashboard import first_start
 from dashboard.forms import FirstAdministratorForm
+from dashboard.security import setup_token
 from tests.browser import seed
 
 pytestmark = pytest.mark.django_db
@@ -47,9 +47,9 @@ def test_the_token_is_made_once_and_only_for_the_server(
 ) -> None:
     monkeypatch.delenv("ARCHIPELAGO_SETUP_TOKEN")
     settings.VAR_DIR = tmp_path
-    token = first_start.setup_token()
+    token = setup_token.setup_token()
     assert len(token) > 40
-    assert first_start.setup_token() == token
+    assert setup_token.setup_token() == token
     assert (tmp_path / "setup_token").stat().st_mode & 0o777 == 0o600
     call_command("setup_token")
     assert capsys.readouterr().out.strip() == token

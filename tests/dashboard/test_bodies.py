@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dashboard import bodies
-from dashboard.bodies import BoundedBodies
+from dashboard.security import request_bodies
+from dashboard.security.request_bodies import BoundedBodies
 
 
 def answer(
@@ -42,7 +42,7 @@ def answer(
 
 
 def test_a_body_that_announces_too_much_is_not_read() -> None:
-    length = str(bodies.LIMIT_BYTES + 1).encode()
+    length = str(request_bodies.LIMIT_BYTES + 1).encode()
     assert answer(b"x", headers=((b"content-length", length),)) == (413, 0)
 
 
@@ -50,10 +50,10 @@ def test_a_body_without_a_length_ends_at_the_limit() -> None:
     chunk = b"x" * 500_000
     status, read = answer(*[chunk] * 100)
     assert status == 413
-    assert read <= bodies.LIMIT_BYTES
+    assert read <= request_bodies.LIMIT_BYTES
 
 
-@pytest.mark.parametrize("path", bodies.UPLOADS)
+@pytest.mark.parametrize("path", request_bodies.UPLOADS)
 def test_paths_that_take_an_archive_take_a_larger_one(path: str) -> None:
     chunk = b"x" * 1_000_000
     assert answer(*[chunk] * 20, path=path) == (200, 20_000_000)

@@ -8,7 +8,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from dashboard import broker
+from dashboard.server import broker
 from tests.servers import running_valkey
 
 

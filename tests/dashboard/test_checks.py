@@ -122,7 +122,7 @@ def test_behind_tls_what_is_missing_is_logged(
 
 @pytest.mark.parametrize("service", ["web", "worker", "beat"])
 def test_each_service_says_what_cannot_work(production: dict[str, str], service: str) -> None:
-    from dashboard import commands
+    from dashboard.server import commands
 
     command = {
         "web": commands.web(host="127.0.0.1", port=1),

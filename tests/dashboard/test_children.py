@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dashboard.children import LOG_LIMIT_BYTES, Child
+from dashboard.server.child_process import LOG_LIMIT_BYTES, Child
 from tests.servers import wait_until
 
 pytestmark = pytest.mark.processes
@@ -112,7 +112,8 @@ def test_a_huge_log_is_put_aside(tmp_path: Path) -> None:
 def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     repository = Path(__file__).resolve().parent.parent.parent
     code = (
-        "import os, sys, time; from pathlib import Path; from dashboard.children import Child\n"
+        "import os, sys, time; from pathlib import Path\n"
+        "from dashboard.server.child_process import Child\n"
         "c = Child(name='it', command=['python', '-c', 'import time; time.sleep(600)'], "
         "log=Path(sys.argv[1]), env=dict(os.environ), cwd=Path('/'))\n"
         "c.start(); print(c.pid, flush=True); time.sleep(600)"

@@ -14,7 +14,7 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from dashboard.management.commands import demo
-from dashboard.supervisor import SupervisorError
+from dashboard.server.supervisor import SupervisorError
 from runs.models import Run
 from runs.states import RunState
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.estimate import estimate
+from dashboard.presentation.estimate import estimate
 from diloco.protocol.blocks import HEADER_BYTES
 from diloco.protocol.reduce_cost import round_cost
 from diloco.protocol.settings import GroupSettings

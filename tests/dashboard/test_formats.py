@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dashboard import formats
+from dashboard.presentation import formats
 
 
 @pytest.mark.parametrize(

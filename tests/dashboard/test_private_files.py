@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dashboard import private_files
 from dashboard.checks import what_others_need
+from dashboard.security import private_files
 from executors.local.user import SETTING
 
 ROOT = Path(__file__).resolve().parents[2]

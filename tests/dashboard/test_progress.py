@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.progress import Progress, clock, progress_line
+from dashboard.presentation.progress import Progress, clock, progress_line
 
 NOW = datetime(2026, 1, 1, 12, 1, 23, tzinfo=UTC)
 

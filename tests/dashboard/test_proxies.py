@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from django.core.cache import cache
 
-from dashboard import throttle
 from dashboard.checks import what_cannot_work, what_others_need
-from dashboard.proxies import TrustedProxies, client_address, parse_networks
+from dashboard.security import throttle
+from dashboard.security.proxies import TrustedProxies, client_address, parse_networks
 from tests.browser import seed
 from tests.dashboard.test_account_password import sign_in
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dashboard.celery import app
-from dashboard.scheduler import MonotonicScheduler
+from dashboard.server.scheduler import MonotonicScheduler
 
 
 class Ticker(MonotonicScheduler):

@@ -11,7 +11,7 @@ import pytest
 from django.contrib.staticfiles import finders
 from django.test import Client
 
-from dashboard.states import LOOKS
+from dashboard.presentation.badges import LOOKS
 from runs.states import ContributionState, ReplicaState, RoundState, RunState
 
 ROOT = Path(__file__).parents[2]

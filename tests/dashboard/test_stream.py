@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dashboard import fanout, stream
+from dashboard.live import feed, replay
 from runs import live_stream
 from runs.backends import health
 from tests.dashboard.streaming import watch
@@ -31,7 +31,7 @@ class Reader:
 
     def __init__(self, *, last: str = "", **topics: str) -> None:
         wanted = {NAMES.get(name, name): after for name, after in topics.items()}
-        self._chunks: AsyncIterator[bytes] = stream.events(topics=wanted, last_event_id=last)
+        self._chunks: AsyncIterator[bytes] = feed.events(topics=wanted, last_event_id=last)
         self._frames: list[str] = []
 
     async def until(self, wanted: str) -> list[str]:
@@ -191,7 +191,7 @@ def test_what_a_worker_could_not_tell_is_told_by_name(redis_url: str) -> None:
 def test_a_beat_brings_the_place_up_to_date(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(feed, "HEARTBEAT_S", 0.01)
 
     async def work() -> None:
         reader = Reader(a="")
@@ -207,7 +207,7 @@ def test_a_beat_brings_the_place_up_to_date(
 def test_only_so_much_is_kept_for_those_who_come_back(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fanout, "KEPT", 3)
+    monkeypatch.setattr(replay, "KEPT", 3)
     publish(A, run={"n": 0})
     cursor = live_stream.latest_id()
 
@@ -245,14 +245,14 @@ def test_an_id_that_has_been_trimmed_away_means_resync(redis_url: str) -> None:
 def test_a_slow_viewer_is_told_to_start_again(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fanout, "QUEUE_SIZE", 3)
+    monkeypatch.setattr(replay, "QUEUE_SIZE", 3)
 
     async def work() -> None:
         reader = Reader(a="")
         await reader.until('"ok":true')
         for n in range(8):
             publish(A, run={"n": n})
-        viewer = next(iter(stream.feed()._all))
+        viewer = next(iter(feed.feed()._all))
         while not viewer.lost:
             await asyncio.sleep(0)
         assert data(await reader.until("event: resync"), "resync") == [{}]
@@ -268,7 +268,7 @@ def test_pages_are_told_when_no_worker_is_at_work_and_when_one_is_again(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing else would come then."""
-    monkeypatch.setattr(stream, "LOOK_S", 0.0)
+    monkeypatch.setattr(feed, "LOOK_S", 0.0)
     live_stream.client().set(health.HEARTBEAT, 1)
 
     async def work() -> None:
@@ -306,8 +306,8 @@ def test_without_redis_the_page_is_told_so(settings: Any) -> None:
 
 def test_an_idle_stream_has_a_heart_beat(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
-    monkeypatch.setattr(stream, "HEARTBEAT_S", 0.01)
-    monkeypatch.setattr(stream, "RETRY_S", 60)
+    monkeypatch.setattr(feed, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(feed, "RETRY_S", 60)
 
     async def work() -> None:
         reader = Reader(a="")
@@ -321,7 +321,7 @@ def test_an_idle_stream_has_a_heart_beat(settings: Any, monkeypatch: pytest.Monk
 def test_the_reader_ends_with_the_last_viewer(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "BLOCK_MS", 100)
+    monkeypatch.setattr(feed, "BLOCK_MS", 100)
 
     async def work() -> None:
         readers = [Reader(a=""), Reader(list="")]
@@ -332,12 +332,12 @@ def test_the_reader_ends_with_the_last_viewer(
             await reader.close()
         while any(t.get_name() == "live-reader" for t in asyncio.all_tasks()):
             await asyncio.sleep(0)
-        assert not len(stream.feed())
-        assert not stream.feed()._viewers
+        assert not len(feed.feed())
+        assert not feed.feed()._viewers
 
     watch(work)
 
 
 @pytest.mark.parametrize("text", ["", "x", "5", "5-1", "5-x", "-", "5-1-1"])
 def test_what_is_an_id(text: str) -> None:
-    assert fanout.is_stream_id(text) == (text in ("5", "5-1"))
+    assert replay.is_stream_id(text) == (text in ("5", "5-1"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.test import AsyncClient
 
-from dashboard import stream
+from dashboard.live import feed
 from tests.browser import seed
 from tests.dashboard.streaming import watch
 
@@ -19,7 +19,7 @@ def test_more_streams_than_a_session_can_have_are_refused(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
-    monkeypatch.setattr(stream, "PER_SESSION", 2)
+    monkeypatch.setattr(feed, "PER_SESSION", 2)
     client, other = AsyncClient(), AsyncClient()
     user = seed.user("olga", "operator")
     client.force_login(user)
@@ -38,7 +38,7 @@ def test_more_streams_than_a_session_can_have_are_refused(
     async def left(streams: int) -> None:
         """The stream is closed with the response's own iterator, which the collector ends here.
         A server cancels it while it waits."""
-        while stream.feed().open[f"user {user.pk}"] > streams:
+        while feed.feed().open[f"user {user.pk}"] > streams:
             gc.collect()
             await asyncio.sleep(0.01)
 
@@ -46,7 +46,7 @@ def test_more_streams_than_a_session_can_have_are_refused(
         first, second = await begun(client), await begun(client)
         assert await begun(client) == 429
         third = await begun(other)  # another browser of the same user
-        monkeypatch.setattr(stream, "PER_USER", 3)
+        monkeypatch.setattr(feed, "PER_USER", 3)
         assert await begun(other) == 429
         await first.aclose()
         await left(2)
@@ -54,6 +54,6 @@ def test_more_streams_than_a_session_can_have_are_refused(
         for frames in (second, third, fourth):
             await frames.aclose()
         await left(0)
-        assert stream.feed().open == {}
+        assert feed.feed().open == {}
 
     watch(work)

@@ -13,7 +13,7 @@ from django.contrib.sessions.models import Session
 from django.db import OperationalError
 from django.test import AsyncClient, Client
 
-from dashboard import stream
+from dashboard.live import feed
 from runs.models import Run
 from tests.browser import seed
 from tests.dashboard.people import KINDS, client_for
@@ -43,7 +43,7 @@ def test_a_run_that_is_not_there(client: Client) -> None:
 def test_no_database_connection_is_held_while_streaming(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dashboard.views import live as views
+    from dashboard.live import views
 
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
     closed: list[bool] = []
@@ -93,11 +93,11 @@ def _nothing(user: Any) -> None:
 def test_an_open_stream_ends_when_its_viewer_may_not_watch_any_more(
     loses: Callable[[Any], None], settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dashboard.views import live as views
+    from dashboard.live import views
 
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
-    monkeypatch.setattr(stream, "HEARTBEAT_S", 0.01)
-    monkeypatch.setattr(stream, "RECHECK_S", 0.0)
+    monkeypatch.setattr(feed, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(feed, "RECHECK_S", 0.0)
     closed: list[bool] = []
     close_all = views.connections.close_all
     monkeypatch.setattr(views.connections, "close_all", lambda: (closed.append(True), close_all()))
@@ -133,11 +133,11 @@ def test_an_open_stream_ends_when_its_viewer_may_not_watch_any_more(
 def test_viewers_go_on_while_the_database_is_away(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dashboard.views import live as views
+    from dashboard.live import views
 
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
-    monkeypatch.setattr(stream, "HEARTBEAT_S", 0.01)
-    monkeypatch.setattr(stream, "RECHECK_S", 0.0)
+    monkeypatch.setattr(feed, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(feed, "RECHECK_S", 0.0)
     client = AsyncClient()
     client.force_login(seed.user("olga", "operator"))
 

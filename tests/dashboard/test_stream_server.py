@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dashboard import commands
+from dashboard.server import commands
 from tests.servers import child, free_ports, wait_until
 from tests.stack import REPOSITORY, stack_env
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from dashboard import supervisor
-from dashboard.children import Child
-from dashboard.supervisor import StartWait, Supervisor, SupervisorError, check_state_folder
+from dashboard.server import supervisor
+from dashboard.server.child_process import Child
+from dashboard.server.supervisor import StartWait, Supervisor, SupervisorError, check_state_folder
 from executors import LocalProcessExecutor
 from executors.base import Cause, ExecutorConfig, ReplicaHandle
 from tests.servers import free_ports, wait_until
@@ -233,7 +233,7 @@ def test_a_database_of_a_newer_version_is_refused(tmp_path: Path, live_stack: Li
     live_stack.python(applied + "R(connection).record_applied('runs', '9999_later')")
     try:
         done = live_stack.python(
-            "from dashboard.supervisor import Supervisor\n"
+            "from dashboard.server.supervisor import Supervisor\n"
             "try: Supervisor(host='127.0.0.1', port=1, say=print)._migrate()\n"
             "except Exception as error: print(type(error).__name__, error)"
         )

@@ -17,7 +17,7 @@ from tests.stack import REPOSITORY
         "import dashboard.celery, runs.tasks",
         "import django; django.setup(); from django.core.management import call_command; "
         "call_command('check')",
-        "import django; django.setup(); import dashboard.urls, dashboard.supervisor, "
+        "import django; django.setup(); import dashboard.urls, dashboard.server.supervisor, "
         "runs.submit.run_draft",
         "import executors; executors.LocalProcessExecutor",
     ],

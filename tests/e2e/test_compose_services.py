@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dashboard.broker import server_binary
+from dashboard.server.broker import server_binary
 from tests.django_process import REPOSITORY, DjangoProcess
 from tests.e2e.lives import create, wait_for
 from tests.postgres import postgres_binaries, running_postgres

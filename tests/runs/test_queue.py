@@ -86,8 +86,8 @@ def test_ingest_is_asked_for_the_same_runs(make_run: Any, outbox: list[Any]) -> 
 
 
 def test_every_queue_has_a_worker_and_control_has_its_own() -> None:
-    from dashboard import commands
     from dashboard.celery import app
+    from dashboard.server import commands
 
     def queues(command: list[str]) -> str:
         return command[command.index("--queues") + 1]

@@ -68,7 +68,7 @@ def test_a_worker_ends_with_the_reason(
     from dashboard import celery
 
     monkeypatch.setattr("dashboard.checks.at_start", lambda: None)
-    monkeypatch.setattr("dashboard.private_files.set_umask", lambda: None)
+    monkeypatch.setattr("dashboard.security.private_files.set_umask", lambda: None)
     database.append(NEWER)
     with pytest.raises(SystemExit, match=r"archipelago: the database was used by a newer version"):
         celery._check()

@@ -13,8 +13,8 @@ from django.core.management.base import BaseCommand
 from django.utils import timezone
 
 from dashboard.management.serving import address_options, supervisor
-from dashboard.progress import Progress
-from dashboard.supervisor import Stopped, Supervisor, SupervisorError
+from dashboard.presentation.progress import Progress
+from dashboard.server.supervisor import Stopped, Supervisor, SupervisorError
 from runs.actions import replicas_and_pools
 from runs.exceptions import InvalidRun
 from runs.models import Run

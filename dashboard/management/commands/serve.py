@@ -7,10 +7,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from dashboard import first_start
 from dashboard.management.serving import address_options, supervisor
-from dashboard.progress import Progress
-from dashboard.supervisor import Stopped, SupervisorError
+from dashboard.presentation.progress import Progress
+from dashboard.security import setup_token
+from dashboard.server.supervisor import Stopped, SupervisorError
 
 
 class Command(BaseCommand):
@@ -26,8 +26,8 @@ class Command(BaseCommand):
             with supervisor(options, say=say) as running:
                 running.start()
                 say(f"serving {running.address} (state and logs in {running.var})")
-                if first_start.is_needed():
-                    token = first_start.setup_token()
+                if setup_token.is_needed():
+                    token = setup_token.setup_token()
                     say(f"create the first administrator at {running.address}setup?token={token}")
                 while not running.stopping:
                     running.wait()

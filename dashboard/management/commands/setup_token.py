@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from dashboard import first_start
+from dashboard.security import setup_token
 
 
 class Command(BaseCommand):
@@ -16,6 +16,6 @@ class Command(BaseCommand):
     )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        if not first_start.is_needed():
+        if not setup_token.is_needed():
             raise CommandError("this server has users: no set-up token is needed")
-        self.stdout.write(first_start.setup_token())
+        self.stdout.write(setup_token.setup_token())

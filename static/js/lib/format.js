@@ -1,4 +1,4 @@
-// Numbers as people read them: the browser's copy of dashboard/formats.py. A browser test feeds
+// Numbers as people read them: the browser's copy of dashboard/presentation/formats.py. A browser test feeds
 // both the same values. Unknown is an en dash, never 0.
 
 export const UNKNOWN = "–";

@@ -1,4 +1,4 @@
-// How a state looks: the browser's copy of dashboard/states.py; a test compares the two.
+// How a state looks: the browser's copy of dashboard/presentation/badges.py; a test compares the two.
 
 export const LOOKS = {
   draft: ["draft", "queued"],

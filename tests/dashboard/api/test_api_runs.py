@@ -97,7 +97,7 @@ def test_submit_as_json_and_as_toml(owner: Any) -> None:
 
 
 def test_the_form_s_effective_json_is_a_document(owner: Any) -> None:
-    from dashboard.estimate import estimate
+    from dashboard.presentation.estimate import estimate
     from runs.submit.run_draft import local_demo
 
     answer = owner.post("/runs", json.loads(estimate(local_demo()).effective_json))

@@ -1,6 +1,6 @@
 """What a web process keeps to fan messages out: the messages, their viewers, the newest ones.
 
-Pure: no clock, no Redis, no sockets. :mod:`dashboard.stream` moves it.
+Pure: no clock, no Redis, no sockets. :mod:`dashboard.live.feed` moves it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from dashboard import formats
+from dashboard.presentation import formats
 from runs.submit.forecast import Forecast
 from runs.submit.planner import Outline, outline
 from runs.submit.run_draft import RunDraft

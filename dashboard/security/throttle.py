@@ -9,7 +9,8 @@ A network is one IPv4 address, or the 64 bits of IPv6 that one customer has. The
 attacker with many addresses; so that they lock no user out, they do not apply to a network from
 which that name has signed in within :data:`KNOWN_S`.
 
-The address is the one :mod:`dashboard.proxies` found: never what a client wrote into a header.
+The address is the one :mod:`dashboard.security.proxies` found: never what a client wrote into a
+header.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def web(*, host: str, port: int) -> list[str]:
     return [
         *("python", "-m", "uvicorn", "dashboard.asgi:application"),
         *("--host", host, "--port", str(port)),
-        # Proxies are trusted by dashboard/proxies.py alone.
+        # Proxies are trusted by dashboard/security/proxies.py alone.
         *("--timeout-graceful-shutdown", "5", "--lifespan", "off", "--no-proxy-headers"),
         *("--no-access-log", "--log-level", "warning"),
     ]
@@ -60,5 +60,5 @@ def beat() -> list[str]:
     """The ticker. Its schedule is in the code and in seconds, so nothing of it is kept on disk."""
     return [
         *("python", "-m", "celery", "-A", "dashboard", "beat"),
-        *("--scheduler", "dashboard.scheduler:MonotonicScheduler", "--loglevel", "WARNING"),
+        *("--scheduler", "dashboard.server.scheduler:MonotonicScheduler", "--loglevel", "WARNING"),
     ]

@@ -15,7 +15,7 @@ from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse
 from django.utils.decorators import sync_and_async_middleware
 
-from dashboard import throttle
+from dashboard.security import throttle
 from runs import audit
 
 DENIALS_EVERY_S = 60

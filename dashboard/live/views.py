@@ -1,7 +1,7 @@
 """The streams of a browser's pages, and of one run.
 
 Authenticate, close the database connection, then stream: an idle viewer holds none, and no thread
-(:mod:`dashboard.live_handler`). Who is watching is looked up again now and then, in the same way:
+(:mod:`dashboard.live.handler`). Who is watching is looked up again now and then, in the same way:
 somebody who was signed out, deactivated or lost a role is not told anything more.
 """
 
@@ -18,7 +18,7 @@ from django.db import DatabaseError, connections
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.views.decorators.http import require_GET
 
-from dashboard import stream
+from dashboard.live import feed
 from runs import permissions
 from runs.queries import selectors
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 async def runs_stream(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
     """``?topic=`` as often as needed: a run's id or ``list``, then ``:`` and where the page is.
     Without any it is the list's own, which says where it is by ``after``."""
-    words = request.GET.getlist("topic") or [f"{stream.LIST}:{request.GET.get('after', '')}"]
+    words = request.GET.getlist("topic") or [f"{feed.LIST}:{request.GET.get('after', '')}"]
     try:
         topics = parse_topics(words)
     except ValueError as error:
@@ -47,16 +47,16 @@ async def run_stream(request: HttpRequest, run_id: Any) -> HttpResponse | Stream
 
 def parse_topics(words: list[str]) -> dict[str, str]:
     """Topic -> where the page is with it. Raises ``ValueError`` saying expected and found."""
-    if len(words) > stream.MAX_TOPICS:
-        raise ValueError(f"expected at most {stream.MAX_TOPICS} topics, found {len(words)}")
+    if len(words) > feed.MAX_TOPICS:
+        raise ValueError(f"expected at most {feed.MAX_TOPICS} topics, found {len(words)}")
     topics: dict[str, str] = {}
     for word in words:
         name, _, after = word.partition(":")
         try:
-            topics[name if name == stream.LIST else str(uuid.UUID(name))] = after
+            topics[name if name == feed.LIST else str(uuid.UUID(name))] = after
         except ValueError:
             raise ValueError(
-                f"topic: expected a run's id or {stream.LIST!r}, found {name[:80]!r}"
+                f"topic: expected a run's id or {feed.LIST!r}, found {name[:80]!r}"
             ) from None
     return topics
 
@@ -66,13 +66,13 @@ async def _respond(
 ) -> HttpResponse | StreamingHttpResponse:
     # A context of its own: the thread that looks the session up goes when that is done. As many at
     # once as the feed allows, so that a thousand browsers that come back take turns.
-    async with stream.feed().checks, ThreadSensitiveContext():
+    async with feed.feed().checks, ThreadSensitiveContext():
         visible = await sync_to_async(_check)(request, topics)
     if isinstance(visible, HttpResponse):
         return visible
 
-    holders = stream.holders(request.user.pk, request.session.session_key)
-    if stream.feed().is_full(holders):
+    holders = feed.holders(request.user.pk, request.session.session_key)
+    if feed.feed().is_full(holders):
         answer = HttpResponse(
             "expected fewer live streams of this user or session: close some, or poll",
             status=429, content_type="text/plain",
@@ -81,12 +81,12 @@ async def _respond(
         return answer
 
     async def still() -> bool:
-        async with stream.feed().checks, ThreadSensitiveContext():
+        async with feed.feed().checks, ThreadSensitiveContext():
             return await sync_to_async(_check_again)(request, visible)
 
     last = request.headers.get("Last-Event-ID", "")
     response = StreamingHttpResponse(
-        stream.bounded_events(holders, topics=visible, last_event_id=last, still=still),
+        feed.bounded_events(holders, topics=visible, last_event_id=last, still=still),
         content_type="text/event-stream",
     )
     response["Cache-Control"] = "no-store"
@@ -115,7 +115,7 @@ def _check(request: HttpRequest, topics: dict[str, str]) -> HttpResponse | dict[
             return HttpResponse("sign in first", status=401, content_type="text/plain")
         if not permissions.may_look(request.user):
             return HttpResponse("no role yet", status=403, content_type="text/plain")
-        runs = set(topics) - {stream.LIST}
+        runs = set(topics) - {feed.LIST}
         if runs:
             visible = selectors.runs_for(request.user).filter(pk__in=runs)
             runs -= {str(pk) for pk in visible.values_list("pk", flat=True)}

@@ -3,7 +3,7 @@
 Django gives each request that meets anything synchronous (its own middleware, its own signals) a
 thread, and keeps that until the response has ended: for a stream, minutes. A thousand viewers would
 be a thousand threads. This handler has its own, fully asynchronous middleware and no such thread:
-what it must ask the database runs in one that ends with the answer (``dashboard/views/live.py``).
+what it must ask the database runs in one that ends with the answer (``dashboard/live/views.py``).
 
 Left out, because streams need none of it: messages, CSRF (they change nothing), the redirect to the
 sign-in page (an EventSource is told 401). Sessions are read and never written.
@@ -28,12 +28,12 @@ from django.middleware.security import SecurityMiddleware
 from django.urls import Resolver404, resolve
 from django.utils.functional import SimpleLazyObject
 
-from dashboard.views import live
+from dashboard.live import views
 
 GetResponse = Callable[[HttpRequest], Awaitable[HttpResponseBase]]
 Middleware = Callable[[GetResponse], GetResponse]
 
-VIEWS = frozenset({live.runs_stream, live.run_stream})
+VIEWS = frozenset({views.runs_stream, views.run_stream})
 
 
 def inline(middleware: type[Any]) -> Middleware:

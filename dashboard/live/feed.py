@@ -45,8 +45,8 @@ from django.utils import timezone
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from dashboard import fanout
-from dashboard.fanout import (
+from dashboard.live import replay as fanout
+from dashboard.live.replay import (
     RESYNC,
     ZERO,
     Item,

@@ -37,9 +37,10 @@ from django.conf import settings
 from django.core.management import call_command
 from django.db import DatabaseError
 
-from dashboard import broker, commands, private_files
 from dashboard.celery import app as celery_app
-from dashboard.children import Child
+from dashboard.security import private_files
+from dashboard.server import broker, commands
+from dashboard.server.child_process import Child
 from executors import LocalProcessExecutor
 from executors.base import ExecutorConfig, ReplicaHandle
 from runs.disk import FULL_BYTES, free_bytes

@@ -1,0 +1,1 @@
+"""Server-sent events: one reader per web process, fanned out to its viewers."""

@@ -1,0 +1,1 @@
+"""The whole server on one machine: child processes, broker and supervisor."""
