@@ -32,7 +32,7 @@ demo: setup-run ## start everything, train the demo run and show it; EXIT=1 ends
 
 # One thread each: six replicas share this machine.
 demo-mixed: setup-dev ## a run on five backends at once, four of them emulated here; EXIT=1 as above
-	@OMP_NUM_THREADS=1 exec $(BIN)/python -m emulators.together --state var/emulators \
+	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.emulators.together --state var/emulators \
 		--preempt kubernetes --after 45 -- $(MANAGE) demo --mixed $(DEMO_OPTIONS)
 
 run: setup-run ## start everything without a demo run

@@ -38,8 +38,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from emulators.interruptions import Interruption
 from executors.base import ExecutorError, ReplicaHandle
+from tests.emulators.interruptions import Interruption
 from tests.executors.worlds import World, launch, open_world, present, why_not
 
 REPLICAS = 3

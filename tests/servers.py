@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dashboard.server import broker
-from emulators.s3 import S3Server, running_s3, weed_binary
-from emulators.serving import accepts, child, free_ports, wait_until
+from tests.emulators.s3 import S3Server, running_s3, weed_binary
+from tests.emulators.serving import accepts, child, free_ports, wait_until
 
 __all__ = [
     "S3Server",

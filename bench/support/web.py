@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dashboard.server import broker, commands
-from emulators.serving import accepts, child, free_ports, wait_until
+from tests.emulators.serving import accepts, child, free_ports, wait_until
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 

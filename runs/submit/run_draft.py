@@ -103,7 +103,8 @@ def local_demo() -> RunDraft:
 
 
 def mixed_demo() -> RunDraft:
-    """Two replicas on this machine and one on each of four emulated backends (``emulators/``)."""
+    """Two replicas on this machine and one on each of four emulated backends
+    (``tests/emulators/``)."""
     local = local_demo()
     return replace(
         local,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from emulators.interruptions import Interruption
 from executors.base import JobState, RetryLater
+from tests.emulators.interruptions import Interruption
 from tests.executors.worlds import World, end_of, every_world, launch, number_in
 
 pytestmark = pytest.mark.processes

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from emulators.interruptions import Interruption
 from executors.base import ExecutorError, JobState, ReplicaHandle
+from tests.emulators.interruptions import Interruption
 from tests.executors.worlds import World, end_of, every_world, launch, wait_for
 
 pytestmark = pytest.mark.processes

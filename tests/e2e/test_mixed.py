@@ -1,7 +1,7 @@
 """One run on five backends at once, through their real SDKs: it trains, loses a machine, and ends.
 
-Four of the backends are emulated here (:mod:`emulators`), and really start what they are asked to
-start; the rendezvous is a bucket of a real S3 server.
+Four of the backends are emulated here (:mod:`tests.emulators`), and really start what they are
+asked to start; the rendezvous is a bucket of a real S3 server.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from emulators.together import BACKENDS, Together, running_together
 from tests.e2e.lives import create, wait_for
+from tests.emulators.together import BACKENDS, Together, running_together
 from tests.stack import LiveStack, running_stack
 
 pytestmark = pytest.mark.processes

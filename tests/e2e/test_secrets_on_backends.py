@@ -1,9 +1,9 @@
 """Credentials typed into the admin, and nothing of them in the server's environment: a run trains
 on five backends with keys that open its prefix only, and no secret is left anywhere.
 
-Four of the backends are emulated here (:mod:`emulators`) and really start what they are asked to
-start. What is searched: every file of the state folder (database, logs, the broker's, jobs), every
-table, every object of the bucket, the arguments of every process, and pages.
+Four of the backends are emulated here (:mod:`tests.emulators`) and really start what they are asked
+to start. What is searched: every file of the state folder (database, logs, the broker's, jobs),
+every table, every object of the bucket, the arguments of every process, and pages.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import psutil
 import pytest
 
 from diloco.store.open import open_store
-from emulators.s3 import ROLE_ARN
-from emulators.together import BACKENDS, Together, running_together
 from tests.e2e.lives import look, wait_for
+from tests.emulators.s3 import ROLE_ARN
+from tests.emulators.together import BACKENDS, Together, running_together
 from tests.servers import wait_until
 from tests.stack import PASSWORD, LiveStack, running_stack
 

@@ -1,4 +1,5 @@
-"""``python -m emulators``: a backend served by a process of its own, found by what that says."""
+"""``python -m tests.emulators``: a backend served by a process of its own, found by what that
+says."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from emulators.__main__ import BACKENDS, main
 from executors.base import Cause, ExecutorConfig
 from executors.registry import BACKENDS as EXECUTORS
 from executors.registry import get_executor
+from tests.emulators.__main__ import BACKENDS, main
 from tests.executors.worlds import LIMIT_S, is_gone, launch, number_in, wait_for
 
 pytestmark = pytest.mark.processes

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from emulators.interruptions import Interruption, Interruptions, Outcome
-from emulators.kubernetes import TOKEN, KubernetesCluster
-from emulators.kubernetes_jobs import NEW_CONDITION
-from emulators.kubernetes_kueue import QUEUE_LABEL
+from tests.emulators.interruptions import Interruption, Interruptions, Outcome
+from tests.emulators.kubernetes import TOKEN, KubernetesCluster
+from tests.emulators.kubernetes_jobs import NEW_CONDITION
+from tests.emulators.kubernetes_kueue import QUEUE_LABEL
 from tests.executors.worlds import wait_for
 
 pytestmark = pytest.mark.processes

@@ -14,7 +14,7 @@ import modal.exception
 import pytest
 from modal_proto import api_pb2
 
-from emulators.modal import ModalServer
+from tests.emulators.modal import ModalServer
 
 pytestmark = pytest.mark.processes
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from emulators.processes import Job, Processes
+from tests.emulators.processes import Job, Processes
 from tests.executors.worlds import LIMIT_S, is_gone, number_in, wait_for
 
 pytestmark = pytest.mark.processes
@@ -195,7 +195,8 @@ def test_a_job_outlives_the_thread_that_asked_for_it(processes: Processes) -> No
 )
 def test_jobs_of_a_killed_emulator_die(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from emulators.processes import Processes\n"
+        "import sys, time; from pathlib import Path\n"
+        "from tests.emulators.processes import Processes\n"
         "p = Processes(Path(sys.argv[1])); job = p.start(['python', '-c', sys.argv[2]], {})\n"
         "time.sleep(600)"
     )

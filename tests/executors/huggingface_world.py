@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Self
 
 from huggingface_hub import HfApi, JobInfo
 
-from emulators.huggingface import TOKEN, USER, HuggingFaceHub
-from emulators.interruptions import Interruption
 from executors.base import ReplicaHandle
 from executors.huggingface.executor import HFJobsExecutor
+from tests.emulators.huggingface import TOKEN, USER, HuggingFaceHub
+from tests.emulators.interruptions import Interruption
 from tests.executors.worlds import config
 
 GRACE_S = 1.0

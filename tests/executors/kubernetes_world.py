@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from emulators.interruptions import Interruption
-from emulators.kubernetes import KubernetesCluster
 from executors.base import ReplicaHandle
 from executors.kubernetes.executor import KubernetesExecutor
+from tests.emulators.interruptions import Interruption
+from tests.emulators.kubernetes import KubernetesCluster
 from tests.executors.worlds import config
 
 

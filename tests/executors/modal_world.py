@@ -6,10 +6,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from emulators.interruptions import Interruption
-from emulators.modal import ModalServer
 from executors.base import ReplicaHandle
 from executors.modal.executor import ModalExecutor
+from tests.emulators.interruptions import Interruption
+from tests.emulators.modal import ModalServer
 from tests.executors.worlds import config
 
 

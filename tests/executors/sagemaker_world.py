@@ -1,4 +1,4 @@
-"""SageMaker for tests: the real boto3 against :mod:`emulators.sagemaker`."""
+"""SageMaker for tests: the real boto3 against :mod:`tests.emulators.sagemaker`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any, Self
 
-from emulators.interruptions import Interruption
-from emulators.sagemaker import ACCESS_KEY, ACCOUNT, ROLE, SECRET_KEY, SageMakerServer
 from executors.base import ReplicaHandle
 from executors.sagemaker.executor import SageMakerExecutor
 from executors.sagemaker.secrets import ARN_VARIABLE, secret_name
+from tests.emulators.interruptions import Interruption
+from tests.emulators.sagemaker import ACCESS_KEY, ACCOUNT, ROLE, SECRET_KEY, SageMakerServer
 from tests.executors.worlds import config
 
 REGION = "us-east-1"

@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from emulators.kubernetes import TOKEN, USER, KubernetesCluster
 from executors.base import NeedsPerson
 from executors.kubernetes.auth import connection
 from executors.kubernetes.client import Cluster
 from executors.kubernetes.executor import KubernetesExecutor
+from tests.emulators.kubernetes import TOKEN, USER, KubernetesCluster
 from tests.executors.worlds import config
 
 SERVER = "https://192.0.2.1:6443"

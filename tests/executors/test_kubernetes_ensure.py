@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from emulators import kubernetes_schema
-from emulators.interruptions import Interruption
-from emulators.kubernetes import GPU
 from executors.base import (
     Cause,
     ExecutorError,
@@ -24,6 +21,9 @@ from executors.base import (
 )
 from executors.kubernetes.executor import KubernetesExecutor
 from executors.kubernetes.options import QUEUE_LABEL
+from tests.emulators import kubernetes_schema
+from tests.emulators.interruptions import Interruption
+from tests.emulators.kubernetes import GPU
 from tests.executors.kubernetes_world import KubernetesWorld
 from tests.executors.worlds import end_of, launch, number_in, wait_for
 

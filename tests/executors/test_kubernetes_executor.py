@@ -13,9 +13,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from emulators import kubernetes_http
-from emulators.interruptions import Interruption
-from emulators.kubernetes import GPU, USER
 from executors.base import (
     Cause,
     JobState,
@@ -31,6 +28,9 @@ from executors.kubernetes import executor as kubernetes
 from executors.kubernetes.client import RIGHTS, USEFUL_RIGHTS
 from executors.kubernetes.executor import KubernetesExecutor
 from executors.kubernetes.manifest import name_of
+from tests.emulators import kubernetes_http
+from tests.emulators.interruptions import Interruption
+from tests.emulators.kubernetes import GPU, USER
 from tests.executors.kubernetes_world import KubernetesWorld
 from tests.executors.worlds import (
     DEPLOYMENT,

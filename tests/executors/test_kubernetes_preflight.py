@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from emulators.kubernetes import GPU, USER
 from executors.base import Problem, ReplicaSpec
 from executors.kubernetes.client import RIGHTS, USEFUL_RIGHTS
+from tests.emulators.kubernetes import GPU, USER
 from tests.executors.kubernetes_world import KubernetesWorld
 
 SPEC = ReplicaSpec(launch_key="run-0-1", replica=0, hardware="H100:4")

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from emulators.modal import ModalServer
 from executors.base import (
     Cause,
     CodeRef,
@@ -25,6 +24,7 @@ from executors.base import (
     RetryLater,
 )
 from executors.modal.executor import ModalExecutor
+from tests.emulators.modal import ModalServer
 from tests.executors.modal_world import ModalWorld
 from tests.executors.worlds import config, end_of, launch
 

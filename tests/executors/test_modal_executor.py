@@ -14,7 +14,6 @@ from typing import Any
 import modal
 import pytest
 
-from emulators.faults import Fault
 from executors.base import (
     Cause,
     JobState,
@@ -25,6 +24,7 @@ from executors.base import (
     RetryLater,
 )
 from executors.modal.executor import ModalExecutor
+from tests.emulators.faults import Fault
 from tests.executors.modal_world import ModalWorld
 from tests.executors.worlds import end_of, launch, number_in, wait_for
 

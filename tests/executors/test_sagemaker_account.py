@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from emulators.sagemaker import ACCESS_KEY, ROLE, SECRET_KEY
 from executors.base import (
     ExecutorConfig,
     JobState,
@@ -19,6 +18,7 @@ from executors.base import (
 )
 from executors.registry import get_executor
 from executors.sagemaker.executor import SageMakerExecutor
+from tests.emulators.sagemaker import ACCESS_KEY, ROLE, SECRET_KEY
 from tests.executors.sagemaker_world import OPTIONS, REGION, SageMakerWorld
 from tests.executors.worlds import launch, number_in
 

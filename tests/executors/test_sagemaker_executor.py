@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from emulators.faults import Fault
 from executors.base import (
     Cause,
     JobState,
@@ -22,6 +21,7 @@ from executors.base import (
     RetryLater,
 )
 from executors.sagemaker.executor import SageMakerExecutor
+from tests.emulators.faults import Fault
 from tests.executors.bundles import code_in
 from tests.executors.sagemaker_world import REGION, SageMakerWorld
 from tests.executors.worlds import end_of, launch, number_in, stub_env, text_of, wait_for

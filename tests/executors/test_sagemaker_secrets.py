@@ -12,7 +12,6 @@ from typing import Any
 import boto3
 import pytest
 
-from emulators.faults import Fault
 from executors.base import (
     Cause,
     CodeRef,
@@ -22,6 +21,7 @@ from executors.base import (
     RetryLater,
 )
 from executors.sagemaker.secrets import FOLDER, delete, put
+from tests.emulators.faults import Fault
 from tests.executors.bundles import PROGRAM, zipped
 from tests.executors.sagemaker_world import REGION, SageMakerWorld
 from tests.executors.worlds import end_of, launch, number_in, text_of

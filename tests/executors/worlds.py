@@ -22,7 +22,6 @@ from typing import Any, Protocol, cast
 
 import pytest
 
-from emulators.interruptions import Interruption
 from executors.base import (
     ExecutorConfig,
     JobState,
@@ -32,6 +31,7 @@ from executors.base import (
     ServerlessExecutor,
 )
 from executors.registry import BACKENDS
+from tests.emulators.interruptions import Interruption
 
 HERE = Path(__file__).parent
 DEPLOYMENT = "contract"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from emulators.huggingface import HuggingFaceHub
 from executors.huggingface.executor import HFJobsExecutor
+from tests.emulators.huggingface import HuggingFaceHub
 from tests.executors.huggingface_world import HuggingFaceWorld
 
 

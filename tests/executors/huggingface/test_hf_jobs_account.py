@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from huggingface_hub import HfApi, close_session
 
-from emulators.huggingface import NO_CREDIT, ORG, TOKEN, USER, HuggingFaceHub, LimitForm
 from executors.base import (
     Cause,
     LaunchRefused,
@@ -17,6 +16,7 @@ from executors.base import (
 from executors.huggingface.executor import HFJobsExecutor
 from executors.huggingface.hardware import TABLE
 from executors.launching import RETRY_AFTER_CAP_S
+from tests.emulators.huggingface import NO_CREDIT, ORG, TOKEN, USER, HuggingFaceHub, LimitForm
 from tests.executors.huggingface_world import HuggingFaceWorld, job_id, jobs_of
 from tests.executors.worlds import end_of, launch
 

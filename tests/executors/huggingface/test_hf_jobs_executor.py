@@ -11,7 +11,6 @@ import httpx2
 import pytest
 from huggingface_hub import HfApi
 
-from emulators.huggingface import TOKEN, USER, HuggingFaceHub, SubmitFault
 from executors.base import (
     Cause,
     ExecutorConfig,
@@ -22,6 +21,7 @@ from executors.base import (
     RetryLater,
 )
 from executors.huggingface.executor import HFJobsExecutor
+from tests.emulators.huggingface import TOKEN, USER, HuggingFaceHub, SubmitFault
 from tests.executors.huggingface_world import HuggingFaceWorld, job_id, jobs_of
 from tests.executors.worlds import end_of, launch, number_in, wait_for
 

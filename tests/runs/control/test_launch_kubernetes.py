@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from emulators.interruptions import Interruption
 from executors.base import PendingCause
 from executors.kubernetes.executor import KubernetesExecutor
 from executors.kubernetes.options import QUEUE_LABEL
 from runs.exceptions import LaunchLater
 from runs.states import ReplicaState
+from tests.emulators.interruptions import Interruption
 from tests.executors.kubernetes_world import KubernetesWorld
 from tests.executors.worlds import wait_for
 

@@ -17,11 +17,11 @@ import pytest
 from diloco.store.base import PART_BYTES, MissingKey, Store, StoreDenied
 from diloco.store.fsspec import FsspecStore
 from diloco.store.open import open_store
-from emulators.s3 import ROLE_ARN
 from executors.base import NeedsPerson, RetryLater
 from runs.actions.credentials import save_credential, test_credential
 from runs.credentials import replica_secrets, sts
 from runs.models import Credential, Run
+from tests.emulators.s3 import ROLE_ARN
 from tests.servers import S3Server
 
 MakeRun = Callable[..., Any]

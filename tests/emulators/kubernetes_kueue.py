@@ -17,7 +17,7 @@ a number of Jobs.
 
 from __future__ import annotations
 
-from emulators.kubernetes_objects import Json, Objects, Refused
+from tests.emulators.kubernetes_objects import Json, Objects, Refused
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from emulators import child as tie
+from tests.emulators import child as tie
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from emulators.faults import HangUp
+from tests.emulators.faults import HangUp
 
 Answer = Callable[[str, Mapping[str, str], bytes], tuple[int, str, bytes]]
 """Path, headers with names in lower case, body -> status, content type, body."""

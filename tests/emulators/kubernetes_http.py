@@ -1,15 +1,16 @@
 """The HTTP of the emulated API server: who may do what, paths, lists, logs, and faults.
 
-Unknown fields are refused with ``fieldValidation=Strict`` (:mod:`emulators.kubernetes_schema`). A
-429 or 503 can carry ``Retry-After`` in either form, as RFC 9110 has it: seconds, or a date
+Unknown fields are refused with ``fieldValidation=Strict``
+(:mod:`tests.emulators.kubernetes_schema`). A 429 or 503 can carry ``Retry-After`` in either form,
+as RFC 9110 has it: seconds, or a date
 (https://kubernetes.io/docs/concepts/cluster-administration/flow-control/).
 
 Bearer tokens are users; what a user may do is a set of (API group, resource, verb), as a Role's
 rules are. ``POST /_emulator/<fault>`` with the fault's arguments as JSON calls that method of
-:class:`~emulators.kubernetes.KubernetesCluster`: ``{"job": "run-0-1"}`` to ``preempt``.
+:class:`~tests.emulators.kubernetes.KubernetesCluster`: ``{"job": "run-0-1"}`` to ``preempt``.
 
 Left out: watches (answered with 405), and every resource but those of
-:mod:`emulators.kubernetes_objects`.
+:mod:`tests.emulators.kubernetes_objects`.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qs, urlsplit
 
-from emulators import kubernetes_schema as schema
-from emulators.interruptions import Outcome
-from emulators.kubernetes_kubelet import state_of
-from emulators.kubernetes_objects import KINDS, Json, Kind, Refused, unix_seconds
+from tests.emulators import kubernetes_schema as schema
+from tests.emulators.interruptions import Outcome
+from tests.emulators.kubernetes_kubelet import state_of
+from tests.emulators.kubernetes_objects import KINDS, Json, Kind, Refused, unix_seconds
 
 if TYPE_CHECKING:
-    from emulators.kubernetes import KubernetesCluster
+    from tests.emulators.kubernetes import KubernetesCluster
 
 FAULTS = ("preempt", "oom", "lose", "refuse_quota", "slow", "fail")
 VERSION = {"major": "1", "minor": "33", "gitVersion": "v1.33.0-emulated"}

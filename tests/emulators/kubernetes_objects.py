@@ -22,7 +22,7 @@ The rules, and the pages they come from:
 - dependents are deleted with their owner in the background, before it (foreground), or stay
   without it (orphan); one whose owner does not exist is deleted
   (https://kubernetes.io/docs/concepts/architecture/garbage-collection/#cascading-deletion);
-- fields and types are those of the schema (:mod:`emulators.kubernetes_schema`).
+- fields and types are those of the schema (:mod:`tests.emulators.kubernetes_schema`).
 
 Left out: watches, server-side apply, and validation of fields that no executor sends.
 """

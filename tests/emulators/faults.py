@@ -1,7 +1,7 @@
 """Faults of single requests, which the emulators of AWS, the Hub and Modal inject alike.
 
 A server asks :class:`RequestFaults` what happens to each request: a test's own ``rule``, by the
-operation's name, or an interruption (:mod:`emulators.interruptions`).
+operation's name, or an interruption (:mod:`tests.emulators.interruptions`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from emulators.interruptions import Interruptions, Outcome
+from tests.emulators.interruptions import Interruptions, Outcome
 
 Fault = Literal["", "drop_before", "drop_after", "unavailable"]
 """Nothing; the connection ends before the request is carried out, or after; 503 or its like."""

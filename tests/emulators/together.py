@@ -1,6 +1,6 @@
 """Four backends and a bucket at once, and the environment that leads a control plane to them.
 
-``python -m emulators.together --state DIR -- COMMAND...`` starts them, runs COMMAND with that
+``python -m tests.emulators.together --state DIR -- COMMAND...`` starts them, runs COMMAND with that
 environment, and ends with its status; the servers and their jobs end with it. With
 ``--preempt BACKEND --after SECONDS`` the machine of that backend's first job is taken away once it
 has run for so long: a spot instance's everyday life.
@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from emulators.aws import Identity
-from emulators.huggingface import TOKEN as HF_TOKEN
-from emulators.huggingface import HuggingFaceHub
-from emulators.kubernetes import KubernetesCluster
-from emulators.modal import ModalServer
-from emulators.processes import Processes
-from emulators.s3 import S3Server, running_s3, weed_binary
-from emulators.sagemaker import ACCOUNT, ROLE, SageMakerServer
+from tests.emulators.aws import Identity
+from tests.emulators.huggingface import TOKEN as HF_TOKEN
+from tests.emulators.huggingface import HuggingFaceHub
+from tests.emulators.kubernetes import KubernetesCluster
+from tests.emulators.modal import ModalServer
+from tests.emulators.processes import Processes
+from tests.emulators.s3 import S3Server, running_s3, weed_binary
+from tests.emulators.sagemaker import ACCOUNT, ROLE, SageMakerServer
 
 BACKENDS = ("modal", "huggingface", "sagemaker", "kubernetes")
 PREEMPTED = ("modal", "huggingface", "kubernetes")
@@ -174,7 +174,7 @@ def name_of(made: Together, backend: str, process_id: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m emulators.together", description=(__doc__ or "").partition("\n")[0]
+        prog="python -m tests.emulators.together", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--state", type=Path, required=True, help="folder of all they keep")
     parser.add_argument(

@@ -33,12 +33,18 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from emulators.faults import RequestFaults
-from emulators.huggingface_http import Server, time_text
-from emulators.huggingface_spec import DEFAULT_TIMEOUT_S, Refused, about_machine, check, hardware
-from emulators.processes import Job, Processes
+from tests.emulators.faults import RequestFaults
+from tests.emulators.huggingface_http import Server, time_text
+from tests.emulators.huggingface_spec import (
+    DEFAULT_TIMEOUT_S,
+    Refused,
+    about_machine,
+    check,
+    hardware,
+)
+from tests.emulators.processes import Job, Processes
 
-TOKEN = "hf_emulated"  # noqa: S105 (no real one)
+TOKEN = "hf_emulated"
 USER = "islands"
 ORG = "archipelago"
 

@@ -23,7 +23,7 @@ def main() -> None:
         if os.getppid() != parent_pid:  # it died before we asked
             os._exit(1)
     try:
-        os.execvp(command[0], command)  # noqa: S606
+        os.execvp(command[0], command)
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr, flush=True)
         os._exit(NOT_FOUND)

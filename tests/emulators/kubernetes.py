@@ -1,9 +1,9 @@
 """A Kubernetes cluster on one machine, as far as Jobs go, whose pods really run.
 
 Speaks the API that ``executors/kubernetes/executor.py`` speaks, and with ``tls`` ``kubectl`` too
-(get, describe, logs, delete; without it that sends no token): :mod:`emulators.kubernetes_http`.
-What happens to Jobs and pods is decided by :mod:`emulators.kubernetes_jobs` and
-:mod:`emulators.kubernetes_kubelet`.
+(get, describe, logs, delete; without it that sends no token):
+:mod:`tests.emulators.kubernetes_http`. What happens to Jobs and pods is decided by
+:mod:`tests.emulators.kubernetes_jobs` and :mod:`tests.emulators.kubernetes_kubelet`.
 
 What it knows outlives :meth:`KubernetesCluster.stop`, not its process.
 """
@@ -16,15 +16,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
-from emulators.interruptions import Interruption, Interruptions
-from emulators.kubernetes_http import Server
-from emulators.kubernetes_jobs import Controllers, has_ended
-from emulators.kubernetes_kubelet import Kubelet
-from emulators.kubernetes_kueue import queue_of
-from emulators.kubernetes_objects import KINDS, Json, Objects, Refused
-from emulators.processes import Processes
+from tests.emulators.interruptions import Interruption, Interruptions
+from tests.emulators.kubernetes_http import Server
+from tests.emulators.kubernetes_jobs import Controllers, has_ended
+from tests.emulators.kubernetes_kubelet import Kubelet
+from tests.emulators.kubernetes_kueue import queue_of
+from tests.emulators.kubernetes_objects import KINDS, Json, Objects, Refused
+from tests.emulators.processes import Processes
 
-TOKEN = "emulated-token"  # noqa: S105 (no real one)
+TOKEN = "emulated-token"
 USER = "system:serviceaccount:default:archipelago"
 NAMESPACES = ("default", "training")
 TICK_S = 0.02
@@ -293,7 +293,7 @@ class KubernetesCluster:
             self._failures.extend(failures)
 
     def interrupt(self, at: int, how: str) -> None:
-        """See :meth:`emulators.interruptions.Interruptions.interrupt`."""
+        """See :meth:`tests.emulators.interruptions.Interruptions.interrupt`."""
         self.interruptions.interrupt(at, Interruption(how))
 
     def _run(self) -> None:

@@ -3,7 +3,7 @@
 A job runs in a folder and a process group of its own, with PATH, HOME, LANG, TMPDIR and
 OMP_NUM_THREADS of this process and otherwise only the environment it is given, as on a machine of
 its own. ``python`` is this interpreter. Its output is kept line by line, with the time of each.
-When this process dies, however, its jobs die with it (Linux; see :mod:`emulators.child`).
+When this process dies, however, its jobs die with it (Linux; see :mod:`tests.emulators.child`).
 
 Left out: images, limits on memory or devices, and a restart of this process: jobs live as long as
 their :class:`Processes`.
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from emulators import child
+from tests.emulators import child
 
 State = Literal["pending", "running", "ended"]
 EndedBy = Literal["", "preempted", "oom", "deadline", "cancelled"]

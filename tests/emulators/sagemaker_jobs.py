@@ -36,8 +36,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from emulators.aws import AwsError
-from emulators.processes import Processes
+from tests.emulators.aws import AwsError
+from tests.emulators.processes import Processes
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 LONGEST_RUN_S = 432_000

@@ -1,7 +1,7 @@
 """Modal on one machine: its control plane's API, with Sandboxes that really run.
 
-A gRPC server of the methods of :mod:`emulators.modal_api`, with the messages that Modal's client
-ships (``modal_proto``). ``MODAL_SERVER_URL`` leads the client here, ``MODAL_TOKEN_ID`` and
+A gRPC server of the methods of :mod:`tests.emulators.modal_api`, with the messages that Modal's
+client ships (``modal_proto``). ``MODAL_SERVER_URL`` leads the client here, ``MODAL_TOKEN_ID`` and
 ``MODAL_TOKEN_SECRET`` are :attr:`ModalServer.token`. ``POST /_emulator/<fault>`` with its keyword
 arguments as JSON makes something go wrong, on the same port: :data:`FAULTS`.
 
@@ -28,9 +28,9 @@ from grpclib.protocol import H2Protocol
 from grpclib.server import Server, Stream
 from modal_proto import api_pb2
 
-from emulators.faults import RequestFaults
-from emulators.modal_api import ModalApi
-from emulators.processes import Processes
+from tests.emulators.faults import RequestFaults
+from tests.emulators.modal_api import ModalApi
+from tests.emulators.processes import Processes
 
 FAULTS = ("preempt", "oom", "lose", "refuse_quota", "slow", "starve", "build", "limit")
 """Methods of :class:`ModalServer` that anybody who reaches the port may call."""

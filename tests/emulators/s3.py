@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from emulators.serving import accepts, child, free_ports, wait_until
+from tests.emulators.serving import accepts, child, free_ports, wait_until
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def running_s3(
         endpoint_url=f"http://127.0.0.1:{ports['s3.port']}",
         bucket="archipelago",
         access_key="test-key",
-        secret_key="test-secret",  # noqa: S106 (no real one)
+        secret_key="test-secret",
     )
     identity = {
         "name": "test",
@@ -120,7 +120,7 @@ def running_s3(
         wait_until(lambda: _made_bucket(server), "no bucket", process=process, log=log)
         yield server
     for port in ports.values():  # it leaves its sockets in /tmp
-        for socket_file in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # noqa: S108
+        for socket_file in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
             socket_file.unlink(missing_ok=True)
 
 

@@ -38,8 +38,8 @@ from google.protobuf.message import Message
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2 as api
 
-from emulators.modal_log_api import ModalLogApi
-from emulators.processes import Job, Processes
+from tests.emulators.modal_log_api import ModalLogApi
+from tests.emulators.processes import Job, Processes
 
 GRACE_S = 2.0
 LONGEST_S = 24 * 3600

@@ -1,8 +1,8 @@
 """The HTTP of the emulated Hub: paths, pages, server-sent events, and its faults over HTTP.
 
 ``POST /_emulator/<fault>`` with the fault's arguments as JSON calls that method of
-:class:`~emulators.huggingface.HuggingFaceHub`: ``{"job": "run-0-1"}`` to ``preempt``, ``oom`` and
-``lose``; ``{"message": ...}`` to ``refuse_quota``; ``{"seconds": 2}`` to ``slow``.
+:class:`~tests.emulators.huggingface.HuggingFaceHub`: ``{"job": "run-0-1"}`` to ``preempt``, ``oom``
+and ``lose``; ``{"message": ...}`` to ``refuse_quota``; ``{"seconds": 2}`` to ``slow``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
-from emulators.huggingface_spec import Refused
+from tests.emulators.huggingface_spec import Refused
 
 if TYPE_CHECKING:
-    from emulators.huggingface import HuggingFaceHub
+    from tests.emulators.huggingface import HuggingFaceHub
 
 FAULTS = (
     *("preempt", "oom", "lose", "refuse_quota", "slow", "rate_limit", "fail_submit", "schedule"),

@@ -1,6 +1,6 @@
 """What makes the pods of an emulated cluster run: its scheduler and its kubelet.
 
-A pod runs as a process of this machine (:mod:`emulators.processes`); conditions, reasons and
+A pod runs as a process of this machine (:mod:`tests.emulators.processes`); conditions, reasons and
 messages are those of Kubernetes 1.33.
 
 The rules, and the pages they come from:
@@ -27,9 +27,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from emulators.kubernetes_objects import Json, Objects, Refused, timestamp
-from emulators.processes import Job as Process
-from emulators.processes import Processes
+from tests.emulators.kubernetes_objects import Json, Objects, Refused, timestamp
+from tests.emulators.processes import Job as Process
+from tests.emulators.processes import Processes
 
 LAST_LINES = 80
 LAST_BYTES = 2048

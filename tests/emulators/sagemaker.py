@@ -3,8 +3,9 @@
 One server on one port speaks, to the real SDK, as far as replicas need it: SageMaker's training
 jobs, CloudWatch Logs of them, Secrets Manager, Service Quotas, and STS's GetCallerIdentity.
 ``AWS_ENDPOINT_URL`` (or ``AWS_ENDPOINT_URL_SAGEMAKER`` and so on) leads there; requests are signed
-with :data:`ACCESS_KEY` and :data:`SECRET_KEY` (:mod:`emulators.aws`). A job has credentials of its
-execution role from an endpoint, as on a machine of SageMaker's; the role may read secrets only.
+with :data:`ACCESS_KEY` and :data:`SECRET_KEY` (:mod:`tests.emulators.aws`). A job has credentials
+of its execution role from an endpoint, as on a machine of SageMaker's; the role may read secrets
+only.
 
 ``POST /_emulator/<fault>`` with the fault's arguments as JSON calls that method of
 :class:`SageMakerServer`: see :data:`FAULTS`; ``job`` is a job's name or its launch key.
@@ -26,12 +27,12 @@ from urllib.parse import parse_qs
 from botocore.loaders import Loader
 from botocore.model import ServiceModel
 
-from emulators.aws import AwsError, Caller, Identity, authenticate, check, check_answer
-from emulators.aws_http import HttpServer
-from emulators.faults import HangUp, RequestFaults
-from emulators.processes import Processes
-from emulators.sagemaker_account import Quotas, Secrets
-from emulators.sagemaker_jobs import TrainingJob, TrainingJobs
+from tests.emulators.aws import AwsError, Caller, Identity, authenticate, check, check_answer
+from tests.emulators.aws_http import HttpServer
+from tests.emulators.faults import HangUp, RequestFaults
+from tests.emulators.processes import Processes
+from tests.emulators.sagemaker_account import Quotas, Secrets
+from tests.emulators.sagemaker_jobs import TrainingJob, TrainingJobs
 
 ACCOUNT = "123456789012"
 ACCESS_KEY, SECRET_KEY = "AKIAEMULATED", "emulated-secret-key"

@@ -11,11 +11,12 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from modal_proto import api_pb2 as api
 
-from emulators.processes import Processes
+from tests.emulators.processes import Processes
 
 
 class ModalLogApi:
-    """Answers about logs, for :class:`emulators.modal_api.ModalApi`, which knows whose they are."""
+    """Answers about logs, for :class:`tests.emulators.modal_api.ModalApi`, which knows whose they
+    are."""
 
     processes: Processes
 

@@ -1,8 +1,8 @@
 """Secrets Manager and Service Quotas of an emulated account, as far as SageMaker's jobs need them.
 
 Each method takes a request's parameters and gives its answer, or raises
-:class:`~emulators.aws.AwsError`. Rules and sources (docs.aws.amazon.com/secretsmanager/latest/
-apireference/):
+:class:`~tests.emulators.aws.AwsError`. Rules and sources
+(docs.aws.amazon.com/secretsmanager/latest/ apireference/):
 
 - A name is used by one secret at a time: API_CreateSecret.html, ResourceExistsException.
 - A deletion without recovery is asynchronous. Until it is complete no secret of that name can be
@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from emulators.aws import AwsError
+from tests.emulators.aws import AwsError
 
 QUOTA = 20.0
 

@@ -24,9 +24,9 @@ import uuid
 from collections.abc import Collection
 from decimal import Decimal
 
-from emulators.kubernetes_kubelet import Kubelet, phase, state_of
-from emulators.kubernetes_kueue import Kueue
-from emulators.kubernetes_objects import Json, Objects, timestamp, unix_seconds
+from tests.emulators.kubernetes_kubelet import Kubelet, phase, state_of
+from tests.emulators.kubernetes_kueue import Kueue
+from tests.emulators.kubernetes_objects import Json, Objects, timestamp, unix_seconds
 
 _ENDS = ("Complete", "Failed")
 NEW_CONDITION = {"type": "EmulatedNewCondition", "status": "True", "reason": "New", "message": ""}

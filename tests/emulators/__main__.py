@@ -1,10 +1,10 @@
-"""``python -m emulators NAME``: one emulated backend, until it is told to end.
+"""``python -m tests.emulators NAME``: one emulated backend, until it is told to end.
 
-    python -m emulators modal --port 8471 --state var/emulators
+    python -m tests.emulators modal --port 8471 --state var/emulators
 
 It prints one line of JSON once it serves: its address, and the credentials and options that lead an
 executor there. ``POST /_emulator/<fault>`` makes something go wrong in it. For all of them at once
-there is :mod:`emulators.together`.
+there is :mod:`tests.emulators.together`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _huggingface(server: Any) -> Access:
 
 
 def _sagemaker(server: Any) -> Access:
-    from emulators.sagemaker import ACCOUNT, ROLE
+    from tests.emulators.sagemaker import ACCOUNT, ROLE
 
     options = {
         "role_arn": ROLE,
@@ -96,7 +96,7 @@ def serve(name: str, state: Path, port: int) -> int:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m emulators", description=(__doc__ or "").partition("\n")[0]
+        prog="python -m tests.emulators", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("name", choices=BACKENDS)
     parser.add_argument("--port", type=int, default=0, help="0, the default, takes a free one")
