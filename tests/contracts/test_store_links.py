@@ -26,7 +26,7 @@ from diloco.store.base import (
     first_objects,
 )
 from diloco.store.retry import RetryingStore
-from tests.diloco.test_retry import ManualClock
+from tests.diloco.store.test_retry import ManualClock
 
 SECRET = b"of the server"
 

@@ -39,11 +39,11 @@ LIMIT_S = 60.0
 """Within which what is waited for happens on a busy machine; nothing is timed."""
 
 _CLASSES = {
-    "local": "local_world:LocalWorld",
-    "modal": "modal_world:ModalWorld",
-    "huggingface": "huggingface_world:HuggingFaceWorld",
-    "sagemaker": "sagemaker_world:SageMakerWorld",
-    "kubernetes": "kubernetes_world:KubernetesWorld",
+    "local": "local.world:LocalWorld",
+    "modal": "modal.world:ModalWorld",
+    "huggingface": "huggingface.world:HuggingFaceWorld",
+    "sagemaker": "sagemaker.world:SageMakerWorld",
+    "kubernetes": "kubernetes.world:KubernetesWorld",
 }
 assert list(_CLASSES) == list(BACKENDS), "every backend has a world"
 
@@ -148,7 +148,11 @@ def why_not(backend: str, feature: str) -> str:
 
 def present() -> list[str]:
     """Backends whose world is there."""
-    return [name for name, (module, *_) in _parts().items() if (HERE / f"{module}.py").exists()]
+    return [
+        name
+        for name, (module, *_) in _parts().items()
+        if (HERE / f"{module.replace('.', '/')}.py").exists()
+    ]
 
 
 def _parts() -> dict[str, list[str]]:

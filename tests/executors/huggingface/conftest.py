@@ -9,7 +9,7 @@ import pytest
 
 from executors.huggingface.executor import HFJobsExecutor
 from tests.emulators.huggingface import HuggingFaceHub
-from tests.executors.huggingface_world import HuggingFaceWorld
+from tests.executors.huggingface.world import HuggingFaceWorld
 
 
 @pytest.fixture
