@@ -47,7 +47,7 @@ def small_cuts(*, block: int = 4096, part_bytes: int = 65_536) -> Iterator[None]
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch("diloco.protocol.blocks.SMALLEST_BLOCK", block))
         stack.enter_context(mock.patch("diloco.model.outer_optimizer.DIGEST_CHUNK", block))
-        for module in ("rendezvous.geometry", "rendezvous.plan_cost", "wire"):
+        for module in ("protocol.blocks", "protocol.reduce_cost", "exchange.payload"):
             stack.enter_context(mock.patch(f"diloco.{module}.PART_BYTES", part_bytes))
         yield
 

@@ -1,7 +1,7 @@
 """The replica library: DiLoCo over an object store.
 
 Importing the package imports neither torch nor fsspec; the names below are loaded on first use
-(PEP 562), so the control plane can import :mod:`diloco.rendezvous` on a machine without torch.
+(PEP 562), so the control plane can import :mod:`diloco.protocol` on a machine without torch.
 """
 
 from __future__ import annotations

@@ -338,7 +338,7 @@ def test_objects_are_deleted_while_their_listing_is_read(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("store", "obstore_store", "fsspec_pages"):
-        monkeypatch.setattr(f"diloco.rendezvous.{module}.PAGE_OBJECTS", 2)
+        monkeypatch.setattr(f"diloco.protocol.{module}.PAGE_OBJECTS", 2)
     for n in range(7):
         store.put(f"n/{n % 2}/{n}", b"x")
     pages = 0

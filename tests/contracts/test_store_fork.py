@@ -15,7 +15,7 @@ import os, signal, sys
 from diloco.store.fsspec import FsspecStore
 from diloco.store.s3 import ObstoreStore
 from diloco.store.remote import PerProcessStore
-from diloco.store.base import open_store
+from diloco.store.open import open_store
 
 def connect():
     return FsspecStore(sys.argv[1])

@@ -77,7 +77,9 @@ def serve(name: str, state: Path, port: int) -> int:
         signal.signal(number, lambda *_: over.set())
     server_class, access = _SERVERS[name]
     state.mkdir(parents=True, exist_ok=True)
-    made = getattr(importlib.import_module(f"emulators.{name}"), server_class)(state, port=port)
+    made = getattr(importlib.import_module(f"tests.emulators.{name}"), server_class)(
+        state, port=port
+    )
     try:
         made.__enter__()
     except OSError as error:

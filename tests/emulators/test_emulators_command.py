@@ -30,7 +30,7 @@ def test_every_remote_backend_has_one() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_it_says_leads_an_executor_there(backend: str, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "emulators", backend, "--state", tmp_path / "state"],
+        [sys.executable, "-m", "tests.emulators", backend, "--state", tmp_path / "state"],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
     )

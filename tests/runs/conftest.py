@@ -22,7 +22,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> w.Clock:
 @pytest.fixture
 def executor(monkeypatch: pytest.MonkeyPatch) -> w.FakeExecutor:
     made = w.FakeExecutor()
-    for module in ("control.launch", "control.jobs"):
+    for module in ("reconcile.launch", "reconcile.jobs"):
         monkeypatch.setattr(f"runs.{module}.executor_for", lambda pool: made)
     return made
 
@@ -33,8 +33,9 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     ``test_queue``'s to prove."""
     sent: list[tuple[Any, ...]] = []
     for module in (
-        "services", "life", "drafts.create", "control.launch", "control.care", "control.reconcile",
-        "tasks", "hands_on", "admin.replicas",
+        "actions.replicas_and_pools", "actions.lifecycle", "submit.create", "reconcile.launch",
+        "reconcile.replicas", "reconcile.reconciler", "tasks", "actions.admin_overrides",
+        "admin.replicas",
     ):  # fmt: skip
         monkeypatch.setattr(
             f"runs.{module}.enqueue", lambda task, *args, expires=None: sent.append((task, *args))

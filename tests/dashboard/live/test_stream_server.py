@@ -58,7 +58,9 @@ class Web:
         return connection.getresponse()
 
     def publish(self, text: str) -> None:
-        code = f"from runs import live_stream as live; assert live.publish('{self.run}', {{'x': '{text}'}})"
+        code = (
+            f"from runs.live_stream import publish as p; assert p('{self.run}', {{'x': '{text}'}})"
+        )
         run_python(code, self.env)
 
     @property

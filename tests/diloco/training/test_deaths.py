@@ -173,7 +173,10 @@ def test_everyone_dead_and_resumed_is_the_log_replayed(
     tiny_group: MakeGroup, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     """I3 and I4: nothing is left but the store, and the bits at the end are the log's."""
-    for module in ("chores", "finish"):  # to replay it from the beginning
+    for module in (
+        "training.post_round",
+        "training.final_export",
+    ):  # to replay it from the beginning
         monkeypatch.setattr(f"diloco.{module}.sweep", lambda store, **how: 0)
     group = tiny_group(
         num_replicas=2, total_rounds=8, checkpoint_every=3, heartbeat_timeout_s=40.0, **changes

@@ -158,7 +158,7 @@ def test_deltas_carry_the_rows_of_the_snapshot(run: Run, monkeypatch: pytest.Mon
     from runs.queries import publish
 
     told: list[Any] = []
-    monkeypatch.setattr(publish.live, "publish", lambda run_id, delta: told.append(delta))
+    monkeypatch.setattr(publish.live_stream, "publish", lambda run_id, delta: told.append(delta))
     changes = Changes()
     changes.replicas = True
     publish.publish_changes(run, changes)

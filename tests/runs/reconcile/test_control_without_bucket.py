@@ -116,8 +116,13 @@ def test_a_step_that_fails_is_reported_and_the_others_run(
         raise ZeroDivisionError("no price")
 
     broken.__name__ = "add_up"
-    for name in ("care.relaunch", "costs.add_up", "care.judge_replicas", "leaving.release"):
-        monkeypatch.setattr(f"runs.control.{name}", broken)
+    for name in (
+        "replicas.relaunch",
+        "billing.add_up",
+        "replicas.judge_replicas",
+        "draining.release",
+    ):
+        monkeypatch.setattr(f"runs.reconcile.{name}", broken)
     replicas_and_pools.request_stop(world.run, actor=world.run.owner)
     lifecycle.force_stop(world.run, actor=world.run.owner)
     for _ in range(2):

@@ -37,7 +37,7 @@ def kubernetes(
     from runs.reconcile import launch
 
     made = cluster.executor()
-    for module in ("control.launch", "control.jobs"):
+    for module in ("reconcile.launch", "reconcile.jobs"):
         monkeypatch.setattr(f"runs.{module}.executor_for", lambda pool: made)
     secrets = Opened(environment={"TOKEN": "s3cr3t-2b7a"})
     monkeypatch.setattr(launch, "replica_secrets", lambda *args, **more: secrets)
