@@ -1,6 +1,7 @@
 """Docs that are out of date fail ``make check``.
 
 - a relative link in a Markdown file leads to a file, and to a heading of it if it names one;
+- a file or folder of the repository that the text names, as in `runs/tasks.py`, exists;
 - an environment variable that the code reads is documented, and one that is documented is read;
 - a make target and a management command are documented; a documented target exists.
 
@@ -24,6 +25,10 @@ NOT_SETTINGS = {"DJANGO_SETTINGS_MODULE"}
 _LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)")
 _CODE_BLOCK = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _CODE_SPAN = re.compile(r"`[^`\n]*`")
+_PATH = re.compile(
+    r"(?:bench|dashboard|diloco|docs|examples|executors|runs|scripts|templates|tests)"
+    r"/[\w./*-]*(?:/|\.\w+)"
+)
 _HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
 _READ = re.compile(
     r"""(?:environ(?:\.get\(|\.pop\(|\[)|getenv\(|_flag\(|_list\()\s*["']([A-Z][A-Z0-9_]+)["']"""
@@ -41,6 +46,7 @@ def check(root: Path) -> list[str]:
     told = "\n".join(text for path, text in docs.items() if _is_documentation(path, root))
     return [
         *_broken_links(docs, root),
+        *_missing_paths(docs, root),
         *_settings(root, told),
         *_targets(root, told),
         *_commands(root, told),
@@ -86,6 +92,19 @@ def _anchors(text: str) -> set[str]:
             unique, number = f"{slug}-{number}", number + 1
         found.add(unique)
     return found
+
+
+def _missing_paths(docs: dict[Path, str], root: Path) -> Iterator[str]:
+    """Code spans such as `runs/tasks.py` or `diloco/store/` that name nothing. The changelog and
+    the decision records are not checked: they describe the tree of their time."""
+    for path, text in docs.items():
+        where = path.relative_to(root)
+        if where.name == "CHANGELOG.md" or "adr" in where.parts:
+            continue
+        for span in _CODE_SPAN.findall(_CODE_BLOCK.sub("", text)):
+            named = span.strip("`").partition("::")[0]
+            if _PATH.fullmatch(named) and not list(root.glob(named.rstrip("/"))):
+                yield f"{where}: {named} does not exist"
 
 
 def _settings(root: Path, told: str) -> Iterator[str]:

@@ -38,6 +38,7 @@ def test_docs_that_agree(tree: Path) -> None:
         ("docs/new.md", "![x](gone.png)", "docs/new.md: broken link gone.png"),
         ("docs/new.md", "[x](more.md#up)", "docs/new.md: no heading for link more.md#up"),
         ("docs/new.md", "`ARCHIPELAGO_OLD`", "docs: ARCHIPELAGO_OLD is documented, but nothing"),
+        ("docs/new.md", "`runs/gone.py` `diloco/x`", "docs/new.md: runs/gone.py does not exist"),
         ("docs/new.md", "`make cake`", "docs: make cake is documented, but there is no such"),
         (
             "dashboard/new.py",
