@@ -30,10 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from archipelago import ApiError, Client  # noqa: E402
-from dashboard.server import (
-    broker,
-    commands,
-)
+from dashboard.server import broker, commands  # noqa: E402
 from dashboard.server.child_process import Child  # noqa: E402
 from tests.django_process import DjangoProcess  # noqa: E402
 from tests.postgres import postgres_binaries, running_postgres  # noqa: E402

@@ -273,6 +273,8 @@ class _Members:
         """Wait until its lease says that the replica trains: no round waits for one who joins."""
         while True:
             for info in self._store.list(keys.member(replica)):
+                if keys.parse_beat(info.key) is None:
+                    continue
                 if Beat.from_bytes(self._store.get(info.key)).state != "syncing":
                     return
             time.sleep(0.02)

@@ -43,6 +43,11 @@ T = TypeVar("T")
 DRAIN_WITHIN_S = 30.0
 """What a drain allows that does not say."""
 LONGEST_REASON = 200
+LIST_EVERY = 60
+"""Looks for commands, one each heartbeat, between two that list them."""
+LONGEST_GAP = 100
+"""Missing numbers that are passed over at once. A number far beyond is not the server's: passing on
+to it would hide the server's next commands."""
 
 REPLICA = "replica"
 SYNCER = "syncer"
@@ -154,6 +159,7 @@ class Lease:
         self._longest_gap_s = heartbeat_timeout_s / 2
         self._beat_s, self._steady_s = clock.monotonic(), float("-inf")
         self._next_command = 1
+        self._looks = 0
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
@@ -232,6 +238,11 @@ class Lease:
                 self.fenced = True
 
     def _read_commands(self, *, new: bool = True) -> None:
+        """Obey the commands that follow the last one read. Their numbers have no gaps, but an
+        object can be lost, so a number that is missing is not always the end: the folder is listed
+        when the lease starts and at every :data:`LIST_EVERY`-th look."""
+        listed = self._list_commands() if self._looks % LIST_EVERY == 0 else []
+        self._looks += 1
         while True:
             number = self._next_command
             try:
@@ -242,7 +253,12 @@ class Lease:
                     is_right=partial(_is_numbered, number),
                 )
             except MissingKey:
-                break
+                later = (n for n in listed if number < n <= number + LONGEST_GAP)
+                self._next_command = min(later, default=number)
+                if self._next_command == number:
+                    break
+                log.error("commands %d to %d are missing", number, self._next_command - 1)
+                continue
             except Damaged as error:
                 log.error("command %d is refused: %s", number, error)
                 self._next_command += 1
@@ -250,6 +266,15 @@ class Lease:
             self._next_command += 1
             if command.replica in (None, self.identity.replica):
                 self._obey(command, new=new)
+
+    def _list_commands(self) -> list[int]:
+        """The numbers below ``control/``."""
+        try:
+            found = [info.key for info in self._store.list(keys.CONTROL)]
+        except ListingTooLong as error:
+            log.error("commands after one that is missing cannot be seen: %s", error)
+            return []
+        return [number for key in found if (number := keys.parse_control(key)) is not None]
 
     def _obey(self, command: Command, *, new: bool) -> None:
         if command.command == "stop":

@@ -161,6 +161,12 @@ def control(n: int) -> str:
     return f"{CONTROL}{n:08d}.json"
 
 
+def parse_control(key: str) -> int | None:
+    """The number of a command; None for every other key, such as the journal's."""
+    found = re.fullmatch(rf"{CONTROL}({_N})\.json", key)
+    return int(found[1]) if found else None
+
+
 def journal(n: int) -> str:
     return f"{JOURNAL}{n:08d}.json"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diloco.membership.lease import Lease, Observer, claim_incarnation
+from diloco.membership.lease import LIST_EVERY, Lease, Observer, claim_incarnation
 from diloco.protocol import keys
 from diloco.protocol.records import Beat, Command, Identity
 from diloco.protocol.telemetry import Segment
@@ -124,6 +124,31 @@ def test_commands_are_obeyed_in_order_and_bad_ones_passed_over(store: LocalStore
     mine.look_around()
     assert not mine.stop_requested
     store.put(keys.control(4), Command(n=4, command="stop", wall_s=0.0).to_bytes())
+    mine.look_around()
+    assert mine.stop_requested
+
+
+def test_commands_after_a_lost_one_are_obeyed(store: LocalStore) -> None:
+    store.put(keys.control(2), Command(n=2, command="stop", wall_s=0.0).to_bytes())
+    started_later = lease(store)
+    started_later.look_around()
+    assert started_later.stop_requested
+
+    store.delete([keys.control(2)])
+    running = lease(store)
+    running.look_around()
+    store.put(keys.control(3), Command(n=3, command="stop", wall_s=0.0).to_bytes())
+    for _ in range(LIST_EVERY):
+        running.look_around()
+    assert running.stop_requested
+
+
+def test_a_number_far_beyond_hides_no_command(store: LocalStore) -> None:
+    store.put(keys.control(99_999_999), Command(n=99_999_999, command="stop", wall_s=0).to_bytes())
+    mine = lease(store)
+    mine.look_around()
+    assert not mine.stop_requested
+    store.put(keys.control(1), Command(n=1, command="stop", wall_s=0.0).to_bytes())
     mine.look_around()
     assert mine.stop_requested
 
