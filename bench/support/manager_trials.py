@@ -5,13 +5,16 @@ by a history of the rounds whose commits made a state. Every store operation is 
 another process can go on, and where this one can die or fall asleep. One task runs at a time, and
 the next is chosen by virtual time and seed, so a seed is one trial.
 
-The oracle knows every process's state. It reports:
+The oracle knows every process's state. A round is committed when its commit record is created, and
+left out by the first quorum whose line lacks it; both are read from the records, because a process
+that is paused or hangs in between learns of its commit only after that quorum. It reports:
 
 - ``diverged``: two members committed one round with different results;
 - ``doubled``: a state that holds a round twice, or whose step is not the number of its rounds;
-- ``resurrected``: a commit from a state that holds a round which an earlier commit had left out;
-- ``lost``: a round left out although a process that held its result had written its lease within
-  the timeout (counted only with the majority guard);
+- ``resurrected``: a commit from a state that holds a round which its quorum or an earlier one left
+  out;
+- ``lost``: a round left out although a process that held its result, or was about to learn of its
+  commit, had written its lease within the timeout (counted only with the majority guard);
 - ``stuck``: no commit by every living replica after the faults had ended.
 """
 
@@ -29,8 +32,8 @@ from unittest.mock import patch
 
 from diloco.membership.lease import Lease
 from diloco.protocol import manager_keys
-from diloco.protocol.manager_branches import AbandonedBranch, line_before
-from diloco.protocol.manager_records import Quorum, Vote
+from diloco.protocol.manager_branches import AbandonedBranch, Line, line_before
+from diloco.protocol.manager_records import Quorum, Verdict, Vote
 from diloco.protocol.manager_rounds import Standing, counts
 from diloco.protocol.records import Identity
 from diloco.store.base import (
@@ -441,7 +444,8 @@ class Oracle:
     results: dict[int, tuple[int, ...]] = field(default_factory=dict)
     abandoned: dict[int, int] = field(default_factory=dict)
     """Rounds that were left out, and the number of the first quorum that left each out."""
-    branches: dict[int, int] = field(default_factory=dict)
+    rounds: dict[int, tuple[Quorum, Verdict]] = field(default_factory=dict)
+    """The committed rounds, each from the creation of its commit record on."""
 
     def _report(self, kind: str, text: str) -> None:
         self.counts[kind] += 1
@@ -450,12 +454,31 @@ class Oracle:
     def written(self, process: Process, key: str) -> None:
         if key.startswith("members/"):
             process.beat_s = self.world.scheduler.now_s
-        elif key.startswith(manager_keys.QUORUMS) and self.world.trial.majority_guard:
-            self._check_fork(Quorum.from_bytes(self.world.objects[key]))
+        elif key.startswith(manager_keys.COMMITS):
+            verdict = Verdict.from_bytes(self.world.objects[key])
+            if verdict.committed:
+                quorum = Quorum.from_bytes(self.world.objects[manager_keys.quorum(verdict.n)])
+                self.rounds[quorum.n] = quorum, verdict
+        elif key.startswith(manager_keys.QUORUMS):
+            quorum = Quorum.from_bytes(self.world.objects[key])
+            line = line_before(quorum, committed=False)
+            if self.world.trial.majority_guard:
+                self._check_fork(quorum, line)
+            earlier = {n: made.branch for n, (made, _) in self.rounds.items() if n < quorum.n}
+            left_out = {n for n, branch in earlier.items() if not line.contains(branch, n)}
+            self._abandon(left_out, quorum.n)
 
-    def _check_fork(self, quorum: Quorum) -> None:
-        """At its creation, a quorum leaves out no round whose result a live process holds."""
-        line = line_before(quorum, committed=False)
+    def _abandon(self, rounds: set[int], n: int) -> None:
+        gone = rounds - set(self.abandoned)
+        self.counts["abandoned rounds"] += len(gone)
+        self.abandoned |= dict.fromkeys(gone, n)
+
+    def _check_fork(self, quorum: Quorum, line: Line) -> None:
+        """At its creation, a quorum leaves out no round whose result a live process holds.
+
+        Later quorums continue its line. A process whose lease had run out then does not bring its
+        rounds back, whether it knew of their commit or learns of it afterwards.
+        """
         newest: dict[tuple[int, int], Process] = {}
         for process in self.world.processes:
             newest[process.replica, process.rank] = process
@@ -464,20 +487,22 @@ class Oracle:
             held.setdefault(process.replica, []).append(self._round_held_by(process))
         for rounds in held.values():
             left_out = min(rounds) > 0 and len(set(rounds)) == 1 and rounds[0] not in self.abandoned
-            if left_out and not line.contains(self.branches[rounds[0]], rounds[0]):
+            if left_out and not line.contains(self.rounds[rounds[0]][0].branch, rounds[0]):
                 self._report("lost", f"quorum {quorum.n} leaves out round {rounds[0]}")
-        # A holder that comes back after its lease had run out does not bring its rounds back.
-        for n, branch in self.branches.items():
-            if n < quorum.n and not line.contains(branch, n):
-                self.abandoned.setdefault(n, quorum.n)
 
     def _round_held_by(self, process: Process) -> int:
-        """The committed round whose result a live process holds; 0 for none."""
+        """The committed round whose result a live process holds or is about to; 0 for none."""
         fresh = self.world.scheduler.now_s - process.beat_s < LEASE_S - BEAT_S
-        recovery = process.recovery
-        if process.dead or not fresh or recovery is None or not process.history:
+        session, recovery = process.session, process.recovery
+        if process.dead or not fresh or session is None or recovery is None:
             return 0
-        last = process.history[-1]
+        me = session.me
+        for n, (quorum, verdict) in self.rounds.items():  # a commit which the process has not read
+            seats = {Identity(replica=s.member, incarnation=s.incarnation) for s in quorum.seats}
+            started_there = (quorum.branch, quorum.head) == (recovery.branch, recovery.head)
+            if started_there and me in seats and me.replica in verdict.included:
+                return n
+        last = process.history[-1] if process.history else 0
         return last if recovery.head == last else 0
 
     def committed(self, process: Process, n: int) -> None:
@@ -485,17 +510,13 @@ class Oracle:
         if len(set(history)) != len(history) or process.step != len(history):
             self._report("doubled", f"round {n}: step {process.step} of {history}")
         known = self.results.setdefault(n, history)
-        if process.recovery is not None:
-            self.branches[n] = process.recovery.branch
         if known != history:
             self._report("diverged", f"round {n}: {known} and {history}")
-        if back := [old for old in history if self.abandoned.get(old, n) < n]:
+        if back := [old for old in history if self.abandoned.get(old, n + 1) <= n]:
             self._report("resurrected", f"round {n} continues rounds {sorted(back)}")
         # A process can learn late that its round was committed; the state is then left behind.
         if max(self.results) == n:
-            gone = {old for old in self.results if old < n} - set(history) - set(self.abandoned)
-            self.counts["abandoned rounds"] += len(gone)
-            self.abandoned |= dict.fromkeys(gone, n)
+            self._abandon({old for old in self.results if old < n} - set(history), n)
         self.counts["commits"] = len(self.results)
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
-from bench.support.manager_trials import VIOLATIONS, Trial, run_trial
-from diloco.torchft import quorum_client
+from bench.support.manager_trials import LEASE_S, VIOLATIONS, Process, Trial, World, run_trial
+from diloco.protocol import manager_keys
+from diloco.protocol.manager_records import Quorum, Seat, Segment, Verdict
+from diloco.protocol.records import Identity
+from diloco.torchft import quorum_client as session
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -33,11 +39,133 @@ def test_without_faults_a_group_starts_and_goes_on() -> None:
 
 def test_the_oracle_finds_what_the_rules_prevent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the line and the guard, as the rounds were before, steps are lost."""
-    decide = quorum_client.decide_quorum
+    decide = session.decide_quorum
 
     def without(joins, *, line=None, holders=(), majority_guard=False, **given):  # type: ignore[no-untyped-def]
         return decide(joins, **given)
 
-    monkeypatch.setattr(quorum_client, "decide_quorum", without)
+    monkeypatch.setattr(session, "decide_quorum", without)
     oracle = run_trial(Trial(seed=3, faults_s=200.0, quiet_s=40.0, hang=0.01))
     assert any(oracle.counts[kind] for kind in VIOLATIONS)
+
+
+class Records:
+    """A trial of replicas with one rank, the records of which a test writes, to judge them."""
+
+    def __init__(self, *, majority_guard: bool = True) -> None:
+        self.world = World(Trial(seed=0, majority_guard=majority_guard))
+        self.oracle = self.world.oracle
+
+    def process(self, replica: int) -> Process:
+        process = Process(self.world, replica, 0)
+        identity = Identity(replica=replica, incarnation="00001-a")
+        process.session = cast(Any, SimpleNamespace(me=identity))
+        process.recovery = cast(Any, SimpleNamespace(branch=0, head=0))
+        self.world.processes.append(process)
+        return process
+
+    def at(self, now_s: float, *alive: Process) -> None:
+        self.world.scheduler.now_s = now_s
+        for process in alive:
+            self.oracle.written(process, "members/beat")
+
+    def quorum(self, n: int, *members: Process, **line: Any) -> None:
+        seats = tuple(
+            Seat(
+                member=member.replica,
+                incarnation="00001-a",
+                replica_id=f"r{member.replica}",
+                rank=0,
+                step=0,
+                heals=False,
+            )
+            for member in members
+        )
+        writer = Identity(replica=members[0].replica, incarnation="00001-a")
+        record = Quorum(n=n, step=0, mode="", seats=seats, writer=writer, **line)
+        members[0].store._write(manager_keys.quorum(n), record.to_bytes())
+
+    def commit(self, n: int, *members: Process) -> None:
+        included = tuple(member.replica for member in members)
+        writer = Identity(replica=included[0], incarnation="00001-a")
+        record = Verdict(n=n, c=0, included=included, writer=writer, committed=True)
+        members[0].store._write(manager_keys.commit(n, 0), record.to_bytes())
+
+    def learn(self, n: int, process: Process, *, branch: int = 0) -> None:
+        process.recovery = cast(Any, SimpleNamespace(branch=branch, head=n))
+        process.history, process.step = (*process.history, n), process.step + 1
+        self.oracle.committed(process, n)
+
+
+def test_a_round_whose_only_holder_was_silent_is_not_lost_when_it_comes_back() -> None:
+    """The quorum after the one that left the round out only continues its line."""
+    records = Records()
+    holder, other = records.process(1), records.process(2)
+    records.at(0.0, holder)
+    records.quorum(1, holder, branch=0, head=0)
+    records.commit(1, holder)  # and is paused before the call returns
+    records.at(3 * LEASE_S, other)
+    records.quorum(2, other, branch=2, head=0)
+    records.at(3 * LEASE_S + 1, holder, other)
+    records.learn(1, holder)
+    records.quorum(3, other, holder, branch=2, head=0)
+    assert records.oracle.violations == []
+    assert records.oracle.abandoned == {1: 2}
+    assert records.oracle.counts["abandoned rounds"] == 1
+
+
+@pytest.mark.parametrize("learnt", [True, False])
+def test_a_round_is_lost_while_a_process_of_its_commit_lives(learnt: bool) -> None:
+    """Also while that process hangs between the creation of the commit record and its return."""
+    records = Records()
+    holder, other = records.process(1), records.process(2)
+    records.at(0.0, holder)
+    records.quorum(1, holder, branch=0, head=0)
+    records.commit(1, holder)
+    if learnt:
+        records.learn(1, holder)
+    records.at(3 * LEASE_S, holder, other)
+    records.quorum(2, other, branch=2, head=0)
+    assert [text.split(": ", 1)[1] for text in records.oracle.violations] == [
+        "lost: quorum 2 leaves out round 1"
+    ]
+
+
+def test_an_older_state_of_the_line_and_a_failed_round_are_not_lost() -> None:
+    """Of a process that is in no commit, and of one whose round was closed."""
+    records = Records()
+    holder, behind = records.process(1), records.process(2)
+    records.at(0.0, holder, behind)
+    records.quorum(1, holder, behind, branch=0, head=0)
+    records.commit(1, holder, behind)
+    for process in (holder, behind):
+        records.learn(1, process)
+    records.quorum(2, holder, branch=0, head=1)
+    records.commit(2, holder)
+    records.learn(2, holder)
+    records.quorum(3, holder, branch=0, head=2)
+    records.quorum(4, holder, behind, branch=0, head=2)
+    assert records.oracle.violations == []
+    assert records.oracle.abandoned == {}
+
+
+@pytest.mark.parametrize("majority_guard", [True, False])
+def test_a_commit_of_a_state_that_its_quorum_left_out_is_resurrected(majority_guard: bool) -> None:
+    """The line holds without the guard as well."""
+    records = Records(majority_guard=majority_guard)
+    holder, other = records.process(1), records.process(2)
+    records.at(0.0, holder)
+    records.quorum(1, holder, branch=0, head=0)
+    records.commit(1, holder)
+    records.learn(1, holder)
+    records.quorum(2, holder, branch=0, head=1)
+    records.commit(2, holder)
+    records.learn(2, holder)
+    records.at(3 * LEASE_S, other)
+    records.quorum(3, other, holder, branch=3, head=0, line=(Segment(branch=0, until=1),))
+    assert records.oracle.abandoned == {2: 3}
+    records.commit(3, other, holder)
+    records.learn(3, holder, branch=3)
+    assert [text.split(": ", 1)[1] for text in records.oracle.violations] == [
+        "resurrected: round 3 continues rounds [2]"
+    ]
