@@ -337,8 +337,8 @@ def test_the_pages_of_a_listing_are_all_of_it(store: Store) -> None:
 def test_objects_are_deleted_while_their_listing_is_read(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("store", "obstore_store", "fsspec_pages"):
-        monkeypatch.setattr(f"diloco.protocol.{module}.PAGE_OBJECTS", 2)
+    for module in ("base", "s3", "fsspec_pages"):
+        monkeypatch.setattr(f"diloco.store.{module}.PAGE_OBJECTS", 2)
     for n in range(7):
         store.put(f"n/{n % 2}/{n}", b"x")
     pages = 0

@@ -130,7 +130,7 @@ def test_what_is_found_stands_before_what_the_page_was_filled_in_with(
 def test_a_search_costs_as_much_with_many_runs(
     client: Client, many: User, django_assert_max_num_queries: Any
 ) -> None:
-    with django_assert_max_num_queries(13):
+    with django_assert_max_num_queries(15):
         client.get(NEW, {"find_clone": "hay", "find_fork": "needle"})
 
 

@@ -192,7 +192,7 @@ def test_the_page_asks_as_much_with_many_runs(
 ) -> None:
     for n in range(3):
         seed.run(olga, name=f"Run {n}", committed=1)
-    with django_assert_max_num_queries(14):
+    with django_assert_max_num_queries(16):
         client.get(reverse("run-new"))
 
 

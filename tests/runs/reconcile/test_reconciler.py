@@ -229,7 +229,7 @@ def test_a_bucket_that_is_away_is_told_once_and_everything_else_goes_on(
     world = make_world()
     world.start()
 
-    def away(self: LocalStore, prefix: str) -> Any:
+    def away(self: LocalStore, prefix: str, **_: Any) -> Any:
         raise StoreUnavailable("no route to bucket")
 
     with monkeypatch.context() as patch:
