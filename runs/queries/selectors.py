@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
-from django.db.models import Count, Exists, OuterRef, Prefetch, Q, QuerySet, Subquery, Sum
+from django.db.models import Count, Exists, F, OuterRef, Prefetch, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
@@ -26,6 +26,7 @@ from runs.models import (
     Alert,
     Contribution,
     Event,
+    IngestState,
     Journal,
     LogLine,
     Replica,
@@ -88,9 +89,11 @@ def with_header(runs: QuerySet[Run]) -> QuerySet[Run]:
 
 def runs_to_look_after() -> QuerySet[Run]:
     """Active runs, and ended or paused ones with a job that may still run, a replica to be let go,
-    telemetry still to read, news for the journal, or an end that nobody was told of."""
+    telemetry still to read, a pass of ingest that an ended job waits for, news for the journal, or
+    an end that was not announced."""
     jobs = ReplicaAttempt.objects.filter(replica__run=OuterRef("pk"), ended_at=None)
     unread = Cursor.objects.filter(replica__run=OuterRef("pk"), ended=False)
+    unpassed = IngestState.objects.filter(run=OuterRef("pk"), complete_pass__lt=F("wanted_pass"))
     waiting = Replica.objects.filter(run=OuterRef("pk")).exclude(state__in=REPLICA_ENDED)
     paused = Q(state=RunState.PAUSED)
     now = timezone.now()
@@ -101,7 +104,7 @@ def runs_to_look_after() -> QuerySet[Run]:
     recent = Q(ended_at__gte=then) | Q(paused, state_since__gte=then) | Q(last_seen_at__gte=then)
     return Run.objects.filter(
         Q(state__in=RUN_ACTIVE)
-        | Q(recent & Exists(unread))
+        | Q(recent & (Exists(unread) | Exists(unpassed)))
         | Q(Exists(jobs))
         | Q(~paused & Exists(waiting))
         | Q(Exists(unsaid))

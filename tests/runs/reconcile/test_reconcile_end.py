@@ -15,8 +15,9 @@ from runs.actions import replicas_and_pools
 from runs.exceptions import IllegalTransition
 from runs.ingest import rounds as history
 from runs.ingest.stores import store_for
-from runs.models import Run
+from runs.models import Run, TelemetryCursor
 from runs.queries.selectors import DRAIN_FOR, runs_to_look_after
+from runs.reconcile.bucket_writes import write_run
 from runs.reconcile.jobs import GIVE_UP_AFTER
 from runs.reconcile.launch import launch_run
 from runs.reconcile.reconciler import reconcile_run
@@ -335,3 +336,25 @@ def test_a_stopped_run_does_not_wait_for_ever_for_a_backend_that_is_gone(world: 
     world.tick(60)
     world.work()
     assert world.executor.launches == 2
+
+
+def test_the_last_beat_is_read_although_the_run_has_ended_before(world: Any) -> None:
+    """All telemetry was read, and the process ends between two passes."""
+    world.bucket.final(1)
+    world.beat_all("uploading")
+    world.tick()
+    world.beat_all("done")
+    end_all(world, Cause.DONE)
+    TelemetryCursor.objects.update(ended=True)
+
+    def control() -> None:
+        for _ in range(3):
+            world.control()
+            write_run(str(world.run.pk))
+
+    control()
+    assert list(runs_to_look_after()) == [world.run]
+    world.ingest()
+    control()
+    assert list(runs_to_look_after()) == []
+    assert {replica.beat_state for replica in world.run.replicas.all()} == {"done"}
