@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from executors.base import LogLine
-from tests.executors.worlds import World, end_of, every_world, launch, number_in, text_of
+from tests.executors.worlds import (
+    LIMIT_S,
+    World,
+    end_of,
+    every_world,
+    launch,
+    number_in,
+    text_of,
+)
+from tests.servers import wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -63,10 +72,12 @@ def test_a_running_jobs_lines_so_far_are_read_without_waiting(world: World, tmp_
     executor = world.executor()
     handle = launch(executor, "lines", tmp_path / "go on")
     seen: list[LogLine] = []
-    for _ in range(2000):
-        seen = list(executor.logs(handle))
-        if seen:
-            break
+
+    def is_written() -> bool:
+        seen[:] = executor.logs(handle)
+        return bool(seen)
+
+    wait_until(is_written, "the first line", timeout_s=LIMIT_S)
     assert [line.text for line in seen] == ["first"]
     (tmp_path / "go on").touch()
     end_of(executor, handle)
