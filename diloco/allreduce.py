@@ -1,28 +1,29 @@
-"""The plain average of a tensor over a fixed world, through an object store and nothing else.
+"""Average tensors over a fixed set of ranks, through an object store.
 
-For people who want just that; a group that may lose and gain members is :func:`diloco.join`.
+Use this where all that is needed is an average. For a group whose members can change, use
+:func:`diloco.join`.
 
 ::
 
-    allreduce/<round id>/sessions/<rank>.json        who is here, and whom it has seen
+    allreduce/<round id>/sessions/<rank>.json        the sessions that this rank has seen
     allreduce/<round id>/<group>/<call>/<rank>.bin   one rank's tensor in one call
 
-A rank that starts over must not average what a former run left, so each instance draws a random
-*session* and the first call is a handshake: a rank goes on only when every other rank's session
-object echoes this very session, which only a process that has seen this one can have written. The
-agreed sessions name the *group*; a payload lies under its group's name and repeats it inside, so
-what a former run left is never looked at. A lone restarted rank waits and times out.
+A restarted rank must not average objects that an earlier run has left. So each instance draws a
+random *session*, and the first call is a handshake: a rank continues only once the session object
+of every other rank repeats this rank's session, which only a process that has read it can write.
+The hash of the agreed sessions is the *group*. The key and the header of every payload contain it,
+so payloads of earlier runs are never read. A single restarted rank waits until its timeout.
 
-A rank reads the others' payloads in rank order, one at a time, and sums as it goes: memory is the
-tensor, one payload and one fp32 (for float64: float64) sum, whatever the world's size; every rank
-computes the same bits. A payload is deleted by its writer once everybody has answered the next
-call, so at most two per rank lie in the store.
+Each rank reads the payloads in rank order, one at a time, and adds them up. Memory is the tensor,
+one payload and one sum (fp32; float64 for float64), independent of the world size. Every rank
+computes the same bits. A rank deletes its payload once all ranks have written the next one, so the
+store holds at most two payloads per rank.
 
-Errors: :class:`ValueError` where two ranks' calls differ or the arguments are wrong,
-:class:`TimeoutError` naming the ranks that are missing,
-:class:`~diloco.exchange.payload.BadPayload` for a damaged object,
-:class:`~diloco.store.base.StoreError`. After any of them the ranks are out of step: make new
-instances on all. What it leaves out: members that come and go, compression, and sums or maxima.
+Errors: :class:`ValueError` for invalid arguments or calls that differ between ranks,
+:class:`TimeoutError` naming the missing ranks, :class:`~diloco.exchange.payload.BadPayload` for a
+damaged object, and :class:`~diloco.store.base.StoreError`. After any of them the ranks are out of
+step: create new instances on all ranks. Not supported: changing membership, compression, and
+reductions other than the mean.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ import re
 import secrets
 import struct
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,22 +51,22 @@ from diloco.store.retry import RetryingStore
 log = logging.getLogger(__name__)
 
 FIRST_POLL_S = 0.02
-"""The first pause of a wait; it doubles up to ``poll_interval_s``."""
+"""First pause of a wait in seconds; doubles up to ``poll_interval_s``."""
 RETRY_S = 60.0
-"""How long a store that does not answer is tried again."""
+"""For how long requests are retried while the store is unavailable."""
 SESSION_LIMIT = 1 << 20
-"""Bytes of a rank's session object; it has some tens of bytes for each rank."""
+"""Maximum bytes of a session object; it holds some tens of bytes per rank."""
 MAGIC = b"ARCHIAR1"
 _PREFIX = struct.Struct("<8sI")
 HEADER_LIMIT = 64 * 1024
-"""Bytes of a payload before its tensor, at most."""
+"""Maximum bytes of a payload before its tensor."""
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _DTYPES = {str(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """What every rank must agree on in a call."""
+    """The properties of a call on which all ranks must agree."""
 
     group: str
     call: int
@@ -76,11 +76,11 @@ class Call:
 
 
 class ObjectStoreAllReduce:
-    """The average over ``world_size`` ranks, of which this process is number ``rank``.
+    """Averages tensors over ``world_size`` ranks, as rank ``rank``.
 
-    ``uri`` is anything :func:`~diloco.store.open.open_store` opens. Instances in use at the
-    same time over one URI need different ``round_id``. ``timeout_s`` bounds each call;
-    ``poll_interval_s`` is the longest pause between two looks at the store.
+    ``uri`` is any URI that :func:`~diloco.store.open.open_store` accepts. Instances that use one
+    URI at the same time need different ``round_id``. ``timeout_s`` bounds each call;
+    ``poll_interval_s`` is the longest pause between two requests while waiting.
     """
 
     def __init__(
@@ -123,9 +123,12 @@ class ObjectStoreAllReduce:
     def allreduce(self, tensor: Tensor, name: str | None = None) -> Tensor:
         """Replace ``tensor`` by its average over all ranks, in place, and return it.
 
-        Any shape, device and strides; float16, bfloat16, float32 or float64 (the average of
-        integers is none, so they are refused). Every rank makes the same calls in the same order;
-        ``name`` is for people and is checked to be everybody's.
+        ``tensor`` has any shape, device and strides, and dtype float16, bfloat16, float32 or
+        float64 (integers have no average in their dtype). Every rank makes the same calls in the
+        same order. ``name`` appears in error messages and must be equal on all ranks.
+
+        Raises :class:`ValueError`, :class:`TimeoutError`,
+        :class:`~diloco.exchange.payload.BadPayload` or :class:`~diloco.store.base.StoreError`.
         """
         if str(tensor.dtype) not in _DTYPES:
             raise ValueError(f"dtype: expected one of {sorted(_DTYPES)}, found {tensor.dtype}")
@@ -160,11 +163,11 @@ class ObjectStoreAllReduce:
         wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
         total = torch.zeros(own.shape, dtype=wide)
         for rank in range(self.world_size):
-            theirs = own if rank == self.rank else self._payload(call, rank, wait)
-            total.add_(theirs.to(wide))
+            peer = own if rank == self.rank else self._payload(call, rank, wait)
+            total.add_(peer.to(wide))
         total.div_(self.world_size)
         tensor.detach().copy_(total)
-        if call.call > 1:  # Everybody has answered this call, so nobody reads the one before.
+        if call.call > 1:  # all ranks have written this call, so none reads the previous one
             self._store.delete([self._key(call.call - 1, self.rank)])
 
     # -- payloads --------------------------------------------------------------------------------
@@ -173,8 +176,8 @@ class ObjectStoreAllReduce:
         return keys.allreduce_payload(self._round_id, self._group, call, rank)
 
     def _read(self, key: str, call: Call) -> bytes:
-        """A payload; of one that is larger than this call's can be only the beginning, whose header
-        says what is wrong."""
+        """Read a payload. If it is larger than this call's can be, read only its beginning: the
+        header shows how the calls differ."""
         size = torch.Size(call.shape).numel() * _DTYPES[call.dtype].itemsize
         try:
             return self._store.get(key, limit=size + HEADER_LIMIT)
@@ -193,7 +196,7 @@ class ObjectStoreAllReduce:
                 here = {info.key for info in self._store.list(key.rpartition("/")[0] + "/")}
                 missing = [r for r in range(self.world_size) if self._key(call.call, r) not in here]
                 if not missing:
-                    continue  # it has come just now
+                    continue  # it was written just now
                 raise TimeoutError(
                     f"call {call.call}{f' ({call.name})' if call.name else ''}: expected the "
                     f"tensors of {self.world_size} ranks within {self.timeout_s:g} s, found none "
@@ -201,9 +204,9 @@ class ObjectStoreAllReduce:
                 )
 
     def _delete_leftovers(self) -> None:
-        """Delete this rank's payloads of former groups: all ranks have left those behind."""
-        found = [info.key for info in self._store.list(keys.allreduce(self._round_id))]
-        parsed = [(key, keys.parse_allreduce_payload(key)) for key in found]
+        """Delete this rank's payloads of earlier groups, which no rank reads any more."""
+        stored = [info.key for info in self._store.list(keys.allreduce(self._round_id))]
+        parsed = [(key, keys.parse_allreduce_payload(key)) for key in stored]
         self._store.delete([key for key, of in parsed if of is not None and of[3] == self.rank])
 
     # -- the handshake ---------------------------------------------------------------------------
@@ -212,7 +215,7 @@ class ObjectStoreAllReduce:
         return keys.allreduce_session(self._round_id, rank)
 
     def _handshake(self, wait: _Wait) -> str:
-        """Return when all other ranks have seen this session and this rank theirs; the group."""
+        """Wait until every rank has read every other rank's session; return the group."""
         seen: dict[int, str] = {self.rank: self.session}
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         self._publish(seen)
@@ -222,15 +225,15 @@ class ObjectStoreAllReduce:
             sizes = {}
             before = dict(seen)
             for rank in others:
-                found = self._read_session(rank)
-                if found is None:
-                    waiting[rank] = "not there"
+                peer = self._read_session(rank)
+                if peer is None:
+                    waiting[rank] = "missing"
                     continue
-                seen[rank] = found["session"]
-                if found["seen"].get(str(self.rank)) != self.session:
-                    waiting[rank] = "left by a former run, or not yet aware of this rank"
-                elif found["world_size"] != self.world_size:
-                    sizes[rank] = found["world_size"]
+                seen[rank] = peer.session
+                if peer.seen.get(str(self.rank)) != self.session:
+                    waiting[rank] = "from an earlier run, or has not read this rank's session yet"
+                elif peer.world_size != self.world_size:
+                    sizes[rank] = peer.world_size
             if seen != before:
                 self._publish(seen)  # before any error, so that the others can see it too
             if sizes:
@@ -242,32 +245,41 @@ class ObjectStoreAllReduce:
                 ordered = [seen[rank] for rank in range(self.world_size)]
                 return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()[:32]
             if not wait.pause():
-                who = "; ".join(f"rank {rank} is {why}" for rank, why in waiting.items())
+                states = "; ".join(f"rank {rank} is {why}" for rank, why in waiting.items())
                 raise TimeoutError(
-                    f"expected {self.world_size} ranks to meet within {self.timeout_s:g} s under "
-                    f"{self._store.uri}/{keys.allreduce(self._round_id)}, found that {who}"
+                    f"expected the sessions of {self.world_size} ranks within {self.timeout_s:g} s "
+                    f"under {self._store.uri}/{keys.allreduce(self._round_id)}, found: {states}"
                 )
 
     def _publish(self, seen: dict[int, str]) -> None:
         text = json.dumps({"session": self.session, "world_size": self.world_size, "seen": seen})
         self._store.put(self._session_key(self.rank), text.encode())
 
-    def _read_session(self, rank: int) -> dict[str, Any] | None:
+    def _read_session(self, rank: int) -> _Session | None:
         key = self._session_key(rank)
         try:
-            found = parse_json(self._store.get(key, limit=SESSION_LIMIT))
-            session, size, seen = found["session"], found["world_size"], found["seen"]
+            values = parse_json(self._store.get(key, limit=SESSION_LIMIT))
+            session, size, seen = values["session"], values["world_size"], values["seen"]
         except MissingKey:
             return None
         except (ObjectTooLarge, ValueError, KeyError, TypeError):
             raise BadPayload(f"{key}: expected a session, found something else") from None
         if not isinstance(session, str) or not isinstance(seen, dict):
             raise BadPayload(f"{key}: expected a session, found something else")
-        return {"session": session, "world_size": size, "seen": seen}
+        return _Session(session, size, seen)
+
+
+@dataclass(frozen=True)
+class _Session:
+    """A rank's session object; ``seen`` maps ranks to the sessions that it has read."""
+
+    session: str
+    world_size: object
+    seen: dict[str, object]
 
 
 class _Wait:
-    """The deadline of one call, and pauses that grow."""
+    """The deadline of one call, and pauses of growing length."""
 
     def __init__(self, clock: Clock, timeout_s: float, longest_s: float) -> None:
         self._clock = clock
@@ -279,7 +291,7 @@ class _Wait:
         self._pause_s = min(FIRST_POLL_S, self._longest_s)
 
     def pause(self) -> bool:
-        """Sleep a little; False, without sleeping, when the deadline has passed."""
+        """Sleep and return True; return False at once if the deadline has passed."""
         left_s = self._give_up_s - self._clock.monotonic()
         if left_s <= 0:
             return False
@@ -288,16 +300,16 @@ class _Wait:
         return True
 
 
-def _checked(what: str, text: str) -> str:
+def _checked(field: str, text: str) -> str:
     if not _NAME.fullmatch(text):
         raise ValueError(
-            f"{what}: expected letters, digits, dot, dash or underscore, found {text!r}"
+            f"{field}: expected letters, digits, dot, dash or underscore, found {text!r}"
         )
     return text
 
 
 def _pack(call: Call, rank: int, tensor: Tensor) -> bytes:
-    """Magic, length, JSON header, then the raw bytes of ``tensor`` (on the CPU, contiguous)."""
+    """Serialise a contiguous CPU tensor: magic, header length, JSON header, raw bytes."""
     raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
     header = json.dumps(
         {**asdict(call), "rank": rank, "sha256": hashlib.sha256(raw).hexdigest()}
@@ -306,7 +318,8 @@ def _pack(call: Call, rank: int, tensor: Tensor) -> bytes:
 
 
 def _unpack(data: bytes, expected: Call, rank: int) -> Tensor:
-    """The tensor in ``data``; :class:`ValueError` if it is of another call than ``expected``."""
+    """Parse a payload into a tensor. Raises :class:`ValueError` if it belongs to another call than
+    ``expected``, and :class:`BadPayload` if it is damaged."""
     try:
         magic, length = _PREFIX.unpack_from(data)
         header = json.loads(data[_PREFIX.size : _PREFIX.size + length])
@@ -315,12 +328,12 @@ def _unpack(data: bytes, expected: Call, rank: int) -> Tensor:
         raise BadPayload(f"rank {rank}: expected a payload, found {data[:16]!r}...") from None
     if magic != MAGIC or header.get("rank") != rank:
         raise BadPayload(f"rank {rank}: expected its payload, found {data[:16]!r}...")
-    for what, mine in asdict(expected).items():
-        theirs = shape if what == "shape" else header.get(what)
-        if theirs != mine:
+    for what, own in asdict(expected).items():
+        peer = shape if what == "shape" else header.get(what)
+        if peer != own:
             raise ValueError(
-                f"call {expected.call}: expected {what} {mine} as on this rank, "
-                f"found {theirs} on rank {rank}"
+                f"call {expected.call}: expected {what} {own} as on this rank, "
+                f"found {peer} on rank {rank}"
             )
     raw = bytearray(data[_PREFIX.size + length :])
     if hashlib.sha256(raw).hexdigest() != header.get("sha256"):

@@ -1,7 +1,7 @@
-"""Time and randomness, passed in wherever the library needs them.
+"""Clocks, passed in wherever the library needs the time.
 
-Two machines' clocks are never compared (invariant I5): ``monotonic`` decides, ``wall`` only
-labels what people read.
+Clocks of two machines are never compared (invariant I5). Decisions use ``monotonic``; ``wall`` only
+labels records that people read.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ from typing import Protocol
 
 
 class Clock(Protocol):
+    """A source of time that tests can replace."""
+
     def wall(self) -> float:
-        """Seconds since the epoch, for people."""
+        """Seconds since the epoch, for display only."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back, for decisions."""
+        """Seconds that never decrease, for decisions."""
         ...
 
-    def sleep(self, seconds: float) -> None: ...
+    def sleep(self, seconds: float) -> None:
+        """Block for ``seconds``."""
+        ...
 
 
 class SystemClock:

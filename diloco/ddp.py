@@ -1,15 +1,15 @@
-"""Data parallel training through a Manager: gradients averaged at every step.
+"""Synchronous data parallel training through a Manager: gradients are averaged at every step.
 
-This is what DiLoCo is compared with, and what trains when replicas are close to each other. Both
-wrappers take any manager with torchft's ``allreduce(tensor) -> Work``: ours, which goes through an
-object store, or torchft's own. The manager says who takes part and divides by how many.
+Use it as the baseline for DiLoCo, or for replicas with a fast connection. Both wrappers take any
+manager with torchft's ``allreduce(tensor) -> Work``: :class:`diloco.Manager`, which uses an object
+store, or torchft's own. The manager decides which replicas participate and divides by their number.
 
-:class:`DistributedDataParallel` reduces gradients in buckets, begun while the backward pass goes
-on, in the same order on every replica. :class:`PureDistributedDataParallel` reduces parameter by
-parameter. Both have finished when ``backward()`` returns.
+:class:`DistributedDataParallel` reduces gradients in buckets during the backward pass, in the same
+order on every replica. :class:`PureDistributedDataParallel` reduces each parameter separately. Both
+have finished when ``backward()`` returns.
 
-Neither broadcasts parameters at the start nor buffers ever: a manager's healing does the first, and
-replicas of one group must be made from one seed or one checkpoint without it.
+Neither broadcasts parameters at the start, and neither ever broadcasts buffers. The manager's
+healing does the former; without it, create all replicas from one seed or one checkpoint.
 """
 
 from __future__ import annotations
@@ -25,25 +25,28 @@ from torch import Tensor, nn
 MIB = 2**20
 BUCKET_MIB = 25.0
 FIRST_BUCKET_MIB = 1.0
-"""The first bucket is small, so that the exchange begins early in the backward pass."""
+"""MiB of the first bucket; small, so that the exchange starts early in the backward pass."""
 
 
 class Work(Protocol):
-    """An all-reduce under way."""
+    """An all-reduce in progress."""
 
     def wait(self) -> Any: ...
 
 
 class AllReducer(Protocol):
-    """The part of a manager that is needed here: averages in place when the work is waited for."""
+    """The part of a manager used here. Waiting for the work averages the tensor in place."""
 
     def allreduce(self, tensor: Tensor) -> Work: ...
 
 
 @dataclass
 class GradBucket:
-    """Gradients that travel together: ``buffer`` is (n,) of one dtype and device, in which the
-    ``parameters`` lie one after the other."""
+    """Gradients that are reduced together.
+
+    ``buffer`` has shape (n,), one dtype and one device; it holds the gradients of ``parameters``
+    one after the other.
+    """
 
     index: int
     parameters: list[nn.Parameter]
@@ -52,18 +55,18 @@ class GradBucket:
     _ready: set[int] = field(default_factory=set)
 
     def gradients(self) -> list[Tensor]:
-        """Views into the buffer, shaped like the parameters."""
+        """Return views into the buffer, shaped like the parameters."""
         sizes = [parameter.numel() for parameter in self.parameters]
         pieces = torch.split(self.buffer, sizes)
         return [piece.view(p.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
 
 
 CommHook = Callable[[Any, GradBucket], Work]
-"""``hook(state, bucket)`` begins the reduction of ``bucket.buffer`` and leaves the result there."""
+"""``hook(state, bucket)`` starts reducing ``bucket.buffer`` in place."""
 
 
 class _Wrapper(nn.Module):
-    """Forwards to ``module``, and calls :meth:`_reduced` when the backward pass has ended."""
+    """Forward to ``module`` and reduce its gradients at the end of the backward pass."""
 
     def __init__(self, manager: AllReducer, module: nn.Module) -> None:
         super().__init__()
@@ -82,7 +85,7 @@ class _Wrapper(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only accumulate gradients; the next backward pass outside reduces the sum."""
+        """Only accumulate gradients; the next backward pass outside the block reduces the sum."""
         before, self._synchronising = self._synchronising, False
         try:
             yield
@@ -112,9 +115,9 @@ class _Wrapper(nn.Module):
 
 
 class PureDistributedDataParallel(_Wrapper):
-    """One all-reduce per parameter, waited for at the end of the backward pass.
+    """One all-reduce per parameter, awaited at the end of the backward pass.
 
-    Parameters that got no gradient are left out, so all replicas must use the same ones.
+    Parameters without a gradient are skipped, so all replicas must use the same parameters.
     """
 
     def __init__(self, manager: AllReducer, module: nn.Module) -> None:
@@ -132,10 +135,10 @@ class PureDistributedDataParallel(_Wrapper):
 
 
 class DistributedDataParallel(_Wrapper):
-    """Buckets of gradients, reduced while the backward pass goes on.
+    """Gradients in buckets of up to ``bucket_cap_mb`` MiB, reduced during the backward pass.
 
-    ``bucket_cap_mb`` is in MiB. A parameter that got no gradient counts as zeros, and gets one if
-    another replica had any.
+    A parameter without a gradient contributes zeros; it receives a gradient if another replica had
+    one.
     """
 
     def __init__(
@@ -155,7 +158,7 @@ class DistributedDataParallel(_Wrapper):
         self._under_way: list[Work] = []
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
-        """Reduce buckets by ``hook(state, bucket)`` in place of ``manager.allreduce``."""
+        """Reduce buckets by ``hook(state, bucket)`` instead of ``manager.allreduce``."""
         self._hook = (hook, state)
 
     def _ready(self, parameter: nn.Parameter) -> None:
@@ -163,7 +166,7 @@ class DistributedDataParallel(_Wrapper):
         self._begin(lambda bucket: len(bucket._ready) == len(bucket.parameters))
 
     def _begin(self, ready: Callable[[GradBucket], bool]) -> None:
-        """Begin every bucket that is ready, in order: all replicas must begin them alike."""
+        """Start every bucket that is ready, in order; all replicas must use the same order."""
         hook, state = self._hook
         for bucket in self.buckets[len(self._under_way) :]:
             if not ready(bucket):
@@ -189,8 +192,8 @@ class DistributedDataParallel(_Wrapper):
 
 
 def _buckets(parameters: list[nn.Parameter], cap_bytes: float) -> list[GradBucket]:
-    """Neighbours of one dtype and device, in the reverse order of their making, which is about the
-    order in which the backward pass comes by."""
+    """Group neighbouring parameters of one dtype and device, in reverse order of registration,
+    which is about the order of the backward pass."""
     groups: list[list[nn.Parameter]] = []
     filled = 0.0
     for parameter in reversed(parameters):

@@ -1,16 +1,24 @@
-"""Exit codes of our processes, and which error means which.
+"""Exit codes of the replica and syncer processes.
 
-0 the run is over, 1 a crash, 75 the store was away for too long, or denied for too long what it had
-permitted before, to this process or to an earlier one of the run (EX_TEMPFAIL), 78 something is
-wrong that a restart will not mend (EX_CONFIG), 143 it left because it was asked to, by SIGTERM or a
-``drain`` command; its last beat says why, and its state is saved.
+====  ================  =======================================================================
+0                       the run has ended
+1                       unexpected exception
+75    ``EX_TEMPFAIL``   the store was unavailable for too long, or denied for too long what it
+                        had permitted earlier in the run
+78    ``EX_CONFIG``     an error that a restart does not fix
+143   ``EX_TERMINATED`` left on request (SIGTERM or a ``drain`` command); the state is saved and
+                        the last heartbeat has the reason
+====  ================  =======================================================================
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 from diloco.errors import FencedOut, ReplicaError
 from diloco.protocol.group_document import ProtocolMismatch
@@ -22,17 +30,25 @@ EX_TEMPFAIL = 75
 EX_CONFIG = 78
 EX_TERMINATED = 143
 
+PERMANENT = (
+    ReplicaError,
+    ProtocolMismatch,
+    SettingsError,
+    StoreDenied,
+    ListingTooLong,
+    ValueError,
+)
+"""Errors that a restart does not fix."""
+
 
 def exit_code_of(work: Callable[[], int]) -> int:
-    """Do ``work`` and return its exit code, or that of its error, which is printed for people."""
+    """Call ``work`` and return its exit code; print its exception and return the code of that."""
     try:
         return work()
     except StoreUnavailable as error:
         print(f"error: {error}", file=sys.stderr)
         return EX_TEMPFAIL
-    except (
-        ReplicaError, ProtocolMismatch, SettingsError, StoreDenied, ListingTooLong, ValueError,
-    ) as error:  # fmt: skip
+    except PERMANENT as error:
         kind = "fenced out" if isinstance(error, FencedOut) else "error"
         print(f"{kind}: {error}", file=sys.stderr)
         is_outage = isinstance(error, StoreDenied) and permitted_before()
@@ -40,3 +56,19 @@ def exit_code_of(work: Callable[[], int]) -> int:
     except Exception:
         traceback.print_exc()
         return 1
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process with ``code``, without the finalization of the interpreter.
+
+    Finalization ends each daemon thread where it next needs the global interpreter lock. Inside an
+    extension of C++ or Rust, for example where a request of the store hangs or a tensor is freed,
+    this aborts the process with SIGABRT instead of ``code``. The functions of :mod:`atexit` are
+    called, and the output is flushed.
+    """
+    try:
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(code)

@@ -1,13 +1,13 @@
-"""``python -m diloco.export URI DIR``: the result of a run as a directory for ``from_pretrained``.
+"""``python -m diloco.export URI DIR``: export the weights of a run for ``from_pretrained``.
 
-Reads the final weights, or the newest checkpoint of a run that has not ended, and writes what
-Transformers' own ``save_pretrained`` writes: ``config.json``, ``model.safetensors`` and the
-tokenizer's files. ``--push-to-hub NAME`` uploads the directory with the hub's own client and its
-login (``hf auth login`` or ``HF_TOKEN``).
+Reads the final weights, or the newest checkpoint if the run has not ended, and writes the files of
+Transformers' ``save_pretrained``: ``config.json``, ``model.safetensors`` and the tokenizer.
+``--push-to-hub NAME`` uploads the directory to the Hugging Face Hub with its own client and login
+(``hf auth login`` or ``HF_TOKEN``).
 
-For runs of the ``huggingface`` workload and of Transformers' Trainer; of the latter nothing says
-which tokenizer it used, which ``--tokenizer`` does. Left out: the built-in byte-level GPT, which is
-no model of Transformers (its weights lie in the rendezvous as safetensors already).
+Supports runs of the ``huggingface`` workload and of Transformers' Trainer. A Trainer run does not
+record its tokenizer; pass ``--tokenizer``. The built-in byte-level GPT is not a Transformers model
+and cannot be exported; its weights are in the bucket as safetensors.
 """
 
 from __future__ import annotations
@@ -31,31 +31,36 @@ from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
 from diloco.protocol.workload import HuggingFaceWorkload
 from diloco.store.base import MissingKey, Store, StoreError
 from diloco.store.open import open_store
-from diloco.training.checkpoint import get_object, load_tensors, newest_manifest, read_final
+from diloco.training.checkpoint import newest_manifest, read_final
 from diloco.training.initial_state import read_document
+from diloco.training.stored_objects import get_object, load_tensors
 from diloco.versions import add_version
 from diloco.workloads.huggingface import model_config
 from diloco.workloads.tokens import Tokenizer, load_tokenizer
 
 
 def export(store: Store, folder: Path, *, tokenizer: str = "") -> str:
-    """Write the newest weights of the run into ``folder``; returns a line on what they are.
+    """Write the newest weights of the run into ``folder``; return a one-line summary.
 
-    ``tokenizer`` is a directory, a name on the hub or ``bytes``, in place of the workload's own.
-    Raises :class:`ValueError` or :class:`ReplicaError` where there is nothing that fits.
+    ``tokenizer`` is a directory, a name on the Hub or ``bytes``; it replaces the workload's.
+    Raises :class:`ValueError` or :class:`ReplicaError` if the run has no weights that can be
+    exported.
     """
     document = read_document(store)
-    words = _tokenizer(document, tokenizer)
+    loaded_tokenizer = _tokenizer(document, tokenizer)
     try:
         if final := read_final(store):
             config = json.loads(get_object(store, final.config))
-            tensors, what = (
+            tensors, source = (
                 load_tensors(store, final.weights),
                 f"final weights, round {final.round}",
             )
         elif newest := newest_manifest(store):
-            config = _described(document, words)
-            tensors, what = load_tensors(store, newest.weights), f"checkpoint, round {newest.round}"
+            config = _described(document, loaded_tokenizer)
+            tensors, source = (
+                load_tensors(store, newest.weights),
+                f"checkpoint, round {newest.round}",
+            )
         else:
             raise ValueError(
                 f"expected weights of run {document.name!r} at {store.uri}, "
@@ -67,13 +72,13 @@ def export(store: Store, folder: Path, *, tokenizer: str = "") -> str:
     load(model, tensors)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
-    if words is not None:
-        words.transformer.save_pretrained(folder)
-    return f"{document.name}: {what}, {sum(t.numel() for t in tensors.values()):,} parameters"
+    if loaded_tokenizer is not None:
+        loaded_tokenizer.transformer.save_pretrained(folder)
+    return f"{document.name}: {source}, {sum(t.numel() for t in tensors.values()):,} parameters"
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """An untrained model of the class and shape that ``config.json`` describes."""
+    """Create an untrained model of the class and shape that ``config.json`` describes."""
     if "model_type" not in config:
         raise ValueError(
             "config.json: expected the 'model_type' of a Transformers model, found none; "
@@ -89,20 +94,20 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def load(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Set all weights. A checkpoint has what is trained, a final has buffers too."""
+    """Load all weights. A checkpoint has only trained tensors, a final export also has buffers."""
     expected = {name: tuple(tensor.shape) for name, tensor in named_parameters.state(model)}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    actual = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     buffers = {name for name, _ in model.named_buffers()}
-    for name in sorted((expected.keys() - buffers) | found.keys()):
-        if expected.get(name) != found.get(name):
+    for name in sorted((expected.keys() - buffers) | actual.keys()):
+        if expected.get(name) != actual.get(name):
             raise ValueError(
-                f"weights: expected {name} of shape {expected.get(name)}, found {found.get(name)}"
+                f"weights: expected {name} of shape {expected.get(name)}, found {actual.get(name)}"
             )
-    model.load_state_dict(dict(tensors), strict=False)  # tied names are there once
+    model.load_state_dict(dict(tensors), strict=False)  # tied weights have one name
 
 
 def push(folder: Path, name: str, *, private: bool) -> str:
-    """Upload the directory as the model ``name``; returns where it is."""
+    """Upload the directory as the model ``name``; return the URL of the repository."""
     api = HfApi()
     repository = str(api.create_repo(name, private=private or None, exist_ok=True))
     api.upload_folder(repo_id=name, folder_path=folder, commit_message="Weights of a DiLoCo run")
@@ -123,8 +128,8 @@ def _tokenizer(document: GroupDocument, name: str) -> Tokenizer | None:
 def _described(document: GroupDocument, tokenizer: Tokenizer | None) -> Mapping[str, Any]:
     if document.workload.get("kind") != HuggingFaceWorkload.kind or tokenizer is None:
         raise ValueError(
-            f"expected final weights of run {document.name!r}, found only a checkpoint, which does "
-            "not say what model it is of"
+            f"expected final weights of run {document.name!r}, found only a checkpoint, which has "
+            "no model configuration"
         )
     workload = HuggingFaceWorkload.from_dict(document.workload)
     config: Mapping[str, Any] = model_config(workload, tokenizer).to_dict()
@@ -134,14 +139,14 @@ def _described(document: GroupDocument, tokenizer: Tokenizer | None) -> Mapping[
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m diloco.export",
-        description="Write the result of a run as a directory that from_pretrained loads.",
+        description="Export the weights of a run as a directory for from_pretrained.",
     )
     add_version(parser)
     parser.add_argument("uri", help="rendezvous URI of the run")
     parser.add_argument("folder", type=Path, help="directory to write")
-    parser.add_argument("--tokenizer", default="", help="directory, name on the hub or 'bytes'")
-    parser.add_argument("--push-to-hub", metavar="NAME", help="upload it as this model")
-    parser.add_argument("--private", action="store_true", help="make a new model private")
+    parser.add_argument("--tokenizer", default="", help="directory, name on the Hub or 'bytes'")
+    parser.add_argument("--push-to-hub", metavar="NAME", help="upload to the Hub under this name")
+    parser.add_argument("--private", action="store_true", help="create a private repository")
     arguments = parser.parse_args(argv)
     try:
         print(export(open_store(arguments.uri), arguments.folder, tokenizer=arguments.tokenizer))

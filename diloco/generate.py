@@ -1,10 +1,10 @@
-"""``python -m diloco.generate URI``: text sampled from the result of a run.
+"""``python -m diloco.generate URI``: sample text from the model of a run.
 
-Reads ``group.json`` and ``final/manifest.json`` of the rendezvous and what they name, nothing
-else: no database, no data source. Digests are checked, nothing is unpickled. A run that has not
-ended has no final weights; its newest checkpoint is sampled instead, and standard error says so.
+Reads ``group.json``, ``final/manifest.json`` and the objects that they name; it needs no database
+and no training data. It verifies digests and unpickles nothing. If the run has not ended, it uses
+the newest checkpoint and reports that on standard error.
 
-Left out: batches of samples, a key-value cache, anything but the built-in byte-level GPT.
+Supports the built-in byte-level GPT only, one sample at a time, without a key-value cache.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.workload import STDLIB, ByteGPTWorkload
 from diloco.store.base import MissingKey, Store, StoreError
 from diloco.store.open import open_store
-from diloco.training.checkpoint import get_object, load_tensors, newest_manifest, read_final
+from diloco.training.checkpoint import newest_manifest, read_final
 from diloco.training.sample import SAMPLE_BYTES, SEED, TEMPERATURE
+from diloco.training.stored_objects import get_object, load_tensors
 from diloco.versions import add_version
 from diloco.workloads.base import first_words
 from diloco.workloads.byte_gpt import ByteGPT, model_config, model_from_config, sample_bytes
@@ -35,7 +36,7 @@ from diloco.workloads.byte_gpt import ByteGPT, model_config, model_from_config, 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A model with weights after ``round``; ``final`` False if they are a checkpoint's."""
+    """A model with the weights after ``round``; ``final`` is False for those of a checkpoint."""
 
     model: ByteGPT
     run: str
@@ -44,7 +45,8 @@ class Result:
 
 
 def load_result(store: Store) -> Result:
-    """The newest weights of a run. :class:`ValueError` where there are none or they do not fit."""
+    """Load the newest weights of a run. Raises :class:`ValueError` if there are none, or if they
+    do not match the model."""
     try:
         document = GroupDocument.read(store)
     except MissingKey:
@@ -79,27 +81,27 @@ def _config(data: bytes) -> Mapping[str, Any]:
 
 def _load(model: ByteGPT, tensors: Mapping[str, Tensor]) -> None:
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
+    actual = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name in sorted(expected.keys() | actual.keys()):
+        if expected.get(name) != actual.get(name):
             raise ValueError(
-                f"weights: expected {name} of shape {expected.get(name)}, found {found.get(name)}"
+                f"weights: expected {name} of shape {expected.get(name)}, found {actual.get(name)}"
             )
     model.load_state_dict(dict(tensors))
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m diloco.generate", description="Sample text from the result of a run."
+        prog="python -m diloco.generate", description="Sample text from the model of a run."
     )
     add_version(parser)
     parser.add_argument("uri", help="rendezvous URI of the run")
     parser.add_argument(
-        "--prompt", default=first_words(STDLIB), help="text to go on from (default: 'def ')"
+        "--prompt", default=first_words(STDLIB), help="text to continue (default: 'def ')"
     )
-    parser.add_argument("--bytes", type=int, default=SAMPLE_BYTES, help="how many bytes to sample")
+    parser.add_argument("--bytes", type=int, default=SAMPLE_BYTES, help="number of bytes to sample")
     parser.add_argument(
-        "--temperature", type=float, default=TEMPERATURE, help="0: the most likely byte"
+        "--temperature", type=float, default=TEMPERATURE, help="0 always takes the most likely byte"
     )
     parser.add_argument("--seed", type=int, default=SEED)
     arguments = parser.parse_args(argv)
@@ -107,8 +109,8 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.bytes < 0:
             raise ValueError(f"--bytes: expected 0 or more, found {arguments.bytes}")
         result = load_result(open_store(arguments.uri))
-        what = "final weights" if result.final else "no final yet; newest checkpoint"
-        print(f"{result.run}: {what}, round {result.round}", file=sys.stderr)
+        source = "final weights" if result.final else "no final weights yet; newest checkpoint"
+        print(f"{result.run}: {source}, round {result.round}", file=sys.stderr)
         stream = sample_bytes(
             result.model.to("cuda" if torch.cuda.is_available() else "cpu"),
             arguments.prompt.encode(),
@@ -116,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
             temperature=arguments.temperature,
             seed=arguments.seed,
         )
-        # A character may be several bytes, and the model may sample half of one.
+        # A character can have several bytes, and the model can sample a part of one.
         text = codecs.getincrementaldecoder("utf-8")(errors="replace")
         sys.stdout.write(arguments.prompt)
         for byte in stream:

@@ -1,10 +1,9 @@
-"""Make a group without any dashboard: ``python -m diloco.init URI`` or :func:`create_group`."""
+"""Create a group without the dashboard: ``python -m diloco.init URI`` or :func:`create_group`."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from diloco.clock import Clock, SystemClock
 from diloco.errors import ReplicaError
-from diloco.membership.lease import Observer
+from diloco.membership.observer import Observer
 from diloco.protocol import keys
 from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.settings import GroupSettings, SettingsError, setting_fields
@@ -30,25 +29,20 @@ def create_group(
     workload: Mapping[str, Any] | None = None,
     name: str = "",
 ) -> GroupDocument:
-    """Write ``group.json`` under ``uri``, once.
+    """Create a group: write ``group.json`` under ``uri``.
 
-    ``workload`` may be left out when replicas bring their own model and data through
-    :func:`diloco.join`. Raises :class:`FileExistsError` if the rendezvous has a group already, and
-    :class:`~diloco.store.base.StoreError` if it cannot be written.
+    ``workload`` can be omitted if replicas bring their own model and data through
+    :func:`diloco.join`. Raises :class:`FileExistsError` if ``uri`` already has a group, and
+    :class:`~diloco.store.base.StoreError` if the document cannot be written.
     """
-    document = GroupDocument(
-        run_id=secrets.token_hex(8),
-        name=name or "group",
-        settings=settings,
-        workload=workload or {"kind": "caller"},
-    )
-    if not open_store(uri, sole_creator=True).create(keys.GROUP, document.to_bytes()):
+    document = GroupDocument.new(settings, name=name, workload=workload)
+    if not open_store(uri, coordinator=True).create(keys.GROUP, document.to_bytes()):
         raise FileExistsError(f"expected no group under {uri}, found {keys.GROUP}")
     return document
 
 
 def _workload(arguments: argparse.Namespace) -> Mapping[str, Any] | None:
-    """What replicas train, checked; None if they bring it themselves."""
+    """Return the validated workload, or None if replicas bring their own loop."""
     if arguments.own_loop:
         return None
     if arguments.workload is None:
@@ -63,10 +57,10 @@ def _workload(arguments: argparse.Namespace) -> Mapping[str, Any] | None:
 
 
 def replace_model(store: Store, *, clock: Clock) -> None:
-    """Delete checkpoint 0, so that the next replica to join describes the model anew.
+    """Delete checkpoint 0, so that the next replica to join defines the model.
 
-    Raises :class:`~diloco.errors.ReplicaError` where a round has been committed or a replica lives:
-    then the group trains that model. Waits for one lease's time where a lease has not ended.
+    Raises :class:`~diloco.errors.ReplicaError` if a round has been committed or a replica is alive.
+    If a lease has not ended, waits for one heartbeat timeout to see whether its replica is alive.
     """
     document = GroupDocument.read(store)
     try:
@@ -75,7 +69,7 @@ def replace_model(store: Store, *, clock: Clock) -> None:
         pass
     else:
         raise ReplicaError(
-            f"expected no committed round in {store.uri}, found some: its model can't be replaced. "
+            f"expected no committed round in {store.uri}, found one: the model can't be replaced. "
             "Start a new group under another URI"
         )
     timeout_s = document.settings.heartbeat_timeout_s
@@ -88,13 +82,13 @@ def replace_model(store: Store, *, clock: Clock) -> None:
         raise ReplicaError(
             f"expected no live replica, found {', '.join(map(str, live))}: stop it, then try again"
         )
-    found = [info.key for info in store.list(keys.CHECKPOINTS)]
-    store.delete(sorted(found, key=lambda key: not key.endswith(".json")))
+    objects = [info.key for info in store.list(keys.CHECKPOINTS)]
+    store.delete(sorted(objects, key=lambda key: not key.endswith(".json")))
 
 
 def _replace_model(uri: str) -> int:
-    replace_model(open_store(uri, sole_creator=True), clock=SystemClock())
-    print(f"the model of {uri} is deleted; the next replica to join describes it anew")
+    replace_model(open_store(uri, coordinator=True), clock=SystemClock())
+    print(f"deleted the model of {uri}; the next replica to join defines it")
     return 0
 
 
@@ -120,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
         "--replace-model",
         action="store_true",
         help="in a group that has committed no round and has no live replica: delete the model "
-        "that the first replica to join has described, so that the next one describes it anew",
+        "that the first replica to join has defined, so that the next one defines it",
     )
     add_version(parser)
     arguments = parser.parse_args(argv)

@@ -1,12 +1,14 @@
-"""``python -m diloco.inspect URI``: a run as its bucket shows it, without torch or a dashboard.
+"""``python -m diloco.inspect URI`` and ``diloco.inspect(uri)``: the state of a run from its bucket
+alone.
 
     python -m diloco.inspect s3://bucket/run --last 50
     python -m diloco.inspect s3://bucket/run --rounds 100-120 --json
     python -m diloco.inspect s3://bucket/run --watch
 
-Who is alive cannot be read off anybody's clock (invariant I5), so the leases are looked at twice, a
-beat apart; ``--once`` looks once and leaves it open. Nothing is written. Status 2: no run that this
-version can read lies there, or a bad option; 1: the store failed.
+Needs neither torch nor the dashboard, and writes nothing. Whether a replica is alive cannot be
+derived from timestamps (invariant I5), so the leases are read twice, one heartbeat apart; with
+``--once`` they are read once, and that remains unknown. Exit status: 1 if the store failed, 2 for
+an invalid option or if there is no run that this version can read.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from diloco.callable_module import CallableModule
 from diloco.clock import Clock, SystemClock
 from diloco.inspection.findings import findings
 from diloco.inspection.leases import LeaseWatch
@@ -35,11 +38,11 @@ from diloco.versions import add_version
 
 THREADS = 16
 PATIENCE_S = 20.0
-"""How long a request is tried again."""
+"""For how long a failed request is retried."""
 
 
 def rounds(text: str) -> tuple[int, int | None]:
-    """``A-B``, ``A-`` or ``A``."""
+    """Parse a range of rounds: ``A-B``, ``A-`` or ``A``."""
     match = re.fullmatch(r"(\d+)(-(\d*))?", text)
     if match is None or int(match[1]) < 1 or (match[3] and int(match[3]) < int(match[1])):
         raise argparse.ArgumentTypeError(f"expected rounds such as 5-9, 5- or 5, found {text!r}")
@@ -63,22 +66,39 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--last", type=count, default=20, help="newest rounds to show (20)")
     which.add_argument("--rounds", type=rounds, help="rounds to show: A-B, A- or A")
     add("--settings", action="store_true", help="show all settings, not only the changed ones")
-    add("--sizes", action="store_true", help="weigh the whole bucket; lists all of it")
-    look = parser.add_mutually_exclusive_group()
-    look.add_argument("--once", action="store_true", help="look at the leases only once")
-    look.add_argument("--watch", action="store_true", help="show it again and again, until Ctrl-C")
+    add("--sizes", action="store_true", help="show the size of all objects; lists the whole bucket")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--once", action="store_true", help="read the leases only once")
+    mode.add_argument("--watch", action="store_true", help="refresh until Ctrl-C")
     add("--json", action="store_true", help="print one JSON document")
     return parser
 
 
 def inspect(
-    store: Store, *, scope: Scope | None = None, once: bool = False, clock: Clock | None = None
+    run: str | Store,
+    *,
+    scope: Scope | None = None,
+    once: bool = False,
+    clock: Clock | None = None,
 ) -> Picture:
-    """Read a run. Looks at the leases twice, unless ``once`` or nobody claims to be alive.
+    """Read the state of a run; needs no torch and writes nothing.
 
-    Raises :class:`~diloco.inspection.reading.NotARun` and what the store raises.
+    Args:
+        run: rendezvous URI of the run, e.g. ``s3://bucket/run``, or its open store.
+        scope: the rounds to read, by default the newest 20.
+        once: read the leases once, so that it remains unknown which replicas are alive. Otherwise
+            they are read twice, one heartbeat apart, unless all have ended.
+        clock: source of time, for tests.
+
+    Returns a frozen :class:`~diloco.inspection.picture.Picture`: settings, leases, rounds,
+    evaluations, checkpoints and the result.
+
+    Raises:
+        NotARun: ``run`` has no run that this version can read.
+        StoreError: the store is unavailable or denies access.
     """
     clock = clock or SystemClock()
+    store = _open(run, clock) if isinstance(run, str) else run
     document = read_document(store)
     with ThreadPoolExecutor(THREADS) as pool:
         timeout_s = document.settings.heartbeat_timeout_s
@@ -92,6 +112,10 @@ def inspect(
     return _with_watch(picture, watch)
 
 
+def _open(uri: str, clock: Clock) -> Store:
+    return RetryingStore(open_store(uri), clock=clock, rng=random.Random(0), deadline_s=PATIENCE_S)
+
+
 def _with_watch(picture: Picture, watch: LeaseWatch) -> Picture:
     return dataclasses.replace(
         picture,
@@ -101,7 +125,7 @@ def _with_watch(picture: Picture, watch: LeaseWatch) -> Picture:
 
 
 def document(picture: Picture) -> dict[str, Any]:
-    """What ``--json`` prints. A number that is not finite is null."""
+    """Return the document that ``--json`` prints. Non-finite numbers become null."""
     body = dataclasses.asdict(picture)
     body["document"] = json.loads(picture.document.to_bytes())
     for shown, line in zip(picture.rounds, body["rounds"], strict=True):
@@ -122,7 +146,7 @@ def _finite(value: Any) -> Any:
 
 
 def _watch(store: Store, arguments: argparse.Namespace, scope: Scope, clock: Clock) -> None:
-    """Show it again and again; the leases are remembered from one time to the next."""
+    """Print the run repeatedly; one lease watch observes all refreshes."""
     group = read_document(store)
     with ThreadPoolExecutor(THREADS) as pool:
         timeout_s = group.settings.heartbeat_timeout_s
@@ -148,14 +172,12 @@ def main(argv: list[str] | None = None, *, clock: Clock | None = None) -> int:
     first, last = arguments.rounds or (None, None)
     scope = Scope(first=first, last=last, newest=arguments.last, whole=arguments.sizes)
     try:
-        store = RetryingStore(
-            open_store(arguments.uri), clock=clock, rng=random.Random(0), deadline_s=PATIENCE_S
-        )
+        store = _open(arguments.uri, clock)
         if arguments.watch:
             _watch(store, arguments, scope, clock)
         else:
-            print(_text(inspect(store, scope=scope, once=arguments.once, clock=clock), arguments),
-                  end="")  # fmt: skip
+            picture = inspect(store, scope=scope, once=arguments.once, clock=clock)
+            print(_text(picture, arguments), end="")
     except KeyboardInterrupt:
         return 130
     except (NotARun, StoreDenied) as error:
@@ -166,6 +188,8 @@ def main(argv: list[str] | None = None, *, clock: Clock | None = None) -> int:
         return 1
     return 0
 
+
+sys.modules[__name__].__class__ = CallableModule
 
 if __name__ == "__main__":
     sys.exit(main())

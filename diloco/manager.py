@@ -1,6 +1,6 @@
-"""A Manager shaped like torchft's (0.2.0), over an object store: change the import, name a bucket.
+"""A Manager with the interface of torchft 0.2.0 that needs only an object store.
 
-The public names of :mod:`diloco.torchft.manager`.
+Change the import and pass a bucket. The implementation is :mod:`diloco.torchft.manager`.
 """
 
 from __future__ import annotations

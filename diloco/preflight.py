@@ -1,10 +1,10 @@
-"""Whether a bucket can carry a run: ``python -m diloco.preflight URI``, before anything is spent.
+"""``python -m diloco.preflight URI``: check that a bucket supports every request of a run.
 
-Every verb the protocol needs is done for real, under a random key below ``preflight/`` of the very
-prefix, and is cleaned up after, with the folders that were made for it, also when the command is
-interrupted or asked to end. A check whose ground is missing is not tried. Exit status: 0 all is
-there, 1 something is not, 2 wrong arguments. Left out: speed, see ``bench/store_speed.py``; what a
-process that was killed left, which a launch of a run in the prefix removes.
+Each check sends the real request for a random key below ``preflight/`` of the run's prefix. All
+objects and folders created are deleted afterwards, also after SIGINT and SIGTERM; objects left by a
+killed process are deleted when a run is launched in the prefix. A check is skipped if one that it
+depends on has failed. Exit status: 0 all checks passed, 1 a check failed, 2 invalid arguments.
+Speed is not measured; see ``bench/store_speed.py``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _NEEDS = {
 
 @dataclass(frozen=True)
 class Check:
-    """One thing a run needs of its bucket; ``needs`` says what would grant it, where known."""
+    """Result of one check; ``needs`` is the missing permission or feature, where known."""
 
     name: str
     ok: bool
@@ -97,25 +97,27 @@ def preflight(
     environment: Mapping[str, str] | None = None,
     clock: Clock | None = None,
 ) -> Report:
-    """Try everything a run does to its bucket. ``quick`` leaves out the large object and the race
-    (16 MiB and eight more requests) and ends with what is missing first. ``environment``: see
-    :func:`~diloco.store.open.open_store`."""
+    """Run all checks on the bucket at ``uri``.
+
+    ``quick`` skips the large object and the race (16 MiB and eight more requests) and stops at the
+    first failure. ``environment``: see :func:`~diloco.store.open.open_store`.
+    """
     clock = clock or SystemClock()
-    begun = clock.monotonic()
+    started_s = clock.monotonic()
     try:
         store = open_store(uri, environment=environment)
     except (StoreError, ValueError, ImportError) as error:
-        return Report(uri, (Check("open", False, str(error), clock.monotonic() - begun),))
+        return Report(uri, (Check("open", False, str(error), clock.monotonic() - started_s),))
     key = keys.preflight(secrets.token_hex(8))
-    made = _missing_folders(store)
+    created = _missing_folders(store)
     needs = _NEEDS.get(urlsplit(uri).scheme, {})
     done: list[Check] = []
     failed: set[str] = set()
     try:
-        for name, ground, call in _checks(store, key, quick=quick):
-            if ground & failed:
+        for name, depends_on, call in _checks(store, key, quick=quick):
+            if depends_on & failed:
                 failed.add(name)
-                detail = f"not tried without: {', '.join(sorted(ground & failed))}"
+                detail = f"skipped without: {', '.join(sorted(depends_on & failed))}"
                 done.append(Check(name, False, detail, 0.0))
                 continue
             check = _try(name, call, clock, needs.get(name, _CONDITIONAL))
@@ -125,17 +127,17 @@ def preflight(
                 if quick:
                     break
     finally:
-        # Besides what the checks remove; a listing would find more, but may be what is missing.
+        # By key, because listing can be the permission that is missing.
         with contextlib.suppress(StoreError):
             store.delete(_keys(key))
         with contextlib.suppress(OSError):
-            for folder in made:
-                folder.rmdir()  # refuses one that others have begun to use
+            for folder in created:
+                folder.rmdir()  # fails for a folder that another process has started to use
     return Report(store.uri, tuple(done))
 
 
 def _missing_folders(store: Store) -> list[Path]:
-    """What a first write would make above the objects of a folder, innermost first."""
+    """Return the folders that a first write would create, innermost first."""
     if not isinstance(store, LocalStore):
         return []
     return [folder for folder in (store.root, *store.root.parents) if not folder.exists()]
@@ -147,8 +149,8 @@ def _keys(key: str) -> list[str]:
 
 
 def _try(name: str, call: Callable[[], str], clock: Clock, needs: str) -> Check:
-    """``call`` returns what is wrong, or an empty string."""
-    begun = clock.monotonic()
+    """Run a check; ``call`` returns the problem, or an empty string."""
+    started_s = clock.monotonic()
     try:
         wrong = call()
     except StoreUnavailable as error:
@@ -156,7 +158,7 @@ def _try(name: str, call: Callable[[], str], clock: Clock, needs: str) -> Check:
         needs = NO_ANSWER
     except StoreError as error:
         wrong = str(error) or type(error).__name__
-    seconds = clock.monotonic() - begun
+    seconds = clock.monotonic() - started_s
     return Check(name, not wrong, wrong, seconds, needs if wrong else "")
 
 
@@ -164,7 +166,7 @@ _Checks = Iterator[tuple[str, set[str], Callable[[], str]]]
 
 
 def _checks(store: Store, key: str, *, quick: bool) -> _Checks:
-    """Name of each check, the checks it stands on, and the check."""
+    """Yield the name of each check, the checks that it depends on, and its function."""
     plain, parts, created, race = _keys(key)
     written = {"write"}
     yield "write", set(), lambda: _written(store, plain)
@@ -184,8 +186,8 @@ def _checks(store: Store, key: str, *, quick: bool) -> _Checks:
     yield "delete", written, lambda: _deleted(store, key)
 
 
-def _differs(expected: object, found: object) -> str:
-    return "" if found == expected else f"expected {expected!r}, found {found!r}"
+def _differs(expected: object, actual: object) -> str:
+    return "" if actual == expected else f"expected {expected!r}, found {actual!r}"
 
 
 def _written(store: Store, key: str) -> str:
@@ -219,11 +221,12 @@ def _deleted(store: Store, key: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m diloco.preflight", description="Whether a bucket can carry a run."
+        prog="python -m diloco.preflight",
+        description="Check that a bucket supports every request of a run.",
     )
     add_version(parser)
     parser.add_argument("uri", metavar="URI", help="the rendezvous: s3://..., gs://..., a folder")
-    parser.add_argument("--quick", action="store_true", help="no large object and no race")
+    parser.add_argument("--quick", action="store_true", help="skip the large object and the race")
     given: Any = parser.parse_args(arguments)
     before = signal.signal(signal.SIGTERM, _end)
     try:
@@ -232,15 +235,15 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, before)
     print(report.uri)
     for check in report.checks:
-        said = " ".join(check.detail.split())
-        print(f"  {check.name:<24}{'ok' if check.ok else 'NO':<4}{check.seconds:7.2f} s  {said}")
+        detail = " ".join(check.detail.split())
+        print(f"  {check.name:<24}{'ok' if check.ok else 'NO':<4}{check.seconds:7.2f} s  {detail}")
         if check.needs:
             print(f"{'':<30}needs {check.needs}")
     return 0 if report.ok else 1
 
 
 def _end(*_: object) -> None:
-    raise SystemExit(143)  # so that what was written is removed
+    raise SystemExit(143)  # unwinds, so that the objects are deleted
 
 
 if __name__ == "__main__":

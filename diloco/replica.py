@@ -1,11 +1,11 @@
-"""``python -m diloco.replica URI``: one replica, from group.json to the final weights.
+"""``python -m diloco.replica URI``: run one replica, from ``group.json`` to the final weights.
 
-It starts with nothing but the rendezvous URI and its number in ``REPLICA_RANK``. Under torchrun all
-ranks are one replica: the batch is shared out among them, and DistributedDataParallel averages
-their gradients. Its exit codes are those of :mod:`diloco.exit_codes`.
+It needs only the rendezvous URI and its replica number in ``REPLICA_RANK``. Under torchrun all
+ranks form one replica: each rank trains on a part of the batch, and DistributedDataParallel
+averages the gradients. For the exit codes, see :mod:`diloco.exit_codes`.
 
-On SIGTERM or SIGINT it hands in its work, saves its state and leaves. How long it has for that says
-``DILOCO_LEAVE_WITHIN_S``, set to what passes between SIGTERM and SIGKILL where it runs.
+On SIGTERM or SIGINT the replica contributes its work, saves its state and exits. Set
+``DILOCO_LEAVE_WITHIN_S`` to the seconds between SIGTERM and SIGKILL on the machine.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ import torch
 import torch.distributed as dist
 
 from diloco.clock import SystemClock
-from diloco.exit_codes import EX_CONFIG, EX_TERMINATED, exit_code_of
+from diloco.errors import StopReason
+from diloco.exit_codes import EX_CONFIG, EX_TERMINATED, end_process, exit_code_of
 from diloco.group import Group, join
-from diloco.membership.graceful_shutdown import Departure
+from diloco.membership.graceful_shutdown import GracefulShutdown
 from diloco.store.open import open_store
 from diloco.store.retry import RetryingStore
 from diloco.telemetry.startup_timing import startup_of_process
@@ -46,15 +47,15 @@ DEFAULT_LEAVE_WITHIN_S = 10.0
 
 @dataclass(frozen=True)
 class Rank:
-    """This process among those of its replica."""
+    """The rank of this process in its replica."""
 
     number: int = 0
     ranks: int = 1
 
     def share(self, batch: Any) -> Any:
-        """This rank's rows of a batch: a tensor, or a mapping of tensors.
+        """Return this rank's rows of a batch, which is a tensor or a mapping of tensors.
 
-        Raises :class:`ValueError` where there are not as many rows for every rank.
+        Raises :class:`ValueError` if the batch size is not a multiple of the number of ranks.
         """
         if self.ranks == 1:
             return batch
@@ -69,35 +70,39 @@ class Rank:
 
 
 def begin_rank(device: torch.device) -> Rank:
-    """Join the other ranks of this replica, where torchrun says that there are any."""
+    """Initialise ``torch.distributed`` if torchrun has started several ranks."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks == 1:
         return Rank()
-    # gloo for what is on the CPU, NCCL for what is on GPUs
+    # gloo for CPU tensors, NCCL for GPU tensors
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     return Rank(dist.get_rank(), ranks)
 
 
 def train(group: Group, workload: Workload, model: torch.nn.Module, rank: Rank) -> None:
-    """The inner loop: AdamW steps until the group says that the run is over."""
+    """Run the inner loop until the group has ended or the replica leaves."""
     clip = group.settings.grad_clip
-    optimizer = group.inner_optimizer
+    optimizers = group.inner_optimizers
     parameters = [p for p in model.parameters() if p.requires_grad]
     while not group.done:
         lr = workload.lr_at(group.schedule_step)
-        for settings in optimizer.param_groups:
-            settings["lr"] = lr
+        for optimizer in optimizers:
+            for settings in optimizer.param_groups:
+                settings["lr"] = lr
         batch = rank.share(workload.train_batch(group.data_step))
         loss = workload.loss(model, batch)
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(parameters, clip or float("inf"))
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         group.step(tokens=workload.tokens(batch), loss=loss, lr=lr, grad_norm=norm)
 
 
 def run(uri: str, replica: int) -> int:
-    store = open_store(uri, sole_creator=True)  # the protocol asks only the named committer
+    """Train as replica number ``replica``; return the exit code."""
+    store = open_store(uri, coordinator=True)  # only the group's coordinator creates objects
     clock = SystemClock()
     patient = RetryingStore(store, clock=clock, rng=random.Random(), deadline_s=60.0)
     document = read_document(patient)
@@ -108,9 +113,9 @@ def run(uri: str, replica: int) -> int:
     rank = begin_rank(device)
     workload = load_workload(document, replica=replica, device=device)
     model = bare = workload.build_model()
-    departure, startup = Departure(clock), startup_of_process(os.environ, clock)
+    shutdown, startup = GracefulShutdown(clock), startup_of_process(os.environ, clock)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _asks_to_leave(departure, leave_within_s(os.environ)))
+        signal.signal(number, _shutdown_handler(shutdown, leave_within_s(os.environ)))
     if rank.ranks > 1:
         model = torch.nn.parallel.DistributedDataParallel(bare)
     group = join(
@@ -118,43 +123,44 @@ def run(uri: str, replica: int) -> int:
         model=model,
         inner_optimizer=workload.inner_optimizer(model),
         replica=replica,
+        buffers=getattr(workload, "buffers", None),
         evaluate=lambda: workload.evaluate(bare),
         config=workload.config(),
         sample=sampler_of(workload, bare),
-        departure=departure,
+        graceful_shutdown=shutdown,
         startup=startup,
         store=store,
     )
     with group:
         train(group, workload, model, rank)
-    return EX_TERMINATED if group.reason == "left" else 0
+    return EX_TERMINATED if group.reason == StopReason.LEFT else 0
 
 
 def leave_within_s(environment: Mapping[str, str]) -> float:
-    """What a replica has after SIGTERM; Docker's ten seconds where nothing is said."""
-    said = environment.get(LEAVE_WITHIN_S, "")
+    """Return the seconds for a shutdown after SIGTERM; by default Docker's ten seconds."""
+    text = environment.get(LEAVE_WITHIN_S, "")
     try:
-        seconds = float(said or DEFAULT_LEAVE_WITHIN_S)
+        seconds = float(text or DEFAULT_LEAVE_WITHIN_S)
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        log.warning("%s: expected seconds, found %r; it is ignored", LEAVE_WITHIN_S, said)
+        log.warning("%s: expected seconds, found %r; ignored", LEAVE_WITHIN_S, text)
         return DEFAULT_LEAVE_WITHIN_S
     return seconds
 
 
-def _asks_to_leave(departure: Departure, within_s: float) -> Callable[[int, object], None]:
+def _shutdown_handler(shutdown: GracefulShutdown, within_s: float) -> Callable[[int, object], None]:
     def handler(number: int, frame: object) -> None:
-        departure.ask(within_s=within_s, reason=signal.Signals(number).name)
+        shutdown.request(within_s=within_s, reason=signal.Signals(number).name)
 
     return handler
 
 
 def end_rank() -> None:
-    """Part from the other ranks, if there were any.
+    """Destroy the process group, if there is one.
 
-    The wrapped model holds on to the process group in reference cycles; if these outlive it, its
-    threads abort the interpreter as it exits.
+    The DistributedDataParallel wrapper refers to the process group in reference cycles. If these
+    survive until the interpreter exits, the threads of the process group abort it.
     """
     if dist.is_initialized():
         gc.collect()
@@ -179,4 +185,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

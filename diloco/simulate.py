@@ -1,11 +1,12 @@
-"""``python -m diloco.simulate``: what a plan will reach and cost, before anything is started.
+"""``python -m diloco.simulate`` and ``diloco.simulate(request)``: predict the speed and cost of a
+run before it is started.
 
     python -m diloco.simulate --parameters 1B --num-replicas 8 --sync-every 500 --codec bf16 \\
         --step-s 1 --tokens-per-step 500k --mtbf-hours 24 --replace-s 120 --replica-per-hour 2
 
-The formulas are in :mod:`diloco.planner.prediction` and :mod:`diloco.planner.availability`; how
-they compare with published tables is in ``docs/planning.md``. Options that are group settings have
-the names and bounds they have in ``python -m diloco.init``; ``--settings`` reads the same file.
+The formulas are in :mod:`diloco.planner.prediction` and :mod:`diloco.planner.availability`;
+``docs/planning.md`` compares them with published tables. Options for group settings have the same
+names and bounds as in ``python -m diloco.init``, and ``--settings`` reads the same file.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import dataclasses
 import json
 import math
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from diloco.callable_module import CallableModule
 from diloco.inspection.tables import columns, size
 from diloco.planner.prediction import (
-    Prediction,
-    Scenario,
+    PlanEstimate,
+    PlanRequest,
     bandwidth_for,
     predict,
     predict_modes,
@@ -31,9 +35,21 @@ from diloco.protocol.settings import GroupSettings, setting_fields
 from diloco.versions import add_version
 
 SETTINGS = (
-    "num_replicas", "sync_every", "num_fragments", "overlap_steps", "codec", "topk", "reduce_plan",
-    "total_rounds", "max_tokens", "min_quorum", "grace_s", "heartbeat_timeout_s",
-)  # fmt: skip
+    "num_replicas",
+    "sync_every",
+    "num_fragments",
+    "overlap_steps",
+    "codec",
+    "topk",
+    "mean_codec",
+    "reduce_plan",
+    "total_rounds",
+    "max_tokens",
+    "min_quorum",
+    "grace_s",
+    "heartbeat_timeout_s",
+    "late_keep",
+)
 """Group settings that the prediction depends on."""
 UTILISATIONS = (0.9, 0.95, 0.99)
 
@@ -42,12 +58,42 @@ _FLAGS = {
     "down_bytes_per_s": "down_mbit_s",
     "mtbf_s": "mtbf_hours",
 }
-"""Where an option is not called as its field."""
+"""Options whose names differ from the fields of a scenario."""
 _SCALES = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """The prediction of a run.
+
+    ``estimate`` is for the reduce plan of the settings, ``reduce_plans`` for each plan that the run
+    could use. ``bandwidths`` has, by utilisation from 0 to 1, the bytes per second that each
+    direction of a replica's line needs for it; inf if latencies alone forbid it.
+    """
+
+    request: PlanRequest
+    estimate: PlanEstimate
+    reduce_plans: Mapping[str, PlanEstimate]
+    bandwidths: Mapping[float, float]
+
+
+def simulate(request: PlanRequest) -> Simulation:
+    """Predict the utilisation, traffic, goodput, time and cost of a run.
+
+    ``request`` has the group's settings, the model's size in parameters, the seconds of an inner
+    step, the bytes per second of the lines and the prices; it raises
+    :class:`~diloco.protocol.setting_spec.SettingsError` for values out of range.
+    """
+    return Simulation(
+        request=request,
+        estimate=predict(request),
+        reduce_plans=predict_modes(request),
+        bandwidths={share: bandwidth_for(request, share) for share in UTILISATIONS},
+    )
+
+
 def number(text: str) -> float:
-    """A number, perhaps with k, M, B or T behind it."""
+    """Parse a number with an optional suffix k, M, B or T."""
     scale = _SCALES.get(text[-1:].lower(), 1.0)
     try:
         value = float(text[:-1] if scale != 1.0 else text) * scale
@@ -63,18 +109,29 @@ def number(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m diloco.simulate",
-        description="Predict utilisation, bytes, goodput, time and cost of a plan.",
+        description="Predict utilisation, bytes, goodput, time and cost of a run.",
     )
     add_version(parser)
     add = parser.add_argument
-    add("--parameters", type=number, required=True, help="of the model, e.g. 150M or 1B")
+    add("--parameters", type=number, required=True, help="model size, e.g. 150M or 1B")
     add("--step-s", type=number, required=True, help="seconds of one inner step of one replica")
     add("--tokens-per-step", type=number, default=0, help="tokens of one inner step of one replica")
     add("--up-mbit-s", type=number, default=800, help="one replica's bandwidth to the bucket")
     add("--down-mbit-s", type=number, default=800, help="one replica's bandwidth from it")
-    add("--latency-s", type=number, default=0.1, help="until a request's first byte")
-    add("--mtbf-hours", type=number, default=math.inf, help="hours until one replica fails")
-    add("--replace-s", type=number, default=0, help="from its death until its successor starts")
+    add("--latency-s", type=number, default=0.1, help="seconds until the first byte of a response")
+    add(
+        "--mtbf-hours",
+        type=number,
+        default=math.inf,
+        help="mean hours between failures of a replica",
+    )
+    add("--replace-s", type=number, default=0, help="seconds until a failed replica is replaced")
+    add(
+        "--late-share",
+        type=number,
+        default=0,
+        help="share of contributions that miss their round, below 1",
+    )
     add("--egress-per-gb", type=number, default=0.09, help="price of reading a GB; 0 in the region")
     add("--put-per-million", type=number, default=5.0, help="price of a million PUT and LIST")
     add("--get-per-million", type=number, default=0.4, help="price of a million GET")
@@ -89,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def scenario_of(arguments: argparse.Namespace) -> Scenario:
+def request_of(arguments: argparse.Namespace) -> PlanRequest:
     """Raises :class:`SettingsError`, or another ValueError or OSError for the settings' file."""
     chosen: dict[str, Any] = {}
     if arguments.settings:
@@ -98,12 +155,12 @@ def scenario_of(arguments: argparse.Namespace) -> Scenario:
             raise SettingsError("settings", f"expected a JSON object, found {chosen!r}")
     given = {name: getattr(arguments, name) for name in SETTINGS}
     chosen |= {name: value for name, value in given.items() if value is not None}
-    # Neither changes the prediction, and a short plan must not stumble over their defaults.
+    # Neither changes the prediction, and their defaults would be invalid for a short run.
     unimportant = {"warmup_steps": 0, "max_replicas": 99_999}
     for name in ("parameters", "tokens_per_step"):
         if getattr(arguments, name) % 1:
             raise SettingsError(name, f"expected a whole number, found {getattr(arguments, name)}")
-    return Scenario(
+    return PlanRequest(
         settings=GroupSettings.from_dict(GroupSettings().to_dict() | unimportant | chosen),
         parameters=int(arguments.parameters),
         step_s=arguments.step_s,
@@ -113,6 +170,7 @@ def scenario_of(arguments: argparse.Namespace) -> Scenario:
         latency_s=arguments.latency_s,
         mtbf_s=arguments.mtbf_hours * 3600,
         replace_s=arguments.replace_s,
+        late_share=arguments.late_share,
         egress_per_gb=arguments.egress_per_gb,
         put_per_million=arguments.put_per_million,
         get_per_million=arguments.get_per_million,
@@ -121,26 +179,28 @@ def scenario_of(arguments: argparse.Namespace) -> Scenario:
     )
 
 
-def document(scenario: Scenario) -> dict[str, Any]:
-    """What ``--json`` prints. Infinite numbers (it never ends, it never fails) are null."""
-    world = dataclasses.asdict(scenario) | {"settings": scenario.settings.to_dict()}
+def document(simulation: Simulation) -> dict[str, Any]:
+    """Return the output of ``--json``. Infinite numbers (no end, no failures) are null."""
+    request = simulation.request
+    scenario = dataclasses.asdict(request) | {"settings": request.settings.to_dict()}
     return {
-        "scenario": _finite(world),
-        "prediction": _finite(_prediction(predict(scenario))),
+        "scenario": _finite(scenario),
+        "prediction": _finite(_prediction(simulation.estimate)),
         "reduce_plans": {
-            mode: _finite(_prediction(found)) for mode, found in predict_modes(scenario).items()
+            mode: _finite(_prediction(estimate))
+            for mode, estimate in simulation.reduce_plans.items()
         },
         "bytes_per_s_for_utilisation": _finite(
-            {str(share): bandwidth_for(scenario, share) for share in UTILISATIONS}
+            {str(share): rate for share, rate in simulation.bandwidths.items()}
         ),
     }
 
 
-def _prediction(found: Prediction) -> dict[str, Any]:
-    body = dataclasses.asdict(found)
-    body["outlook"] |= {"goodput": found.outlook.goodput, "slowdown": found.outlook.slowdown}
-    body["cost"]["total"] = found.cost.total
-    return body | {"tokens_per_s": found.tokens_per_s}
+def _prediction(estimate: PlanEstimate) -> dict[str, Any]:
+    body = dataclasses.asdict(estimate)
+    body["outlook"] |= {"goodput": estimate.outlook.goodput, "slowdown": estimate.outlook.slowdown}
+    body["cost"]["total"] = estimate.cost.total
+    return body | {"tokens_per_s": estimate.tokens_per_s}
 
 
 def _finite(value: Any) -> Any:
@@ -152,26 +212,27 @@ def _finite(value: Any) -> Any:
 # -- text ------------------------------------------------------------------------------------------
 
 
-def report(scenario: Scenario) -> str:
-    found, settings = predict(scenario), scenario.settings
-    plan = found.traffic.mode + (" (auto)" if settings.reduce_plan == "auto" else "")
+def report(simulation: Simulation) -> str:
+    request, result = simulation.request, simulation.estimate
+    settings = request.settings
+    plan = result.traffic.mode + (" (auto)" if settings.reduce_plan == "auto" else "")
     bandwidths = ", ".join(
-        f"{share:.0%} needs {_rate(bandwidth_for(scenario, share))}" for share in UTILISATIONS
+        f"{share:.0%} needs {_rate(rate)}" for share, rate in simulation.bandwidths.items()
     )
-    outlook, each = found.outlook, found.traffic.replica
+    outlook, each = result.outlook, result.traffic.replica
     rows = [
         (
             "plan",
-            f"{settings.num_replicas} replicas, {scenario.parameters:,} parameters, "
+            f"{settings.num_replicas} replicas, {request.parameters:,} parameters, "
             f"{settings.codec}, {plan}, H {settings.sync_every}, P {settings.num_fragments}, "
             f"tau {settings.overlap_steps}",
         ),
         (
             "round",
-            f"{settings.round_steps} steps, {_time(found.compute_s)}; "
-            f"exchange {_time(found.exchange_s)}, of which {_time(found.exposed_s)} show",
+            f"{settings.round_steps} steps, {_time(result.compute_s)}; "
+            f"exchange {_time(result.exchange_s)}, of which {_time(result.exposed_s)} exposed",
         ),
-        ("utilisation", f"{found.utilisation:.1%}; {bandwidths}"),
+        ("utilisation", f"{result.utilisation:.1%}; {bandwidths}"),
         (
             "each replica",
             f"up {size(each.up)}, down {size(each.down)}, "
@@ -179,58 +240,59 @@ def report(scenario: Scenario) -> str:
         ),
         (
             "goodput",
-            f"{outlook.goodput:.1%}: replicas there {outlook.availability:.2%}, "
+            f"{outlook.goodput:.1%}: replicas available {outlook.availability:.2%}, "
             f"quorum {outlook.quorum_share:.2%}, work kept {outlook.kept_share:.2%}, "
-            f"{_time(outlook.stall_s)} of waiting a failure",
+            f"{_time(outlook.stall_s)} stall per failure",
         ),
-        ("efficiency", f"{found.efficiency:.1%} (utilisation x goodput)"),
+        ("efficiency", f"{result.efficiency:.1%} (utilisation x goodput)"),
         (
             "run",
-            f"{found.rounds:,} rounds, {_time(found.wall_s)}, {found.failures:,.1f} failures"
-            + (f", {found.tokens:.4g} tokens" if scenario.tokens_per_step else ""),
+            f"{result.rounds:,} rounds, {_time(result.wall_s)}, {result.failures:,.1f} failures"
+            + (f", {result.tokens:.4g} tokens" if request.tokens_per_step else ""),
         ),
         (
-            "everybody",
-            f"up {size(found.up)}, down {size(found.down)}, "
-            f"{found.puts:,.0f} PUT and LIST, {found.gets:,.0f} GET",
+            "all replicas",
+            f"up {size(result.up)}, down {size(result.down)}, "
+            f"{result.puts:,.0f} PUT and LIST, {result.gets:,.0f} GET",
         ),
         (
             "cost",
-            f"{found.cost.total:,.2f}: hardware {found.cost.hardware:,.2f}, "
-            f"egress {found.cost.egress:,.2f}, requests {found.cost.requests:,.2f}",
+            f"{result.cost.total:,.2f}: hardware {result.cost.hardware:,.2f}, "
+            f"egress {result.cost.egress:,.2f}, requests {result.cost.requests:,.2f}",
         ),
     ]
     lines = [f"{name:<12}  {text}" for name, text in rows]
-    return "\n".join([*lines, "", *_table(scenario, found.traffic.mode)]) + "\n"
+    return "\n".join([*lines, "", *_table(simulation)]) + "\n"
 
 
-def _table(scenario: Scenario, chosen: str) -> list[str]:
+def _table(simulation: Simulation) -> list[str]:
+    chosen = simulation.estimate.traffic.mode
     rows = [
-        ("reduce plan", "up", "down", "requests", "exchange", "utilisation", "a round", "in all"),
+        ("reduce plan", "up", "down", "requests", "exchange", "utilisation", "per round", "total"),
         *(
             (
                 ("* " if mode == chosen else "  ") + mode,
-                size(found.traffic.replica.up),
-                size(found.traffic.replica.down),
-                f"{found.traffic.replica.puts + found.traffic.replica.gets:,}",
-                _time(found.exchange_s),
-                f"{found.utilisation:.1%}",
-                f"{found.round_cost:,.2f}",
-                f"{found.cost.total:,.2f}",
+                size(result.traffic.replica.up),
+                size(result.traffic.replica.down),
+                f"{result.traffic.replica.puts + result.traffic.replica.gets:,}",
+                _time(result.exchange_s),
+                f"{result.utilisation:.1%}",
+                f"{result.round_cost:,.2f}",
+                f"{result.cost.total:,.2f}",
             )
-            for mode, found in predict_modes(scenario).items()
+            for mode, result in simulation.reduce_plans.items()
         ),
     ]
     return columns(rows)
 
 
 def _rate(bytes_per_s: float) -> str:
-    return "less latency" if bytes_per_s == math.inf else f"{bytes_per_s * 8 / 1e6:,.4g} Mbit/s"
+    return "lower latency" if bytes_per_s == math.inf else f"{bytes_per_s * 8 / 1e6:,.4g} Mbit/s"
 
 
 def _time(seconds: float) -> str:
     if seconds == math.inf:
-        return "for ever"
+        return "forever"
     for unit, scale in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * scale:
             return f"{seconds / scale:.1f} {unit}"
@@ -240,7 +302,7 @@ def _time(seconds: float) -> str:
 def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
-        scenario = scenario_of(arguments)
+        simulation = simulate(request_of(arguments))
     except SettingsError as error:
         flag = _FLAGS.get(error.field, error.field).replace("_", "-")
         print(f"error: --{flag}: {error.message}", file=sys.stderr)
@@ -249,11 +311,13 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: --settings: {error}", file=sys.stderr)
         return 2
     if arguments.json:
-        print(json.dumps(document(scenario), indent=2, allow_nan=False))
+        print(json.dumps(document(simulation), indent=2, allow_nan=False))
     else:
-        print(report(scenario), end="")
+        print(report(simulation), end="")
     return 0
 
+
+sys.modules[__name__].__class__ = CallableModule
 
 if __name__ == "__main__":
     sys.exit(main())

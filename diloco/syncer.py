@@ -1,32 +1,35 @@
-"""``python -m diloco.syncer URI``: a process that reduces for everybody, in the bucket's region.
+"""``python -m diloco.syncer URI``: reduce the rounds of a run for all replicas.
 
-A syncer trains nothing and needs no GPU and no model: it reads every payload of a round, stores
-their mean once, and commits. Each replica then uploads one payload and downloads one mean, which is
-the least traffic out of the region. It takes a lease like a replica (its number must be free), so
-that planners see whether it is there; a round it does not finish is finished by the replicas.
+A syncer runs in the region of the bucket. It trains nothing and needs neither a GPU nor the model:
+it reads all payloads of a round, stores their mean and commits the round. Each replica then uploads
+one payload and downloads one mean, which minimises the traffic out of the region. The syncer holds
+a lease like a replica, so that replicas include it in their plans only while it is alive. Rounds
+that it does not finish are finished by the replicas.
 
-Exit codes are those of :mod:`diloco.replica`.
+For the exit codes, see :mod:`diloco.exit_codes`.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import math
 import random
 import secrets
 import signal
-import sys
 import threading
 from collections.abc import Sequence
 
 from diloco.clock import Clock, SystemClock
-from diloco.errors import Leaving, RoundTimeout, RunOver
+from diloco.errors import RoundTimeout, RunOver, StopReason, StopTraining
 from diloco.exchange.reduce import CannotReduce
 from diloco.exchange.round_exchange import Exchange, Timings
-from diloco.exchange.round_observer import Base, Sight
-from diloco.exit_codes import EX_TERMINATED, exit_code_of
-from diloco.membership.lease import SYNCER, Lease, Observer, claim_incarnation, patiently
+from diloco.exchange.round_observer import Base, RoundObserver
+from diloco.exit_codes import EX_TERMINATED, end_process, exit_code_of
+from diloco.membership.lease import Lease, claim_incarnation, patiently
+from diloco.membership.observer import SYNCER, Observer
 from diloco.model.fragments import Slot, Table
+from diloco.protocol.control_pace import default_interval_s
 from diloco.protocol.reading import Damaged
 from diloco.protocol.records import CheckpointManifest, Commit
 from diloco.store.base import Store, StoreError
@@ -42,7 +45,7 @@ POLL_S = 0.5
 
 
 class Syncer:
-    """Follows the log of a group and reduces the rounds whose plans name it."""
+    """Follows the rounds of a group and reduces those whose plans name this process."""
 
     def __init__(
         self,
@@ -73,7 +76,8 @@ class Syncer:
             ),
             identity,
             clock=self._clock,
-            interval_s=heartbeat_interval_s or min(2.0, self._settings.heartbeat_timeout_s / 5),
+            interval_s=heartbeat_interval_s
+            or default_interval_s(self._settings.heartbeat_timeout_s),
             heartbeat_timeout_s=self._settings.heartbeat_timeout_s,
             device="cpu",
             role=SYNCER,
@@ -83,18 +87,18 @@ class Syncer:
         self.left = False
 
     def leave(self) -> None:
-        """Ask it to end after what it is doing. Safe in a signal handler."""
+        """Request an end at the next check. Safe in a signal handler."""
         self._leave.set()
 
     def run(self) -> None:
-        """Serve until the run is over or stopped, or :meth:`leave`."""
+        """Reduce rounds until the run ends or is stopped, or until :meth:`leave` is called."""
         state, message = "done", ""
         try:
             self._lease.start(check=self._check)
             self._serve()
-        except Leaving as leaving:
-            log.info("the syncer ends: %s", leaving)
-            state, self.left = "left", str(leaving) == "left"
+        except StopTraining as stop:
+            log.info("syncer stops: %s", stop)
+            state, self.left = "left", stop.reason == StopReason.LEFT
         except BaseException as error:
             state, message = "failed", str(error)
             raise
@@ -102,61 +106,64 @@ class Syncer:
             try:
                 self._lease.end(state, message)
             except StoreError as error:
-                log.error("the last beat is not written: %s", error)
+                log.error("could not write the last heartbeat: %s", error)
 
     def _serve(self) -> None:
         manifest = self._await_model()
         table = Table(
             [
                 Slot(
-                    name=t.name, shape=t.shape, dtype=t.dtype, embedding=t.embedding,
-                    numel=_product(t.shape),
+                    name=t.name,
+                    shape=t.shape,
+                    dtype=t.dtype,
+                    embedding=t.embedding,
+                    numel=math.prod(t.shape),
                 )
                 for t in manifest.tensors
             ],
             fragments=self._settings.num_fragments,
             pattern=self._settings.fragment_pattern,
-        )  # fmt: skip
-        sight = Sight(
+        )
+        round_observer = RoundObserver(
             self._store,
-            self._lease.identity,
             self._settings,
+            lease=self._lease,
             observer=Observer(
-                self._store, clock=self._clock, timeout_s=self._settings.heartbeat_timeout_s
+                self._store,
+                clock=self._clock,
+                timeout_s=self._settings.heartbeat_timeout_s,
+                unretried=self._store.inner,
             ),
             model_hash=manifest.model_hash,
             table=table,
-            committer=lambda: None if self._store.atomic_create else self._lease.committer,
         )
         exchange = Exchange(
             self._store,
-            self._lease.identity,
             self._settings,
+            lease=self._lease,
+            round_observer=round_observer,
             clock=self._clock,
-            sight=sight,
             check=self._check,
-            place=lambda: self._settings.max_replicas,  # planning is the replicas' business
-            on_wait=lambda why: self._lease.update(message=why),
         )
         round = 1
         while True:
             try:
-                commit = sight.commit_of(round) or self._settle(exchange, round)
+                commit = round_observer.commit_of(round) or self._settle(exchange, round)
                 if commit is None or commit.last:
                     return
             except (Damaged, CannotReduce) as error:
-                # It is decided all the same; the replicas see to what cannot be read of it.
-                log.error("round %d is passed over: %s", round, error)
+                # The round is committed; the replicas recover from what cannot be read.
+                log.error("round %d is skipped: %s", round, error)
             round += 1
             self._lease.update(round=round)
-            sight.forget_before(round)
+            round_observer.forget_before(round)
 
     def _settle(self, exchange: Exchange, round: int) -> Commit | None:
-        """One round's commit; None when the run is over."""
+        """Return the commit of one round, or None if the run has ended."""
         self._lease.update(state="waiting", round=round)
         while True:
             try:
-                # Its base is nobody's: it only ever acts once there is a plan.
+                # No contribution matches this base: a syncer acts only once there is a plan.
                 settled = exchange.settle(
                     round, base=Base(round=-1, digest=""), sent=None, timings=Timings(self._clock)
                 )
@@ -165,11 +172,12 @@ class Syncer:
             except RoundTimeout:
                 if read_final(self._store) is not None:
                     return None
-                continue  # a run that stands still needs its syncer when it goes on
+                continue  # the run has paused, and will need its syncer when it continues
             return settled.commit
 
     def _await_model(self) -> CheckpointManifest:
-        """A checkpoint's manifest, which has the names and shapes of the tensors."""
+        """Wait for a checkpoint; its manifest has the names and shapes of the tensors."""
+        self._lease.update(message="waiting for checkpoint 0")
         while True:
             if (manifest := newest_manifest(self._store)) is not None:
                 return manifest
@@ -179,22 +187,15 @@ class Syncer:
     def _check(self) -> None:
         self._lease.check_fence()
         if self._lease.stop_requested:
-            raise Leaving("stopped")
+            raise StopTraining(StopReason.STOPPED)
         if self._leave.is_set():
-            raise Leaving("left")
-
-
-def _product(shape: Sequence[int]) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return product
+            raise StopTraining(StopReason.LEFT)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m diloco.syncer",
-        description="Reduce for all replicas of a run, next to its bucket.",
+        description="Reduce the rounds of a run for all replicas, in the region of its bucket.",
     )
     add_version(parser)
     parser.add_argument("uri", help="rendezvous URI of the run")
@@ -214,4 +215,4 @@ def _run(uri: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -1,4 +1,4 @@
-"""``--version`` of the command lines."""
+"""The ``--version`` option of the command lines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
-    """Add ``--version``, which prints the package's."""
+    """Add ``--version``, which prints the version of the package."""
     import diloco
 
     parser.add_argument(

@@ -1,16 +1,17 @@
 """Codecs: a flat fp32 vector to bytes and back.
 
-A codec quantises what travels; sums are always taken in fp32 after decoding. All work chunk by
-chunk, so that any aligned slice can be encoded, sent, checked and decoded alone. Error feedback
-is not theirs: it belongs to who knows whether the round took the payload.
+A codec quantises the values that are transferred; sums are taken in fp32 after decoding. All codecs
+work chunk by chunk, so that any aligned slice can be encoded, sent, checked and decoded separately.
+Error feedback is not part of a codec, because it depends on whether the round includes the payload
+(:mod:`diloco.exchange.error_feedback`).
 
-========  =======================================================================
-fp32      as it is
-bf16      rounded to nearest even
-int8      blocks of 256, one scale each
-e3m0      4 bits: sign and exponent, blocks of 256 (Streaming DiLoCo, arXiv:2501.18512)
-topk      the largest of every 4096, in int8 (SparseLoCo, arXiv:2508.15706)
-========  =======================================================================
+=======  =======================================================================
+fp32     unchanged
+bf16     rounded to nearest even
+int8     blocks of 256 with one scale each
+e3m0     4 bits: sign and exponent, blocks of 256 (Streaming DiLoCo, arXiv:2501.18512)
+topk     the largest of every 4096, in int8 (SparseLoCo, arXiv:2508.15706)
+=======  =======================================================================
 """
 
 from __future__ import annotations
@@ -20,14 +21,13 @@ from diloco.codecs.blocks import E3M0, Int8
 from diloco.codecs.plain import Bf16, Fp32
 from diloco.codecs.topk import TopK
 from diloco.protocol.payload_size import CODEC_SHAPES, DEFAULT_TOPK
-from diloco.protocol.reduce_cost import reduced_codec
 
-__all__ = ["ALIGNMENT", "Codec", "get_codec", "reduced_codec"]
+__all__ = ["ALIGNMENT", "Codec", "get_codec"]
 
 
 def get_codec(name: str, *, topk: int = DEFAULT_TOPK) -> Codec:
-    """The codec of that name; :class:`ValueError` for an unknown one. ``topk`` is how many values
-    of 4096 the codec ``topk`` keeps; the others have no use for it."""
+    """Return the codec of that name; ``topk`` is the number of values of 4096 that the codec
+    ``topk`` keeps. Raises :class:`ValueError` for an unknown name."""
     match name:
         case "fp32":
             return Fp32()

@@ -1,4 +1,4 @@
-"""What a codec is, and the walk over chunks that the quantising ones share."""
+"""The codec protocol, and the base class of the codecs that work in chunks."""
 
 from __future__ import annotations
 
@@ -14,44 +14,48 @@ from diloco.protocol.payload_size import CODEC_SHAPES, payload_bytes
 assert sys.byteorder == "little", "payloads are little-endian and read without conversion"
 
 ALIGNMENT = 4096
-"""Elements. A multiple of every codec's chunk: slices between multiples of it stand alone."""
+"""Elements; a multiple of every codec's chunk. Slices between multiples of it can be encoded
+separately."""
 
 CPU_STEP = 2**18
-"""Elements worked on at a time: the temporaries stay in the cache, and the calls cost little."""
+"""Elements per step on a CPU: temporaries stay in the cache, and the overhead of calls is small."""
 GPU_STEP = 2**24
-"""The same on a GPU, where few launches count and the temporaries must stay bounded."""
+"""Elements per step on a GPU, where few kernel launches matter and temporaries must be bounded."""
 
 
 class Codec(Protocol):
-    """Vectors are 1-d fp32, bodies 1-d uint8 on the same device.
+    """Converts vectors (1-d fp32) to bodies (1-d uint8 on the same device) and back.
 
-    For a and b multiples of :data:`ALIGNMENT`, ``encode(v[a:b])`` is ``encode(v)`` from
-    ``encoded_bytes(a)`` to ``encoded_bytes(b)``. The same body decodes to the same bits on every
-    CPU, whatever its vector width and number of threads.
+    For a and b multiples of :data:`ALIGNMENT`, ``encode(v[a:b])`` equals bytes ``encoded_bytes(a)``
+    to ``encoded_bytes(b)`` of ``encode(v)``. A body decodes to the same bits on every CPU,
+    independent of its vector width and the number of threads.
 
-    Nothing here raises on NaN or infinity, and nothing hides them: they decode to non-finite values
-    (of the whole chunk, where there is a scale). Whoever sums must look.
+    No method raises on NaN or infinity or hides them: they decode to non-finite values (of the
+    whole chunk, if it has a scale). The caller must check before summing.
     """
 
     name: str
     chunk: int
-    """Granularity, elements: slices between multiples of it stand alone."""
+    """Granularity in elements: slices between multiples of it can be encoded separately."""
 
     def encoded_bytes(self, numel: int) -> int:
-        """Size of the body for a vector of ``numel`` elements, bytes."""
+        """Return the size in bytes of the body of ``numel`` elements."""
         ...
 
-    def encode(self, vector: Tensor) -> Tensor:
-        """The body of a vector. The vector is left unchanged, but the body may share its memory."""
+    def encode(self, vector: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the body of a vector, which is not modified. The body is written to ``out``, 1-d
+        uint8 of its size; without ``out`` it can share the vector's memory."""
         ...
 
-    def decode(self, body: Tensor, numel: int) -> Tensor:
-        """The vector of ``numel`` elements; it may share the body's memory. Raises
-        :class:`ValueError` on a body that no :meth:`encode` made."""
+    def decode(self, body: Tensor, numel: int, out: Tensor | None = None) -> Tensor:
+        """Return the vector of ``numel`` elements. It is written to ``out``, (numel,) fp32; without
+        ``out`` it can share the body's memory. Raises :class:`ValueError` for a body that
+        :meth:`encode` cannot produce."""
         ...
 
 
 def check_vector(vector: Tensor) -> None:
+    """Raise :class:`ValueError` unless ``vector`` is 1-d fp32."""
     if vector.dtype != torch.float32 or vector.dim() != 1:
         raise ValueError(
             f"expected a 1-d float32 vector, found {vector.dtype} of shape {tuple(vector.shape)}"
@@ -59,6 +63,7 @@ def check_vector(vector: Tensor) -> None:
 
 
 def check_body(body: Tensor, *, size_bytes: int) -> None:
+    """Raise :class:`ValueError` unless ``body`` is 1-d uint8 with ``size_bytes`` elements."""
     if body.dtype != torch.uint8 or body.shape != (size_bytes,):
         raise ValueError(
             f"expected a body of {size_bytes} bytes, found {body.dtype} of shape "
@@ -67,13 +72,12 @@ def check_body(body: Tensor, *, size_bytes: int) -> None:
 
 
 def copy_as(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy of some columns of a body, (n, m) uint8, read as ``dtype``: wherever they started,
-    the copy is aligned."""
+    """Return an aligned copy of some columns of a body, (n, m) uint8, viewed as ``dtype``."""
     return rows.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
 class ChunkedCodec(ABC):
-    """Encodes row by row; a row is a chunk, and the last may be short."""
+    """Encodes row by row; a row is a chunk, and the last one can be short."""
 
     name: str
 
@@ -92,20 +96,23 @@ class ChunkedCodec(ABC):
         """Decode (n, encoded_bytes(m)) uint8 into (n, m) fp32."""
 
     @torch.no_grad()
-    def encode(self, vector: Tensor) -> Tensor:
+    def encode(self, vector: Tensor, out: Tensor | None = None) -> Tensor:
         check_vector(vector)
         size_bytes = self.encoded_bytes(vector.numel())
-        body = torch.empty(size_bytes, dtype=torch.uint8, device=vector.device)
+        if out is not None:
+            check_body(out, size_bytes=size_bytes)
+        else:
+            out = torch.empty(size_bytes, dtype=torch.uint8, device=vector.device)
         for start, stop, width in self._pieces(vector):
             rows = vector[start:stop].contiguous().view(-1, width)
-            self.encode_rows(rows, self._rows_of(body, start, stop, width))
-        return body
+            self.encode_rows(rows, self._rows_of(out, start, stop, width))
+        return out
 
     @torch.no_grad()
-    def decode(self, body: Tensor, numel: int) -> Tensor:
+    def decode(self, body: Tensor, numel: int, out: Tensor | None = None) -> Tensor:
         check_body(body, size_bytes=self.encoded_bytes(numel))
         body = body.contiguous()
-        vector = torch.empty(numel, dtype=torch.float32, device=body.device)
+        vector = torch.empty(numel, dtype=torch.float32, device=body.device) if out is None else out
         for start, stop, width in self._pieces(vector):
             rows = vector[start:stop].view(-1, width)
             self.decode_rows(self._rows_of(body, start, stop, width), rows)
@@ -116,7 +123,8 @@ class ChunkedCodec(ABC):
         return piece.view(-1, self.encoded_bytes(width))
 
     def _pieces(self, vector: Tensor) -> list[tuple[int, int, int]]:
-        """(start, stop, row width) of cache-sized runs of whole chunks, then of the short one."""
+        """Return (start, stop, row width) of cache-sized runs of whole chunks, then of the short
+        one."""
         numel = vector.numel()
         step = CPU_STEP if vector.device.type == "cpu" else GPU_STEP
         whole = numel - numel % self.chunk

@@ -10,14 +10,16 @@ from diloco.protocol.payload_size import payload_bytes
 
 
 def _view(body: Tensor, dtype: torch.dtype) -> Tensor:
-    """``body`` as ``dtype``; copied first if it does not start where such a tensor may."""
-    if body.storage_offset() % dtype.itemsize or not body.is_contiguous():
-        return copy_as(body, dtype)
-    return body.view(dtype)
+    """View ``body`` as ``dtype``; copies it first if its offset is not aligned."""
+    return body.view(dtype) if _is_aligned(body, dtype) else copy_as(body, dtype)
+
+
+def _is_aligned(body: Tensor, dtype: torch.dtype) -> bool:
+    return not body.storage_offset() % dtype.itemsize and body.is_contiguous()
 
 
 class Fp32:
-    """The vector itself: body and vector share their memory."""
+    """The vector itself: body and vector share memory."""
 
     name = "fp32"
     chunk = 1
@@ -25,19 +27,24 @@ class Fp32:
     def encoded_bytes(self, numel: int) -> int:
         return payload_bytes(numel, self.name)
 
-    def encode(self, vector: Tensor) -> Tensor:
+    def encode(self, vector: Tensor, out: Tensor | None = None) -> Tensor:
         check_vector(vector)
-        return vector.detach().contiguous().view(torch.uint8)
+        body = vector.detach().contiguous().view(torch.uint8)
+        if out is None:
+            return body
+        check_body(out, size_bytes=body.numel())
+        return out.copy_(body)
 
-    def decode(self, body: Tensor, numel: int) -> Tensor:
+    def decode(self, body: Tensor, numel: int, out: Tensor | None = None) -> Tensor:
         check_body(body, size_bytes=self.encoded_bytes(numel))
-        return _view(body, torch.float32)
+        vector = _view(body, torch.float32)
+        return vector if out is None else out.copy_(vector)
 
 
 class Bf16:
-    """Round to nearest even; half the bytes, 8 bits of significand.
+    """Rounds to nearest even: half the bytes, 8 bits of significand.
 
-    Magnitudes above 3.3961e38 round to infinity, as IEEE 754 has it.
+    Magnitudes above 3.3961e38 round to infinity, as in IEEE 754.
     """
 
     name = "bf16"
@@ -46,10 +53,17 @@ class Bf16:
     def encoded_bytes(self, numel: int) -> int:
         return payload_bytes(numel, self.name)
 
-    def encode(self, vector: Tensor) -> Tensor:
+    def encode(self, vector: Tensor, out: Tensor | None = None) -> Tensor:
         check_vector(vector)
-        return vector.detach().to(torch.bfloat16).contiguous().view(torch.uint8)
+        if out is None:
+            return vector.detach().to(torch.bfloat16).contiguous().view(torch.uint8)
+        check_body(out, size_bytes=self.encoded_bytes(vector.numel()))
+        if not _is_aligned(out, torch.bfloat16):
+            return out.copy_(self.encode(vector))
+        out.view(torch.bfloat16).copy_(vector.detach())
+        return out
 
-    def decode(self, body: Tensor, numel: int) -> Tensor:
+    def decode(self, body: Tensor, numel: int, out: Tensor | None = None) -> Tensor:
         check_body(body, size_bytes=self.encoded_bytes(numel))
-        return _view(body, torch.bfloat16).to(torch.float32)
+        values = _view(body, torch.bfloat16)
+        return values.to(torch.float32) if out is None else out.copy_(values)

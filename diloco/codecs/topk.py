@@ -1,10 +1,10 @@
 """Top-k: the largest values of every chunk of 4096 (SparseLoCo, arXiv:2508.15706).
 
-A chunk is one fp32 scale, k uint16 indices in rising order, then k int8 values as in
-:class:`diloco.codecs.blocks.Int8`. Eight bits are enough: next to what is dropped their error is
-not seen, but for data with tails so heavy that it adds one per cent, and the bytes that bf16 would
-cost more buy less error as a larger k (bench/codec_error.py). Alone, top-k is biased: use it with
-error feedback.
+A chunk is one fp32 scale, k uint16 indices in ascending order, then k int8 values as in
+:class:`diloco.codecs.blocks.Int8`. Eight bits are enough: their error is negligible next to the
+dropped values, except for very heavy tails, where it adds one per cent; a larger k reduces the
+error more than the bytes of bf16 would (``bench/codec_error.py``). Top-k alone is biased: use it
+with error feedback.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ assert 2**INDEX_BITS == ALIGNMENT
 
 
 class TopK(ChunkedCodec):
-    """Keeps the ``topk`` largest magnitudes of each chunk, of equal ones the earlier; of a last
-    chunk with fewer values, all."""
+    """Keeps the ``topk`` largest magnitudes of each chunk, of equal ones the first; a last chunk
+    with fewer values is kept whole."""
 
     name = "topk"
 
@@ -37,8 +37,8 @@ class TopK(ChunkedCodec):
 
     def encode_rows(self, rows: Tensor, out: Tensor) -> None:
         kept = min(self.topk, rows.shape[1])
-        # No two keys are equal, so that which ones are the largest is no matter of the library:
-        # magnitude (fp32 bits order as integers), then earliness. NaN is the largest of all.
+        # Unique keys make the selection independent of the library: magnitude first (fp32 bits
+        # order as integers), then the earlier index. NaN is the largest.
         magnitude = rows.abs().view(torch.int32)
         keys = magnitude.to(torch.int64)
         keys <<= INDEX_BITS
@@ -53,11 +53,11 @@ class TopK(ChunkedCodec):
         kept = min(self.topk, out.shape[1])
         end = SCALE_BYTES + 2 * kept
         indices = copy_as(body[:, SCALE_BYTES:end], torch.int16).to(torch.int64)
-        # A repeated index would leave to chance which value stays.
-        rising = bool((indices[:, 1:] > indices[:, :-1]).all())
-        if not rising or int(indices.min()) < 0 or int(indices.max()) >= out.shape[1]:
+        # A repeated index would make the result nondeterministic.
+        is_ascending = bool((indices[:, 1:] > indices[:, :-1]).all())
+        if not is_ascending or int(indices.min()) < 0 or int(indices.max()) >= out.shape[1]:
             raise ValueError(
-                f"expected rising indices below {out.shape[1]} in every chunk, found others"
+                f"expected ascending indices below {out.shape[1]} in every chunk, found others"
             )
         values = body[:, end:].view(torch.int8).to(torch.float32)
         values *= get_scale(body)

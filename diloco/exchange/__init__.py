@@ -1,1 +1,1 @@
-"""One round's exchange: payloads, uploads, reduction and what an observer sees."""
+"""The exchange of one round: payloads, uploads, reduction, and the observer's view of the round."""

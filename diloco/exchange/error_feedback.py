@@ -1,10 +1,9 @@
-"""Error feedback: what a lossy codec left out is added to the next contribution.
+"""Error feedback: the values that a lossy codec omitted are added to the next contribution.
 
 With g the fragment's pseudo-gradient and e its residual, a replica contributes ``u = g + decay*e``
-and, once the round has taken it, keeps ``e = u - decode(encode(u))`` (SparseLoCo,
-arXiv:2508.15706). A round that missed the contribution leaves the residual as it was, because the
-progress is still in the local weights; where those were overwritten, all of u is left out:
-``e = u``.
+and, once a round includes it, keeps ``e = u - decode(encode(u))`` (SparseLoCo, arXiv:2508.15706). A
+round without the contribution leaves the residual unchanged: it is work that an earlier round has
+included, while the late progress is in the local weights as far as it is kept.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from diloco.protocol.blocks import block_elements
 from diloco.protocol.settings import GroupSettings
 
 
-class Residuals:
-    """One residual per fragment, (n,) fp32 on the CPU; None where there is nothing left out.
+class ErrorFeedback:
+    """One residual per fragment, (n,) fp32 on the CPU; None if there is none.
 
-    Does nothing unless the codec is ``topk`` and ``error_feedback`` is above 0.
+    Inactive unless the codec is ``topk`` and ``error_feedback`` is above 0.
     """
 
     def __init__(self, settings: GroupSettings, *, fragments: int) -> None:
@@ -33,18 +32,20 @@ class Residuals:
 
     @torch.no_grad()
     def added_to(self, gradient: Tensor, fragment: int) -> Tensor:
-        """``u``: a new vector where there is a residual, else ``gradient`` itself."""
+        """Return ``u``: a new vector if there is a residual, otherwise ``gradient`` itself."""
         residual = self.of[fragment]
         return gradient if residual is None else residual.mul(self._decay).add_(gradient)
 
     def taken(self, contributed: Tensor, fragment: int) -> None:
-        """The round took ``contributed``, u, which is used up."""
+        """Update the residual after a round included ``contributed``, u, which is modified in
+        place."""
         if self.active:
             self.of[fragment] = self.left_out(contributed)
 
     @torch.no_grad()
     def left_out(self, contributed: Tensor) -> Tensor | None:
-        """What is left out of ``contributed``, u, in its place; None without error feedback."""
+        """Replace ``contributed``, u, by the values that encoding omits, in place; None without
+        error feedback."""
         if not self.active:
             return None
         block = block_elements(contributed.numel())
@@ -53,17 +54,13 @@ class Residuals:
             piece.sub_(self._codec.decode(self._codec.encode(piece), piece.numel()))
         return contributed
 
-    def overwritten(self, contributed: Tensor, fragment: int) -> None:
-        """The round missed it, and the local progress is gone."""
-        if self.active:
-            self.of[fragment] = contributed
-
     def restore(self, saved: Mapping[int, Tensor]) -> None:
-        """Take up what an earlier process saved."""
+        """Load the residuals that an earlier process saved."""
         if self.active:
             for fragment, residual in saved.items():
                 if fragment < len(self.of):
                     self.of[fragment] = residual
 
     def drop(self) -> None:
+        """Drop all residuals."""
         self.of = [None] * len(self.of)

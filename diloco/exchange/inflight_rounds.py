@@ -1,8 +1,8 @@
-"""Rounds on their way: contributed, not yet applied.
+"""Rounds in flight: contributed, not yet applied.
 
-Without overlap a round is exchanged while the caller waits; with it, in a thread, during the
-``overlap_steps`` inner steps that follow. Then several rounds may be open, and they are closed in
-order, each when its steps are over.
+Without overlap the caller waits for a round's exchange. With overlap it runs in a thread during the
+``overlap_steps`` inner steps that follow. Several rounds can then be in flight; they are closed in
+order, each after its steps.
 """
 
 from __future__ import annotations
@@ -14,35 +14,37 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from diloco.errors import Leaving
-from diloco.exchange.round_exchange import Sent, Settled, Timings
+from diloco.errors import StopTraining
 from diloco.exchange.round_observer import Base
-from diloco.exchange.step_accounting import LocalWork, Mark
+from diloco.exchange.round_settlement import RoundResult, Sent
+from diloco.exchange.step_accounting import LocalWork, StepMark
+from diloco.exchange.timings import Timings
 
 CHECK_EVERY_S = 20.0
 MEANWHILE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
-class TooLate:
-    """The round was committed before this replica had contributed to it."""
+class MissedRound:
+    """The round was committed before this replica contributed to it."""
 
 
 @dataclass(kw_only=True)
-class OpenRound:
-    """A round that this replica has worked for.
+class InflightRound:
+    """A round that this replica has trained for.
 
     ``gradient`` (n,) is ``base - local`` of the fragment when its steps ended, ``contributed`` what
     was sent of it (with error feedback; the same tensor without). ``due_steps`` is the inner step
-    after which it is to be applied. ``sent`` is there once the contribution is durable. ``lives``
-    until the local weights, and with them what was contributed, are thrown away. ``cosine`` is
-    that of what was contributed to the mean that took it, once the round is settled.
+    after which it is to be applied. ``sent`` is there once the contribution is durable. ``cosine``
+    is that of what was contributed to the mean that took it, once the round is settled.
+    ``is_awaited`` False: no process waited for this replica when its steps ended, so the round was
+    not decided without it.
     """
 
     round: int
     fragment: int
     base: Base
-    mark: Mark
+    mark: StepMark
     due_steps: int
     work: LocalWork
     gradient: Tensor
@@ -51,42 +53,52 @@ class OpenRound:
     started_wall_s: float
     compute_s: float
     sent: Sent | None = None
-    lives: bool = True
+    is_awaited: bool = True
     cosine: float | None = None
 
 
-Exchanged = Settled | TooLate
+ExchangeOutcome = RoundResult | MissedRound
 
 
-class OpenRounds:
-    """The queue. ``exchange`` does one round's I/O and may be called from a thread."""
+class InflightRounds:
+    """The queue of rounds in flight. ``exchange`` does the store operations of one round, in a
+    thread; ``at_once`` rounds run concurrently."""
 
-    def __init__(self, exchange: Callable[[OpenRound], Exchanged], *, at_once: int) -> None:
+    def __init__(
+        self, exchange: Callable[[InflightRound], ExchangeOutcome], *, at_once: int
+    ) -> None:
         self._exchange = exchange
-        self._queue: deque[tuple[OpenRound, Future[Exchanged]]] = deque()
+        self._queue: deque[tuple[InflightRound, Future[ExchangeOutcome]]] = deque()
         self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="exchange")
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def begin(self, opened: OpenRound) -> None:
-        """Exchange it in the background."""
+    def begin(self, opened: InflightRound) -> None:
+        """Start the exchange of a round in the background."""
         self._queue.append((opened, self._pool.submit(self._exchange, opened)))
 
     def due(self, steps: int) -> bool:
-        """Whether the oldest is to be closed now."""
+        """Return whether the oldest round is to be closed after inner step ``steps``."""
         return bool(self._queue) and self._queue[0][0].due_steps <= steps
 
-    def first(self) -> OpenRound:
+    def first(self) -> InflightRound:
+        """Return the oldest round."""
         return self._queue[0][0]
 
     def close(
-        self, check: Callable[[], None], *, meanwhile: Callable[[], None] = lambda: None
-    ) -> Exchanged:
-        """Wait for the oldest one's exchange, then take it out; raises what the exchange raised.
+        self,
+        check: Callable[[], None],
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
+        afterwards: Callable[[], None] = lambda: None,
+    ) -> ExchangeOutcome:
+        """Wait for the oldest round's exchange, remove the round and return the result.
 
-        One that was broken off by :class:`~diloco.errors.Leaving` stays, and may be resumed.
-        ``check`` is called now and then in the caller's own thread, ``meanwhile`` every second.
+        Raises the exception of the exchange. A round interrupted by
+        :class:`~diloco.errors.StopTraining` stays in the queue and can be resumed. ``check`` is
+        called every :data:`CHECK_EVERY_S` in the calling thread, ``meanwhile`` every second, and
+        ``afterwards`` once the exchange has ended; it can interrupt the round too.
         """
         _, future = self._queue[0]
         try:
@@ -97,8 +109,9 @@ class OpenRounds:
                 if seconds >= CHECK_EVERY_S:
                     check()
                     seconds = 0.0
+            afterwards()
             exchanged = future.result()
-        except Leaving:
+        except StopTraining:
             raise
         except BaseException:
             self._queue.popleft()
@@ -107,9 +120,12 @@ class OpenRounds:
         return exchanged
 
     def resume(self) -> None:
-        """Go on with exchanges that were broken off."""
+        """Restart the interrupted exchanges."""
         self._queue = deque(
-            (opened, self._pool.submit(self._exchange, opened) if _was_left(future) else future)
+            (
+                opened,
+                self._pool.submit(self._exchange, opened) if _was_interrupted(future) else future,
+            )
             for opened, future in self._queue
         )
 
@@ -119,28 +135,23 @@ class OpenRounds:
     def has_fragment(self, fragment: int) -> bool:
         return any(opened.fragment == fragment for opened, _ in self._queue)
 
-    def thrown_away(self) -> None:
-        """What the open rounds were sent of is no longer in the local weights."""
-        for opened, _ in self._queue:
-            opened.lives = False
-
     def unsent(self) -> int | None:
-        """The oldest round whose contribution is not durable yet."""
+        """Return the oldest round whose contribution is not durable yet, None if there is none."""
         return next((opened.round for opened, _ in list(self._queue) if opened.sent is None), None)
 
     def drop_before(self, round: int) -> None:
-        """Forget rounds that have been overtaken; their threads see that for themselves."""
+        """Drop the rounds before ``round``; their threads end by themselves."""
         while self._queue and self._queue[0][0].round < round:
             self._queue.popleft()
 
-    def end(self) -> list[OpenRound]:
-        """Wait for the threads, which have been told to leave; those whose contribution is durable,
-        oldest first."""
+    def end(self) -> list[InflightRound]:
+        """Wait for the threads, whose ``check`` raises by now; return the rounds with a durable
+        contribution, oldest first."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         contributed = [opened for opened, _ in self._queue if opened.sent is not None]
         self._queue.clear()
         return contributed
 
 
-def _was_left(future: Future[Exchanged]) -> bool:
-    return future.done() and isinstance(future.exception(), Leaving)
+def _was_interrupted(future: Future[ExchangeOutcome]) -> bool:
+    return future.done() and isinstance(future.exception(), StopTraining)

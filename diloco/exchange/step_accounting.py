@@ -1,8 +1,8 @@
-"""What a replica has done: the books of the inner loop.
+"""Counts a replica's inner steps, tokens and compute time.
 
-Everything is counted from the start of the process; a :class:`Mark` is a place in the books, and
-the work *since* a mark is what a contribution stands for. Each fragment has the mark of its base,
-which survives a round that was missed or void.
+Counts are cumulative since the start of the process. A :class:`StepMark` is the counts at one
+moment, and a contribution stands for the work *since* a mark. Each fragment has the mark of its
+base, which stays in place when a round was missed or void.
 """
 
 from __future__ import annotations
@@ -19,18 +19,22 @@ from diloco.telemetry.writer import Number
 
 @dataclass(frozen=True, kw_only=True)
 class LocalWork:
-    """What a replica did since its base; ``loss`` is the mean over its steps. ``new_tokens`` are
-    those that no earlier contribution of its has counted."""
+    """The work of a replica since its base.
+
+    ``loss`` is the mean over its steps. ``new_tokens`` are those not counted by an earlier
+    contribution. ``rounds`` are the rounds of work: one for each contribution since the base.
+    """
 
     tokens: int
     new_tokens: int
     steps: int
+    rounds: int
     loss: float
     compute_s: float
 
 
 @dataclass(frozen=True, order=True)
-class Mark:
+class StepMark:
     """Cumulative counts at one moment."""
 
     steps: int = 0
@@ -38,35 +42,39 @@ class Mark:
     compute_s: float = 0.0
 
 
-class Work:
-    """Counts inner steps. Losses are kept as they are (perhaps on a GPU) until they are needed."""
+class StepCounter:
+    """Counts inner steps. Losses stay tensors (perhaps on a GPU) until they are needed."""
 
     def __init__(self, clock: Clock, *, fragments: int = 1) -> None:
         self._clock = clock
-        self.now = Mark()
+        self.now = StepMark()
         self.steps_in_round = 0
         self.round_started_wall_s = 0.0
-        self._bases = [Mark()] * fragments
+        self._bases = [StepMark()] * fragments
+        self._rounds = [0] * fragments  # rounds of work since the base of each fragment
         self._uncounted_tokens = 0
         self._step_started_s = 0.0
-        self._round_started = Mark()
+        self._round_started = StepMark()
         self._losses: deque[Tensor] = deque()
-        self._losses_from = 0  # steps before the first loss that is kept
+        self._losses_from = 0  # steps before the first kept loss
 
     def begin_round(self, *, made: int = 0) -> None:
-        """``made`` steps of it were made, and contributed, by an earlier process."""
+        """Start a round, of which an earlier process has already contributed ``made`` steps."""
         self.steps_in_round = made
         self._round_started = self.now
         self.round_started_wall_s = self._clock.wall()
         self.resume()
 
     def resume(self) -> None:
-        """The next inner step begins now; what went before was not compute."""
+        """Start the clock of the next inner step; the time before is not compute."""
         self._step_started_s = self._clock.monotonic()
 
     def count(self, *, tokens: int, loss: Number) -> float:
-        """Count one step that has just ended; returns its duration in seconds. Raises
-        :class:`ValueError` for a negative count of tokens or a loss that is no scalar."""
+        """Count one step that has just ended, and return its duration in seconds.
+
+        Raises :class:`ValueError` for a negative number of tokens, and for a loss that is not a
+        scalar.
+        """
         if tokens < 0:
             raise ValueError(f"tokens: expected 0 or more, found {tokens}")
         if isinstance(loss, Tensor) and loss.numel() != 1:
@@ -76,19 +84,22 @@ class Work:
             )
         now_s = self._clock.monotonic()
         step_s, self._step_started_s = now_s - self._step_started_s, now_s
-        self.now = Mark(self.now.steps + 1, self.now.tokens + tokens, self.now.compute_s + step_s)
+        self.now = StepMark(
+            self.now.steps + 1, self.now.tokens + tokens, self.now.compute_s + step_s
+        )
         self.steps_in_round += 1
         self._uncounted_tokens += tokens
         self._losses.append(loss.detach() if isinstance(loss, Tensor) else torch.tensor(loss))
         return step_s
 
     def count_more(self, tokens: int) -> None:
-        """The step that was counted last had these tokens too, on other ranks of the replica."""
+        """Add tokens that other ranks of the replica processed in the step counted last."""
         self.now = replace(self.now, tokens=self.now.tokens + tokens)
         self._uncounted_tokens += tokens
 
     @property
     def compute_in_round_s(self) -> float:
+        """Compute time of the current round in seconds."""
         return self.now.compute_s - self._round_started.compute_s
 
     @property
@@ -96,39 +107,46 @@ class Work:
         return self.now.tokens - self._round_started.tokens
 
     def steps_since_base(self, fragment: int) -> int:
+        """Return the inner steps since the base of ``fragment``."""
         return self.now.steps - self._bases[fragment].steps
 
     def contribute(self, fragment: int) -> LocalWork:
-        """The work since the fragment's base. Tokens that were not counted before are counted with
-        it, unless :meth:`take_back` says that it was missed. Steps of which the caller counted no
-        tokens weigh as one token: a contribution of none is not waited for, nor is its round ever
-        committed."""
+        """Return the work since the fragment's base, and count a round of it.
+
+        Tokens not counted yet are counted with it, unless :meth:`take_back` returns them. Steps
+        without tokens weigh as one token, because a contribution without tokens is never included.
+        """
         base, now = self._bases[fragment], self.now
         first = base.steps - self._losses_from
         losses = torch.stack([loss.float().reshape(()) for loss in list(self._losses)[first:]])
         new_tokens, self._uncounted_tokens = self._uncounted_tokens, 0
+        self._rounds[fragment] += 1
         return LocalWork(
             tokens=max(now.tokens - base.tokens, min(1, now.steps - base.steps)),
             new_tokens=new_tokens,
             steps=now.steps - base.steps,
+            rounds=self._rounds[fragment],
             loss=float(losses.mean()),
             compute_s=now.compute_s - base.compute_s,
         )
 
     def take_back(self, missed: LocalWork) -> None:
-        """A contribution was not taken, and its work lives on: count its tokens with the next."""
+        """Return the tokens of a contribution that was not included but whose progress is kept: the
+        next one counts them."""
         self._uncounted_tokens += missed.new_tokens
 
     def throw_away(self) -> None:
-        """Nothing of the work since any base will ever be contributed."""
+        """Discard the work since all bases: it is never contributed."""
         self._uncounted_tokens = 0
         self.move_base(None, self.now)
 
-    def move_base(self, fragment: int | None, to: Mark) -> None:
-        """The work up to ``to`` is in the global weights, or dropped; None: of all fragments."""
+    def move_base(self, fragment: int | None, to: StepMark) -> None:
+        """Move the base of ``fragment`` (None: of all fragments) to the mark ``to``: the work
+        before it is in the global weights or discarded."""
         chosen = range(len(self._bases)) if fragment is None else [fragment]
         for index in chosen:
             self._bases[index] = to
+            self._rounds[index] = 0
         oldest = min(base.steps for base in self._bases)
         while self._losses_from < oldest:
             self._losses.popleft()

@@ -1,20 +1,22 @@
-"""Uploading one contribution's payload, and checking what the store has of it.
+"""Uploads a contribution's payload and verifies the stored object.
 
-A replica sums its own contribution from memory, so only the others would notice that its object is
-damaged, perhaps after it has committed the round. Therefore it reads the object back before any
-record names it: whole up to a limit, and of a larger one so many bytes, of another part in each
-round. ``DILOCO_VERIFY_UPLOAD_BYTES`` changes the limit; 0 turns the check off.
+A replica sums its own contribution from memory, so without a check only other replicas would notice
+a damaged object, perhaps after it has committed the round. It therefore reads the object back
+before a record names it: the whole object up to a limit, and of a larger one that many bytes,
+another part in each round. ``DILOCO_VERIFY_UPLOAD_BYTES`` sets the limit; 0 disables the check.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping
 
 from diloco.codecs import Codec
-from diloco.exchange.payload import BadPayload, Packing, check_part, header
-from diloco.protocol.blocks import HEADER_BYTES, Span, block_elements, part_spans
+from diloco.exchange.payload import BadPayload, PayloadWriter, check_part
+from diloco.protocol.blocks import Span, block_elements, part_spans
+from diloco.protocol.parallel_reads import Range, read_parts
 from diloco.store.base import MissingKey, Store
 
 log = logging.getLogger(__name__)
@@ -22,11 +24,12 @@ log = logging.getLogger(__name__)
 VERIFY_UPLOAD_BYTES = "DILOCO_VERIFY_UPLOAD_BYTES"
 DEFAULT_BYTES = 64 * 2**20
 UPLOADS = 3
-"""How often a payload that the store has damaged is uploaded."""
+"""Attempts to upload a payload that the store damages."""
 
 
 def bytes_to_verify(environment: Mapping[str, str] = os.environ) -> int:
-    """How much of each payload is read back. Raises :class:`ValueError` for what is no number."""
+    """Return the bytes of each payload to read back. Raises :class:`ValueError` for an invalid
+    environment variable."""
     text = environment.get(VERIFY_UPLOAD_BYTES, "")
     if not text:
         return DEFAULT_BYTES
@@ -36,61 +39,78 @@ def bytes_to_verify(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def upload(
-    store: Store, key: str, make: Callable[[], Packing], codec: Codec, *, verify_bytes: int
-) -> tuple[Packing, str]:
-    """Store a payload; returns it and, if no upload of :data:`UPLOADS` arrived as it was sent,
-    what is wrong with the last one."""
-    wrong = ""
+    store: Store, key: str, make: Callable[[], PayloadWriter], codec: Codec, *, verify_bytes: int
+) -> tuple[PayloadWriter, str]:
+    """Store a payload. Returns it with a description of the damage if all :data:`UPLOADS` attempts
+    arrived damaged, '' otherwise."""
+    damage = ""
     for _ in range(UPLOADS):
         packing = make()
         store.put_stream(key, packing.parts)
-        wrong = damage_of(store, key, packing, codec, verify_bytes=verify_bytes)
-        if not wrong:
+        damage = damage_of(store, key, packing, codec, verify_bytes=verify_bytes)
+        if not damage:
             break
-        log.warning("%s was damaged on its way (%s); it is uploaded again", key, wrong)
-    return packing, wrong
+        log.warning("%s was damaged in transfer (%s); uploading it again", key, damage)
+    return packing, damage
 
 
-def damage_of(store: Store, key: str, packing: Packing, codec: Codec, *, verify_bytes: int) -> str:
-    """What is wrong with the object that ``packing`` was stored as, '' if nothing was found.
+def damage_of(
+    store: Store, key: str, packing: PayloadWriter, codec: Codec, *, verify_bytes: int
+) -> str:
+    """Return the damage of the stored object, '' if none was found.
 
-    One damaged read proves nothing, so the part is read once more.
+    A part that fails is read once more, because a single read can be damaged in transfer.
     """
-    info = packing.info
-    block = block_elements(info.numel)
-    parts = part_spans(
-        Span(0, info.numel), block=block, block_bytes=codec.encoded_bytes(block)
-    )  # fmt: skip
-    first, read = info.round % max(1, len(parts)), 0
-    for part in parts[first:] + parts[:first]:
-        size_bytes = codec.encoded_bytes(part.numel)
-        if (read and read + size_bytes > verify_bytes) or not verify_bytes:
-            break
-        read += size_bytes
-        wrong = _wrong(store, key, packing, codec, part) and _wrong(
-            store, key, packing, codec, part
-        )
-        if wrong:
-            return wrong
+    parts = _verified_parts(packing, codec, verify_bytes)
+    ranges = [_range_of(key, packing, part, codec) for part in parts]
+    try:
+        with contextlib.closing(read_parts(store, ranges)) as stream:
+            for part, where, data in zip(parts, ranges, stream, strict=True):
+                if _part_damage(data, packing, codec, part):
+                    damage = _part_damage(store.get_range(*where), packing, codec, part)
+                    if damage:
+                        return damage
+    except MissingKey:
+        return "expected the object, found none"
     return ""
 
 
-def _wrong(store: Store, key: str, packing: Packing, codec: Codec, part: Span) -> str:
-    """The header lies before the first part and is read with it."""
-    info = packing.info
-    before = HEADER_BYTES if part.start == 0 else 0
-    start = HEADER_BYTES + codec.encoded_bytes(part.start) - before
-    size_bytes = codec.encoded_bytes(part.numel) + before
-    try:
-        data = memoryview(store.get_range(key, start, size_bytes))
-    except MissingKey:
-        return "expected the object, found none"
-    if before and bytes(data[:before]) != header(info):
+def _verified_parts(packing: PayloadWriter, codec: Codec, verify_bytes: int) -> list[Span]:
+    """Return the parts to read back: at least one and up to ``verify_bytes``, from another one on
+    in each round; none if that is 0."""
+    block = block_elements(packing.info.numel)
+    parts = part_spans(packing.span, block=block, block_bytes=codec.encoded_bytes(block))
+    first, read = packing.info.round % max(1, len(parts)), 0
+    chosen: list[Span] = []
+    for part in parts[first:] + parts[:first]:
+        read += codec.encoded_bytes(part.numel)
+        if (chosen and read > verify_bytes) or not verify_bytes:
+            break
+        chosen.append(part)
+    return chosen
+
+
+def _within(packing: PayloadWriter, part: Span) -> Span:
+    """Return the position of a part in the slice of the fragment that was uploaded."""
+    return Span(part.start - packing.span.start, part.stop - packing.span.start)
+
+
+def _range_of(key: str, packing: PayloadWriter, part: Span, codec: Codec) -> Range:
+    """Return the place of a part. The header precedes the first part and is read with it."""
+    where = _within(packing, part)
+    header_bytes = 0 if where.start else len(packing.header)
+    start = len(packing.header) + codec.encoded_bytes(where.start) - header_bytes
+    return key, start, codec.encoded_bytes(part.numel) + header_bytes
+
+
+def _part_damage(content: bytes, packing: PayloadWriter, codec: Codec, part: Span) -> str:
+    """Return the damage of one part that was read back."""
+    info, data, where = packing.info, memoryview(content), _within(packing, part)
+    header_bytes = 0 if where.start else len(packing.header)
+    if bytes(data[:header_bytes]) != packing.header[:header_bytes]:
         return "expected its header, found another"
     try:
-        check_part(
-            data[before:], part, codec, numel=info.numel, checksums=packing.checksums
-        )  # fmt: skip
+        check_part(data[header_bytes:], where, codec, numel=info.numel, checksums=packing.checksums)
     except BadPayload as error:
         return str(error)
     return ""

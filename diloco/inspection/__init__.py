@@ -1,6 +1,8 @@
-"""A run as its bucket shows it, for ``python -m diloco.inspect``; without torch and any database.
+"""Reads the state of a run from its bucket, for ``python -m diloco.inspect``; without torch or a
+database.
 
-Reading (:mod:`~diloco.inspection.reading`), judging (:mod:`~diloco.inspection.findings`, pure) and
-showing (:mod:`~diloco.inspection.rendering`, pure) are apart; what passes between them is a
-:class:`~diloco.inspection.picture.Picture`. Nothing is written, nothing is decided.
+Three steps are separate: reading (:mod:`~diloco.inspection.reading`), findings
+(:mod:`~diloco.inspection.findings`, pure) and rendering (:mod:`~diloco.inspection.rendering`,
+pure). They exchange a :class:`~diloco.inspection.picture.Picture`. Nothing is written to the
+bucket.
 """

@@ -1,4 +1,4 @@
-"""What has been read of a run: frozen, plain, the same for text, JSON and findings."""
+"""The state of a run as read from its bucket: frozen dataclasses for text, JSON and findings."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.records import (
     ENDED_STATES,
-    Beat,
     CheckpointManifest,
     Command,
     Commit,
     ContributionRecord,
     FinalManifest,
+    Heartbeat,
     Identity,
     Plan,
 )
 from diloco.protocol.telemetry import Evaluation, RoundReport
 
-# A contribution's fate, one character in the grid of replicas and rounds.
+# A contribution's outcome: one character in the grid of replicas and rounds.
 INCLUDED, LATE, REFUSED, SPARE, QUARANTINE, VOID, HERE, ABSENT = "#lrsqv+."
 MARKS = {
     INCLUDED: "included",
@@ -28,7 +28,7 @@ MARKS = {
     SPARE: "spare",
     QUARANTINE: "in quarantine",
     VOID: "in a void round",
-    HERE: "there, not committed yet",
+    HERE: "present, not committed yet",
     ABSENT: "absent",
 }
 _REFUSAL_MARKS = {"refused": REFUSED, "spare": SPARE, "quarantine": QUARANTINE}
@@ -36,27 +36,30 @@ _REFUSAL_MARKS = {"refused": REFUSED, "spare": SPARE, "quarantine": QUARANTINE}
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
+    """Number and total bytes of objects."""
+
     objects: int
     bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unreadable:
-    """An object that is there and is not what it should be."""
+    """An object whose content is invalid."""
 
     key: str
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeaseSeen:
-    """One incarnation's lease. ``life`` is what looking at it more than once has shown:
+class ObservedLease:
+    """One incarnation's lease; ``life`` is the result of several looks:
 
-    *live* (it changed), *silent* (not for ``silent_s`` on the observer's clock), *dead* (not for
-    the group's heartbeat timeout), *ended* (it says so itself), *unknown* (one look only).
+    *live* (it changed), *silent* (unchanged for ``silent_s`` on the observer's clock), *dead*
+    (unchanged for the group's heartbeat timeout), *ended* (by its own state), *unknown* (one look
+    only).
     """
 
-    beat: Beat
+    beat: Heartbeat
     life: str
     silent_s: float = 0.0
 
@@ -70,8 +73,8 @@ class LeaseSeen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrived:
-    """A contribution whose record lies in the bucket; ``payload``: so does what it names."""
+class StoredContribution:
+    """A contribution whose record is in the bucket. ``payload``: its payload is, too."""
 
     replica: int
     incarnation: str
@@ -80,20 +83,24 @@ class Arrived:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundPicture:
-    """``records`` are read only of rounds without a plan: else the plan says what they said.
-    ``reduced`` are the shards whose mean is stored. ``sizes`` are by kind."""
+    """One round.
+
+    ``records`` are read only for rounds without a plan, because a plan repeats them. ``reduced``
+    are the shards whose mean is stored. ``sizes`` are by kind of object.
+    """
 
     round: int
     fragment: int
     plan: Plan | None = None
     commit: Commit | None = None
-    arrived: tuple[Arrived, ...] = ()
+    arrived: tuple[StoredContribution, ...] = ()
     records: tuple[ContributionRecord, ...] = ()
     reduced: tuple[int, ...] = ()
     sizes: Mapping[str, Size] = field(default_factory=dict)
 
     @property
     def state(self) -> str:
+        """One of open, planned, committed and void."""
         if self.commit is not None:
             return "void" if self.commit.void else "committed"
         return "planned" if self.plan is not None else "open"
@@ -104,7 +111,7 @@ class RoundPicture:
 
     @property
     def contributors(self) -> tuple[Identity, ...]:
-        """Those whose contributions the plan takes, by replica."""
+        """The writers of the planned contributions, sorted by replica."""
         if self.plan is None:
             return self.commit.contributors if self.commit else ()
         return tuple(
@@ -121,7 +128,7 @@ class RoundPicture:
         return sum(c.size_bytes for c in self.plan.contributions) if self.plan else 0
 
     def mark(self, replica: int, *, reported_late: bool = False) -> str:
-        """What became of a replica's contribution, a key of :data:`MARKS`."""
+        """Return the outcome of a replica's contribution, a key of :data:`MARKS`."""
         if any(identity.replica == replica for identity in self.contributors):
             return {"committed": INCLUDED, "void": VOID}.get(self.state, HERE)
         refused = self.plan.refused if self.plan else ()
@@ -135,7 +142,7 @@ class RoundPicture:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointPicture:
-    """``missing`` are objects that the manifest names and that are not there."""
+    """A checkpoint; ``missing`` are the keys in its manifest that have no object."""
 
     manifest: CheckpointManifest
     missing: tuple[str, ...]
@@ -148,6 +155,8 @@ class CheckpointPicture:
 
 @dataclass(frozen=True, kw_only=True)
 class FinalPicture:
+    """The final export; ``missing`` are the keys in its manifest that have no object."""
+
     manifest: FinalManifest
     missing: tuple[str, ...]
 
@@ -162,13 +171,16 @@ class Reported:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """``newest`` is the newest commit, whether or not it is among ``rounds``; checkpoints are the
-    newest few, by round. ``truncated`` replicas have more telemetry than was read. ``sizes`` are
-    of the whole bucket if ``whole``, else of what was listed anyway."""
+    """The state of a run.
+
+    ``newest`` is the newest commit, even if it is not in ``rounds``. ``checkpoints`` are the newest
+    few, sorted by round. ``truncated`` replicas have more telemetry than was read. ``sizes`` cover
+    the whole bucket if ``whole``, else only the objects that were listed.
+    """
 
     uri: str
     document: GroupDocument
-    leases: tuple[LeaseSeen, ...] = ()
+    leases: tuple[ObservedLease, ...] = ()
     incarnations: Mapping[int, int] = field(default_factory=dict)
     newest: Commit | None = None
     rounds: tuple[RoundPicture, ...] = ()
@@ -185,16 +197,16 @@ class Picture:
     unreadable: tuple[Unreadable, ...] = ()
 
     @property
-    def members(self) -> tuple[LeaseSeen, ...]:
-        """The highest incarnation of each replica, by replica."""
-        highest: dict[int, LeaseSeen] = {}
+    def members(self) -> tuple[ObservedLease, ...]:
+        """The newest incarnation of each replica, sorted by replica."""
+        newest: dict[int, ObservedLease] = {}
         for lease in sorted(self.leases, key=lambda lease: lease.identity):
-            highest[lease.beat.replica] = lease
-        return tuple(highest.values())
+            newest[lease.beat.replica] = lease
+        return tuple(newest.values())
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """Every replica number that is known of, syncers left out unless they contributed."""
+        """Every known replica number; a syncer only if it contributed."""
         known = {m.beat.replica for m in self.members if m.beat.role == "replica"}
         for shown in self.rounds:
             known |= {identity.replica for identity in shown.contributors}
@@ -203,15 +215,19 @@ class Picture:
 
     @property
     def over(self) -> bool:
+        """Whether the final manifest exists."""
         return self.final is not None
 
     def outcome(self, replica: int, round: int) -> str:
-        """What a replica has said of a round: included, late, void, or '' for nothing."""
+        """Return the outcome that a replica reported for a round: included, late, void, or ''
+        without a report."""
         for r in self.reports:
             if (r.identity.replica, r.report.round) == (replica, round):
                 return r.report.outcome
         return ""
 
     def mark(self, replica: int, shown: RoundPicture) -> str:
+        """Return the outcome of a replica's contribution, including late ones that only telemetry
+        shows."""
         late = self.outcome(replica, shown.round) == "late"
         return shown.mark(replica, reported_late=late)

@@ -1,29 +1,35 @@
-"""Reading records, many at a time; and finding the last of a run of numbered objects."""
+"""Reads records in parallel, and finds the last of consecutively numbered objects."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from diloco.inspection.picture import Unreadable
-from diloco.protocol.records import BadRecord, Record
-from diloco.store.base import MissingKey, Store
+from diloco.protocol import keys
+from diloco.protocol.packed_telemetry import pack_key, read_pack
+from diloco.protocol.records import BadRecord, Identity, Record
+from diloco.protocol.telemetry import Segment
+from diloco.store.base import MissingKey, Store, exists
 
 R = TypeVar("R", bound=Record)
 
 
 @dataclass
 class Reader:
-    """Reads records, many at a time, and notes those that it cannot."""
+    """Reads records in parallel and collects the unreadable ones."""
 
     store: Store
     pool: ThreadPoolExecutor
     unreadable: list[Unreadable] = field(default_factory=list)
+    _pack: tuple[str, dict[int, bytes]] = ("", {})
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, key: str, kind: type[R]) -> R | None:
-        """None where there is no such object, or no such record in it."""
+        """Return the record; None if the object is missing or is not such a record."""
         try:
             return kind.read(self.store, key)
         except MissingKey:
@@ -33,20 +39,50 @@ class Reader:
             return None
 
     def read_all(self, wanted: Iterable[str], kind: type[R]) -> list[R | None]:
+        """Return the records in the order of their keys; see :meth:`read`."""
         return list(self.pool.map(lambda key: self.read(key, kind), wanted))
 
+    def read_segments(self, wanted: Iterable[tuple[Identity, int]]) -> list[Segment | None]:
+        """Return telemetry segments by process and number, packed or not; see :meth:`read`."""
+
+        def read_one(identity: Identity, n: int) -> Segment | None:
+            key = keys.telemetry(identity.replica, identity.incarnation, n)
+            segment = self.read(key, Segment)
+            if segment is not None or (data := self.pack(identity, n).get(n)) is None:
+                return segment
+            try:
+                return Segment.from_bytes(data)
+            except BadRecord as error:
+                self.unreadable.append(Unreadable(key=key, reason=str(error)))
+                return None
+
+        return list(self.pool.map(lambda one: read_one(*one), wanted))
+
+    def pack(self, identity: Identity, n: int) -> dict[int, bytes]:
+        """Return the segments of the pack of segment ``n``; empty without a readable one. The last
+        one read is kept for the next call."""
+        key = pack_key(identity.replica, identity.incarnation, n)
+        with self._lock:
+            if self._pack[0] == key:
+                return self._pack[1]
+            try:
+                segments = read_pack(self.store, identity.replica, identity.incarnation, n)
+            except BadRecord as error:
+                self.unreadable.append(Unreadable(key=key, reason=str(error)))
+                segments = {}
+            self._pack = (key, segments) if segments else self._pack
+            return segments
+
     def exists(self, key: str) -> bool:
-        try:
-            self.store.get_range(key, 0, 1)
-        except MissingKey:
-            return False
-        return True
+        """Return whether there is an object under ``key``."""
+        return exists(self.store, key)
 
 
-def last_that(exists: Callable[[int], bool], *, hint: int) -> int:
-    """The largest n with ``exists(n)``, of a run of numbers from 1; 0 if there is none.
+def find_last(exists: Callable[[int], bool], *, hint: int) -> int:
+    """Return the largest n with ``exists(n)`` of numbers that are consecutive from 1; 0 if there is
+    none.
 
-    Gallops from ``hint`` and then halves, so a good guess costs two questions.
+    Galloping search from ``hint``, then bisection: a good hint takes two calls.
     """
     low, step = max(0, hint - 1), 1
     while low and not exists(low):

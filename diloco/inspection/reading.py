@@ -1,12 +1,12 @@
-"""Reading a run out of its bucket: few requests, many at a time.
+"""Reads a run from its bucket with few, parallel requests.
 
-Only what is shown is read. Commits are contiguous, so the newest is found by galloping; of each
-round that is shown its folder is listed and its plan and commit are read. Telemetry is read from
-its end (:mod:`diloco.inspection.telemetry`). Only ``whole`` lists everything, to weigh it: the
-telemetry of a long run is by far the most of it.
+Only objects that are shown are read. Commits are contiguous, so a galloping search finds the
+newest. For each shown round its folder is listed and its plan and commit are read. Telemetry is
+read from its end (:mod:`diloco.inspection.telemetry`). Only ``whole`` lists all objects to add up
+their sizes, most of which are a long run's telemetry.
 
-Errors: :class:`NotARun` where no group of this protocol lies under the URI; what the store raises.
-An object that cannot be understood is noted in the picture and otherwise left out.
+Errors: :class:`NotARun` if there is no group of this protocol under the URI, and those of the
+store. An invalid object is listed in the picture and otherwise ignored.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dataclasses import dataclass
 
 from diloco.inspection import telemetry
 from diloco.inspection.picture import (
-    Arrived,
     CheckpointPicture,
     FinalPicture,
-    LeaseSeen,
+    ObservedLease,
     Picture,
     RoundPicture,
     Size,
+    StoredContribution,
 )
-from diloco.inspection.reader import Reader, last_that
+from diloco.inspection.reader import Reader, find_last
 from diloco.protocol import keys
 from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
 from diloco.protocol.records import (
@@ -42,7 +42,7 @@ from diloco.protocol.settings import GroupSettings, SettingsError
 from diloco.store.base import MissingKey, ObjectInfo, Store
 
 CHECKPOINTS = 8
-"""The newest that are shown. Two are kept whole."""
+"""Newest checkpoints that are shown; two are always complete."""
 
 
 class NotARun(ValueError):
@@ -51,7 +51,8 @@ class NotARun(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Which rounds to show: ``first`` to ``last`` (None: the newest), or the ``newest`` so many."""
+    """The rounds to show: ``first`` to ``last`` (None: the newest), or the ``newest`` so many.
+    ``whole`` sums the sizes of all objects."""
 
     first: int | None = None
     last: int | None = None
@@ -60,6 +61,7 @@ class Scope:
 
 
 def read_document(store: Store) -> GroupDocument:
+    """Return the group document. Raises :class:`NotARun`."""
     try:
         return GroupDocument.read(store)
     except MissingKey:
@@ -74,12 +76,12 @@ def read_picture(
     pool: ThreadPoolExecutor,
     *,
     scope: Scope,
-    leases: tuple[LeaseSeen, ...],
+    leases: tuple[ObservedLease, ...],
 ) -> Picture:
-    """Everything but the leases, which have been looked at."""
+    """Read everything except ``leases``, which the caller has already observed."""
     reader = Reader(store, pool)
     hint = max((lease.beat.round for lease in leases), default=1)
-    newest = last_that(lambda n: reader.exists(keys.commit(n)), hint=hint)
+    newest = find_last(lambda n: reader.exists(keys.commit(n)), hint=hint)
     first, last = _range(scope, newest, document.settings)
     rounds = _read_rounds(reader, range(first, last + 1), newest, document.settings)
     newest_commit = next((r.commit for r in rounds if r.round == newest), None)
@@ -87,7 +89,7 @@ def read_picture(
         newest_commit = reader.read(keys.commit(newest), Commit)
     listed = {prefix: store.list(prefix) for prefix in (keys.CHECKPOINTS, "state/", "final/")}
     checkpoints, unfinished = _read_checkpoints(reader, listed[keys.CHECKPOINTS])
-    told = telemetry.read(reader, leases, first=first)
+    telemetry_tail = telemetry.read(reader, leases, first=first)
     sizes = _sizes(
         _every_object(store) if scope.whole else [i for found in listed.values() for i in found]
     )
@@ -106,9 +108,9 @@ def read_picture(
         final=_read_final(reader, listed["final/"]),
         commands=_read_commands(reader),
         saved_states=_saved_states(listed["state/"]),
-        reports=tuple(r for r in told.reports if first <= r.report.round <= last),
-        evaluations=told.evaluations,
-        truncated=told.truncated,
+        reports=tuple(r for r in telemetry_tail.reports if first <= r.report.round <= last),
+        evaluations=telemetry_tail.evaluations,
+        truncated=telemetry_tail.truncated,
         sizes=sizes,
         whole=scope.whole,
         unreadable=tuple(sorted(set(reader.unreadable), key=lambda bad: bad.key)),
@@ -120,7 +122,7 @@ def _every_object(store: Store) -> list[ObjectInfo]:
 
 
 def _range(scope: Scope, newest: int, settings: GroupSettings) -> tuple[int, int]:
-    """With overlap several rounds may be open at once."""
+    """Return the first and last round to show; with overlap several rounds can be in flight."""
     ahead = newest + 1 + -(-settings.overlap_steps // settings.round_steps)
     last = ahead if scope.last is None else min(scope.last, ahead)
     first = max(1, newest + 1 - scope.newest) if scope.first is None else scope.first
@@ -128,10 +130,10 @@ def _range(scope: Scope, newest: int, settings: GroupSettings) -> tuple[int, int
 
 
 def _read_rounds(
-    reader: Reader, wanted: range, newest: int, settings: GroupSettings
+    reader: Reader, numbers: range, newest: int, settings: GroupSettings
 ) -> tuple[RoundPicture, ...]:
-    folders = list(reader.pool.map(lambda n: reader.store.list(keys.round_dir(n)), wanted))
-    shown = [(n, found) for n, found in zip(wanted, folders, strict=True) if found or n <= newest]
+    folders = list(reader.pool.map(lambda n: reader.store.list(keys.round_dir(n)), numbers))
+    shown = [(n, found) for n, found in zip(numbers, folders, strict=True) if found or n <= newest]
     plans = reader.read_all((keys.plan(n) for n, _ in shown), Plan)
     commits = reader.read_all((keys.commit(n) for n, _ in shown), Commit)
     pictures = []
@@ -157,16 +159,16 @@ def _read_rounds(
     return tuple(pictures)
 
 
-def _arrived(record_keys: Iterable[str], there: set[str]) -> tuple[Arrived, ...]:
-    """The highest incarnation's contribution of each replica."""
-    found: dict[int, Arrived] = {}
+def _arrived(record_keys: Iterable[str], present: set[str]) -> tuple[StoredContribution, ...]:
+    """Return the contribution of each replica's newest incarnation."""
+    found: dict[int, StoredContribution] = {}
     for key in sorted(record_keys):
         parsed = keys.parse_contribution_record(key)
         assert parsed is not None
-        found[parsed[1]] = Arrived(
+        found[parsed[1]] = StoredContribution(
             replica=parsed[1],
             incarnation=parsed[2],
-            payload=keys.contribution_payload(*parsed) in there,
+            payload=keys.contribution_payload(*parsed) in present,
         )
     return tuple(found.values())
 
@@ -174,18 +176,18 @@ def _arrived(record_keys: Iterable[str], there: set[str]) -> tuple[Arrived, ...]
 def _read_checkpoints(
     reader: Reader, listed: list[ObjectInfo]
 ) -> tuple[tuple[CheckpointPicture, ...], tuple[int, ...]]:
-    """The newest, and rounds of which objects lie there without a manifest."""
-    there = {info.key for info in listed}
-    rounds = sorted(r for key in there if (r := keys.parse_checkpoint_manifest(key)) is not None)
-    begun = {int(key.split("/")[1]) for key in there if key.split("/")[1].isdigit()}
-    wanted = rounds[-CHECKPOINTS:]
-    manifests = reader.read_all(map(keys.checkpoint_manifest, wanted), CheckpointManifest)
+    """Return the newest checkpoints, and the rounds with objects but no manifest."""
+    present = {info.key for info in listed}
+    rounds = sorted(r for key in present if (r := keys.parse_checkpoint_manifest(key)) is not None)
+    started = {int(key.split("/")[1]) for key in present if key.split("/")[1].isdigit()}
+    numbers = rounds[-CHECKPOINTS:]
+    manifests = reader.read_all(map(keys.checkpoint_manifest, numbers), CheckpointManifest)
     pictures = tuple(
-        CheckpointPicture(manifest=m, missing=_missing((m.weights, m.outer), there))
+        CheckpointPicture(manifest=m, missing=_missing((m.weights, m.outer), present))
         for m in manifests
         if m is not None
     )
-    return pictures, tuple(sorted(begun - set(rounds)))
+    return pictures, tuple(sorted(started - set(rounds)))
 
 
 def _read_final(reader: Reader, listed: list[ObjectInfo]) -> FinalPicture | None:
@@ -196,18 +198,18 @@ def _read_final(reader: Reader, listed: list[ObjectInfo]) -> FinalPicture | None
     return FinalPicture(manifest=manifest, missing=_missing(named, {i.key for i in listed}))
 
 
-def _missing(named: Iterable[StoredObject | None], there: set[str]) -> tuple[str, ...]:
-    return tuple(stored.key for stored in named if stored and stored.key not in there)
+def _missing(named: Iterable[StoredObject | None], present: set[str]) -> tuple[str, ...]:
+    return tuple(stored.key for stored in named if stored and stored.key not in present)
 
 
 def _read_commands(reader: Reader) -> tuple[Command, ...]:
-    count = last_that(lambda n: reader.exists(keys.control(n)), hint=1)
+    count = find_last(lambda n: reader.exists(keys.control(n)), hint=1)
     found = reader.read_all(map(keys.control, range(1, count + 1)), Command)
     return tuple(command for command in found if command is not None)
 
 
 def _saved_states(listed: list[ObjectInfo]) -> dict[int, int]:
-    """The newest round after which each replica saved what is its own."""
+    """Return the newest round after which each replica saved its state."""
     saved: dict[int, int] = {}
     for info in listed:
         if parsed := keys.parse_replica_state(info.key):
@@ -217,12 +219,12 @@ def _saved_states(listed: list[ObjectInfo]) -> dict[int, int]:
 
 def _sizes(listed: Iterable[ObjectInfo]) -> dict[str, Size]:
     objects: Counter[str] = Counter()
-    weight: Counter[str] = Counter()
+    total_bytes: Counter[str] = Counter()
     for info in listed:
         kind = kind_of(info.key)
         objects[kind] += 1
-        weight[kind] += info.size_bytes
-    return {kind: Size(objects=objects[kind], bytes=weight[kind]) for kind in sorted(objects)}
+        total_bytes[kind] += info.size_bytes
+    return {kind: Size(objects=objects[kind], bytes=total_bytes[kind]) for kind in sorted(objects)}
 
 
 def _add(a: Size | None, b: Size) -> Size:
@@ -230,7 +232,7 @@ def _add(a: Size | None, b: Size) -> Size:
 
 
 def kind_of(key: str) -> str:
-    """What an object is, for adding up sizes."""
+    """Return the category of an object, for the sum of sizes."""
     top = key.split("/", 1)[0]
     if top != "rounds":
         names = {"group.json": "settings", "members": "leases", "state": "replica states"}

@@ -1,7 +1,6 @@
-"""A picture as text for a terminal. Pure.
+"""Renders a picture as text for a terminal. Pure.
 
-Sizes are decimal, as stores bill them. A replica's waits are its own account of where its time
-went, from telemetry.
+Sizes are decimal, as stores bill them. Waiting times are reported by the replicas' telemetry.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ from diloco.protocol.settings import GroupSettings
 from diloco.protocol.telemetry import PHASES
 
 GRID_WIDTH = 100
-"""Rounds in one line of the grid."""
+"""Rounds per line of the grid."""
 
 
 def render(picture: Picture, *, all_settings: bool = False) -> str:
+    """Return the picture as text; ``all_settings`` shows the default settings too."""
     sections = (
         _head(picture),
         _settings(picture, all_settings),
@@ -72,9 +72,9 @@ def _settings(picture: Picture, all_settings: bool) -> Iterator[str]:
 
 
 def changed_settings(settings: GroupSettings) -> dict[str, object]:
-    """The settings that are not as they would be by default."""
-    usual = GroupSettings().to_dict()
-    return {name: value for name, value in settings.to_dict().items() if value != usual[name]}
+    """Return the settings that differ from their defaults."""
+    defaults = GroupSettings().to_dict()
+    return {name: value for name, value in settings.to_dict().items() if value != defaults[name]}
 
 
 def _members(picture: Picture) -> Iterator[str]:
@@ -104,8 +104,19 @@ def _members(picture: Picture) -> Iterator[str]:
 
 
 def _rounds(picture: Picture) -> Iterator[str]:
-    head = ("round", "fragment", "state", "mode", "in", "loss", "tokens", "payloads", "plan by",
-            "commit by", "remarks")  # fmt: skip
+    head = (
+        "round",
+        "fragment",
+        "state",
+        "mode",
+        "in",
+        "loss",
+        "tokens",
+        "payloads",
+        "plan by",
+        "commit by",
+        "remarks",
+    )
     rows = [head, *map(_round, picture.rounds)]
     yield (
         f"rounds {picture.rounds[0].round} to {picture.rounds[-1].round}"
@@ -139,7 +150,7 @@ def _grid(picture: Picture) -> Iterator[str]:
     replicas, rounds = picture.replicas, picture.rounds
     if not replicas or not rounds:
         return
-    yield "who contributed what"
+    yield "contributions"
     used: set[str] = set()
     for start in range(0, len(rounds), GRID_WIDTH):
         part = rounds[start : start + GRID_WIDTH]
@@ -152,7 +163,7 @@ def _grid(picture: Picture) -> Iterator[str]:
 
 
 def _ruler(rounds: Sequence[RoundPicture]) -> str:
-    """Round numbers above the first column and every tenth round."""
+    """Return round numbers above the first column and every tenth round."""
     line = ""
     for index, shown in enumerate(rounds):
         text = str(shown.round)
@@ -170,18 +181,18 @@ def _waits(picture: Picture) -> Iterator[str]:
     rows = [("replica", "rounds", *PHASES, "waited", *(("behind",) if background else ()), "moved")]
     for replica in replicas:
         reports = [r.report for r in picture.reports if r.identity.replica == replica]
-        spent = {p: sum(r.phases.get(p, 0.0) for r in reports) / len(reports) for p in PHASES}
-        behind = sum(sum(r.background.values()) for r in reports) / len(reports)
-        total = sum(spent.values())
-        moved = sum(r.bytes_up + r.bytes_down for r in reports) / len(reports)
+        mean_s = {p: sum(r.phases.get(p, 0.0) for r in reports) / len(reports) for p in PHASES}
+        background_s = sum(sum(r.background.values()) for r in reports) / len(reports)
+        total = sum(mean_s.values())
+        mean_bytes = sum(r.bytes_up + r.bytes_down for r in reports) / len(reports)
         rows.append(
             (
                 str(replica),
                 str(len(reports)),
-                *(f"{spent[phase]:.2f}" for phase in PHASES),
-                f"{1 - spent['compute'] / total:.1%}" if total else "-",
-                *((f"{behind:.2f}",) if background else ()),
-                size(moved),
+                *(f"{mean_s[phase]:.2f}" for phase in PHASES),
+                f"{1 - mean_s['compute'] / total:.1%}" if total else "-",
+                *((f"{background_s:.2f}",) if background else ()),
+                size(mean_bytes),
             )
         )
     yield "seconds a round, by replica; waited: all but compute" + (
@@ -214,7 +225,9 @@ def _sizes(picture: Picture) -> Iterator[str]:
     yield (
         "in the bucket"
         if picture.whole
-        else ("in the bucket, of the rounds above and what is kept (--sizes: everything)")
+        else (
+            "in the bucket: the rounds above, checkpoints, states and results (--sizes: everything)"
+        )
     )
     rows = [(kind, f"{s.objects:,}", size(s.bytes)) for kind, s in picture.sizes.items()]
     yield from _indented(columns([("kind", "objects", "bytes"), *rows], left=(0,)))

@@ -1,4 +1,4 @@
-"""Aligned columns and sizes, for the commands that print tables."""
+"""Aligned columns and sizes for commands that print tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 
 def columns(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:
-    """Lines with aligned columns: those in ``left`` to the left, the others to the right."""
+    """Return lines with aligned columns: those in ``left`` to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -18,7 +18,7 @@ def columns(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> l
 
 
 def size(size_bytes: float) -> str:
-    """In decimal units, as stores bill it."""
+    """Format bytes in decimal units, as stores bill them."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= scale:
             return f"{size_bytes / scale:,.4g} {unit}"

@@ -1,26 +1,28 @@
-"""The end of the replicas' telemetry: reports of rounds, evaluations.
+"""Reads the end of the replicas' telemetry: reports of rounds, and evaluations.
 
-Segments are numbered without gaps and their rounds never fall, so they are read backwards, a batch
-at a time, until they are of rounds before those that are shown. A long run's segments are many:
-at most :data:`MOST` of each incarnation are read, and the picture says where there were more.
+Segments are numbered without gaps and their rounds never decrease, so they are read backwards in
+batches until they precede the shown rounds. At most :data:`MOST` segments per incarnation are read;
+the picture lists the replicas with more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diloco.inspection.picture import LeaseSeen, Reported
-from diloco.inspection.reader import Reader, last_that
+from diloco.inspection.picture import ObservedLease, Reported
+from diloco.inspection.reader import Reader, find_last
 from diloco.protocol import keys
 from diloco.protocol.records import Identity
-from diloco.protocol.telemetry import Evaluation, Segment
+from diloco.protocol.telemetry import Evaluation
 
 BATCH = 8
 MOST = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class TelemetryTail:
+    """Reports and evaluations, and the replicas whose telemetry was truncated."""
+
     reports: tuple[Reported, ...]
     evaluations: tuple[Evaluation, ...]
     truncated: tuple[int, ...]
@@ -28,32 +30,31 @@ class Told:
 
 @dataclass
 class _Tail:
-    """What is left to read of one incarnation: segments up to ``end``."""
+    """The remaining segments of one incarnation: those up to ``end``."""
 
     identity: Identity
     end: int
     read: int = 0
 
-    def take(self) -> list[str]:
+    def take(self) -> range:
+        """Return the numbers of the next batch, newest segments last."""
         numbers = range(max(1, self.end - BATCH + 1), self.end + 1)
         self.end -= len(numbers)
         self.read += len(numbers)
-        return [
-            keys.telemetry(self.identity.replica, self.identity.incarnation, n) for n in numbers
-        ]
+        return numbers
 
 
-def read(reader: Reader, leases: tuple[LeaseSeen, ...], *, first: int) -> Told:
-    """What has been told of rounds from ``first`` on, by round and replica."""
+def read(reader: Reader, leases: tuple[ObservedLease, ...], *, first: int) -> TelemetryTail:
+    """Return the telemetry of rounds from ``first`` on, sorted by round and replica."""
     ends = reader.pool.map(lambda lease: _newest(reader, lease.identity), leases)
     tails = [_Tail(lease.identity, end) for lease, end in zip(leases, ends, strict=True)]
     reports: list[Reported] = []
     evaluations: set[Evaluation] = set()
     truncated: set[int] = set()
     while tails := [tail for tail in tails if tail.end > 0]:
-        wanted = [(tail, key) for tail in tails for key in tail.take()]
-        segments = reader.read_all((key for _, key in wanted), Segment)
-        for (tail, _), segment in zip(wanted, segments, strict=True):
+        requests = [(tail, n) for tail in tails for n in tail.take()]
+        segments = reader.read_segments((tail.identity, n) for tail, n in requests)
+        for (tail, _), segment in zip(requests, segments, strict=True):
             if segment is None:
                 continue
             reports += [Reported(identity=tail.identity, report=r) for r in segment.rounds]
@@ -64,7 +65,7 @@ def read(reader: Reader, leases: tuple[LeaseSeen, ...], *, first: int) -> Told:
             if tail.end > 0 and tail.read >= MOST:
                 truncated.add(tail.identity.replica)
                 tail.end = 0
-    return Told(
+    return TelemetryTail(
         reports=tuple(sorted(reports, key=lambda r: (r.report.round, r.identity))),
         evaluations=tuple(sorted(evaluations, key=lambda e: e.round)),
         truncated=tuple(sorted(truncated)),
@@ -72,7 +73,10 @@ def read(reader: Reader, leases: tuple[LeaseSeen, ...], *, first: int) -> Told:
 
 
 def _newest(reader: Reader, identity: Identity) -> int:
-    def exists(n: int) -> bool:
-        return reader.exists(keys.telemetry(identity.replica, identity.incarnation, n))
+    replica, incarnation = identity.replica, identity.incarnation
 
-    return last_that(exists, hint=1)
+    def exists(n: int) -> bool:
+        single = keys.telemetry(replica, incarnation, n)
+        return reader.exists(single) or n in reader.pack(identity, n)
+
+    return find_last(exists, hint=1)

@@ -1,19 +1,18 @@
-"""``transformers.Trainer`` in a group, by one line::
+"""Train with ``transformers.Trainer`` as a replica of a group, by one callback::
 
     trainer.add_callback(DiLoCoCallback(uri, replica=0, trainer=trainer))
 
-The callback joins when training begins, counts every optimizer step to the group, stops the Trainer
-when the run is over, and leaves when the Trainer ends before that. The Trainer keeps model, data,
-inner optimizer and learning rate; its schedule follows the steps of the *run*, so that a replica
-that comes late does not warm up again.
+The callback joins the group when training begins, reports every optimizer step to it, stops the
+Trainer when the run ends, and leaves the group if the Trainer ends earlier. The Trainer owns model,
+data, inner optimizer and learning rate. Its schedule follows the steps of the *run*, so that a
+replica that joins late does not warm up again.
 
-A callback is shown neither batches nor losses. They are read where they are exact: a hook on the
-model sees the labels that go in and the loss that comes out, so gradient accumulation, padding and
-unequal batches are counted as they are.
+Trainer callbacks receive neither batches nor losses. A forward hook on the model reads the labels
+and the loss instead, which is exact with gradient accumulation, padding and unequal batches.
 
-Left out: losses that are not in the model's output (label smoothing, ``compute_loss_func``),
-``nn.DataParallel`` (use torchrun), DeepSpeed, FSDP1. Where a relaunched process goes on in the data
-is the Trainer's own matter (``resume_from_checkpoint``).
+Not supported: losses outside the model's output (label smoothing, ``compute_loss_func``),
+``nn.DataParallel`` (use torchrun), DeepSpeed, FSDP1. The Trainer restores the data position of a
+relaunched process (``resume_from_checkpoint``).
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from diloco.group import Group, join
 from diloco.model.named_parameters import bare
 
 _IGNORED = -100
-"""The label of what is not predicted, as everywhere in Transformers."""
+"""The label that Transformers' losses ignore."""
 
 
 class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is untyped
-    """Makes a Trainer a member of the group at ``uri``.
+    """Makes a Trainer a replica of the group at ``uri``.
 
-    ``replica`` is the identity in the run, by default the environment's ``REPLICA_RANK``. With
-    ``trainer`` given, rounds go to wherever that Trainer logs, and its ``evaluate`` is called when
-    the group's ``eval_every`` says so and it is this replica's turn, if it has an ``eval_dataset``.
-    ``options`` are those of :func:`diloco.join`; ``config`` is by default the model's own.
+    ``replica`` is the number of the replica, by default ``REPLICA_RANK``. With ``trainer``, rounds
+    are logged through that Trainer, and its ``evaluate`` is called if it has an ``eval_dataset``,
+    in the rounds given by the group's ``eval_every`` when this replica is scheduled to evaluate.
+    ``options`` are those of :func:`diloco.join`; ``config`` defaults to the model's.
 
-    After an exception in ``Trainer.train`` the group is left by :meth:`close`, or at the end of the
-    process.
+    After an exception in ``Trainer.train``, the replica leaves the group by :meth:`close` or at the
+    end of the process.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is unty
         self._logged_round = 0
         self._final: list[Tensor] = []
 
-    # -- the Trainer's events --------------------------------------------------------------------
+    # -- Trainer events --------------------------------------------------------------------------
 
     def on_train_begin(
         self,
@@ -89,7 +88,7 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is unty
                 self._uri,
                 replica=self._replica,
                 model=model,
-                # accelerate's wrapper skips steps by itself; the state is the optimizer's inside.
+                # accelerate's wrapper can skip steps; the wrapped optimizer has the state.
                 inner_optimizer=getattr(optimizer, "optimizer", optimizer),
                 **{**options, **self._options},
             )
@@ -98,7 +97,7 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is unty
             raise
         self._logged_round = self.group.round - 1
         follow(scheduler, self.group.schedule_step)
-        if self.group.done:  # the run was over; the Trainer looks at the flag after a step only
+        if self.group.done:  # the run has ended; the Trainer checks the flag only after a step
             control.should_training_stop = True
             self._final = [parameter.detach().clone() for parameter in model.parameters()]
         return control
@@ -122,14 +121,14 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is unty
         lr = kwargs["optimizer"].param_groups[0]["lr"]
         wanted = control.should_log, control.should_evaluate  # logging and evaluating reset these
         try:
-            going_on = group.step(tokens=tokens, loss=loss, lr=lr)
+            continues = group.step(tokens=tokens, loss=loss, lr=lr)
         except BaseException as error:
             self.close(error)
             raise
         self._log(group)
         control.should_log, control.should_evaluate = wanted
         follow(kwargs["lr_scheduler"], group.schedule_step)
-        if not going_on:
+        if not continues:
             control.should_training_stop = True
         return control
 
@@ -145,7 +144,7 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is unty
     # -- ending ----------------------------------------------------------------------------------
 
     def close(self, error: BaseException | None = None) -> None:
-        """Leave the group, with ``error`` as the reason if there is one. May be called twice."""
+        """Leave the group, because of ``error`` if one is given. Can be called twice."""
         meter, self._meter = self._meter, None
         if meter is not None:
             meter.remove()
@@ -168,9 +167,9 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is unty
         return float(metrics["eval_loss"]), int(self._meter.evaluated)
 
     def _log(self, group: Group) -> None:
-        """One entry for each round that ended, wherever the Trainer logs."""
+        """Log each applied round once through the Trainer."""
         if self._trainer is None or not isinstance(group, Group):
-            return  # of many ranks, the first knows the rounds
+            return  # only the leader of several ranks has the rounds
         commit = group._loop.state.last_commit
         if commit is None or commit.round <= self._logged_round:
             return
@@ -188,9 +187,9 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is unty
 
 
 class _Meter:
-    """What a model's forward passes were given and gave, read by a hook.
+    """Reads labels and losses of a model's forward passes by a hook.
 
-    ``evaluated`` counts the tokens of passes without a graph since it was last set to 0.
+    ``evaluated`` counts the tokens of passes without gradients since it was last set to 0.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -204,9 +203,9 @@ class _Meter:
         self._handle.remove()
 
     def take(self) -> tuple[int, Tensor]:
-        """(tokens, mean nats per token as an fp32 scalar) since the last call.
+        """Return the tokens and the mean loss (nats per token, fp32 scalar) since the last call.
 
-        Waits for the device, as the Trainer itself does in every step to filter NaN losses.
+        Synchronises with the device, as the Trainer does in every step to filter NaN losses.
         """
         tokens, self._tokens = int(self._tokens), 0
         total, self._loss_sum = self._loss_sum, 0.0
@@ -225,9 +224,9 @@ class _Meter:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ValueError(
                 "expected a loss in the model's output, found none: label smoothing and "
-                "compute_loss_func keep it from DiLoCoCallback"
+                "compute_loss_func are not supported by DiLoCoCallback"
             )
-        # Transformers' losses are sums divided by this where the Trainer gives it, else means.
+        # Transformers' losses are sums divided by num_items_in_batch if it is given, else means.
         divisor = inputs.get("num_items_in_batch")
         self._loss_sum = self._loss_sum + loss.detach().float() * (
             tokens if divisor is None else divisor
@@ -235,24 +234,24 @@ class _Meter:
         self._tokens = self._tokens + tokens
 
     def _count(self, inputs: Mapping[str, Any]) -> Tensor | int:
-        """Tokens that the loss is a mean of, int64 scalar: labels that are predicted."""
+        """Count the labels over which the loss averages (int64 scalar)."""
         if (shifted := inputs.get("shift_labels")) is not None:
-            return _asked_for(shifted)
+            return _count_labels(shifted)
         if (labels := inputs.get("labels")) is not None:
-            return _asked_for(labels[..., 1:] if self._shifted else labels)
+            return _count_labels(labels[..., 1:] if self._shifted else labels)
         main = inputs.get("input_ids")
         return 0 if main is None else int(main.numel())
 
 
-def _asked_for(labels: Tensor) -> Tensor:
+def _count_labels(labels: Tensor) -> Tensor:
     return labels.ne(_IGNORED).sum()
 
 
 def follow(scheduler: Any, step: int) -> None:
     """Set the learning rates to those of step ``step`` of the run, counted from 0.
 
-    For schedules that are a function of the step, which all of Transformers' are but those that
-    watch a metric; these are left alone.
+    Applies to schedules that are a function of the step: all of Transformers' except those that
+    monitor a metric, which are not changed.
     """
     if not isinstance(scheduler, LambdaLR) or scheduler.last_epoch == step:
         return
@@ -267,12 +266,12 @@ def follow(scheduler: Any, step: int) -> None:
 
 
 def _shifts_labels(model: nn.Module) -> bool:
-    """Whether the model's loss predicts label t + 1 at t.
+    """Return whether the model's loss predicts label t + 1 at position t.
 
-    Asked of the loss itself: for models whose class is not called ...ForCausalLM, such as GPT-2's,
-    the Trainer takes the first label for one that is predicted.
+    Decided by the loss function: for models whose class is not named ...ForCausalLM, such as
+    GPT-2's, the Trainer counts the first label as predicted.
     """
-    base = getattr(model, "get_base_model", None)  # PEFT's
+    base = getattr(model, "get_base_model", None)  # a PEFT wrapper
     inside = base() if callable(base) else model
     if getattr(getattr(inside, "config", None), "is_encoder_decoder", False):
         return False
@@ -286,15 +285,15 @@ def _check(args: TrainingArguments) -> None:
         )
     if args.label_smoothing_factor:
         raise ValueError(
-            f"label_smoothing_factor: expected 0, found {args.label_smoothing_factor}: it keeps "
-            "the loss from DiLoCoCallback"
+            f"label_smoothing_factor: expected 0, found {args.label_smoothing_factor}: "
+            "DiLoCoCallback needs the loss of the model's output"
         )
     if args.deepspeed:
         raise ValueError("expected a Trainer without DeepSpeed, found one with it")
 
 
 def _config(model: nn.Module) -> dict[str, Any]:
-    """``config.json`` of the result, such that ``from_pretrained`` understands it."""
+    """Return the ``config.json`` that ``from_pretrained`` reads."""
     inside = bare(model)
     describe = getattr(getattr(inside, "config", None), "to_dict", None)
     if not callable(describe):

@@ -1,9 +1,9 @@
-"""Leaving of one's own accord: whether a replica is to leave, why, and how it spends the time.
+"""Graceful shutdown of a replica: the request, its reason and its schedule.
 
-It is asked by a signal, by a ``drain`` command or by its own caller, and told how long it has. For
-the first half it goes on with its inner steps, and a round that ends by then is contributed whole.
-Then it contributes what it has. The last part is for saving its own state: the optimizer is the
-largest thing that it uploads.
+A signal, a ``drain`` command or the caller requests the shutdown and sets its deadline. For the
+first half of the time the replica continues with inner steps, and contributes rounds that end by
+then. Then it contributes the steps it has. The rest of the time is for saving its state: the
+optimizer state is the largest object that it uploads.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from __future__ import annotations
 from diloco.clock import Clock
 
 STEP_SHARE = 0.5
-"""Of the time, after which no further inner step is made and no round waited for as usual."""
+"""Share of the time after which the replica makes no further inner step and closes no round."""
 BASE_SHARE = 0.65
-"""After which an open round is given up whose commit would be the base of what came since."""
+"""Share of the time after which it no longer waits for the bases of later steps."""
 COMMIT_SHARE = 0.8
-"""After which nothing is waited for."""
+"""Share of the time after which it waits for nothing."""
 
 
-class Departure:
-    """``share`` is how much of the time may be over before :meth:`is_over` says so; whoever leaves
-    sets it, stage by stage. ``begun`` is set with the first round: before it there is nothing to
-    finish, and :meth:`is_over` is true at once.
+class GracefulShutdown:
+    """A shutdown request and its schedule.
 
-    Without a lock, as it is asked in signal handlers.
+    :meth:`is_over` is true once ``share`` of the time has passed; the drain raises the share stage
+    by stage. ``begun`` is set with the first round; before it there is nothing to contribute, and
+    :meth:`is_over` is true at once. There is no lock, because signal handlers call this class.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -31,31 +31,31 @@ class Departure:
         self.begun = False
         self.reason = ""
         self._clock = clock
-        self._asked: tuple[float, float] | None = None
+        self._requested: tuple[float, float] | None = None
 
-    def ask(self, *, within_s: float = 0.0, reason: str = "") -> None:
-        """Ask to leave, at the latest in ``within_s`` seconds. Asked again, the sooner end counts.
-
-        ``reason`` stands in the last beat.
+    def request(self, *, within_s: float = 0.0, reason: str = "") -> None:
+        """Request a shutdown within ``within_s`` seconds. Of several requests the one with the
+        earliest deadline applies. ``reason`` is shown in the last heartbeat.
         """
-        now_s, asked = self._clock.monotonic(), self._asked
-        if asked is None or now_s + within_s < sum(asked):
+        now_s, requested = self._clock.monotonic(), self._requested
+        if requested is None or now_s + within_s < sum(requested):
             self.reason = reason
-            self._asked = (now_s, within_s)
+            self._requested = (now_s, within_s)
 
     @property
-    def asked(self) -> bool:
-        return self._asked is not None
+    def is_requested(self) -> bool:
+        return self._requested is not None
 
     @property
     def left_s(self) -> float:
-        """How much of the time is left, if it was asked."""
-        return max(0.0, sum(self._asked or (0.0, 0.0)) - self._clock.monotonic())
+        """Seconds until the deadline; 0 without a request."""
+        return max(0.0, sum(self._requested or (0.0, 0.0)) - self._clock.monotonic())
 
     def is_over(self, share: float | None = None) -> bool:
-        """Whether it is to leave and ``share`` (by default its own) of the time has passed."""
-        if self._asked is None:
+        """Return whether a shutdown is requested and ``share`` (default: :attr:`share`) of the time
+        has passed."""
+        if self._requested is None:
             return False
-        asked_s, within_s = self._asked
+        requested_s, within_s = self._requested
         share = self.share if share is None else share
-        return not self.begun or self._clock.monotonic() >= asked_s + share * within_s
+        return not self.begun or self._clock.monotonic() >= requested_s + share * within_s

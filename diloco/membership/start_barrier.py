@@ -1,7 +1,7 @@
-"""Before round 1: who waits for whom.
+"""The start barrier before round 1.
 
-Two waits in one: for all target replicas, but only for a while (``start_wait_s``), and for
-``start_replicas`` of them for ever, so that a gang of paid machines does not begin with one.
+A replica waits for all target replicas for up to ``start_wait_s``, and without a limit for
+``start_replicas`` of them, so that a gang of paid machines does not start with a single one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable
 
 from diloco.clock import Clock
-from diloco.membership.lease import Lease, Observer, patiently
+from diloco.membership.lease import Lease, patiently
+from diloco.membership.observer import Observer
 from diloco.protocol import keys
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import Store
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.25
 
 
-def wait_for_everybody(
+def wait_for_start(
     store: Store,
     settings: GroupSettings,
     *,
@@ -29,29 +30,26 @@ def wait_for_everybody(
     clock: Clock,
     check: Callable[[], None],
 ) -> None:
-    """Return when this replica may take its first step: enough are there, or others have begun.
+    """Wait until enough replicas are ready or another one has started.
 
-    What it waits for stands in the lease. Raises what ``check`` raises, to leave.
+    The lease shows what the replica waits for. Raises the exceptions of ``check``.
     """
-    patiently(
-        lease.beat, clock=clock, check=check
-    )  # at once: who is still syncing is not waited for
+    # Write the new state at once: the others do not wait for a replica that is still syncing.
+    patiently(lease.beat, clock=clock, check=check)
     give_up_s = clock.monotonic() + settings.start_wait_s
-    target, wanted = settings.num_replicas, settings.start_replicas
-    me, ready = {lease.identity.replica}, 1
-    while ready < wanted or clock.monotonic() < give_up_s:
+    target, required = settings.num_replicas, settings.start_replicas
+    own, ready = {lease.identity.replica}, 1
+    while ready < required or clock.monotonic() < give_up_s:
         observer.look()
         if observer.begun() or store.list(keys.contributions(1)):
             return
-        ready = len(observer.ready_to_begin() | me)
-        live = len(observer.working_towards(1) | me)
-        if ready >= wanted and live >= target:
+        ready = len(observer.ready_to_begin() | own)
+        live = len(observer.working_towards(1) | own)
+        if ready >= required and live >= target:
             return
         message = f"{live} of {target} replicas are here"
-        if ready < wanted:
-            message = (
-                f"{ready} of {target} replicas are here, the first step is taken with {wanted}"
-            )
+        if ready < required:
+            message = f"{ready} of {target} replicas are ready, training starts with {required}"
         lease.update(message=message)
         check()
         clock.sleep(POLL_S)

@@ -1,1 +1,1 @@
-"""A model as flat vectors, and the outer and inner optimizer state."""
+"""The model as flat vectors, fragments, and the state of the outer and inner optimizers."""

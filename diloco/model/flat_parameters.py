@@ -1,35 +1,65 @@
-"""The trained parameters of a model as one flat fp32 vector.
+"""The trained parameters of a model, and buffers if replicas average them, as one flat fp32 vector.
 
-The exchange, the outer step and checkpoints work on this vector; the model is read and written
-through it alone. The tensors of a fragment lie side by side in it, so that a fragment is a slice.
+The exchange, the outer step and checkpoints use this vector only. The tensors of a fragment are
+adjacent in it, so that a fragment is a slice.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from diloco.model import named_parameters
+from diloco.model.buffers import exchangeable
 from diloco.model.fragments import Slot, Table
+from diloco.model.outer_optimizer import digest
 from diloco.protocol.blocks import Span
 from diloco.protocol.group_document import canonical_json
 
 CHUNK = 2**22
-"""Elements of a parameter that are read at a time where a whole fragment would be too much."""
+"""Elements of a parameter that are read at a time to avoid a temporary of a fragment's size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Elements of a tensor, ``values`` (n,), and their position in a vector of held elements."""
+
+    slot: Slot
+    values: Tensor
+    at: int
+
+    @property
+    def stop(self) -> int:
+        return self.at + self.values.numel()
 
 
 class Layout:
-    """The trained parameters of a model as one flat fp32 vector, fragment after fragment and in
-    the model's own order inside one (:class:`~diloco.model.fragments.Table`).
+    """The trained parameters of a model as one flat fp32 vector, ordered by fragment and by model
+    order within a fragment (:class:`~diloco.model.fragments.Table`).
 
-    Frozen parameters and buffers are not part of it; a tied parameter appears once. Where FSDP2 has
-    cut the parameters over several ranks, the vector is still the whole: :meth:`read` is then a
-    collective of all those ranks, and :meth:`write` takes the whole vector on each.
+    Frozen parameters are not included; a tied parameter appears once. With ``buffers``, those that
+    replicas average (:mod:`diloco.model.buffers`) are included after the parameters. With FSDP2 the
+    vector still contains the full parameters: :meth:`read` is a collective operation of all ranks
+    of the mesh, and :meth:`write` takes the full vector on each rank.
+
+    A process *holds* the global state of all elements, or in a replica of several ranks that of a
+    slice of each fragment (:class:`~diloco.ranks.sliced_layout.SlicedLayout`). ``held`` names what
+    depends on it: positions in the vector of held elements, and the reductions over all ranks.
     """
 
-    def __init__(self, model: nn.Module, *, fragments: int = 1, pattern: str = "strided") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        fragments: int = 1,
+        pattern: str = "strided",
+        buffers: bool = False,
+    ) -> None:
         embeddings = {
             id(parameter)
             for module in model.modules()
@@ -47,11 +77,14 @@ class Layout:
             )
             for name, parameter in trained
         ]
+        averaged = exchangeable(model) if buffers else []
+        slots += [_buffer_slot(name, buffer) for name, buffer in averaged]
         self.model_hash = _fingerprint(slots)
         self.tensors = tuple(slots)
-        """In the model's own order."""
+        """The tensors in the model's order."""
         self.table = Table(slots, fragments=fragments, pattern=pattern)
-        self._parameters = [trained[index][1] for index in self.table.order]
+        tensors: list[Tensor] = [tensor for _, tensor in (*trained, *averaged)]
+        self._parameters = [tensors[index] for index in self.table.order]
         self._sharding = named_parameters.sharding_modules(model)
 
     @property
@@ -62,106 +95,168 @@ class Layout:
     def numel(self) -> int:
         return self.table.numel
 
+    @property
+    def averaged(self) -> tuple[Span, ...]:
+        """The elements of buffers, which the outer optimizer averages."""
+        return tuple(Span(slot.offset, slot.stop) for slot in self.slots if slot.buffer)
+
     def span(self, fragment: int | None) -> Span:
-        """Where a fragment lies in the flat vector."""
+        """Return the elements of a fragment in the flat vector."""
         return self.table.span(fragment)
 
-    def _held(self, fragment: int | None) -> list[tuple[Slot, nn.Parameter]]:
+    # -- the elements that this process holds ----------------------------------------------------
+
+    @property
+    def held_numel(self) -> int:
+        return self.numel
+
+    @property
+    def held_averaged(self) -> tuple[Span, ...]:
+        """The part of :attr:`averaged` that this process holds, in its own vector."""
+        return self.averaged
+
+    def held_span(self, fragment: int | None) -> Span:
+        """Return the held elements of a fragment, or all, in the vector of held elements."""
+        return self.span(fragment)
+
+    def digest(self, held: Tensor) -> str:
+        """Return the digest of a fragment from its held elements."""
+        return digest(held)
+
+    def on_all_ranks(self, flag: bool) -> bool:
+        """Return whether ``flag`` is true on all ranks."""
+        return flag
+
+    def norm(self, held: float) -> float:
+        """Return the norm of a vector from that of its held elements."""
+        return held
+
+    # -- the model -------------------------------------------------------------------------------
+
+    def _held(self, fragment: int | None) -> list[tuple[Slot, Tensor]]:
         for module in self._sharding:
-            module.reshard()  # whole parameters left by a forward pass would hide what is written
+            module.reshard()  # a forward pass can leave full parameters, which would hide the write
         where = self.table.where(fragment)
         return list(zip(self.slots[where], self._parameters[where], strict=True))
 
+    def _pieces(self, fragment: int | None) -> Iterator[Piece]:
+        """Yield the held pieces of the parameters of a fragment, or of all. Reading a sharded
+        parameter is a collective operation, so every rank reads all of them."""
+        first = self.span(fragment).start
+        for slot, parameter in self._held(fragment):
+            values = named_parameters.read(parameter).reshape(-1)
+            yield Piece(slot=slot, values=values, at=slot.offset - first)
+
     @torch.no_grad()
     def read(self, fragment: int | None = None) -> Tensor:
-        """The parameters of a fragment, or all, as a new fp32 vector (n,) on the CPU.
+        """Return the parameters of a fragment, or all, as a new fp32 vector (n,) on the CPU.
 
-        It is pinned where the model is on a GPU, so that the copies run at full speed.
+        The vector is pinned if the model is on a GPU, so that copies run at full speed.
         """
-        held = self._held(fragment)
-        on_gpu = held[0][1].is_cuda
-        first, last = held[0][0], held[-1][0]
-        vector = torch.empty(last.stop - first.offset, dtype=torch.float32, pin_memory=on_gpu)
-        for slot, parameter in held:
-            piece = vector[slot.offset - first.offset : slot.stop - first.offset]
-            piece.copy_(named_parameters.read(parameter).reshape(-1), non_blocking=on_gpu)
+        on_gpu = self._parameters[0].is_cuda
+        numel = self.held_span(fragment).numel
+        vector = torch.empty(numel, dtype=torch.float32, pin_memory=on_gpu)
+        for piece in self._pieces(fragment):
+            vector[piece.at : piece.stop].copy_(piece.values, non_blocking=on_gpu)
         if on_gpu:
             torch.cuda.synchronize()
         return vector
 
     @torch.no_grad()
     def write(self, vector: Tensor, fragment: int | None = None) -> None:
-        """Set the parameters of a fragment, or all, in place, from a flat fp32 CPU vector (n,)."""
-        held = self._held(fragment)
-        first = held[0][0].offset
-        for slot, parameter in held:
+        """Set the parameters of a fragment, or all, in place from a flat fp32 CPU vector (n,)."""
+        parameters = self._held(fragment)
+        first = parameters[0][0].offset
+        for slot, parameter in parameters:
             piece = vector[slot.offset - first : slot.stop - first]
             named_parameters.write(parameter, piece.view(slot.shape))
 
     @torch.no_grad()
     def progress(self, base: Tensor, fragment: int | None = None) -> Tensor:
-        """``local - base`` of a fragment, or all: a new fp32 vector (n,) on the CPU.
+        """Return ``local - base`` of a fragment, or all, as a new fp32 vector (n,) on the CPU.
 
-        ``base`` (n,) is what was written into the model; a parameter of lower precision holds it
-        rounded, and that rounding is no progress.
+        ``base`` (n,) are the values written to the model. A parameter of lower precision holds them
+        rounded; this rounding does not count as progress.
         """
-        local = self.read(fragment)
-        slots = self.table.slots_of(fragment)
-        first = slots[0].offset
-        for slot in slots:
-            where = slice(slot.offset - first, slot.stop - first)
-            local[where].sub_(_held_in(slot, base[where]))
-        return local
+        into = torch.empty(self.held_span(fragment).numel, dtype=torch.float32)
+        self.put_progress(into, base, fragment, add=False)
+        return into
 
     @torch.no_grad()
     def put_progress(
         self, into: Tensor, base: Tensor, fragment: int | None = None, *, add: bool
     ) -> None:
-        """As :meth:`progress`, but written ``into`` (n,) fp32 on the CPU, or added to it, a few
-        megabytes at a time: nothing of the fragment's size is made."""
-        held = self._held(fragment)
-        first = held[0][0].offset
+        """Write :meth:`progress` to ``into`` (n,) fp32 on the CPU, or add it, a few megabytes at a
+        time, without a temporary of the fragment's size."""
         scratch = torch.empty(
-            min(CHUNK, into.numel()), dtype=torch.float32, pin_memory=held[0][1].is_cuda
+            min(CHUNK, into.numel()), dtype=torch.float32, pin_memory=self._parameters[0].is_cuda
         )
-        for slot, parameter in held:
-            whole = named_parameters.read(parameter).reshape(-1)
-            for start in range(0, slot.numel, CHUNK):
-                local = whole[start : start + CHUNK]
-                piece = scratch[: local.numel()].copy_(local)
-                offset = slot.offset - first + start
-                where = slice(offset, offset + local.numel())
-                piece.sub_(_held_in(slot, base[where]))
+        for piece in self._pieces(fragment):
+            for start in range(0, piece.values.numel(), CHUNK):
+                local = piece.values[start : start + CHUNK]
+                where = slice(piece.at + start, piece.at + start + local.numel())
+                change = scratch[: local.numel()].copy_(local)
+                change.sub_(_rounded(piece.slot, base[where]))
                 if add:
-                    into[where].add_(piece)
+                    into[where].add_(change)
                 else:
-                    into[where].copy_(piece)
+                    into[where].copy_(change)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restore the tensors that this rank holds at the end of the block, bit by bit, whatever
+        the block has written to them. Needs a copy of them in host memory, but no communication."""
+        copies = [t.to("cpu", copy=True) for t in self._held_here()]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, copy in zip(self._held_here(), copies, strict=True):
+                    tensor.copy_(copy)
+
+    def _held_here(self) -> list[Tensor]:
+        return [named_parameters.local(parameter) for _, parameter in self._held(None)]
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """Name -> fp32 view of shape ``slot.shape`` into ``vector``."""
+        """Return fp32 views of ``vector`` with shape ``slot.shape``, by name."""
         return {slot.name: vector[slot.offset : slot.stop].view(slot.shape) for slot in self.slots}
 
     def join(self, tensors: dict[str, Tensor]) -> Tensor:
-        """The inverse of :meth:`split`. Raises :class:`ValueError` on another set of tensors."""
+        """Return the vector of the tensors; the inverse of :meth:`split`. Raises
+        :class:`ValueError` for names or shapes other than the model's."""
         expected = {slot.name: slot.shape for slot in self.slots}
         found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         if expected != found:
-            odd = sorted(set(expected.items()) ^ set(found.items()))[:3]
-            raise ValueError(f"expected the model's own tensors, found others: {odd}")
+            differences = sorted(set(expected.items()) ^ set(found.items()))[:3]
+            raise ValueError(f"expected the model's own tensors, found others: {differences}")
         vector = torch.empty(self.numel, dtype=torch.float32)
         for name, view in self.split(vector).items():
             view.copy_(tensors[name])
         return vector
 
 
-def _held_in(slot: Slot, values: Tensor) -> Tensor:
-    """fp32 ``values`` as a parameter of the slot's dtype holds them, in fp32."""
+def _buffer_slot(name: str, buffer: Tensor) -> Slot:
+    """Return the slot of a buffer. RDA averages embeddings, and therefore also buffers, as they
+    are."""
+    return Slot(
+        name=name,
+        shape=tuple(buffer.shape),
+        dtype=str(buffer.dtype).removeprefix("torch."),
+        numel=buffer.numel(),
+        embedding=True,
+        buffer=True,
+    )
+
+
+def _rounded(slot: Slot, values: Tensor) -> Tensor:
+    """Return fp32 ``values`` rounded to the slot's dtype, in fp32."""
     if slot.dtype in ("bfloat16", "float16"):
         return values.to(getattr(torch, slot.dtype)).float()
     return values
 
 
 def _fingerprint(slots: list[Slot]) -> str:
-    """Of names, shapes and dtypes in the model's own order: replicas must agree on it."""
+    """Return the hash of names, shapes and dtypes in the model's order, which must be equal in all
+    replicas."""
     table = [[slot.name, list(slot.shape), slot.dtype] for slot in slots]
     return hashlib.sha256(canonical_json(table)).hexdigest()

@@ -1,11 +1,12 @@
-"""Which tensors are exchanged together: cutting a model into P fragments (arXiv:2501.18512).
+"""Divides a model into P fragments, whose tensors are exchanged together (Streaming DiLoCo,
+arXiv:2501.18512).
 
-Pure and deterministic: every replica computes the same cut from names and sizes, so nothing of it
-travels. Tensors of one layer stay together where the pattern is about layers; a layer is what
-stands under the first number in the names (``blocks.3.attention.weight`` is of ``blocks.3``), and a
-tensor without one (an embedding, the last norm) is a layer of its own.
+Pure and deterministic: every replica computes the same division from names and sizes, so it is
+never stored. Patterns for layers keep the tensors of a layer together. A layer is the name up to
+its first number (``blocks.3.attention.weight`` belongs to ``blocks.3``); a tensor without a number
+(an embedding, the last norm) is a separate layer.
 
-Patterns: *strided*, every P-th layer, so that each fragment has shallow and deep ones;
+Patterns: *strided*, every P-th layer, so that each fragment has shallow and deep layers;
 *sequential*, neighbouring layers; *size*, neighbouring tensors of about equal size.
 """
 
@@ -19,7 +20,8 @@ from diloco.protocol.blocks import Span
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """Where a tensor lies in the flat vector. ``embedding``: of an ``nn.Embedding``."""
+    """Position of a tensor in the flat vector, in elements. ``embedding``: it belongs to an
+    ``nn.Embedding``. ``buffer``: it is a buffer, which becomes the average of the replicas."""
 
     name: str
     shape: tuple[int, ...]
@@ -27,6 +29,7 @@ class Slot:
     numel: int
     offset: int = 0
     embedding: bool = False
+    buffer: bool = False
 
     @property
     def stop(self) -> int:
@@ -34,9 +37,9 @@ class Slot:
 
 
 class Table:
-    """The flat vector's order: fragment after fragment, in the model's own order inside one.
+    """The order of tensors in the flat vector: by fragment, in the model's order within a fragment.
 
-    ``order[i]`` is the index of slot i in the model's own order.
+    ``order[i]`` is the index of slot i in the model's order.
     """
 
     def __init__(self, slots: Sequence[Slot], *, fragments: int, pattern: str) -> None:
@@ -52,7 +55,7 @@ class Table:
             placed.append(replace(slots[index], offset=placed[-1].stop if placed else 0))
         self.slots = tuple(placed)
         self.numel = placed[-1].stop
-        self._slices: list[slice] = []  # of self.slots, by fragment
+        self._slices: list[slice] = []  # into self.slots, by fragment
         for fragment in range(fragments):
             start = self._slices[-1].stop if self._slices else 0
             self._slices.append(slice(start, start + fragment_of.count(fragment)))
@@ -62,15 +65,16 @@ class Table:
         return len(self._slices)
 
     def where(self, fragment: int | None) -> slice:
-        """Of the slots of a fragment, or all."""
+        """Return the slice of ``slots`` of a fragment, or of all."""
         return slice(None) if fragment is None else self._slices[fragment]
 
     def slots_of(self, fragment: int | None) -> tuple[Slot, ...]:
-        """The slots of a fragment, or all; their offsets are those in the whole vector."""
+        """Return the slots of a fragment, or all; their offsets are relative to the whole
+        vector."""
         return self.slots[self.where(fragment)]
 
     def span(self, fragment: int | None) -> Span:
-        """Where a fragment lies in the flat vector."""
+        """Return the elements of a fragment in the flat vector."""
         slots = self.slots_of(fragment)
         return Span(slots[0].offset, slots[-1].stop)
 
@@ -78,7 +82,7 @@ class Table:
 def assign(
     names: Sequence[str], numels: Sequence[int], *, fragments: int, pattern: str
 ) -> list[int]:
-    """The fragment of each tensor; every fragment gets at least one.
+    """Return the fragment of each tensor; every fragment gets at least one.
 
     Raises :class:`ValueError` for more fragments than tensors.
     """
@@ -91,7 +95,7 @@ def assign(
         return _by_size(numels, fragments)
     layers = [layer_of(name) for name in names]
     if len(set(layers)) < fragments:
-        layers = list(names)  # too few layers: every tensor counts as one
+        layers = list(names)  # too few layers: use single tensors
     order = {layer: index for index, layer in enumerate(dict.fromkeys(layers))}
     if pattern == "strided":
         return [order[layer] % fragments for layer in layers]
@@ -100,7 +104,7 @@ def assign(
 
 
 def layer_of(name: str) -> str:
-    """The name up to its first number, or the whole name."""
+    """Return the name up to its first number, or the whole name."""
     parts = name.split(".")
     for index, part in enumerate(parts):
         if part.isdigit():
@@ -109,13 +113,15 @@ def layer_of(name: str) -> str:
 
 
 def _by_size(numels: Sequence[int], fragments: int) -> list[int]:
-    """Neighbours, each fragment closed when it has its share of what is left."""
+    """Assign neighbours; a fragment is closed when it has its share of the remaining elements."""
     assigned: list[int] = []
     fragment, taken, left = 0, 0, sum(numels)
     share = left / fragments
     for index, numel in enumerate(numels):
         last = fragment == fragments - 1
-        must = len(numels) - index == fragments - 1 - fragment  # the rest need one tensor each
+        must = (
+            len(numels) - index == fragments - 1 - fragment
+        )  # the remaining fragments need one tensor each
         # Closing before this tensor misses the share by less than closing after it.
         better = taken > 0 and abs(taken - share) <= abs(taken + numel - share)
         if index and not last and assigned[-1] == fragment and (better or must):

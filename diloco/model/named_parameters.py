@@ -1,19 +1,19 @@
-"""The trained parameters of a model, whatever it is wrapped in and however it is sharded.
+"""The trained parameters of a model, independent of wrappers and sharding.
 
-Names are the bare model's: what DistributedDataParallel, torch.compile and activation
-checkpointing put in front or in between is taken away, so that replicas of one group may each be
-wrapped in their own way. A parameter that FSDP2 (``fully_shard``) has cut over several ranks is a
-DTensor; it is read whole and written from the whole, one parameter at a time.
+Names are those of the bare model: prefixes and infixes of DistributedDataParallel, torch.compile
+and activation checkpointing are removed, so that replicas of one group can use different wrappers.
+A parameter that FSDP2 (``fully_shard``) has sharded is a DTensor; it is read and written as a full
+tensor, one parameter at a time.
 
-What it leaves out: FSDP1 (``FullyShardedDataParallel``), whose flat shards have no names of their
-own, and tensor parallelism inside FSDP2 (strided shards).
+Not supported: FSDP1 (``FullyShardedDataParallel``), whose flat shards have no separate names, and
+tensor parallelism that divides the same dimension as FSDP2 (strided shards).
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_INSIDE = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
-"""What torch.compile, activation checkpointing and FSDP1 put into the names of what they wrap."""
+_WRAPPER_NAMES = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+"""Name components that torch.compile, activation checkpointing and FSDP1 add."""
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel, DataParallel and torch.compile."""
+    """Return the model inside DistributedDataParallel, DataParallel and torch.compile."""
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
@@ -41,14 +41,15 @@ def bare(model: nn.Module) -> nn.Module:
 
 
 def bare_name(name: str) -> str:
-    """A parameter's name without what wrappers of inner modules add to it."""
-    return ".".join(part for part in name.split(".") if part not in _INSIDE)
+    """Return a parameter's name without the components that wrappers of inner modules add."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPER_NAMES)
 
 
 def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """(name, parameter) of what is trained, in the model's own order; a tied one appears once.
+    """Return (name, parameter) of the trained parameters in the model's order; a tied parameter
+    appears once.
 
-    Raises :class:`ValueError` for a model without any, or sharded by FSDP1.
+    Raises :class:`ValueError` for a model without any, and for FSDP1.
     """
     model = bare(model)
     for module in model.modules():
@@ -57,76 +58,97 @@ def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
                 "expected a model sharded by torch.distributed.fsdp.fully_shard, "
                 "found one wrapped in FullyShardedDataParallel"
             )
-    found = [(bare_name(n), p) for n, p in model.named_parameters() if p.requires_grad]
-    if not found:
+    named = [(bare_name(n), p) for n, p in model.named_parameters() if p.requires_grad]
+    if not named:
         raise ValueError("expected a model with trainable parameters, found none")
-    return found
+    return named
 
 
-def check_optimizer(model: nn.Module, optimizer: object) -> None:
-    """Raise :class:`ValueError` for an optimizer that holds none of the trained parameters: that of
-    another model, or made before the parameters were replaced (moved to FSDP, for example)."""
-    groups = getattr(optimizer, "param_groups", None)
-    if not groups:
-        return
-    held = {id(parameter) for group in groups for parameter in group["params"]}
+def check_optimizers(model: nn.Module, optimizers: Iterable[object]) -> None:
+    """Raise :class:`ValueError` for optimizers without any trained parameter: those of another
+    model, or created before the parameters were replaced (for example by FSDP)."""
     named = trained(model)
-    missing = [name for name, parameter in named if id(parameter) not in held]
-    if len(missing) == len(named):
-        raise ValueError(
-            f"inner_optimizer: expected the parameters of the model that joins, found none of its "
-            f"{len(named)} (the first is {missing[0]}). Make the optimizer from model.parameters() "
-            "after the model is wrapped or moved"
-        )
+    missing = dict(named)
+    for optimizer in optimizers:
+        groups = getattr(optimizer, "param_groups", None)
+        if not groups:
+            return
+        held = {id(parameter) for group in groups for parameter in group["params"]}
+        own = [name for name, parameter in named if id(parameter) in held]
+        if not own:
+            raise ValueError(
+                f"inner_optimizer: expected the parameters of the joining model, found none of its "
+                f"{len(named)} (the first is {named[0][0]}). Create the optimizer from "
+                "model.parameters() after the model is wrapped or moved"
+            )
+        for name in own:
+            missing.pop(name, None)
     if missing:
         log.warning(
-            "%d trained parameters are not in the inner optimizer and will not change here: %s",
-            len(missing), _first(missing),
-        )  # fmt: skip
-
-
-def warn_of_buffers(model: nn.Module) -> None:
-    """Log the buffers that training changes: each replica keeps its own."""
-    model = bare(model)
-    kept = model.state_dict().keys()
-    found = [
-        bare_name(name)
-        for name, buffer in model.named_buffers()
-        if name in kept and buffer.is_floating_point()
-    ]
-    if found:
-        log.warning(
-            "buffers are never exchanged, each replica keeps its own (%d, such as %s): running "
-            "statistics of BatchNorm differ between replicas, and the final weights have those of "
-            "the replica that publishes them",
-            len(found), _first(found),
-        )  # fmt: skip
+            "%d trained parameters are in no inner optimizer and will not change here: %s",
+            len(missing),
+            first_names(list(missing)),
+        )
 
 
 def check_trained(model: nn.Module, names: frozenset[str]) -> None:
-    """Raise :class:`ValueError` if parameters are trained that were frozen, or not there, when the
-    model joined: they would never be exchanged."""
-    new = [name for name, _ in trained(model) if name not in names]
-    if new:
+    """Raise :class:`ValueError` unless the trained parameters are those of the join.
+
+    New ones would never be exchanged. Frozen ones would still be changed by the outer momentum.
+    """
+    now = [name for name, _ in trained(model)]
+    if new := [name for name in now if name not in names]:
         raise ValueError(
             f"expected the {len(names)} parameters that were trained when the model joined, found "
-            f"{len(new)} more: {_first(new)}. Set requires_grad and add parameters before join; a "
-            "group trains the same parameters to its end"
+            f"{len(new)} more: {first_names(new)}. Set requires_grad and add parameters before "
+            "join; a group trains the same parameters to its end"
+        )
+    if frozen := sorted(names.difference(now)):
+        raise ValueError(
+            f"expected the {len(names)} parameters that were trained when the model joined, found "
+            f"{len(frozen)} without requires_grad: {first_names(frozen)}. The group still changes "
+            "them. Set requires_grad before each call of step, or freeze them before join on all "
+            "replicas"
         )
 
 
-def _first(names: list[str]) -> str:
+def first_names(names: list[str]) -> str:
+    """Return the first three names as a text."""
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def is_sharded(parameter: Tensor) -> bool:
-    """Whether each rank holds a part of it, so that reading it is a collective operation."""
-    tensor = sys.modules.get("torch.distributed.tensor")  # nobody has made a DTensor without it
+    """Return whether each rank holds a part of the parameter, so that reading it is a collective
+    operation."""
+    tensor = sys.modules.get("torch.distributed.tensor")  # a DTensor exists only if it is imported
     return tensor is not None and isinstance(parameter, tensor.DTensor)
 
 
+def check_placements(model: nn.Module) -> None:
+    """Raise :class:`ValueError` for a sharded parameter that can't be read and written whole.
+
+    Supported are DTensors on any mesh whose placements are ``Shard`` and ``Replicate``: FSDP2, HSDP
+    and tensor parallelism on another dimension than FSDP2.
+    """
+    tensor = sys.modules.get("torch.distributed.tensor")
+    for name, parameter in model.named_parameters():
+        if tensor is None or not is_sharded(parameter):
+            continue
+        placements: Any = parameter
+        for placement in placements.placements:
+            if type(placement) not in (tensor.Shard, tensor.Replicate):
+                mesh = placements.device_mesh.mesh_dim_names or placements.device_mesh.ndim
+                raise ValueError(
+                    f"expected parameters with the placements Shard and Replicate, found "
+                    f"{placement!r} of {bare_name(name)} on the mesh {mesh}: tensor parallelism "
+                    "and fully_shard divide the same dimension of this parameter, which a replica "
+                    "of several ranks does not support. Use fully_shard alone, or let tensor "
+                    "parallelism divide another dimension"
+                )
+
+
 def sharding_modules(model: nn.Module) -> list[FSDPModule]:
-    """The modules whose parameters FSDP2 swaps for whole ones while they compute."""
+    """Return the modules whose parameters FSDP2 replaces by full ones while they compute."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return []
@@ -134,37 +156,47 @@ def sharding_modules(model: nn.Module) -> list[FSDPModule]:
 
 
 def read(parameter: Tensor) -> Tensor:
-    """The whole parameter, of its own shape, dtype and device; detached.
+    """Return the full parameter, detached, with its shape, dtype and device.
 
-    Shares memory where it is not sharded. Where it is, a collective of all its ranks.
+    Shares memory with an unsharded parameter. For a sharded one it is a collective operation of all
+    its ranks.
     """
     if is_sharded(parameter):
         sharded: Any = parameter.detach()
-        whole: Tensor = sharded.full_tensor()
-        return whole
+        full: Tensor = sharded.full_tensor()
+        return full
+    return parameter.detach()
+
+
+def local(parameter: Tensor) -> Tensor:
+    """Return the part of a parameter that this rank holds, detached, in the parameter's memory."""
+    if is_sharded(parameter):
+        sharded: Any = parameter.detach()
+        part: Tensor = sharded.to_local()
+        return part
     return parameter.detach()
 
 
 @torch.no_grad()
-def write(parameter: Tensor, whole: Tensor) -> None:
-    """Set a parameter in place from the whole (its shape, any dtype and device).
+def write(parameter: Tensor, full: Tensor) -> None:
+    """Set a parameter in place from the full tensor (its shape, any dtype and device).
 
-    Where it is sharded, each rank takes its part, without communication.
+    Each rank of a sharded parameter takes its part without communication.
     """
     if not is_sharded(parameter):
-        parameter.copy_(whole)
+        parameter.copy_(full)
         return
     from torch.distributed.tensor import distribute_tensor
 
     held: Any = parameter
-    mine = distribute_tensor(whole, held.device_mesh, held.placements, src_data_rank=None)
-    held.to_local().copy_(mine.to_local())
+    local = distribute_tensor(full, held.device_mesh, held.placements, src_data_rank=None)
+    held.to_local().copy_(local.to_local())
 
 
 def state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(bare name, whole tensor) of the model's state dict, each tied one once, one at a time.
+    """Yield (bare name, full tensor) of the model's state dict one at a time, tied tensors once.
 
-    Where tensors are sharded, a collective of all their ranks, which must all exhaust it.
+    For sharded tensors it is a collective operation: all their ranks must exhaust it.
     """
     model = bare(model)
     tensors = model.state_dict()

@@ -1,66 +1,124 @@
-"""The outer side of DiLoCo: averaging pseudo-gradients and the outer step.
+"""The outer optimization of DiLoCo: weighted sums of pseudo-gradients, the outer step, norms and
+digests.
 
 Sign: the pseudo-gradient is ``base - local`` (arXiv:2311.08105, algorithm 1, line 12), so the outer
 optimizer *descends* along it.
 
-Everything here runs on the CPU in fp32 by separate multiplies and adds in a fixed order, so that
-every replica computes the same bits (invariant I3): no ``torch.optim``, ``alpha=``, ``lerp`` or
-``addcmul``, whose fused multiply-adds differ between machines, and no ``sum``, whose order changes
-with the number of threads.
+All operations run on the CPU in fp32 as separate multiplications and additions in a fixed order, so
+that every replica computes the same bits (invariant I3). Not used: ``torch.optim``, ``alpha=``,
+``lerp`` and ``addcmul``, whose fused multiply-adds differ between machines, and ``sum``, whose
+order depends on the number of threads.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 
 import torch
 import xxhash
 from torch import Tensor
 
+from diloco.model.outer_rules import Nesterov, OuterRule, load_rule
 from diloco.protocol.blocks import Span
+from diloco.protocol.outer_schedule import outer_lr_at
+from diloco.protocol.settings import GroupSettings
 
 DIGEST_CHUNK = 4 * 2**20
 NORM_CHUNK = 2**16
-"""Elements whose squares are added in a tree; a power of two that stays in a core's cache."""
+"""Elements whose squares are added in a binary tree; a power of two that fits into a core's
+cache."""
+PIECE = NORM_CHUNK * 16
+"""Elements of a piece of the outer step."""
+FAST_PIECE = 2**16
+SMALLEST_FAST, LARGEST_FAST = 1e-20, 1e37
+"""Sums of squares in fp32 outside this range can have lost elements or be infinite."""
 NORM_TOP = 256
-"""Width of a tree's top, whose levels are too small to be added on their own."""
+"""Width of the top of a tree; its levels are too small to be added one tree at a time."""
 
 
 class OuterOptimizer:
-    """SGD with Nesterov momentum on flat fp32 CPU vectors.
+    """The outer step and its state, on flat fp32 CPU vectors.
 
-    With g the averaged pseudo-gradient: ``m = mu*m + g``; ``w = w - lr*(mu*m + g)``. Equal to
-    ``torch.optim.SGD(nesterov=True)`` in exact arithmetic.
+    ``rule`` is by default :class:`~diloco.model.outer_rules.Nesterov` with ``momentum``;
+    ``schedule`` maps the number of a committed round to its learning rate, by default ``lr``. The
+    elements ``averaged`` do not follow the rule: they become the average of the contributors.
     """
 
-    def __init__(self, *, lr: float, momentum: float, numel: int) -> None:
-        self.lr = lr
-        self.momentum = momentum
-        self.buffer = torch.zeros(numel, dtype=torch.float32)
+    def __init__(
+        self,
+        *,
+        lr: float,
+        momentum: float,
+        numel: int,
+        rule: OuterRule | None = None,
+        schedule: Callable[[int], float] | None = None,
+        averaged: Sequence[Span] = (),
+    ) -> None:
+        self._rule = rule or Nesterov(momentum)
+        self._lr_at = schedule or (lambda round: lr)
+        self._averaged = averaged
+        self.vectors = {name: torch.zeros(numel) for name in self._rule.vectors}
+        """The state vectors by name, (numel,) fp32."""
+
+    @classmethod
+    def of(
+        cls, settings: GroupSettings, numel: int, averaged: Sequence[Span] = ()
+    ) -> OuterOptimizer:
+        """Create the outer optimizer of a group. Raises the errors of
+        :func:`~diloco.model.outer_rules.load_rule`."""
+        return cls(
+            lr=settings.outer_lr,
+            momentum=settings.outer_momentum,
+            numel=numel,
+            rule=load_rule(settings),
+            schedule=lambda round: outer_lr_at(settings, round),
+            averaged=averaged,
+        )
+
+    def with_vectors(self, vectors: dict[str, Tensor]) -> OuterOptimizer:
+        """Return this optimizer with other state vectors."""
+        other = copy(self)
+        other.vectors = vectors
+        return other
 
     @torch.no_grad()
-    def step(self, weights: Tensor, gradient: Tensor, where: Span | None = None) -> float:
+    def step(
+        self,
+        weights: Tensor,
+        gradient: Tensor,
+        where: Span | None = None,
+        *,
+        round: int = 1,
+        present: float = 1.0,
+    ) -> float:
         """Update the elements ``where`` of ``weights`` (numel,), or all, in place along
-        ``gradient`` (n,), which is used up; returns the L2 norm of the change."""
+        ``gradient`` (n,), and return the L2 norm of the change, whose last bits depend on the CPU.
+        ``round`` is the number of the committed round, from 1. ``present`` is the sum of the
+        contributions' weights, below 1 if a replica is late: the averaged elements are divided by
+        it."""
         where = where or Span(0, weights.numel())
-        buffer = self.buffer[where.start : where.stop]
-        buffer.mul_(self.momentum)
-        buffer.add_(gradient)
-        squares = 0.0
-        for start in range(0, gradient.numel(), NORM_CHUNK * 16):
-            piece = slice(start, start + NORM_CHUNK * 16)
-            update = buffer[piece].mul(self.momentum)
-            update.add_(gradient[piece])
-            update.mul_(self.lr)
-            weights[where.start : where.stop][piece].sub_(update)
-            squares += sum_of_squares(update)
+        lr, squares = self._lr_at(round), 0.0
+        for start in range(where.start, where.stop, PIECE):
+            piece = slice(start, min(start + PIECE, where.stop))
+            change = gradient[piece.start - where.start : piece.stop - where.start]
+            state = {name: vector[piece] for name, vector in self.vectors.items()}
+            update = self._rule.update(change, state, lr=lr)
+            for span in self._averaged:
+                first, last = max(span.start, piece.start), min(span.stop, piece.stop)
+                if first < last:
+                    inside = slice(first - piece.start, last - piece.start)
+                    update[inside] = change[inside].mul(1.0 / present)
+            weights[piece].sub_(update)
+            squares += fast_sum_of_squares(update)
         return _root(squares)
 
 
 class WeightedSum:
-    """``0 + w1*x1 + w2*x2 + ...`` over fp32 CPU vectors in the order given, into (numel,) fp32."""
+    """``0 + w1*x1 + w2*x2 + ...`` over fp32 CPU vectors in the given order, accumulated in
+    ``total`` (numel,) fp32."""
 
     def __init__(self, total: Tensor) -> None:
         self.total = total.zero_()
@@ -68,7 +126,7 @@ class WeightedSum:
 
     @torch.no_grad()
     def add(self, start: int, vector: Tensor, weight: float) -> None:
-        """Add ``weight * vector`` to the elements from ``start``; ``vector`` is left unchanged."""
+        """Add ``weight * vector`` to the elements from ``start``; ``vector`` is not modified."""
         if self._scratch.numel() < vector.numel():
             self._scratch = torch.empty_like(vector)
         scaled = torch.mul(vector, weight, out=self._scratch[: vector.numel()])
@@ -77,10 +135,10 @@ class WeightedSum:
 
 @torch.no_grad()
 def rescale(vector: Tensor, pieces: Sequence[tuple[Span, float]]) -> None:
-    """Give each piece of a merged vector its length, in place: the second half of RDA.
+    """Scale each piece of a merged vector to its norm, in place: the second half of RDA.
 
-    ``vector`` holds the weighted sum of unit vectors, a direction; ``pieces`` the weighted mean of
-    the norms (Decoupled DiLoCo, arXiv:2604.21428). A piece without a direction stays zero.
+    ``vector`` holds weighted sums of unit vectors, that is directions; ``pieces`` the weighted mean
+    of the norms (Decoupled DiLoCo, arXiv:2604.21428). A zero piece stays zero.
     """
     for span, length in pieces:
         piece = vector[span.start : span.stop]
@@ -91,18 +149,33 @@ def rescale(vector: Tensor, pieces: Sequence[tuple[Span, float]]) -> None:
 
 @torch.no_grad()
 def sum_of_squares(vector: Tensor) -> float:
-    """By fp64 sums over a fixed binary tree: the same bits on any CPU, any thread count."""
+    """Return the sum of squares in fp64, added in a fixed binary tree: the same bits on any CPU and
+    with any number of threads."""
     whole = vector.numel() // NORM_CHUNK
     tops = torch.empty(whole, NORM_TOP, dtype=torch.float64)
     for index in range(whole):
         squares = _squares(vector[index * NORM_CHUNK : (index + 1) * NORM_CHUNK])
         tops[index] = _fold(squares, NORM_TOP)
-    # The last levels of all trees at once: one by one the calls would cost more than the sums.
+    # The last levels of all trees at once: separate calls would cost more than the sums.
     total = 0.0
     for square in _fold(tops.t().contiguous(), 1)[0].tolist() if whole else []:
         total += square
     if rest := vector.numel() % NORM_CHUNK:
         total += float(_fold(_squares(vector[-rest:]), 1)[0])
+    return total
+
+
+@torch.no_grad()
+def fast_sum_of_squares(vector: Tensor) -> float:
+    """Return the sum of squares within a relative error of 1e-5; its last bits depend on the CPU.
+
+    Pieces are summed in fp32, and those whose sum could leave its range by :func:`sum_of_squares`.
+    """
+    total = 0.0
+    for piece in torch.split(vector, FAST_PIECE):
+        squares = float(torch.dot(piece, piece))
+        is_safe = SMALLEST_FAST < squares < LARGEST_FAST
+        total += squares if is_safe else sum_of_squares(piece)
     return total
 
 
@@ -112,8 +185,8 @@ def _squares(vector: Tensor) -> Tensor:
 
 
 def _fold(values: Tensor, stop: int) -> Tensor:
-    """Levels of the tree, along the first dimension and in place, until ``stop`` are left: the
-    upper half is added onto the lower; a middle element waits for the next level."""
+    """Add levels of the tree along the first dimension, in place, until ``stop`` values are left:
+    the upper half is added to the lower; a middle element moves to the next level."""
     count = values.shape[0]
     while count > stop:
         half = (count + 1) // 2
@@ -123,7 +196,7 @@ def _fold(values: Tensor, stop: int) -> Tensor:
 
 
 def l2_norm(vector: Tensor) -> float:
-    """L2 norm by :func:`sum_of_squares`; NaN where an element is not finite."""
+    """Return the L2 norm by :func:`sum_of_squares`; NaN if an element is not finite."""
     return _root(sum_of_squares(vector))
 
 
@@ -132,29 +205,46 @@ def _root(squares: float) -> float:
 
 
 class ContentDigest:
-    """Content address of bytes that come in pieces: the sha256 of the xxh3_128 of every 4 MiB.
+    """Content address of bytes that arrive in pieces: the sha256 of the xxh3_128 of every 4 MiB.
 
-    It is against damage and divergence, not against malice, and ten times as fast as sha256.
-    Pieces must be multiples of 4 MiB, but for the last.
+    Detects damage and divergence, not attacks, and is ten times as fast as sha256. All pieces but
+    the last must be multiples of 4 MiB.
     """
 
     def __init__(self) -> None:
         self._sha = hashlib.sha256()
 
     def update(self, data: memoryview) -> None:
-        for start in range(0, len(data), DIGEST_CHUNK):
-            self._sha.update(xxhash.xxh3_128_digest(data[start : start + DIGEST_CHUNK]))
+        """Add the next piece."""
+        self.update_chunks(chunk_digests(data))
+
+    def update_chunks(self, digests: bytes) -> None:
+        """Add the next piece by its :func:`chunk_digests`."""
+        self._sha.update(digests)
 
     def hexdigest(self) -> str:
+        """Return the digest of the pieces so far."""
         return self._sha.hexdigest()
 
 
+def chunk_digests(data: memoryview) -> bytes:
+    """Return the xxh3_128 of every 4 MiB, 16 bytes each."""
+    starts = range(0, len(data), DIGEST_CHUNK)
+    return b"".join(xxhash.xxh3_128_digest(data[n : n + DIGEST_CHUNK]) for n in starts)
+
+
+def vector_bytes(vector: Tensor) -> memoryview:
+    """Return the bytes of a flat fp32 CPU vector, without a copy if it is contiguous."""
+    return memoryview(vector.contiguous().numpy()).cast("B")  # type: ignore[arg-type]
+
+
 def content_digest(data: memoryview) -> str:
-    found = ContentDigest()
-    found.update(data)
-    return found.hexdigest()
+    """Return the :class:`ContentDigest` of ``data``."""
+    content = ContentDigest()
+    content.update(data)
+    return content.hexdigest()
 
 
 def digest(vector: Tensor) -> str:
-    """:class:`ContentDigest` of a flat fp32 CPU vector's bytes."""
-    return content_digest(memoryview(vector.contiguous().numpy()).cast("B"))  # type: ignore[arg-type]
+    """Return the :class:`ContentDigest` of a flat fp32 CPU vector's bytes."""
+    return content_digest(vector_bytes(vector))

@@ -1,8 +1,8 @@
 """State trees as JSON plus tensors, never pickled (invariant I7).
 
-A tree is what ``state_dict()`` returns: dicts, lists, tuples, strings, numbers, booleans, None and
-tensors. It is split into a JSON skeleton and a flat dict of tensors for safetensors; anything else
-is refused by its place and type.
+A tree is the result of ``state_dict()``: dicts, lists, tuples, strings, numbers, booleans, None and
+tensors. It is split into a JSON skeleton and a flat dict of tensors for safetensors; the error for
+any other value names its path and type.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from torch import Tensor
 
 
 def split_tree(tree: Any) -> tuple[Any, dict[str, Tensor]]:
-    """(JSON-able skeleton, tensors by name). Raises :class:`TypeError` for anything else.
+    """Return (JSON-compatible skeleton, tensors by name). Raises :class:`TypeError` for other
+    values. The tensors are those of the tree, not copies, on its devices.
 
-    Containers are tagged, because JSON has neither tuples nor keys that are numbers, and optimizer
-    states have both.
+    Containers are tagged, because JSON has neither tuples nor numeric keys, and optimizer states
+    have both.
     """
     tensors: dict[str, Tensor] = {}
     return _split(tree, "state", tensors), tensors
 
 
 def join_tree(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of :func:`split_tree`. Raises :class:`ValueError` where they do not match."""
+    """Return the tree; the inverse of :func:`split_tree`. Raises :class:`ValueError` if skeleton
+    and tensors do not match."""
     if not isinstance(skeleton, dict):
         return skeleton
     match skeleton:
@@ -53,8 +55,7 @@ def _split(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         return value
     if isinstance(value, Tensor):
         name = str(len(tensors))
-        # A copy of its own: safetensors refuses tensors that share memory.
-        tensors[name] = value.detach().cpu().contiguous().clone()
+        tensors[name] = value.detach()
         return {"tensor": name}
     if isinstance(value, list | tuple):
         items = [_split(item, f"{where}[{index}]", tensors) for index, item in enumerate(value)]

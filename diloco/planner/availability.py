@@ -1,21 +1,25 @@
-"""What failing replicas cost a group: time without them, work that is lost, waiting for them.
+"""The cost of failing replicas to a group: missing replicas, lost work, waiting survivors.
 
 Pure arithmetic, for :mod:`diloco.planner.prediction`. With N replicas and quorum K:
 
-- A replica dies every ``mtbf_s`` on average and is away for D, so it is there for
-  ``a = mtbf / (mtbf + D)`` of the time. For M learners that share a fleet, whose MTBF is counted
-  over all of it, this is ``M * MTBF / (M * MTBF + D)``, which describes the goodput that Decoupled
-  DiLoCo reports (arXiv:2604.21428).
-- A round needs K of N. Replicas fail independently, so the number that is there is binomial(N, a);
-  below K everybody waits.
-- What a dead replica had not contributed is lost. It contributes every ``x = H * step_s / mtbf`` of
-  its expected life; with exponential lifetimes ``x / (exp(x) - 1)`` of the work is kept, about
-  ``1 - x/2`` (the renewal argument of checkpoint intervals: Young 1974, Daly 2006).
-- The survivors wait for a dead replica until its lease is out, and for its successor, which begins
-  in the middle of a round, to arrive: both at most for the grace window, both less what overlap
-  hides, both averaged over a moment that is uniform in the round.
+- A replica fails every ``mtbf_s`` on average and is absent for D, so its availability is ``a = mtbf
+  / (mtbf + D)``. For M learners that share a fleet, whose MTBF is that of the whole fleet, this is
+  ``M * MTBF / (M * MTBF + D)``, the formula for the goodput that Decoupled DiLoCo reports
+  (arXiv:2604.21428).
+- A round needs K of N replicas. Replicas fail independently, so the number of live replicas is
+  binomial(N, a); below K the group waits.
+- The work that a replica had not contributed before it failed is lost. It contributes every ``x = H
+  * step_s / mtbf`` of its expected lifetime; with exponential lifetimes a share of ``x / (exp(x) -
+  1)`` is kept, about ``1 - x/2`` (the renewal argument for checkpoint intervals: Young 1974, Daly
+  2006).
+- A contribution that misses its round (a share ``late_share`` of them) enters with a later one, and
+  keeps the share ``late_keep`` for each missed round: ``(1 - p) / (1 - p * late_keep)`` of the work
+  enters (:mod:`diloco.protocol.round_weights`).
+- The survivors wait for a failed replica until its heartbeats are missed, and for its successor,
+  which starts in the middle of a round. Both waits are limited by the grace window, reduced by the
+  overlap, and averaged over a uniformly distributed time in the round.
 
-Left out: adaptive grace and quarantine, failures that come together (a zone, a backend).
+Not modelled: adaptive grace and quarantine, correlated failures (a zone, a backend).
 """
 
 from __future__ import annotations
@@ -24,15 +28,20 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from diloco.protocol.control_pace import SUSPECTED_SHARE
 from diloco.protocol.settings import GroupSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
-    """``availability`` is of one replica; ``quorum_share`` of the time a quorum is there, and then
-    ``live_share`` of the replicas is; ``kept_share`` of their work is contributed before they die.
-    Survivors lose ``stall_s`` with each failure. ``slowdown`` is wall time over the time without
-    failures; ``goodput`` the share of N healthy replicas' work that is done in a given time."""
+class AvailabilityEstimate:
+    """The effect of failures on a group.
+
+    ``availability`` is that of one replica, ``quorum_share`` the share of time with a quorum,
+    ``live_share`` the share of live replicas during that time, ``kept_share`` the share of their
+    work that is contributed before they fail and enters the global weights. Survivors lose
+    ``stall_s`` per failure. ``slowdown`` is wall time relative to a run without failures;
+    ``goodput`` the work per time relative to N healthy replicas.
+    """
 
     availability: float
     quorum_share: float
@@ -43,74 +52,102 @@ class Outlook:
 
     @property
     def slowdown(self) -> float:
+        """Wall time relative to a run without failures."""
         if not self.quorum_share:
             return math.inf
         return (1 + self.failures_per_s * self.stall_s) / self.quorum_share
 
     @property
     def goodput(self) -> float:
+        """Work per time relative to N healthy replicas."""
         return self.live_share * self.kept_share / self.slowdown
 
 
-def look_ahead(settings: GroupSettings, *, mtbf_s: float, away_s: float, step_s: float) -> Outlook:
-    """``mtbf_s`` is one replica's, inf for never; ``away_s`` from its death to its return."""
+def estimate_availability(
+    settings: GroupSettings,
+    *,
+    mtbf_s: float,
+    away_s: float,
+    step_s: float,
+    late_share: float = 0.0,
+) -> AvailabilityEstimate:
+    """Estimate the effect of failures and of late contributions.
+
+    ``mtbf_s`` is that of one replica (inf: it never fails), ``away_s`` the time from its failure to
+    the return of its successor, ``late_share`` the share of contributions that miss their round.
+    """
     replicas = settings.num_replicas
-    there = availability(mtbf_s, away_s)
-    enough, live_share = quorum(replicas, settings.min_quorum, there)
-    return Outlook(
-        availability=there,
-        quorum_share=enough,
+    live_probability = availability(mtbf_s, away_s)
+    quorum_share, live_share = quorum(replicas, settings.min_quorum, live_probability)
+    return AvailabilityEstimate(
+        availability=live_probability,
+        quorum_share=quorum_share,
         live_share=live_share,
-        kept_share=kept_share(settings.sync_every * step_s, mtbf_s),
+        kept_share=kept_share(settings.sync_every * step_s, mtbf_s)
+        * late_work_share(late_share, settings.late_keep),
         stall_s=stall_of_a_failure_s(settings, step_s=step_s),
-        failures_per_s=replicas * there / mtbf_s,
+        failures_per_s=replicas * live_probability / mtbf_s,
     )
 
 
 def availability(mtbf_s: float, away_s: float) -> float:
-    """Share of the time a replica is there."""
+    """Return the share of time that a replica is live."""
     return 1.0 if mtbf_s == math.inf else mtbf_s / (mtbf_s + away_s)
 
 
-@lru_cache(maxsize=256)  # a sweep over H asks for the same again and again
-def quorum(replicas: int, least: int, there: float) -> tuple[float, float]:
-    """How often at least ``least`` of the replicas are there, and the share of them that is there
-    then, on average: (1, 1) if none ever fails."""
-    if there >= 1:
+@lru_cache(maxsize=256)  # a sweep over H repeats the same arguments
+def quorum(replicas: int, least: int, live_probability: float) -> tuple[float, float]:
+    """Return the probability that at least ``least`` replicas are live, and the mean share of live
+    replicas in that case. ``there`` is the availability of one replica."""
+    if live_probability >= 1:
         return 1.0, 1.0
-    if there <= 0:  # so seldom that no float holds it
+    if live_probability <= 0:  # the availability underflows
         return 0.0, 0.0
-    log_there, log_away = math.log(there), math.log1p(-there)
-    enough = live = 0.0
+    log_live, log_absent = math.log(live_probability), math.log1p(-live_probability)
+    quorum_share = live = 0.0
     for count in range(least, replicas + 1):
-        away = replicas - count
-        ways = math.lgamma(replicas + 1) - math.lgamma(count + 1) - math.lgamma(away + 1)
-        chance = math.exp(ways + count * log_there + away * log_away)
-        enough += chance
-        live += chance * count
-    return min(1.0, enough), live / enough / replicas if enough else 0.0
+        absent = replicas - count
+        log_combinations = (
+            math.lgamma(replicas + 1) - math.lgamma(count + 1) - math.lgamma(absent + 1)
+        )
+        probability = math.exp(log_combinations + count * log_live + absent * log_absent)
+        quorum_share += probability
+        live += probability * count
+    return min(1.0, quorum_share), live / quorum_share / replicas if quorum_share else 0.0
 
 
 def kept_share(unit_s: float, mtbf_s: float) -> float:
-    """Share of a replica's work that is contributed before it dies, in units of ``unit_s``."""
+    """Return the share of a replica's work that is contributed before it fails, in units of
+    ``unit_s``."""
     x = unit_s / mtbf_s
-    if x > 700:  # exp would overflow; nothing is left by then
+    if x > 700:  # exp would overflow; the share is zero
         return 0.0
     return x / math.expm1(x) if x else 1.0
 
 
+def late_work_share(late_share: float, late_keep: float) -> float:
+    """Return the share of the work that enters, now or later, if a contribution misses its round
+    with probability ``late_share``."""
+    return (1 - late_share) / (1 - late_share * late_keep)
+
+
 def stall_of_a_failure_s(settings: GroupSettings, *, step_s: float) -> float:
-    """Seconds the survivors wait because of one death and one return, on average."""
+    """Return the mean seconds that the survivors wait for one failure and one return."""
     if settings.num_replicas == 1:
         return 0.0
     round_s = settings.round_steps * step_s
     hidden_s = settings.overlap_steps * step_s
-    most_s = {"dead": settings.heartbeat_timeout_s - hidden_s, "late": round_s - hidden_s}
-    return sum(_mean_clamped(most, round_s, settings.grace_s) for most in most_s.values())
+    # It is suspected half a timeout after it was asked for heartbeats, and without that half a
+    # timeout after it missed the one that is due once per timeout: half a timeout old on average.
+    timeout_s = settings.heartbeat_timeout_s
+    suspected_s = timeout_s * SUSPECTED_SHARE
+    dead_s = _mean_clamped(timeout_s - hidden_s, round_s, min(suspected_s, settings.grace_s))
+    late_s = _mean_clamped(round_s - hidden_s, round_s, settings.grace_s)
+    return dead_s + late_s
 
 
 def _mean_clamped(most_s: float, span_s: float, cap_s: float) -> float:
-    """Mean of ``most - u``, clamped to 0..cap, for u uniform in 0..span."""
+    """Return the mean of ``most - u``, clamped to 0..cap, for u uniform in 0..span."""
 
     def area(x: float) -> float:
         return x * x / 2 if x > 0 else 0.0

@@ -1,4 +1,5 @@
-"""What a whole group moves in a round in which everybody takes part: :mod:`plan_cost` summed up.
+"""The traffic of a whole group in a round with all replicas: :mod:`diloco.protocol.reduce_cost`
+summed over the replicas.
 
 The submit form, the planner and ``python -m diloco.simulate`` share it.
 """
@@ -18,9 +19,12 @@ NOTHING = RoundCost(stages=0)
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """``replica`` is the cost to the replica with the largest shard; ``syncer`` the syncer's own.
-    ``up`` to ``gets`` are sums over all of them. ``egress`` are the bytes that leave the bucket's
-    region if every replica stands outside it; the syncer stands inside."""
+    """Traffic of one round.
+
+    ``replica`` is the cost to the replica with the largest shard, ``syncer`` the syncer's own.
+    ``up`` to ``gets`` are sums over all processes. ``egress`` are the bytes that leave the bucket's
+    region if every replica is outside it and the syncer inside.
+    """
 
     mode: str
     fragment_parameters: int
@@ -34,17 +38,17 @@ class Traffic:
 
 
 def fragment_parameters(settings: GroupSettings, parameters: int) -> int:
-    """Parameters of a round's fragment if they are cut evenly."""
+    """Return the parameters of a round's fragment if fragments have equal sizes."""
     return -(-parameters // settings.num_fragments)
 
 
 def modes(settings: GroupSettings) -> tuple[str, ...]:
-    """The reduce plans that such a group can choose from."""
+    """Return the reduce plans that such a group can use."""
     return (GATHER,) if settings.num_replicas == 1 else (GATHER, SHARDED, SYNCER)
 
 
 def mode_of(settings: GroupSettings, parameters: int) -> str:
-    """The reduce plan of a full round. ``auto`` does not count on a syncer being there."""
+    """Return the reduce plan of a full round. ``auto`` assumes that there is no syncer."""
     if settings.num_replicas == 1:
         return GATHER
     if settings.reduce_plan != "auto":
@@ -53,15 +57,17 @@ def mode_of(settings: GroupSettings, parameters: int) -> str:
         numel=fragment_parameters(settings, parameters),
         codec=settings.codec,
         topk=settings.topk,
+        mean_codec=settings.mean_codec,
         replicas=settings.num_replicas,
         syncer=False,
     )
 
 
 def round_traffic(settings: GroupSettings, parameters: int, *, mode: str) -> Traffic:
+    """Return the traffic of a round with the reduce plan ``mode``."""
     replicas, numel = settings.num_replicas, fragment_parameters(settings, parameters)
-    codec, topk = settings.codec, settings.topk
-    # What a rank moves depends on the size of its shard alone, and there are few sizes.
+    codec, topk, mean_codec = settings.codec, settings.topk, settings.mean_codec
+    # A rank's traffic depends only on the size of its shard, and there are few sizes.
     sizes = [span.numel for span in shard_spans(numel, replicas)]
     costs = [
         (
@@ -70,6 +76,7 @@ def round_traffic(settings: GroupSettings, parameters: int, *, mode: str) -> Tra
                 numel=numel,
                 codec=codec,
                 topk=topk,
+                mean_codec=mean_codec,
                 replicas=replicas,
                 mode=mode,
                 rank=sizes.index(size),
@@ -79,7 +86,9 @@ def round_traffic(settings: GroupSettings, parameters: int, *, mode: str) -> Tra
     ]
     syncer = NOTHING
     if mode == SYNCER:
-        syncer = syncer_cost(numel=numel, codec=codec, topk=topk, replicas=replicas)
+        syncer = syncer_cost(
+            numel=numel, codec=codec, topk=topk, mean_codec=mean_codec, replicas=replicas
+        )
     down = sum(ranks * cost.down for ranks, cost in costs)
     return Traffic(
         mode=mode,

@@ -1,1 +1,2 @@
-"""The rendezvous protocol: keys, records, settings and decisions, without torch or I/O loops."""
+"""The protocol on the object store: keys, records, settings and decisions. Torch-free; servers and
+replicas share it."""

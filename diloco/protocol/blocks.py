@@ -1,13 +1,15 @@
-"""How one fragment is cut: blocks that are checked, parts that are moved, shards that are reduced.
+"""How a fragment is divided: blocks are checked, parts are transferred, shards are reduced.
 
-Everything is counted in elements first, because all codecs must be cut at the same places; a
-codec turns a span of elements into bytes. Everybody computes the same cuts from the number of
-elements alone, so nothing of this travels.
+Boundaries are in elements, because all codecs must divide a fragment at the same places; a codec
+converts a span of elements to bytes. Every process computes the same boundaries from the number of
+elements, so they are never stored.
 
-- A *block* has one checksum. It is a power of two of elements, so that every codec's own chunks
-  (256 or 4096 elements) fit, and there are at most 1,024 of them unless the fragment is enormous.
-- A *part* is one ranged read: as many whole blocks as fit into :data:`PART_BYTES` encoded.
-- A *shard* is what one owner reduces: whole blocks, spread as evenly as they go.
+- A *block* has one checksum. Its size is a power of two of elements, so that every codec's chunks
+  (256 or 4096 elements) fit, and a fragment has at most 1,024 blocks unless it is very large.
+- A *part* is one ranged read: as many whole blocks as fit into :data:`PART_BYTES` when encoded.
+- A *shard* is reduced by one owner: whole blocks, distributed as evenly as possible.
+- A *slice* belongs to one rank of a replica of several ranks: whole units of at least 4 MiB in
+  fp32, so that the digests of the slices combine to that of the fragment.
 """
 
 from __future__ import annotations
@@ -20,13 +22,19 @@ SMALLEST_BLOCK = 2**16
 LARGEST_BLOCK = 2**22
 BLOCKS = 1024
 
+SLICE_UNIT = 2**20
+"""Smallest unit of a slice in elements: a chunk of a digest
+(:mod:`diloco.model.outer_optimizer`)."""
+MAX_SLICES = 1024
+"""Maximum number of slices of a payload."""
+
 HEADER_BYTES = 256
-"""Every payload begins with a header of this size; see :mod:`diloco.exchange.payload`."""
+"""Size of the header of every payload; see :mod:`diloco.exchange.payload`."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Elements from ``start`` to before ``stop``."""
+    """The elements from ``start`` (inclusive) to ``stop`` (exclusive)."""
 
     start: int
     stop: int
@@ -37,7 +45,7 @@ class Span:
 
 
 def block_elements(numel: int) -> int:
-    """Elements of a block, of a fragment of ``numel`` elements."""
+    """Return the elements per block of a fragment of ``numel`` elements."""
     block = SMALLEST_BLOCK
     while block < LARGEST_BLOCK and block * BLOCKS < numel:
         block *= 2
@@ -45,27 +53,49 @@ def block_elements(numel: int) -> int:
 
 
 def block_count(numel: int) -> int:
+    """Return the number of blocks of a fragment of ``numel`` elements; the last one can be
+    short."""
     return -(-numel // block_elements(numel))
 
 
 def shard_spans(numel: int, shards: int) -> list[Span]:
-    """The elements of each shard: whole blocks; the first shards are one block longer if need be.
+    """Return the span of each shard: whole blocks, the first shards one block longer where needed.
 
     With fewer blocks than shards the last shards are empty.
     """
-    block, blocks = block_elements(numel), block_count(numel)
+    return _divided(numel, shards, unit=block_elements(numel))
+
+
+def slice_count(numel: int, ranks: int) -> int:
+    """Return the number of slices of a fragment, at least 1: one per rank, as far as each has at
+    least one unit."""
+    return max(1, min(ranks, MAX_SLICES, -(-numel // _slice_unit(numel))))
+
+
+def slice_spans(numel: int, slices: int) -> list[Span]:
+    """Return the span of each slice: whole units, the first slices one unit longer where
+    needed."""
+    return _divided(numel, slices, unit=_slice_unit(numel))
+
+
+def _slice_unit(numel: int) -> int:
+    return max(SLICE_UNIT, block_elements(numel))
+
+
+def _divided(numel: int, count: int, *, unit: int) -> list[Span]:
+    units = -(-numel // unit)
     spans, start = [], 0
-    for shard in range(shards):
-        count = blocks // shards + (1 if shard < blocks % shards else 0)
-        stop = min(numel, start + count * block)
+    for index in range(count):
+        own = units // count + (1 if index < units % count else 0)
+        stop = min(numel, start + own * unit)
         spans.append(Span(start, stop))
         start = stop
     return spans
 
 
 def part_spans(span: Span, *, block: int, block_bytes: int) -> list[Span]:
-    """Cut a span that starts on a block into parts of at most :data:`PART_BYTES` encoded (a block
-    that is larger is a part of its own)."""
+    """Divide a span that starts at a block boundary into parts of at most :data:`PART_BYTES`
+    encoded bytes. A larger block is one part."""
     step = part_elements(block=block, block_bytes=block_bytes)
     return [
         Span(start, min(span.stop, start + step)) for start in range(span.start, span.stop, step)
@@ -73,11 +103,11 @@ def part_spans(span: Span, *, block: int, block_bytes: int) -> list[Span]:
 
 
 def part_count(span: Span, *, block: int, block_bytes: int) -> int:
-    """How many :func:`part_spans` would list: who only counts must not pay for a list that grows
-    with the model."""
+    """Return the length of :func:`part_spans` without building the list, which grows with the
+    model."""
     return -(-span.numel // part_elements(block=block, block_bytes=block_bytes))
 
 
 def part_elements(*, block: int, block_bytes: int) -> int:
-    """Elements of all :func:`part_spans` but the last."""
+    """Return the elements of every part of :func:`part_spans` but the last."""
     return block * max(1, PART_BYTES // max(1, block_bytes))

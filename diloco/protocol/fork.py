@@ -1,55 +1,56 @@
-"""A group that begins with another group's checkpoint: its objects become this one's checkpoint 0.
+"""Forks a group: copies a checkpoint of another group to checkpoint 0 of a new one.
 
-Replicas take checkpoint 0 from its manifest, whoever wrote it, so nothing else is needed, no torch
-and no room for the whole model in memory. Round, tokens and the number of committed rounds begin at
-0 again: learning-rate schedule, limits and data are the new group's own. Weights are taken by the
-names of their tensors, so the new group may cut the model into other fragments; the outer
-optimizer's state is one vector in the order of the fragments, so with it they must be the same.
+Replicas start from the manifest of checkpoint 0, whichever process wrote it, so nothing else is
+needed: no torch, and no memory for the whole model. Round, tokens and the number of committed
+rounds start at 0: learning-rate schedule, limits and data are those of the new group. Weights are
+matched by tensor name, so the new group can divide the model into other fragments. The outer
+optimizer's state is one vector in the order of the fragments, so it can be copied only between
+equal fragments.
 
-Errors: :class:`CannotPlant` when the checkpoint is not there any more, is damaged, or does not go
-with the settings; :class:`~diloco.store.base.StoreError` of either store.
+Errors: :class:`ForkError` if the checkpoint no longer exists, is damaged, or does not match the
+settings; :class:`~diloco.store.base.StoreError` of either store.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from collections.abc import Iterator
 
 from diloco.protocol import keys
+from diloco.protocol.object_digest import ObjectDigest, digest_of
 from diloco.protocol.records import BadRecord, CheckpointManifest, StoredObject
 from diloco.protocol.settings import GroupSettings
-from diloco.store.base import MissingKey, Store
+from diloco.store.base import PART_BYTES, MissingKey, Store
 
-PART_BYTES = 16 * 2**20
 HEADER_LIMIT = 100_000_000
-"""Bytes; what the safetensors library reads of a header at most."""
+"""Bytes; the limit of the safetensors library for a header."""
 COUNT = "committed_total"
-"""The tensor of the outer state that counts committed rounds, int64
+"""Name of the int64 tensor in the outer state that counts committed rounds
 (:mod:`diloco.training.checkpoint`)."""
 
 
-class CannotPlant(ValueError):
-    """A checkpoint cannot begin another group; the message says why."""
+class ForkError(ValueError):
+    """A checkpoint cannot start another group; the message gives the reason."""
 
 
 def read_manifest(source: Store, round: int) -> CheckpointManifest:
-    """Raises :class:`CannotPlant` where that round has no checkpoint, or its objects are swept."""
+    """Read the manifest of the checkpoint of ``round``. Raises :class:`ForkError` if there is
+    none, or if its objects were deleted."""
     try:
         manifest = CheckpointManifest.read(source, keys.checkpoint_manifest(round))
         source.get_range(manifest.weights.key, 0, 1)
     except MissingKey as error:
-        raise CannotPlant(
+        raise ForkError(
             f"expected a checkpoint of round {round} under {source.uri}, found no {error}: the "
             "newest two are kept"
         ) from None
     except BadRecord as error:
-        raise CannotPlant(f"checkpoint of round {round}: {error}") from error
+        raise ForkError(f"checkpoint of round {round}: {error}") from error
     return manifest
 
 
-def plant(
+def fork_checkpoint(
     source: Store,
     round: int,
     into: Store,
@@ -59,98 +60,101 @@ def plant(
     outer: bool,
     wall_s: float,
 ) -> CheckpointManifest:
-    """Make the checkpoint of ``round`` in ``source`` checkpoint 0 of ``into``, whose group must
-    have no replicas yet. ``outer``: with the outer optimizer's state. Done twice it changes
-    nothing."""
+    """Copy the checkpoint of ``round`` in ``source`` to checkpoint 0 of ``into``, whose group must
+    not have replicas yet.
+
+    ``theirs`` are the settings of the source group, ``ours`` those of the new one. ``outer`` copies
+    the outer optimizer's state too. Idempotent.
+    """
     manifest = read_manifest(source, round)
-    same = (theirs.num_fragments, theirs.fragment_pattern) == (
+    same_fragments = (theirs.num_fragments, theirs.fragment_pattern) == (
         ours.num_fragments,
         ours.fragment_pattern,
     )
-    if outer and not same:
-        raise CannotPlant(
-            f"the outer optimizer's state goes with {theirs.num_fragments} fragments "
+    if outer and not same_fragments:
+        raise ForkError(
+            f"the outer optimizer's state: expected {theirs.num_fragments} fragments "
             f"({theirs.fragment_pattern}), found {ours.num_fragments} ({ours.fragment_pattern})"
         )
     folder = keys.checkpoint_dir(0, manifest.writer.replica, manifest.writer.incarnation)
-    momentum = None
+    outer_copy = None
     if outer and manifest.outer is not None:
         patch = _zeroed_count(source, manifest.outer)
-        momentum = _copy(source, manifest.outer, into, f"{folder}outer.safetensors", patch)
-    planted = CheckpointManifest(
+        outer_copy = _copy(source, manifest.outer, into, f"{folder}outer.safetensors", patch)
+    copy = CheckpointManifest(
         round=0,
         writer=manifest.writer,
         model_hash=manifest.model_hash,
         base_rounds=(0,) * ours.num_fragments,
         tensors=manifest.tensors,
-        weights_digest=manifest.weights_digest if same else "",
+        weights_digest=manifest.weights_digest if same_fragments else "",
         weights=_copy(source, manifest.weights, into, f"{folder}weights.safetensors"),
-        outer=momentum,
+        outer=outer_copy,
         tokens_total=0,
         wall_s=wall_s,
     )
-    into.create(keys.checkpoint_manifest(0), planted.to_bytes())
-    return planted
+    into.create(keys.checkpoint_manifest(0), copy.to_bytes())
+    return copy
 
 
-def _zeroed_count(source: Store, described: StoredObject) -> tuple[int, bytes]:
-    """Where in the object the count of committed rounds lies, and what shall stand there.
+def _zeroed_count(source: Store, stored: StoredObject) -> tuple[int, bytes]:
+    """Return the offset of the committed-round count in the outer state, and the bytes of a zero.
 
-    https://huggingface.co/docs/safetensors: eight bytes of length, little-endian, a JSON header of
-    that length with each tensor's offsets behind the header, then the tensors.
+    Format (https://huggingface.co/docs/safetensors): the header's length as eight little-endian
+    bytes, a JSON header with each tensor's offsets relative to the end of the header, then the
+    tensors.
     """
-    [length] = struct.unpack("<Q", source.get_range(described.key, 0, 8))
-    if length > min(HEADER_LIMIT, described.size_bytes):
-        raise CannotPlant(
-            f"{described.key}: expected safetensors, found a header of {length} bytes"
-        )
+    [length] = struct.unpack("<Q", source.get_range(stored.key, 0, 8))
+    if length > min(HEADER_LIMIT, stored.size_bytes):
+        raise ForkError(f"{stored.key}: expected safetensors, found a header of {length} bytes")
     try:
-        header = json.loads(source.get_range(described.key, 8, length))
+        header = json.loads(source.get_range(stored.key, 8, length))
         start, end = header[COUNT]["data_offsets"]
         if header[COUNT]["dtype"] != "I64" or end - start != 8:
             raise ValueError(f"{COUNT} is {header[COUNT]}")
     except (ValueError, KeyError, TypeError) as error:
-        raise CannotPlant(f"{described.key}: expected safetensors with {COUNT}: {error}") from error
+        raise ForkError(f"{stored.key}: expected safetensors with {COUNT}: {error}") from error
     return 8 + length + int(start), bytes(8)
 
 
 def _copy(
     source: Store,
-    described: StoredObject,
+    stored: StoredObject,
     into: Store,
     key: str,
     patch: tuple[int, bytes] = (0, b""),
 ) -> StoredObject:
-    """Copy part by part, with ``patch`` laid over it, and describe the copy.
+    """Copy an object part by part with ``patch`` (offset, bytes) applied, and describe the copy.
 
-    What was read is compared with the manifest's digest before the copy is named by anything.
+    The source is compared with its manifest's digest before any manifest names the copy.
     """
-    read, written = hashlib.sha256(), hashlib.sha256()
+    read, written = ObjectDigest(), ObjectDigest(sha256=False)
     at, data = patch
 
     def parts() -> Iterator[bytes]:
         nonlocal read, written
-        read, written = hashlib.sha256(), hashlib.sha256()
-        for start in range(0, described.size_bytes, PART_BYTES):
-            part = source.get_range(described.key, start, PART_BYTES)
+        read, written = ObjectDigest(), ObjectDigest(sha256=False)
+        for start in range(0, stored.size_bytes, PART_BYTES):
+            part = source.get_range(stored.key, start, PART_BYTES)
             read.update(part)
-            part = _laid_over(part, start, at, data)
+            part = _patched(part, start, at, data)
             written.update(part)
             yield part
 
     try:
         into.put_stream(key, parts)
     except MissingKey as error:
-        raise CannotPlant(f"{error} was swept while it was read") from None
-    if read.hexdigest() != described.sha256:
+        raise ForkError(f"{error} was deleted while it was read") from None
+    if not read.matches(stored.digest):
         into.delete([key])
-        raise CannotPlant(
-            f"{described.key}: expected sha256 {described.sha256}, found {read.hexdigest()}"
+        raise ForkError(
+            f"{stored.key}: expected the digest {stored.digest}, found {digest_of(read.checksums)}"
         )
-    return StoredObject(key=key, size_bytes=described.size_bytes, sha256=written.hexdigest())
+    return StoredObject(key=key, size_bytes=stored.size_bytes, checksums=written.checksums)
 
 
-def _laid_over(part: bytes, start: int, at: int, data: bytes) -> bytes:
+def _patched(part: bytes, start: int, at: int, data: bytes) -> bytes:
+    """Return ``part``, which begins at offset ``start``, with ``data`` written at offset ``at``."""
     low, high = max(at, start), min(at + len(data), start + len(part))
     if low >= high:
         return part

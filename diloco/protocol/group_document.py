@@ -1,16 +1,17 @@
-"""``group.json``: the only place a replica reads its group's settings from.
+"""``group.json``: the only source of a group's settings for its replicas.
 
-Written once by whoever makes the group; there is no flag and no environment variable that
-overrides anything in it.
+The process that creates the group writes it once. No flag or environment variable overrides any of
+its values.
 
-Errors: :class:`ProtocolMismatch` says that it speaks another protocol than this library;
-:class:`~diloco.protocol.settings.SettingsError` names what else is wrong with it.
+Errors: :class:`ProtocolMismatch` for a document of another protocol version;
+:class:`~diloco.protocol.settings.SettingsError` names any other invalid field.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +21,13 @@ from diloco.protocol.parsing import abridged, check_storable, parse_json
 from diloco.protocol.settings import GroupSettings, SettingsError
 from diloco.store.base import ObjectTooLarge, Store
 
-PROTOCOL = 2
-"""Version of the object layout and of the record formats. Both sides must speak the same."""
+PROTOCOL = 3
+"""Version of the object layout and of the record formats. All processes of a group must use the
+same."""
 
 GROUP_FORMAT = "archipelago.group"
 GROUP_LIMIT = 4 << 20
-"""Bytes of the document: a workload's own settings may hold a lot of text."""
+"""Size limit in bytes: a workload's settings can contain long text."""
 
 
 class ProtocolMismatch(ValueError):
@@ -37,13 +39,13 @@ _NAMES = {str: "a text", dict: "an object"}
 
 
 def canonical_json(value: Any) -> bytes:
-    """One spelling per value, so that equal documents have equal digests."""
+    """Serialize to JSON with one spelling per value, so that equal documents have equal digests."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def fingerprint_of(data: bytes) -> str:
-    """The fingerprint of a ``group.json`` as it is, whatever the settings of this library are; ''
-    for what is no JSON object."""
+    """Return the fingerprint of the bytes of a ``group.json`` without validating its settings; ''
+    if it is not a JSON object."""
     try:
         body = parse_json(data)
         check_storable(body, "JSON")
@@ -57,10 +59,10 @@ def fingerprint_of(data: bytes) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupDocument:
-    """``group.json``: what a replica has to know, and all it is told.
+    """``group.json``: the complete configuration of a group.
 
-    ``workload`` is a JSON object whose ``kind`` names the workload; ``code`` is the sha256 of the
-    bundle under ``code/``, or '' when the replica library is installed where replicas run.
+    ``workload`` is a JSON object whose ``kind`` names the workload. ``code`` is the sha256 of the
+    bundle under ``code/``, or '' if the replica library is installed where replicas run.
     """
 
     run_id: str
@@ -69,9 +71,22 @@ class GroupDocument:
     workload: Mapping[str, Any]
     code: str = ""
 
+    @classmethod
+    def new(
+        cls, settings: GroupSettings, *, name: str = "", workload: Mapping[str, Any] | None = None
+    ) -> GroupDocument:
+        """Return the document of a new run; without a workload, replicas bring their own model and
+        data."""
+        return cls(
+            run_id=secrets.token_hex(8),
+            name=name or "group",
+            settings=settings,
+            workload=workload or {"kind": "caller"},
+        )
+
     @property
     def fingerprint(self) -> str:
-        """sha256 of everything in the document but the fingerprint itself."""
+        """Hexadecimal sha256 of the whole document except the fingerprint."""
         return hashlib.sha256(canonical_json(self._body())).hexdigest()
 
     def _body(self) -> dict[str, Any]:
@@ -86,12 +101,14 @@ class GroupDocument:
         }
 
     def to_bytes(self) -> bytes:
+        """Serialize the document, including its fingerprint."""
         body = self._body() | {"fingerprint": self.fingerprint}
         return json.dumps(body, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n"
 
     @classmethod
     def read(cls, store: Store) -> GroupDocument:
-        """The document of a rendezvous. Raises as :meth:`from_bytes`, and what the store raises."""
+        """Read the document of a rendezvous. Raises the errors of :meth:`from_bytes` and of the
+        store."""
         try:
             return cls.from_bytes(store.get(keys.GROUP, limit=GROUP_LIMIT))
         except ObjectTooLarge as error:
@@ -101,8 +118,8 @@ class GroupDocument:
     def from_bytes(cls, data: bytes) -> GroupDocument:
         """Parse and verify ``group.json``.
 
-        Raises :class:`ProtocolMismatch` for another protocol, :class:`SettingsError` for anything
-        else that is not as it should be.
+        Raises :class:`ProtocolMismatch` for another protocol version, :class:`SettingsError` for
+        any other invalid content.
         """
         try:
             body = parse_json(data)
@@ -116,15 +133,15 @@ class GroupDocument:
             )
         if body.get("protocol") != PROTOCOL:
             raise ProtocolMismatch(
-                f"group.json: this library speaks protocol {PROTOCOL}, "
+                f"group.json: expected protocol {PROTOCOL}, the version of this library, "
                 f"found protocol {abridged(body.get('protocol'))}"
             )
         for name, kind in _TYPES.items():
             value = body.get(name)
             if not isinstance(value, kind):
-                wanted = _NAMES[kind]
+                expected = _NAMES[kind]
                 raise SettingsError(
-                    "", f"group.json: {name}: expected {wanted}, found {abridged(value)}"
+                    "", f"group.json: {name}: expected {expected}, found {abridged(value)}"
                 )
         try:
             document = cls(

@@ -1,7 +1,7 @@
-"""Every object path there is, relative to the rendezvous URI.
+"""The object keys of a run, relative to the rendezvous URI.
 
-Numbers are zero-padded so that a listing sorts as the numbers do. An *incarnation* is one process
-start, ``<seq>-<nonce>``; of two incarnations of a replica the higher string is the newer.
+Numbers are zero-padded, so that a listing sorts numerically. An *incarnation* is one process start,
+``<seq>-<nonce>``; of two incarnations of a replica the greater string is the newer.
 """
 
 from __future__ import annotations
@@ -17,13 +17,20 @@ CHECKPOINTS = "checkpoints/"
 CONTROL = "control/"
 JOURNAL = "control/journal/"
 PREFLIGHT = "preflight/"
+TELEMETRY = "telemetry/"
 FINAL = "final/"
 FINAL_MANIFEST = "final/manifest.json"
+
+LAST_REPLICA = 99_999
+LAST_ROUND = 99_999_999
+"""The largest numbers that a key has room for."""
 
 _INCARNATION = re.compile(r"[0-9]{5}-[0-9a-f]{8}")
 
 
 def incarnation(seq: int, nonce: str) -> str:
+    """Return the name of an incarnation. Raises :class:`ValueError` for a nonce other than 8 hex
+    digits."""
     name = f"{seq:05d}-{nonce}"
     if not _INCARNATION.fullmatch(name):
         raise ValueError(f"expected a sequence number and 8 hex digits, found {seq} and {nonce!r}")
@@ -31,6 +38,7 @@ def incarnation(seq: int, nonce: str) -> str:
 
 
 def is_incarnation(name: str) -> bool:
+    """Return whether ``name`` is the name of an incarnation."""
     return _INCARNATION.fullmatch(name) is not None
 
 
@@ -47,22 +55,23 @@ def member(replica: int) -> str:
 
 
 def beat(replica: int, incarnation: str) -> str:
+    """Return the key of a lease."""
     return f"{member(replica)}{incarnation}/beat.json"
 
 
 def claim(replica: int, number: int) -> str:
-    """What a process creates to take the sequence number ``number``."""
+    """Return the key that a process creates to reserve the sequence number ``number``."""
     return f"{member(replica)}{number:05d}.claim"
 
 
 def parse_claim(key: str) -> tuple[int, int] | None:
-    """(replica, sequence number) of a claim's key, None for any other key."""
+    """Return (replica, sequence number) of a claim's key, None for any other key."""
     match = re.fullmatch(r"members/([0-9]{5})/([0-9]{5})\.claim", key)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def parse_beat(key: str) -> tuple[int, str] | None:
-    """(replica, incarnation) of a lease key, None for any other key."""
+    """Return (replica, incarnation) of a lease key, None for any other key."""
     match = re.fullmatch(r"members/([0-9]{5})/([0-9]{5}-[0-9a-f]{8})/beat\.json", key)
     return (int(match[1]), match[2]) if match else None
 
@@ -71,12 +80,19 @@ def round_dir(round: int) -> str:
     return f"{ROUNDS}{round:08d}/"
 
 
+def awaited(round: int) -> str:
+    """Return the key that asks replicas which still compute ``round`` for frequent heartbeats."""
+    return f"{round_dir(round)}awaited"
+
+
 def contributions(round: int) -> str:
     return f"{round_dir(round)}contributions/"
 
 
-def contribution_payload(round: int, replica: int, incarnation: str) -> str:
-    return f"{contributions(round)}{replica:05d}.{incarnation}.bin"
+def contribution_payload(round: int, replica: int, incarnation: str, slice: int = 0) -> str:
+    """Return the key of a payload, or of its slice ``slice`` if the writer had several ranks."""
+    name = f"{contributions(round)}{replica:05d}.{incarnation}"
+    return f"{name}.{slice:04d}.bin" if slice else f"{name}.bin"
 
 
 def contribution_record(round: int, replica: int, incarnation: str) -> str:
@@ -84,7 +100,8 @@ def contribution_record(round: int, replica: int, incarnation: str) -> str:
 
 
 def parse_contribution_record(key: str) -> tuple[int, int, str] | None:
-    """(round, replica, incarnation) of a contribution record's key, None for any other key."""
+    """Return (round, replica, incarnation) of a contribution record's key, None for any other
+    key."""
     match = re.fullmatch(
         r"rounds/([0-9]{8})/contributions/([0-9]{5})\.([0-9]{5}-[0-9a-f]{8})\.json", key
     )
@@ -108,14 +125,19 @@ def reduced_shard(round: int, shard: int, digest: str) -> str:
 
 
 def parse_reduced_shard(key: str) -> tuple[int, int, str] | None:
-    """(round, shard, digest) of a reduced object's key, None for any other key."""
+    """Return (round, shard, digest) of a reduced object's key, None for any other key."""
     match = re.fullmatch(r"rounds/([0-9]{8})/reduced/([0-9]{5})\.([0-9a-f]{64})", key)
     return (int(match[1]), int(match[2]), match[3]) if match else None
 
 
 def is_exchanged(key: str) -> bool:
-    """Whether a key of a round is that of a payload or of a reduced shard."""
+    """Return whether a key of a round is that of a payload or a reduced shard."""
     return re.fullmatch(r"rounds/\d{8}/(contributions/[^/]+\.bin|reduced/[^/]+)", key) is not None
+
+
+def is_temporary(key: str) -> bool:
+    """Return whether an object of a round is deleted once two later checkpoints exist."""
+    return is_exchanged(key) or re.fullmatch(r"rounds/\d{8}/awaited", key) is not None
 
 
 def checkpoint_dir(round: int, replica: int, incarnation: str) -> str:
@@ -127,6 +149,7 @@ def checkpoint_manifest(round: int) -> str:
 
 
 def parse_checkpoint_manifest(key: str) -> int | None:
+    """Return the round of a checkpoint manifest's key, None for any other key."""
     match = re.fullmatch(r"checkpoints/([0-9]{8})/manifest\.json", key)
     return int(match[1]) if match else None
 
@@ -144,8 +167,23 @@ def replica_state_manifest(replica: int, incarnation: str, round: int) -> str:
 
 
 def parse_replica_state(key: str) -> tuple[int, str, int] | None:
-    """(replica, incarnation, round) of a state manifest's key, None for any other key."""
+    """Return (replica, incarnation, round) of a state manifest's key, None for any other key."""
     match = re.fullmatch(r"state/([0-9]{5})/([0-9]{5}-[0-9a-f]{8})\.([0-9]{8})/manifest\.json", key)
+    return (int(match[1]), match[2], int(match[3])) if match else None
+
+
+def telemetry_of(replica: int) -> str:
+    return f"{TELEMETRY}{replica:05d}/"
+
+
+def telemetry_pack(replica: int, incarnation: str, n: int) -> str:
+    """Return the key of the pack that begins with segment ``n``."""
+    return f"{telemetry_dir(replica, incarnation)}{n:08d}.pack"
+
+
+def parse_telemetry_pack(key: str) -> tuple[int, str, int] | None:
+    """Return (replica, incarnation, first number) of a pack's key, None for any other key."""
+    match = re.fullmatch(r"telemetry/([0-9]{5})/([0-9]{5}-[0-9a-f]{8})/([0-9]{8})\.pack", key)
     return (int(match[1]), match[2], int(match[3])) if match else None
 
 
@@ -162,9 +200,9 @@ def control(n: int) -> str:
 
 
 def parse_control(key: str) -> int | None:
-    """The number of a command; None for every other key, such as the journal's."""
-    found = re.fullmatch(rf"{CONTROL}({_N})\.json", key)
-    return int(found[1]) if found else None
+    """Return the number of a command's key, None for any other key, such as one of the journal."""
+    match = re.fullmatch(rf"{CONTROL}({_N})\.json", key)
+    return int(match[1]) if match else None
 
 
 def journal(n: int) -> str:
@@ -172,19 +210,19 @@ def journal(n: int) -> str:
 
 
 def parse_journal(key: str) -> int | None:
-    """The number of a journal object's key, None for any other key."""
+    """Return the number of a journal object's key, None for any other key."""
     match = re.fullmatch(r"control/journal/([0-9]{8})\.json", key)
     return int(match[1]) if match else None
 
 
 def parse_commit(key: str) -> int | None:
-    """The round of a commit's key, None for any other key."""
+    """Return the round of a commit's key, None for any other key."""
     match = re.fullmatch(r"rounds/([0-9]{8})/commit\.json", key)
     return int(match[1]) if match else None
 
 
 def parse_telemetry(key: str) -> tuple[int, str, int] | None:
-    """(replica, incarnation, number) of a segment's key, None for any other key."""
+    """Return (replica, incarnation, number) of a segment's key, None for any other key."""
     match = re.fullmatch(r"telemetry/([0-9]{5})/([0-9]{5}-[0-9a-f]{8})/([0-9]{8})\.json", key)
     return (int(match[1]), match[2], int(match[3])) if match else None
 
@@ -198,20 +236,22 @@ def final_sample(replica: int, incarnation: str) -> str:
 
 
 def preflight(nonce: str, part: str = "") -> str:
-    """A key that :mod:`diloco.preflight` tries; 16 hex digits tell one check from another."""
+    """Return a key for :mod:`diloco.preflight`; ``nonce`` (16 hex digits) separates concurrent
+    checks."""
     return f"{PREFLIGHT}{nonce}{f'.{part}' if part else ''}"
 
 
-# -- which object a key is ------------------------------------------------------------------------
+# -- the type of a key ----------------------------------------------------------------------------
 
 
 class Kind(StrEnum):
-    """What a key of a run names."""
+    """The type of object that a key of a run names."""
 
     OWNER = "owner"
     GROUP = "group"
     CODE = "code"
     LEASE = "lease"
+    AWAITED = "awaited"
     CONTRIBUTION = "contribution"
     PLAN = "plan"
     COMMIT = "commit"
@@ -226,14 +266,15 @@ class Kind(StrEnum):
 
 
 _N, _R = "[0-9]{8}", "[0-9]{5}"
-"""A round or number, and a replica or shard."""
+"""Patterns of a round or number, and of a replica or shard."""
 _I = _INCARNATION.pattern
 _KINDS = {
     Kind.OWNER: r"owner\.json",
     Kind.GROUP: r"group\.json",
     Kind.CODE: r"code/[0-9a-f]{64}\.zip",
     Kind.LEASE: rf"members/{_R}/(?:{_I}/beat\.json|{_R}\.claim)",
-    Kind.CONTRIBUTION: rf"rounds/{_N}/contributions/{_R}\.{_I}\.(?:bin|json)",
+    Kind.AWAITED: rf"rounds/{_N}/awaited",
+    Kind.CONTRIBUTION: rf"rounds/{_N}/contributions/{_R}\.{_I}\.(?:(?:[0-9]{{4}}\.)?bin|json)",
     Kind.PLAN: rf"rounds/{_N}/plan\.json",
     Kind.COMMIT: rf"rounds/{_N}/commit\.json",
     Kind.REDUCED: rf"rounds/{_N}/reduced/{_R}\.[0-9a-f]{{64}}",
@@ -241,7 +282,7 @@ _KINDS = {
         rf"checkpoints/{_N}/(?:manifest\.json|{_R}\.{_I}/(?:weights|outer)\.safetensors)"
     ),
     Kind.STATE: rf"state/{_R}/{_I}\.{_N}/(?:manifest\.json|[a-z0-9_-]{{1,32}}\.safetensors)",
-    Kind.TELEMETRY: rf"telemetry/{_R}/{_I}/{_N}\.json",
+    Kind.TELEMETRY: rf"telemetry/{_R}/{_I}/{_N}\.(?:json|pack)",
     Kind.CONTROL: rf"control/{_N}\.json",
     Kind.JOURNAL: rf"control/journal/{_N}\.json",
     Kind.FINAL: (
@@ -259,27 +300,28 @@ _FOLDERS = re.compile(
 
 
 def kind_of(key: str) -> Kind | None:
-    """What a run's object of this key is; None for a key that the protocol does not make."""
+    """Return the type of object of ``key``; None for a key outside the protocol."""
     match = _KIND.fullmatch(key)
     return Kind(str(match.lastgroup)) if match else None
 
 
 def is_folder(path: str) -> bool:
-    """Whether keys of the protocol lie in the folder ``path``, which has no slash at its end."""
+    """Return whether the protocol has keys in the folder ``path``, which has no trailing slash."""
     return _FOLDERS.fullmatch(path) is not None
 
 
 def is_weights_of(key: str, round: int) -> bool:
-    """Whether ``key`` can be the weights of a checkpoint of ``round``."""
+    """Return whether ``key`` can be the weights of a checkpoint of ``round``."""
     pattern = rf"checkpoints/{round:08d}/{_R}\.{_I}/weights\.safetensors"
     return re.fullmatch(pattern, key) is not None
 
 
 def is_final_weights(key: str) -> bool:
+    """Return whether ``key`` can be the weights of the final export."""
     return re.fullmatch(rf"final/{_R}\.{_I}/model\.safetensors", key) is not None
 
 
-# -- the plain average (diloco.allreduce), which is of no run -------------------------------------
+# -- diloco.allreduce, which runs without a group -------------------------------------------------
 
 
 def allreduce(round_id: str) -> str:
@@ -295,6 +337,6 @@ def allreduce_payload(round_id: str, group: str, call: int, rank: int) -> str:
 
 
 def parse_allreduce_payload(key: str) -> tuple[str, str, int, int] | None:
-    """(round id, group, call, rank) of a payload's key, None for any other key."""
+    """Return (round id, group, call, rank) of a payload's key, None for any other key."""
     match = re.fullmatch(r"allreduce/([^/]+)/([0-9a-f]{32})/([0-9]{8})/([0-9]{5})\.bin", key)
     return (match[1], match[2], int(match[3]), int(match[4])) if match else None

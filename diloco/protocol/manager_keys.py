@@ -1,22 +1,23 @@
-"""Object paths of the torchft-shaped Manager (:mod:`diloco.manager`), beside those of ``keys``.
+"""Object keys of the torchft-compatible Manager (:mod:`diloco.manager`), next to those of ``keys``.
 
 ::
 
-    manager/names/<number>.json                create-once: which member a number is
-    members/<number>/<incarnation>/beat.json   leases, as of any replica (``keys``)
-    manager/quorums/<n>.json                   create-once: who starts round n
-    manager/commits/<n>.<c>.json               create-once: who is in, the c-th time it is asked
-    manager/rounds/<n>/joins/...               who wants to be in quorum n
-    manager/rounds/<n>/payloads/...            what each member's allreduce calls brought
-    manager/rounds/<n>/votes/<c>/...           whether a member came through
-    manager/rounds/<n>/state/<rank>...         what a healing member takes
-    manager/states/<branch>.<head>.<step>/...  what a group resumes from after everyone has died
-    manager/floor.json                         the oldest round whose quorum and commits are kept
+   manager/names/<number>.json                create-once: the member with this number
+   members/<number>/<incarnation>/beat.json   leases, as for any replica (``keys``)
+   manager/quorums/<n>.json                   create-once: the members of round n
+   manager/commits/<n>.<c>.json               create-once: the c-th commit decision of round n
+   manager/rounds/<n>/joins/...               requests to be in quorum n
+   manager/rounds/<n>/payloads/...            input of each member's allreduce calls
+   manager/rounds/<n>/votes/<c>/...           whether a member completed the round
+   manager/rounds/<n>/state/<rank>...         the state that a healing member loads
+   manager/states/<branch>.<head>.<step>/...  saved states, for a restart of the whole group
+   manager/floor.json                         the oldest round with quorum and commits
 
-A *member* is one rank of one replica group. Rounds are numbered on their own, because a step whose
-commit failed is done again in another round. What was exchanged in a round is deleted when the
-next one has ended. Quorums and commits are kept for some hundred rounds, names for ever; who
-creates a quorum or commits alone reads the floor afterwards, so that no decision is made again.
+A *member* is one rank of one replica group. Rounds have their own numbers, because a step whose
+commit failed is repeated in another round. The objects exchanged in a round are deleted when the
+next one has ended. Quorums and commits are kept for some hundred rounds, names forever. A process
+that creates a quorum, or commits alone, reads the floor afterwards, so that no decision is made
+twice.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ FLOOR = "manager/floor.json"
 
 @dataclass(frozen=True, order=True)
 class Saved:
-    """Which state was saved: that of ``branch`` after the commit of round ``head``, at ``step``.
-    States of one line are in order; a step number alone comes again on another branch."""
+    """Identifies a saved state: that of ``branch`` after the commit of round ``head``, at ``step``.
+    States of one line are ordered; a step number can occur again on another branch."""
 
     branch: int
     head: int
@@ -43,7 +44,7 @@ class Saved:
 
     @property
     def folder(self) -> str:
-        if (self.branch, self.head) == (0, 0):  # where earlier releases saved every step
+        if (self.branch, self.head) == (0, 0):  # the folder of earlier releases
             return f"{STATES}{self.step:08d}/"
         return f"{STATES}{self.branch:08d}.{self.head:08d}.{self.step:08d}/"
 
@@ -85,18 +86,19 @@ def vote(n: int, c: int, member: int, incarnation: str) -> str:
 
 
 def heal_state(n: int, rank: int) -> str:
-    """Without its ending: ``.json`` is the manifest, ``.safetensors`` the tensors."""
+    """Return the key without its suffix: ``.json`` is the manifest, ``.safetensors`` the
+    tensors."""
     return f"{round_dir(n)}state/{rank:05d}"
 
 
 def round_of(key: str) -> int | None:
-    """The number of the round that a quorum, a commit or an exchanged object belongs to."""
+    """Return the round of a quorum, a commit or an exchanged object; None for any other key."""
     match = re.match(r"manager/(?:quorums|commits|rounds)/(\d{8})[./]", key)
     return int(match[1]) if match else None
 
 
 def saved_state(saved: Saved, rank: int) -> str:
-    """Without its ending: ``.json`` is the manifest."""
+    """Return the key without its suffix; ``.json`` is the manifest."""
     return f"{saved.folder}{rank:05d}"
 
 
@@ -105,7 +107,8 @@ def saved_tensors(saved: Saved, rank: int, member: int, incarnation: str) -> str
 
 
 def parse_saved(key: str) -> tuple[Saved, int, bool] | None:
-    """What a saved object is of, its rank, and whether it is the manifest; None for other keys."""
+    """Return (state, rank, whether it is the manifest) of a saved object's key, None for any other
+    key."""
     match = re.fullmatch(
         rf"{STATES}(?:(\d{{8}})\.(\d{{8}})\.)?(\d{{8}})/(\d{{5}})(\.json|\.\d{{5}}\..*)", key
     )

@@ -1,4 +1,4 @@
-"""The JSON records of the torchft-shaped Manager. ``manager_keys`` says where they lie."""
+"""The JSON records of the torchft-compatible Manager. ``manager_keys`` defines their keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from diloco.protocol.records import MEBIBYTE, Identity, Record, StoredObject
 
 @dataclass(frozen=True, kw_only=True)
 class Name(Record):
-    """Gives a member its number for ever, whatever process it is."""
+    """Assigns a number to a member permanently, across restarts of its process."""
 
     number: int
     replica_id: str
@@ -20,9 +20,12 @@ class Name(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Join(Record):
-    """A member wants to be in the next quorum. ``mode`` is what a group agrees on for good,
-    ``allow_heal`` what it agrees on in a round. ``branch`` and ``head`` say where its state comes
-    from: the branch, and the round whose commit made it (:mod:`manager_branches`)."""
+    """A member's request to be in the next quorum.
+
+    ``mode`` must be equal in all members of a group, ``allow_heal`` in all members of a round.
+    ``branch`` and ``head`` identify the member's state: the branch, and the round whose commit
+    produced it (:mod:`manager_branches`).
+    """
 
     member: int
     incarnation: str
@@ -40,9 +43,9 @@ class Join(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
-    """A member in a quorum. ``heals``: it takes the first participant's state; ``newest``: its
-    own state is the one that the round starts from."""
+class QuorumMember:
+    """A member of a quorum. ``heals``: it loads the first participant's state. ``newest``: the
+    round starts from its state."""
 
     member: int
     incarnation: str
@@ -55,7 +58,7 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """The rounds up to ``until`` of a branch, as far as another branch continues them."""
+    """The rounds of a branch up to ``until``, as far as another branch continues them."""
 
     branch: int
     until: int
@@ -63,16 +66,19 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Quorum(Record):
-    """Who starts round ``n``, by replica and rank; ``step`` is the step of the state it starts
-    from, which round ``head`` of ``branch`` committed. ``line`` are the segments before that
-    branch. In a record of an earlier release ``head`` is -1: unknown."""
+    """The members of round ``n``, sorted by replica and rank.
+
+    ``step`` is the step of the state that the round starts from, which round ``head`` of ``branch``
+    committed; ``line`` holds the segments before that branch. In a record of an earlier release
+    ``head`` is -1: unknown.
+    """
 
     LIMIT: ClassVar[int] = 4 * MEBIBYTE
 
     n: int
     step: int
     mode: str
-    seats: tuple[Seat, ...]
+    seats: tuple[QuorumMember, ...]
     writer: Identity
     branch: int = 0
     head: int = -1
@@ -81,7 +87,7 @@ class Quorum(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Vote(Record):
-    """Whether a member came through the round, and if not, why."""
+    """Whether a member completed the round, and if not, the error."""
 
     member: int
     incarnation: str
@@ -90,9 +96,12 @@ class Vote(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict(Record):
-    """The commit of a round: the members that are in. ``committed``: they are all that the step
-    needs. ``closed``: the group has gone on without this round, nothing more is committed in it."""
+class CommitDecision(Record):
+    """The commit decision of a round: the members that are included.
+
+    ``committed``: they are all members that the step needs. ``closed``: the group has continued
+    without this round, and nothing more is committed in it.
+    """
 
     n: int
     c: int
@@ -104,15 +113,18 @@ class Verdict(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Floor(Record):
-    """Records of rounds before ``n`` are deleted, and must not be created again."""
+    """Records of rounds before ``n`` are deleted and must not be created again."""
 
     n: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateManifest(Record):
-    """A state tree: its JSON skeleton (:mod:`diloco.model.state_tree`) and where its tensors are.
-    ``wall_s`` is when it was written, for people; 0 where that is not known."""
+    """A state tree: its JSON skeleton (:mod:`diloco.model.state_tree`) and the object of its
+    tensors.
+
+    ``wall_s`` is the time of writing, for display; 0 if unknown.
+    """
 
     LIMIT: ClassVar[int] = 64 * MEBIBYTE
     CONTAINERS: ClassVar[int] = 4_000_000

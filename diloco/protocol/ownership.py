@@ -1,45 +1,49 @@
-"""Whose a prefix is: ``owner.json``, the first object of a run, written once.
+"""Ownership of a prefix: ``owner.json``, the first object of a run, is written once.
 
-A run is launched only into a prefix that is empty or carries its own marker, so whatever lies under
-a key of the protocol there is the run's and can be deleted with it. The prefix is listed before the
-marker is made: a launch that dies between the two finds the prefix empty again, one that dies later
-finds its marker.
+A run starts only in a prefix that is empty or has its own marker. Every object under a protocol key
+is therefore the run's, and can be deleted with it. The prefix is listed before the marker is
+created: a launch that dies in between finds an empty prefix again; one that dies later finds its
+marker.
 
-Left out: an object that another program writes between the listing and the marker. Deleting a run
-removes only keys of the protocol (:func:`diloco.protocol.keys.kind_of`).
+Not covered: an object that another program writes between the listing and the marker. Deleting a
+run removes only keys of the protocol (:func:`diloco.protocol.keys.kind_of`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from diloco.protocol import keys
+from diloco.protocol.group_document import PROTOCOL
 from diloco.protocol.records import BadRecord, Record
 from diloco.store.base import MissingKey, Store, first_objects
 
 MARKER_BYTES = 10_000
-"""A larger object is no marker."""
+"""Size limit of a marker."""
 NAMED = 5
-"""Objects that a refusal names."""
+"""Objects named in an error message."""
 LISTED = 1000
-"""Objects that are looked at to find those that a preflight left behind."""
+"""Objects that are read to find those of an interrupted preflight check."""
 
 
 class PrefixTaken(ValueError):
-    """The prefix holds objects that are not this run's; the message names some of them."""
+    """The prefix holds objects of another owner; the message names some of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixOwner(Record):
-    """Create-once: the run that the prefix belongs to."""
+    """Create-once: the run that owns the prefix."""
+
+    VERSIONS: ClassVar[tuple[int, ...]] = (2, PROTOCOL)
 
     run_id: str
 
 
 def owner_of(store: Store) -> str | None:
-    """The run id that the marker names; None without one. Raises :class:`PrefixTaken` for an object
-    under its key that is no marker."""
+    """Return the run id in the marker; None without a marker. Raises :class:`PrefixTaken` if the
+    object under its key is not a marker."""
     try:
         data = store.get_range(keys.OWNER, 0, MARKER_BYTES + 1)
     except MissingKey:
@@ -49,19 +53,21 @@ def owner_of(store: Store) -> str | None:
             raise BadRecord(f"expected at most {MARKER_BYTES} bytes, found more")
         return PrefixOwner.from_bytes(data).run_id
     except BadRecord as error:
-        raise PrefixTaken(f"{store.uri}: {keys.OWNER} is no marker of a run: {error}") from None
+        raise PrefixTaken(
+            f"{store.uri}: {keys.OWNER} is not the marker of a run: {error}"
+        ) from None
 
 
 def claim(store: Store, run_id: str) -> None:
-    """Make the prefix this run's, or find that it is. Raises :class:`PrefixTaken`."""
+    """Claim the prefix for a run, or verify that the run owns it. Raises :class:`PrefixTaken`."""
     if owner_of(store) is None:
         check_empty(store, sweep=True)
     mark(store, run_id)
 
 
 def mark(store: Store, run_id: str) -> None:
-    """Write the marker, without a look at what lies there. Raises :class:`PrefixTaken` where there
-    is another run's."""
+    """Write the marker without checking for other objects. Raises :class:`PrefixTaken` if another
+    run owns the prefix."""
     if owner_of(store) is None:
         store.create(keys.OWNER, PrefixOwner(run_id=run_id).to_bytes())
     found = owner_of(store)
@@ -73,8 +79,8 @@ def mark(store: Store, run_id: str) -> None:
 
 
 def check_empty(store: Store, *, sweep: bool = False) -> None:
-    """Raises :class:`PrefixTaken` for a prefix that holds anything but objects of a preflight, be
-    it under way or interrupted. ``sweep`` removes these."""
+    """Raise :class:`PrefixTaken` if the prefix holds anything but objects of a preflight check,
+    running or interrupted. ``sweep`` deletes these."""
     found = first_objects(store, LISTED)
     left = [info.key for info in found if keys.kind_of(info.key) == keys.Kind.PREFLIGHT]
     others = [info.key for info in found if keys.kind_of(info.key) != keys.Kind.PREFLIGHT]
@@ -88,7 +94,7 @@ def check_empty(store: Store, *, sweep: bool = False) -> None:
 
 
 def shown(names: Sequence[str], count: int) -> str:
-    """The first few of ``count`` names, as a message has them."""
+    """Format the first of ``count`` names for a message."""
     first = ", ".join(repr(name) for name in names[:NAMED])
     more = count - min(len(names), NAMED)
     return f"{first} and {more} more" if more > 0 else first

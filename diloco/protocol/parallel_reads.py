@@ -1,58 +1,160 @@
-"""Many ranged reads, a bounded number ahead of the one who uses them.
+"""Parallel reads, a bounded number of bytes ahead of the consumer.
 
-The reduce reads every payload range by range and in a fixed order; over a network one request at
-a time leaves most of the bandwidth unused. Left out: trying again and verifying, which belong to
-the store beneath (:class:`diloco.store.retry.RetryingStore`) and to the caller.
+The reduce reads every payload range by range in a fixed order; over a network, one request at a
+time leaves most of the bandwidth unused. Retries and verification are left to the store
+(:class:`diloco.store.retry.RetryingStore`) and to the caller.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from diloco.protocol.records import BadRecord, Record
-from diloco.store.base import MissingKey, Store
+from diloco.store.base import MissingKey, Store, StoreUnavailable
+from diloco.store.transfers import DOWNLOAD_LINE, Flight, Line
 
+log = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
 
 RECORDS_IN_FLIGHT = 8
-"""Small objects read at once by :func:`read_each`."""
+"""Small objects that :func:`read_each` reads at once."""
 
+Parts: TypeAlias = Generator[bytes, None, None]
 Range: TypeAlias = tuple[str, int, int]
 """Key, start and length in bytes."""
 
 
-def read_parts(store: Store, requests: Iterable[Range], *, in_flight: int = 4) -> Iterator[bytes]:
-    """The ranges in the order asked for, ``in_flight`` of them being read ahead.
+def read_parts(store: Store, requests: Iterable[Range], *, line: Line = DOWNLOAD_LINE) -> Parts:
+    """Yield the ranges in the requested order, reading ahead as many as ``line`` allows.
 
-    At most ``in_flight + 1`` ranges are in memory, the one the caller has included. An exception
-    of a read is raised where its range would have come, after every earlier one. When the iterator
-    ends, fails or is closed, reads not yet begun are dropped and the threads have ended.
+    The ranges that are in memory, without the caller's, have at most the bytes of the line's
+    budget; a larger range is read alone. The exception of a read is raised in its range's position,
+    after every earlier range. When the iterator ends, fails or is closed, the reads and their
+    threads have ended. Callers close it (``contextlib.closing``): an exception that is kept would
+    keep an open one. If the system starts no further thread, fewer ranges are read ahead, and none
+    is read ahead without any thread.
     """
-    if in_flight < 1:
-        raise ValueError(f"expected at least 1 read in flight, found {in_flight}")
-    pool = ThreadPoolExecutor(in_flight, thread_name_prefix="read_parts")
-    ahead: deque[Future[bytes]] = deque()
-    try:
-        for key, start, length in requests:
-            full = len(ahead) == in_flight
-            if full:
-                ahead[0].exception()  # wait: only a range that is there makes room for another
-            ahead.append(pool.submit(store.get_range, key, start, length))
-            if full:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    with contextlib.closing(_ReadAhead(store, requests, line)) as ahead:
+        while (part := ahead.take()) is not None:
+            yield part
+
+
+@dataclass
+class _Read:
+    """One range that is read. ``is_dropped``: no thread was started for it, so it is read later;
+    the executor can still have it in its queue."""
+
+    request: Range
+    flight: Flight
+    is_dropped: bool = False
+
+
+class _ReadAhead:
+    """The reads of one :func:`read_parts`. A read that ends begins the next one, so that the line
+    stays full while the consumer works."""
+
+    def __init__(self, store: Store, requests: Iterable[Range], line: Line) -> None:
+        self._store = store
+        self._requests = iter(requests)
+        self._line = line
+        self._pool = ThreadPoolExecutor(line.most, thread_name_prefix="read_parts")
+        self._lock = threading.Lock()
+        self._ahead: deque[tuple[Range, Future[bytes]]] = deque()
+        self._next = next(self._requests, None)
+        self._closed = False
+        self._has_dropped = False
+
+    def take(self) -> bytes | None:
+        """Return the next range, None after the last one."""
+        self._fill()
+        with self._lock:
+            request, reading = self._ahead[0] if self._ahead else (self._next, None)
+            if reading is None:
+                self._next = next(self._requests, None)
+        if request is None:
+            return None
+        if reading is None:
+            return self._read_here(request)
+        reading.exception()  # wait
+        with self._lock:
+            self._ahead.popleft()
+        self._line.release(request[2])
+        self._fill()
+        return reading.result()
+
+    def close(self) -> None:
+        """Cancel the reads that have not begun, and wait for the others."""
+        with self._lock:
+            self._closed = True
+        self._pool.shutdown(wait=True)
+        for (_, _, size_bytes), _ in self._ahead:
+            self._line.release(size_bytes)
+
+    def _fill(self) -> None:
+        with self._lock:
+            while self._next is not None and not self._closed:
+                flight = self._line.begin(self._next[2], alone=not self._ahead)
+                if flight is None:
+                    return
+                read = _Read(self._next, flight)
+                try:
+                    reading = self._pool.submit(self._read_in_thread, read)
+                except RuntimeError as error:  # the system starts no further thread
+                    self._drop(read, error)
+                    return
+                self._ahead.append((self._next, reading))
+                self._next = next(self._requests, None)
+
+    def _drop(self, read: _Read, error: RuntimeError) -> None:
+        read.is_dropped = True
+        self._line.end(read.flight, complete=False)
+        self._line.release(read.flight.size_bytes)
+        if not self._has_dropped:
+            log.warning("fewer parts are read at once: %s", error)
+        self._has_dropped = True
+
+    def _read_in_thread(self, read: _Read) -> bytes:
+        with self._lock:  # `submit` has returned
+            if read.is_dropped:
+                return b""
+        return self._read(read.request, read.flight)
+
+    def _read_here(self, request: Range) -> bytes:
+        """Read a range in the calling thread, because no other one could be started."""
+        flight = self._line.begin(request[2], alone=True)
+        assert flight is not None
+        try:
+            return self._read(request, flight)
+        finally:
+            self._line.release(request[2])
+
+    def _read(self, request: Range, flight: Flight) -> bytes:
+        complete = False
+        try:
+            data = self._store.get_range(*request)
+            complete = True
+            return data
+        except StoreUnavailable:
+            self._line.back_off()
+            raise
+        finally:
+            self._line.end(flight, complete=complete)
+            self._fill()
 
 
 def read_each(store: Store, kind: type[R], keys: Sequence[str]) -> dict[str, R | BadRecord]:
-    """Records, read side by side: on a distant bucket their latencies do not add up. A key that is
-    not there is left out, an object that is no such record is its error; any other error is
-    raised."""
+    """Read records in parallel, so that their latencies on a distant bucket do not add up.
+
+    A missing key is left out; an object that is not such a record maps to its :class:`BadRecord`;
+    any other error is raised.
+    """
 
     def get(key: str) -> R | BadRecord | None:
         try:
@@ -63,8 +165,8 @@ def read_each(store: Store, kind: type[R], keys: Sequence[str]) -> dict[str, R |
             return error
 
     if len(keys) < 2:
-        found = [get(key) for key in keys]
+        results = [get(key) for key in keys]
     else:
         with ThreadPoolExecutor(min(RECORDS_IN_FLIGHT, len(keys)), "read_each") as pool:
-            found = list(pool.map(get, keys))
-    return {key: one for key, one in zip(keys, found, strict=True) if one is not None}
+            results = list(pool.map(get, keys))
+    return {key: result for key, result in zip(keys, results, strict=True) if result is not None}

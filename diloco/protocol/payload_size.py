@@ -1,6 +1,6 @@
-"""What a payload weighs: the arithmetic that codecs, cost model and bench/ share.
+"""Computes payload sizes; shared by codecs, cost model and benchmarks.
 
-What a whole round costs is :mod:`diloco.protocol.reduce_cost`'s.
+:mod:`diloco.protocol.reduce_cost` computes the cost of a whole round.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class CodecShape:
-    """How a codec lays out its body: chunks of ``chunk`` values, each perhaps with a scale."""
+    """Layout of a codec's body: chunks of ``chunk`` values, each with ``scale_bytes`` of scale."""
 
     chunk: int
     bits: int
-    """Of one value that is kept, its index included."""
+    """Bits per kept value, including its index."""
     scale_bytes: int = 0
 
 
@@ -25,19 +25,46 @@ CODEC_SHAPES = {
     "e3m0": CodecShape(chunk=256, bits=4, scale_bytes=4),
     "topk": CodecShape(chunk=4096, bits=24, scale_bytes=4),
 }
+FULL_MEAN = "full"
+"""The value of ``mean_codec`` for a mean without residual."""
+RESIDUAL_CODEC = "int8"
+"""Codec of the residual of a low-bit mean."""
+RESIDUAL_REACH = 3
+"""Rounds of a fragment in which its residual can be read. After that many void rounds it is
+dropped, because it can be what makes them void."""
+CHECKSUM_DIGITS = 8
+"""Size of a block's checksum: hex digits."""
 DEFAULT_TOPK = 64
-"""Values that ``topk`` keeps of a chunk (arXiv:2508.15706)."""
+"""Values that ``topk`` keeps per chunk (SparseLoCo, arXiv:2508.15706)."""
 
 
 def payload_bytes(numel: int, codec: str, *, topk: int = DEFAULT_TOPK) -> int:
-    """Body of one payload, Sc. A short last chunk keeps ``min(topk, its length)`` values."""
+    """Return the size of a payload's body in bytes. A short last chunk keeps ``min(topk, its
+    length)`` values."""
     shape = CODEC_SHAPES[codec]
     whole, tail = divmod(numel, shape.chunk)
     kept = whole * min(topk, shape.chunk) + min(topk, tail) if codec == "topk" else numel
     return (kept * shape.bits + 7) // 8 + (whole + (tail > 0)) * shape.scale_bytes
 
 
+def reduced_codec(codec: str, mean_codec: str = FULL_MEAN) -> str:
+    """Return the codec of the stored mean of payloads in ``codec``.
+
+    A full mean is fp32 for the lossy codecs, because compressing it again would add a second error.
+    A low-bit mean carries that error over to the next round (:mod:`diloco.exchange.low_bit_mean`).
+    """
+    if mean_codec != FULL_MEAN:
+        return mean_codec
+    return codec if codec in ("fp32", "bf16") else "fp32"
+
+
+def residual_bytes(numel: int, *, block: int) -> int:
+    """Return the size of the residual of ``numel`` elements from a block boundary on: encoded
+    blocks of ``block`` elements, each with its checksum."""
+    return payload_bytes(numel, RESIDUAL_CODEC) + CHECKSUM_DIGITS * -(-numel // block)
+
+
 def ring_all_reduce(*, numel: int, replicas: int) -> float:
-    """Bytes each replica sends *and* receives in one fp32 ring all-reduce of the gradients: what
-    data parallel training moves at every step, for comparison."""
+    """Return the bytes that each replica sends *and* receives in one fp32 ring all-reduce: the
+    traffic of one data-parallel step, for comparison."""
     return 2 * 2 * (replicas - 1) / replicas * 4 * numel

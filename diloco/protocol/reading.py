@@ -1,7 +1,7 @@
-"""Reading records that may arrive damaged.
+"""Reads records whose bytes can be damaged.
 
-A read can be damaged on its way, and then the next one is right; or the object itself is, and then
-every read is wrong, and the same. :func:`read_record` tells the two apart by reading again.
+Either the transfer is damaged and the next read is correct, or the object itself is damaged and
+every read returns the same wrong bytes. :func:`read_record` distinguishes the two by reading again.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
 
 READS = 3
-"""How often an object that fails its check is read before it counts as damaged. Of a record these
-are reads of the same bytes, one after another: reads that differ were damaged on their way."""
+"""Failed reads of the same bytes, in a row, after which an object counts as damaged. Reads that
+differ were damaged in transfer."""
 MOST_READS = 12
-"""How often a record is read whose reads all fail their check and differ."""
+"""Maximum number of reads of a record whose reads all fail and differ."""
 
 
-class Doubt:
-    """Counts the reads of one object that failed their check."""
+class ReadAttempts:
+    """Counts the failed reads of one object."""
 
     def __init__(self) -> None:
         self.reads = 0
@@ -32,8 +32,9 @@ class Doubt:
         self._last: bytes | None = None
 
     def is_settled(self, data: bytes | None) -> bool:
-        """Whether the object itself is wrong: ``data``, which was just read, was read
-        :data:`READS` times in a row. None stands for an object that is too large to be read."""
+        """Return whether the object itself is damaged: ``data``, the result of the latest read,
+        is the result of :data:`READS` reads in a row. None stands for an object beyond the size
+        limit."""
         self._same = self._same + 1 if self.reads and data == self._last else 1
         self._last = data
         self.reads += 1
@@ -41,7 +42,7 @@ class Doubt:
 
 
 class Damaged(BadRecord):
-    """An object fails its check however often it is read; ``key`` names it."""
+    """Every read of the object ``key`` fails its check."""
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(f"{key} is damaged: {reason}")
@@ -52,13 +53,12 @@ class Damaged(BadRecord):
 def read_record(
     store: Store, key: str, kind: type[R], *, is_right: Callable[[R], bool] = lambda record: True
 ) -> R:
-    """The record under ``key``; ``is_right`` says whether it belongs there.
+    """Read the record under ``key``; ``is_right`` checks that the record belongs to that key.
 
-    Raises :class:`~diloco.store.base.MissingKey`, and :class:`Damaged` when :data:`READS`
-    reads in a row give the same bytes, or :data:`MOST_READS` give any, and no record that belongs
-    there.
+    Raises :class:`~diloco.store.base.MissingKey`; raises :class:`Damaged` after :data:`READS`
+    failed reads of the same bytes, or :data:`MOST_READS` failed reads in total.
     """
-    doubt = Doubt()
+    doubt = ReadAttempts()
     while True:
         data: bytes | None = None
         try:
@@ -74,4 +74,4 @@ def read_record(
             reason = f"expected the {kind.__name__} of this key, found another's"
         if doubt.is_settled(data) or doubt.reads >= MOST_READS:
             raise Damaged(key, reason)
-        log.warning("%s: %s; it is read again", key, reason)
+        log.warning("%s: %s; reading it again", key, reason)

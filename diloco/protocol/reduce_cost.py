@@ -1,18 +1,21 @@
-"""What each reduce plan costs one replica in a round: bytes, requests, seconds.
+"""The cost of each reduce plan to one replica in a round: bytes, requests, seconds.
 
-With payload bytes Sc, reduced bytes Sr and N contributors, every contributor uploads Sc; then
+With Sc bytes per payload, Sr reduced bytes and N contributors, every contributor uploads Sc; then
 
-- *gather*: down (N-1) Sc.
-- *sharded*: up Sr/N more; down (N-1)(Sc + Sr)/N: its slice of the others' payloads, the others'
-  shards. For a store that cannot add, this is the least there is, but for the 1/N of one's own
-  slice that is uploaded in vain.
-- *syncer*: down Sr; the syncer itself N Sc down and Sr up.
+- *gather*: downloads (N-1) Sc.
+- *sharded*: uploads Sr/N more and downloads (N-1)(Sc + Sr)/N: its slice of the other payloads and
+  the other reduced shards. This is the minimum for a store that cannot add, except for the 1/N
+  that a replica uploads without need, its own slice.
+- *syncer*: downloads Sr; the syncer itself downloads N Sc and uploads Sr.
 
-Here the same is counted to the byte: slices are whole blocks, an object has a header. Requests of
-an object are its bytes over :data:`~diloco.protocol.blocks.PART_BYTES`, rounded up; a multipart
-upload costs two more, and the record that names a payload is one. A contributor also reads back
-its own upload, up to a limit (:func:`read_back_cost`). Polling, leases and telemetry are not part
-of it. ``bench/plan_traffic.py`` holds it against what a real store sees.
+With a low-bit mean, the owner of a shard also downloads and uploads its residual
+(:mod:`diloco.exchange.low_bit_mean`); this counts rounds after one with the same owners.
+
+The functions count exact bytes: slices are whole blocks, an object has a header. An object takes
+its size over :data:`~diloco.protocol.blocks.PART_BYTES` requests, rounded up; a multipart upload
+takes two more, and the record of a payload one. A contributor also reads back part of its
+upload (:func:`read_back_cost`). Polling, leases and telemetry are not counted.
+``bench/plan_traffic.py`` compares these figures with the traffic of a real store.
 """
 
 from __future__ import annotations
@@ -28,31 +31,31 @@ from diloco.protocol.blocks import (
     part_elements,
     shard_spans,
 )
-from diloco.protocol.payload_size import DEFAULT_TOPK, payload_bytes
+from diloco.protocol.payload_size import (
+    DEFAULT_TOPK,
+    FULL_MEAN,
+    payload_bytes,
+    reduced_codec,
+    residual_bytes,
+)
 from diloco.protocol.round_view import GATHER, SHARDED, SYNCER
 from diloco.store.base import PART_BYTES
 
 BANDWIDTH = 100e6
-"""Bytes per second of one replica's connection to the bucket, where nothing better is known."""
+"""Default bandwidth of a replica's connection to the bucket, bytes per second."""
 LATENCY_S = 0.1
-"""Of a request's first byte, seconds; half of what object stores are known for."""
+"""Default time to the first byte of a request, seconds; half of the typical figure of object
+stores."""
 IN_FLIGHT = 4
-"""Requests at a time."""
+"""Concurrent requests."""
 SYNCER_SPEED = 10
-"""How many times faster than a replica's the syncer's way to the bucket is: it stands beside it."""
-
-
-def reduced_codec(codec: str) -> str:
-    """Name of the codec that the merged mean of such payloads travels in.
-
-    A mean must not be squeezed twice: those that lose much send it whole.
-    """
-    return codec if codec in ("fp32", "bf16") else "fp32"
+"""Bandwidth of the syncer relative to a replica's: it runs in the bucket's region."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundCost:
-    """What one process moves in one round. ``stages`` is how often it must wait for others."""
+    """Traffic of one process in one round. ``stages`` is the number of times it waits for other
+    processes."""
 
     up: int = 0
     down: int = 0
@@ -62,17 +65,17 @@ class RoundCost:
 
     @property
     def round_trips(self) -> int:
-        """Requests one after the other, :data:`IN_FLIGHT` at a time, and two looks a stage."""
+        """Sequential requests with :data:`IN_FLIGHT` at a time, and two polls per stage."""
         return -(-(self.puts + self.gets) // IN_FLIGHT) + 2 * self.stages
 
     def seconds(self, *, bandwidth: float = BANDWIDTH, latency_s: float = LATENCY_S) -> float:
-        """Time of the transfers themselves, with ``bandwidth`` in bytes per second."""
+        """Return the duration of the transfers, with ``bandwidth`` in bytes per second."""
         return (self.up + self.down) / bandwidth + self.round_trips * latency_s
 
 
 @dataclass(frozen=True)
 class _Body:
-    """Sizes of a fragment's encoded body."""
+    """Size in bytes of a fragment's encoded body."""
 
     numel: int
     codec: str
@@ -87,7 +90,29 @@ class _Body:
         return part_count(span, block=block, block_bytes=block_bytes)
 
 
-@lru_cache(maxsize=1024)  # a sweep over H asks for the same again and again
+class _Reduced(_Body):
+    """Size in bytes of a fragment's mean, and of the residual behind a low-bit one."""
+
+    def __init__(self, numel: int, codec: str, mean_codec: str) -> None:
+        super().__init__(numel, reduced_codec(codec, mean_codec), DEFAULT_TOPK)
+        self._has_residual = mean_codec != FULL_MEAN
+        self._block = block_elements(numel)
+
+    def residual_bytes(self, span: Span) -> int:
+        return residual_bytes(span.numel, block=self._block) if self._has_residual else 0
+
+    def residual_parts(self, span: Span) -> int:
+        if not self._has_residual:
+            return 0
+        block_bytes = residual_bytes(self._block, block=self._block)
+        return part_count(span, block=self._block, block_bytes=block_bytes)
+
+    def object_bytes(self, span: Span) -> int:
+        """Return the size of the object of a shard."""
+        return self.bytes(span) + self.residual_bytes(span)
+
+
+@lru_cache(maxsize=1024)  # a sweep over H repeats the same arguments
 def round_cost(
     *,
     numel: int,
@@ -96,14 +121,16 @@ def round_cost(
     mode: str,
     rank: int = 0,
     topk: int = DEFAULT_TOPK,
+    mean_codec: str = FULL_MEAN,
 ) -> RoundCost:
-    """The cost to the contributor of that rank; ``numel`` is of the round's fragment.
+    """Return the cost to the contributor of that rank; ``numel`` is the size of the round's
+    fragment.
 
-    Left out, because it is the same in every plan: :func:`read_back_cost`.
+    Excludes :func:`read_back_cost`, which is the same in every plan.
     """
     whole = Span(0, numel)
     payload = _Body(numel, codec, topk)
-    reduced = _Body(numel, reduced_codec(codec), topk)
+    reduced = _Reduced(numel, codec, mean_codec)
     up = HEADER_BYTES + payload.bytes(whole)
     puts = _uploads(HEADER_BYTES + payload.bytes(whole)) + 1
     others = replicas - 1
@@ -115,13 +142,17 @@ def round_cost(
         return RoundCost(up=up, down=down, puts=puts, gets=gets, stages=2)
     assert mode == SHARDED, mode
     spans = shard_spans(numel, replicas)
-    mine = spans[rank]
-    theirs = [span for span in spans if span is not mine]
+    own_span = spans[rank]
+    peer_spans = [span for span in spans if span is not own_span]
     return RoundCost(
-        up=up + reduced.bytes(mine),
-        down=others * payload.bytes(mine) + sum(reduced.bytes(span) for span in theirs),
-        puts=puts + _uploads(reduced.bytes(mine)),
-        gets=others * payload.parts(mine) + sum(reduced.parts(span) for span in theirs),
+        up=up + reduced.object_bytes(own_span),
+        down=others * payload.bytes(own_span)
+        + reduced.residual_bytes(own_span)
+        + sum(reduced.bytes(span) for span in peer_spans),
+        puts=puts + _uploads(reduced.object_bytes(own_span)),
+        gets=others * payload.parts(own_span)
+        + reduced.residual_parts(own_span)
+        + sum(reduced.parts(span) for span in peer_spans),
         stages=2,
     )
 
@@ -129,15 +160,14 @@ def round_cost(
 def read_back_cost(
     *, numel: int, codec: str, round: int, verify_bytes: int, topk: int = DEFAULT_TOPK
 ) -> RoundCost:
-    """What the check of the replica's own upload (:mod:`diloco.exchange.upload`) costs a
-    contributor, in every plan: parts from the one of the round on, up to ``verify_bytes``, but one
-    at least."""
+    """Return the cost to a contributor of checking its own upload (:mod:`diloco.exchange.upload`):
+    the parts from number ``round`` on, up to ``verify_bytes``, but at least one."""
     body, whole = _Body(numel, codec, topk), Span(0, numel)
     parts, block = body.parts(whole), block_elements(numel)
     step = part_elements(block=block, block_bytes=body.bytes(Span(0, block)))
     down = gets = read = 0
-    for turn in range(parts if verify_bytes else 0):
-        part = (round + turn) % parts
+    for offset in range(parts if verify_bytes else 0):
+        part = (round + offset) % parts
         size_bytes = body.bytes(Span(part * step, min(numel, (part + 1) * step)))
         if read and read + size_bytes > verify_bytes:
             break
@@ -148,16 +178,23 @@ def read_back_cost(
 
 
 @lru_cache(maxsize=256)
-def syncer_cost(*, numel: int, codec: str, replicas: int, topk: int = DEFAULT_TOPK) -> RoundCost:
-    """The cost to the syncer itself, which uploads no payload."""
+def syncer_cost(
+    *,
+    numel: int,
+    codec: str,
+    replicas: int,
+    topk: int = DEFAULT_TOPK,
+    mean_codec: str = FULL_MEAN,
+) -> RoundCost:
+    """Return the cost to the syncer itself, which uploads no payload."""
     whole = Span(0, numel)
     payload = _Body(numel, codec, topk)
-    reduced = _Body(numel, reduced_codec(codec), topk)
+    reduced = _Reduced(numel, codec, mean_codec)
     return RoundCost(
-        up=reduced.bytes(whole),
-        down=replicas * payload.bytes(whole),
-        puts=_uploads(reduced.bytes(whole)),
-        gets=replicas * payload.parts(whole),
+        up=reduced.object_bytes(whole),
+        down=replicas * payload.bytes(whole) + reduced.residual_bytes(whole),
+        puts=_uploads(reduced.object_bytes(whole)),
+        gets=replicas * payload.parts(whole) + reduced.residual_parts(whole),
     )
 
 
@@ -168,29 +205,40 @@ def cheapest_plan(
     replicas: int,
     syncer: bool,
     topk: int = DEFAULT_TOPK,
+    mean_codec: str = FULL_MEAN,
     bandwidth: float = BANDWIDTH,
     latency_s: float = LATENCY_S,
 ) -> str:
-    """The plan whose transfers take a replica the least time; in a draw the simpler one.
+    """Return the plan with the shortest transfer time for a replica; of equal ones the simplest.
 
-    The syncer's own transfers count at :data:`SYNCER_SPEED` times the bandwidth.
+    The syncer's own transfers count with :data:`SYNCER_SPEED` times the bandwidth.
     """
 
     def seconds(mode: str) -> float:
-        cost = round_cost(numel=numel, codec=codec, replicas=replicas, mode=mode, topk=topk)
-        spent = cost.seconds(bandwidth=bandwidth, latency_s=latency_s)
+        cost = round_cost(
+            numel=numel,
+            codec=codec,
+            replicas=replicas,
+            mode=mode,
+            topk=topk,
+            mean_codec=mean_codec,
+        )
+        total_s = cost.seconds(bandwidth=bandwidth, latency_s=latency_s)
         if mode == SYNCER:
-            there = syncer_cost(numel=numel, codec=codec, replicas=replicas, topk=topk)
-            spent += there.seconds(
+            syncer = syncer_cost(
+                numel=numel, codec=codec, replicas=replicas, topk=topk, mean_codec=mean_codec
+            )
+            total_s += syncer.seconds(
                 bandwidth=SYNCER_SPEED * bandwidth, latency_s=latency_s / SYNCER_SPEED
             )
-        return spent
+        return total_s
 
     modes = [GATHER, SHARDED, *([SYNCER] if syncer else [])]
     return min(modes, key=seconds)
 
 
 def _uploads(size_bytes: int) -> int:
-    """Requests to upload an object: one, or its parts, the begin and the end."""
+    """Return the number of requests to upload an object: one, or its parts, begin and
+    completion."""
     parts = -(-size_bytes // PART_BYTES)
     return parts + 2 if parts > 1 else 1

@@ -1,9 +1,9 @@
-"""The decision core of a round: what to do next, from records and the observer's clock alone.
+"""The decision core of a round: the observer's next action, computed from records and its clock.
 
-Pure functions, no I/O. A replica feeds :func:`decide` with what it has seen so far and does what
-it says: wait, create the plan, reduce, look around, create the commit. Every survivor runs the same
-code, so any of them can finish a round that another began (invariant I4); creates are atomic, so it
-does not matter when two of them act at once.
+Pure functions, no I/O. A replica passes its view of the round to :func:`decide` and runs the
+returned action: wait, create the plan, reduce, list the shards, create the commit. Every survivor
+runs the same code, so any of them can finish a round that another began (invariant I4). Creates are
+atomic, so two of them can act at once.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from diloco.protocol.round_view import (
     GATHER,
     WHOLE,
     Action,
-    Look,
+    DecisionState,
+    ListShards,
     MakeCommit,
     MakePlan,
-    Memory,
     Merge,
     Reduce,
     RoundView,
     Totals,
     Wait,
     names,
-    turn,
+    stagger_index,
 )
 
 
 def decide(
-    view: RoundView, memory: Memory, *, now_s: float, wall_s: float, stagger_s: float
-) -> tuple[Action, Memory]:
-    """The observer's next action in a round that has no commit yet, and what to remember.
+    view: RoundView, memory: DecisionState, *, now_s: float, wall_s: float, stagger_s: float
+) -> tuple[Action, DecisionState]:
+    """Return the observer's next action in a round without a commit, and its updated state.
 
-    Candidates take turns, ``stagger_s`` apart: contributors by replica number, then everybody
-    else. The turn only avoids needless races; correctness does not depend on it.
+    Candidates act ``stagger_s`` apart: first the contributors by replica number, then all others.
+    The order only avoids needless races; correctness does not depend on it.
     """
     if view.plan is not None:
         return _decide_commit(view, view.plan, memory, now_s, wall_s, stagger_s)
@@ -45,8 +45,8 @@ def decide(
 
 
 def _decide_plan(
-    view: RoundView, memory: Memory, now_s: float, wall_s: float, stagger_s: float
-) -> tuple[Action, Memory]:
+    view: RoundView, memory: DecisionState, now_s: float, wall_s: float, stagger_s: float
+) -> tuple[Action, DecisionState]:
     accepted, refused = screen(view)
     arrived = {record.replica for record in accepted}
     settings = view.settings
@@ -59,49 +59,56 @@ def _decide_plan(
     if memory.quorum_s is None:
         memory = replace(memory, quorum_s=now_s, grace_s=grace_window_s(view, accepted))
     assert memory.quorum_s is not None
-    waited_for = sorted(view.expected - set(view.contributions))
+    outstanding = sorted(view.expected - view.suspected - set(view.contributions))
     closes_s = memory.quorum_s + memory.grace_s
-    if waited_for and now_s < closes_s:
-        return Wait(closes_s, f"waiting for {names(waited_for)}"), replace(memory, ready_s=None)
+    if outstanding and now_s < closes_s:
+        return Wait(closes_s, f"waiting for {names(outstanding)}"), replace(memory, ready_s=None)
     if memory.ready_s is None:
         memory = replace(memory, ready_s=now_s)
     assert memory.ready_s is not None
-    place = _place(view, [record.replica for record in accepted])
-    if place is None:
-        return Wait(FAR, f"replica {view.committer} is to plan"), memory
-    turn_s = memory.ready_s + stagger_s * place
-    if now_s < turn_s:
-        return Wait(turn_s, "another replica's turn to plan"), memory
+    position = _position(view, [record.replica for record in accepted])
+    if position is None:
+        return Wait(FAR, f"waiting for replica {view.committer} to plan"), memory
+    start_s = memory.ready_s + stagger_s * position
+    if now_s < start_s:
+        return Wait(start_s, "waiting for another replica to plan"), memory
     return MakePlan(make_plan(view, accepted, refused, wall_s=wall_s)), memory
 
 
 def _decide_commit(
-    view: RoundView, plan: Plan, memory: Memory, now_s: float, wall_s: float, stagger_s: float
-) -> tuple[Action, Memory]:
+    view: RoundView,
+    plan: Plan,
+    memory: DecisionState,
+    now_s: float,
+    wall_s: float,
+    stagger_s: float,
+) -> tuple[Action, DecisionState]:
     if memory.plan_s is None:
         memory = replace(memory, plan_s=now_s)
     assert memory.plan_s is not None
     if plan.mode == GATHER and view.me.replica >= view.settings.max_replicas:
-        return Wait(FAR, "the replicas to gather"), memory  # a syncer has no use for the mean
-    mine = [WHOLE] if plan.mode == GATHER else _shards_of(plan, view.me.replica)
-    undone = [shard for shard in mine if shard not in view.merges]
-    if undone:
-        return Reduce(plan, undone[0]), memory
-    place = _place(view, list(plan.owners) or [c.replica for c in plan.contributions])
-    if place is None:
-        return Wait(FAR, f"replica {view.committer} is to commit"), memory
-    turn_s = memory.plan_s + stagger_s * place
-    if now_s < turn_s:
-        return Wait(turn_s, "another replica's turn to commit"), memory
+        return Wait(
+            FAR, "waiting for the replicas to reduce"
+        ), memory  # a syncer does not need the mean
+    own_shards = [WHOLE] if plan.mode == GATHER else _shards_of(plan, view.me.replica)
+    missing_shards = [shard for shard in own_shards if shard not in view.merges]
+    if missing_shards:
+        return Reduce(plan, missing_shards[0]), memory
+    position = _position(view, list(plan.owners) or [c.replica for c in plan.contributions])
+    if position is None:
+        return Wait(FAR, f"waiting for replica {view.committer} to commit"), memory
+    start_s = memory.plan_s + stagger_s * position
+    if now_s < start_s:
+        return Wait(start_s, "waiting for another replica to commit"), memory
     failed = next((merge for merge in view.merges.values() if merge.failure), None)
     digests: tuple[str, ...] = ()
     if failed is None and plan.mode != GATHER:
-        found = _shard_digests(view, plan, memory.plan_s, now_s)
-        if not isinstance(found, tuple):
-            return found, memory
-        digests = found
+        shard_digests = _shard_digests(view, plan, memory.plan_s, now_s)
+        if not isinstance(shard_digests, tuple):
+            return shard_digests, memory
+        digests = shard_digests
     if view.totals is None:
-        return Wait(FAR, f"the commit of round {view.round - 1}"), memory
+        return Wait(FAR, f"waiting for the commit of round {view.round - 1}"), memory
     merge = failed or (view.merges[WHOLE] if plan.mode == GATHER else Merge())
     return MakeCommit(make_commit(view, plan, merge, digests, view.totals, wall_s)), memory
 
@@ -109,13 +116,13 @@ def _decide_commit(
 def _shard_digests(
     view: RoundView, plan: Plan, plan_s: float, now_s: float
 ) -> tuple[str, ...] | Action:
-    """The digests of all shards, or what to do to get them.
+    """Return the digests of all shards, or the action that is needed to get them.
 
-    A shard whose owner is dead, or has not delivered within the heartbeat timeout, is reduced by
-    the observer; so is one of which two versions lie there, and then its own word counts.
+    The observer reduces a shard itself if its owner is dead or exceeds the heartbeat timeout, and
+    if two versions of it exist; its own result counts then.
     """
     if view.reduced is None:
-        return Look(plan)
+        return ListShards(plan)
     digests: list[str] = []
     overdue_s = plan_s + view.settings.heartbeat_timeout_s
     for shard, owner in enumerate(plan.owners):
@@ -139,7 +146,7 @@ def make_commit(
     totals: Totals,
     wall_s: float,
 ) -> Commit:
-    """The commit, or the void, that follows from a plan and how its reduction went."""
+    """Return the commit or void of a plan whose reduction ended as ``merge``."""
     void = bool(merge.failure)
     tokens_total = totals.tokens + (0 if void else sum(c.new_tokens for c in plan.contributions))
     committed_total = totals.committed + (0 if void else 1)
@@ -157,17 +164,24 @@ def make_commit(
         void_replica=merge.failed_replica,
         tokens_total=tokens_total,
         committed_total=committed_total,
-        loss=None if void else sum(c.weight * c.loss for c in plan.contributions),
+        loss=None if void else _mean_loss(plan),
         last=committed_total >= settings.total_rounds or 0 < settings.max_tokens <= tokens_total,
         wall_s=wall_s,
     )
 
 
+def _mean_loss(plan: Plan) -> float:
+    """Return the weighted mean of the losses. The weights sum to less than one if a replica is
+    late."""
+    total = sum(c.weight for c in plan.contributions)
+    return sum(c.weight * c.loss for c in plan.contributions) / total
+
+
 def void_unplanned(
     round: int, fragment: int, committer: Identity, *, reason: str, totals: Totals, wall_s: float
 ) -> Commit:
-    """The void of a round whose plan cannot be read. It names no contributors, as only the plan
-    lists them."""
+    """Return the void of a round whose plan cannot be read. It names no contributors, because only
+    the plan lists them."""
     return Commit(
         round=round,
         fragment=fragment,
@@ -184,8 +198,9 @@ def _shards_of(plan: Plan, replica: int) -> list[int]:
     return [shard for shard, owner in enumerate(plan.owners) if owner == replica]
 
 
-def _place(view: RoundView, candidates: list[int]) -> int | None:
-    """The observer's turn; None if it may not create at all."""
+def _position(view: RoundView, candidates: list[int]) -> int | None:
+    """Return the observer's position in the order of candidates; None if it must not create
+    objects."""
     if view.committer is None:
-        return turn(view.me, candidates)
+        return stagger_index(view.me, candidates)
     return 0 if view.committer == view.me.replica else None

@@ -1,7 +1,6 @@
-"""Who is in a round: screening contributions, weights, the grace window, and the plan itself.
-
-Pure, like all of the decision core; :mod:`diloco.protocol.round_decision` says when it is asked.
-"""
+"""Builds the plan of a round: screens contributions, computes the grace window. Pure functions;
+:mod:`diloco.protocol.round_decision` calls them. :mod:`diloco.protocol.round_weights` computes the
+weights."""
 
 from __future__ import annotations
 
@@ -10,57 +9,58 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
-from diloco.protocol.blocks import HEADER_BYTES, block_count
+from diloco.protocol.blocks import HEADER_BYTES, MAX_SLICES, block_count, slice_count
 from diloco.protocol.payload_size import payload_bytes
 from diloco.protocol.records import ContributionRecord, Plan, PlannedContribution, Refusal
 from diloco.protocol.reduce_cost import cheapest_plan
 from diloco.protocol.round_view import GATHER, SHARDED, SYNCER, RoundView
+from diloco.protocol.round_weights import MAX_COUNTED, late_replicas, weights_of
 
 FEWEST_FOR_OUTLIERS = 4
-"""A median of fewer norms says little about what is normal."""
+"""Contributions needed for outlier rejection: a median of fewer norms is not meaningful."""
 NORM_TOLERANCE = 1e-6
-"""Between a contribution's norm and that of its tensors' norms, by rounding."""
-MOST_COUNTED = 10**15
-"""Tokens, steps or seconds that one contribution may claim; weights of it are exact in fp64."""
+"""Relative rounding error between a contribution's norm and the norm of its per-tensor norms."""
 LEAST_SPREAD = 0.05
-"""Spread of the norms that is never called an outlier, as a share of their median."""
+"""Minimum spread of the norms for outlier rejection, as a fraction of their median."""
 
 
 def screen(view: RoundView) -> tuple[list[ContributionRecord], list[Refusal]]:
-    """Sort contributions into those that may be averaged, by replica, and those that may not.
+    """Return the contributions that can be averaged, sorted by replica, and the refusals.
 
-    A contribution without tokens is neither: it counts for nothing.
+    A contribution without tokens is in neither list.
     """
     accepted: list[ContributionRecord] = []
     refused: list[Refusal] = []
     agreed = _agreed_digest(view)
     for replica in sorted(view.contributions):
         record = view.contributions[replica]
-        reason = _wrong(view, record, agreed)
-        if replica == view.shunned:
-            reason = "its payloads could not be read in the last two rounds, which are void"
+        reason = _mismatch(view, record, agreed)
+        if replica == view.excluded_replica:
+            reason = "its payloads voided the last two rounds, because they could not be read"
         if reason:
             refused.append(_refusal(record, reason))
         elif record.tokens > 0 and record.steps > 0:
             accepted.append(record)
     for reject in (_outliers, _fresh, _spares):
-        bad = reject(view, accepted)
-        refused += bad
-        out = {refusal.replica for refusal in bad}
-        accepted = [record for record in accepted if record.replica not in out]
+        refusals = reject(view, accepted)
+        refused += refusals
+        refused_replicas = {refusal.replica for refusal in refusals}
+        accepted = [record for record in accepted if record.replica not in refused_replicas]
     return accepted, sorted(refused, key=lambda refusal: refusal.replica)
 
 
 def _agreed_digest(view: RoundView) -> str:
-    """Of the base weights: the majority's are right; in a draw the observer trusts its own."""
+    """Return the digest of the base weights that most contributions have; in a draw the observer's
+    own."""
     digests = Counter(
         c.base_digest for c in view.contributions.values() if c.base_round == view.base_round
     )
     return max(digests, key=lambda d: (digests[d], d == view.base_digest), default="")
 
 
-def _wrong(view: RoundView, record: ContributionRecord, agreed_digest: str) -> str:
-    for what, expected, found in (
+def _mismatch(view: RoundView, record: ContributionRecord, agreed_digest: str) -> str:
+    """Return the mismatch between a contribution and the round, or '' for a valid one."""
+    for name, expected, found in (
         ("model", view.model_hash, record.model_hash),
         ("round", view.round, record.round),
         ("fragment", view.fragment, record.fragment),
@@ -70,42 +70,46 @@ def _wrong(view: RoundView, record: ContributionRecord, agreed_digest: str) -> s
         ("digest of the base weights", agreed_digest, record.base_digest),
     ):
         if expected != found:
-            return f"expected {what} {expected}, found {found}"
+            return f"expected {name} {expected}, found {found}"
     blocks, size_bytes = block_count(view.numel), payload_size(view)
-    for what, count, length in (
+    for name, count, length in (
         ("norms", view.tensors, len(record.norms)),
         ("digits of checksums", 8 * blocks, len(record.checksums)),
         ("bytes", size_bytes, record.size_bytes),
     ):
         if count != length:
-            return f"expected {count} {what}, found {length}"
+            return f"expected {count} {name}, found {length}"
     if not all(map(math.isfinite, (record.norm, record.loss, *record.norms))):
         return f"expected a finite pseudo-gradient, found norm {record.norm} and loss {record.loss}"
-    together = math.hypot(*record.norms)
-    if min(record.norms) < 0 or not math.isclose(record.norm, together, rel_tol=NORM_TOLERANCE):
-        return (
-            f"expected a norm of {together:.6g}, that of the tensors together, found {record.norm}"
-        )
+    tensors_norm = math.hypot(*record.norms)
+    if min(record.norms) < 0 or not math.isclose(record.norm, tensors_norm, rel_tol=NORM_TOLERANCE):
+        return f"expected norm {tensors_norm:.6g}, that of all tensors, found {record.norm}"
     claims: tuple[tuple[str, float], ...] = (
         ("tokens", record.tokens),
         ("new tokens", record.new_tokens),
         ("steps", record.steps),
         ("compute seconds", record.compute_s),
     )
-    for what, claimed in claims:
-        if not 0 <= claimed <= MOST_COUNTED:
-            return f"expected {what} from 0 to {MOST_COUNTED:,}, found {claimed}"[:200]
+    for name, claimed in claims:
+        if not 0 <= claimed <= MAX_COUNTED:
+            return f"expected {name} from 0 to {MAX_COUNTED:,}, found {claimed}"[:200]
+    if not 1 <= record.rounds <= MAX_COUNTED:
+        return f"expected rounds of work from 1 to {MAX_COUNTED:,}, found {record.rounds}"
+    most = slice_count(view.numel, MAX_SLICES)
+    if not 1 <= record.slices <= most:
+        return f"expected slices from 1 to {most}, found {record.slices}"[:200]
     return ""
 
 
 def payload_size(view: RoundView) -> int:
-    """Bytes of a payload of the round."""
+    """Return the bytes of a payload of the round."""
     codec, topk = view.settings.codec, view.settings.topk
     return HEADER_BYTES + payload_bytes(view.numel, codec, topk=topk)
 
 
 def _outliers(view: RoundView, accepted: Sequence[ContributionRecord]) -> list[Refusal]:
-    """Norms far above the others', by the robust z-score ``0.6745 (x - median) / MAD``."""
+    """Return the refusals of norms far above the others, by the robust z-score ``0.6745 (x -
+    median) / MAD``."""
     limit = view.settings.outlier_z
     if limit <= 0 or len(accepted) < FEWEST_FOR_OUTLIERS:
         return []
@@ -125,15 +129,16 @@ def _outliers(view: RoundView, accepted: Sequence[ContributionRecord]) -> list[R
 
 
 def _fresh(view: RoundView, accepted: Sequence[ContributionRecord]) -> list[Refusal]:
-    """Replicas in quarantine, as long as enough seasoned ones are there or any is on the way.
+    """Return the refusals of replicas in quarantine, while enough other replicas have contributed
+    or any is still expected.
 
-    Where the seasoned ones are fewer than the quorum (the first rounds, or some have died and come
-    back) the fresh ones count too: otherwise no round would ever be closed again.
+    If the other replicas are fewer than the quorum (in the first rounds, or after failures),
+    replicas in quarantine count too; otherwise no round could be closed.
     """
     rounds = view.settings.quarantine_rounds
     fresh = [r for r in accepted if r.rounds_here < min(rounds, view.round - 1)]
-    coming = view.expected - {r.replica for r in accepted}
-    if not coming and len(accepted) - len(fresh) < view.settings.min_quorum:
+    outstanding = view.expected - view.suspected - {r.replica for r in accepted}
+    if not outstanding and len(accepted) - len(fresh) < view.settings.min_quorum:
         return []
     return [
         _refusal(r, f"round {r.rounds_here + 1} of {rounds} after joining", "quarantine")
@@ -155,22 +160,13 @@ def _refusal(record: ContributionRecord, reason: str, kind: str = "refused") -> 
     return Refusal(replica=record.replica, incarnation=record.incarnation, reason=reason, kind=kind)
 
 
-def weight_of(record: ContributionRecord, weighting: str) -> float:
-    """The weight of a contribution, before they are normalised to sum to one.
-
-    ``tokens``: tokens * tokens / steps (Decoupled DiLoCo, arXiv:2604.21428).
-    """
-    if weighting == "tokens":
-        return record.tokens * record.tokens / record.steps
-    return 1.0
-
-
 def grace_window_s(view: RoundView, accepted: Sequence[ContributionRecord]) -> float:
-    """How long the round stays open for live stragglers once the quorum is there.
+    """Return the seconds that the round stays open for live stragglers after the quorum is
+    complete.
 
-    ``min(cap, gamma * max(0, tau * step_s - quorum_s - sync_s))``, never below the floor (Decoupled
-    DiLoCo): what overlap leaves of the time before anybody would have to wait. The whole cap where
-    ``grace_gamma`` is 0.
+    ``min(cap, gamma * max(0, tau * step_s - quorum_s - sync_s))``, at least the floor (Decoupled
+    DiLoCo, arXiv:2604.21428): the time that overlap leaves until a replica would have to wait. The
+    cap if ``grace_gamma`` is 0.
     """
     settings = view.settings
     if settings.grace_gamma <= 0:
@@ -188,9 +184,10 @@ def make_plan(
     *,
     wall_s: float,
 ) -> Plan:
-    """The plan of a round that is to be closed with the ``accepted``."""
+    """Return the plan of a round that closes with the ``accepted`` contributions."""
     settings = view.settings
-    weights = [weight_of(record, settings.weighting) for record in accepted]
+    late = late_replicas(view, accepted, refused)
+    weights = weights_of(accepted, late, settings.weighting)
     mode = reduce_mode(view, len(accepted))
     owners: tuple[int, ...] = ()
     if mode == SHARDED:
@@ -206,27 +203,31 @@ def make_plan(
             PlannedContribution(
                 replica=record.replica,
                 incarnation=record.incarnation,
-                weight=weight / sum(weights),
+                weight=weight,
                 tokens=record.tokens,
                 new_tokens=record.new_tokens,
                 steps=record.steps,
+                rounds=record.rounds,
                 compute_s=record.compute_s,
                 loss=record.loss,
                 size_bytes=record.size_bytes,
                 digest=record.digest,
                 checksums=record.checksums,
                 norms=record.norms if settings.merge == "rda" else (),
+                slices=record.slices,
             )
             for record, weight in zip(accepted, weights, strict=True)
         ),
         owners=owners,
         refused=tuple(refused),
+        late=late,
         wall_s=wall_s,
     )
 
 
 def reduce_mode(view: RoundView, contributors: int) -> str:
-    """The reduce plan for a round of so many; a syncer that is not there cannot be used."""
+    """Return the reduce plan for a round of so many contributors. Without a live syncer, *syncer*
+    is replaced by the cheapest plan."""
     wanted = view.settings.reduce_plan
     if contributors == 1:
         return GATHER
@@ -236,6 +237,7 @@ def reduce_mode(view: RoundView, contributors: int) -> str:
         numel=view.numel,
         codec=view.settings.codec,
         topk=view.settings.topk,
+        mean_codec=view.settings.mean_codec,
         replicas=contributors,
         syncer=bool(view.syncers),
     )

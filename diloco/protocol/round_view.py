@@ -1,5 +1,4 @@
-"""What one observer knows of a round, and what it can be told to do: the vocabulary of
-:func:`diloco.protocol.round_decision.decide`.
+"""The inputs and actions of :func:`diloco.protocol.round_decision.decide`.
 
 Times are seconds on the observer's own monotonic clock (invariant I5).
 """
@@ -18,7 +17,7 @@ SYNCER = "syncer"
 MODES = (GATHER, SHARDED, SYNCER)
 
 WHOLE = 0
-"""The one shard of a gathered round: all of it."""
+"""The only shard of a gathered round: the whole fragment."""
 
 FAR = float("inf")
 
@@ -33,7 +32,7 @@ class Totals:
 
 @dataclass(frozen=True, kw_only=True)
 class Merge:
-    """How the observer's own reduction of a shard went: a digest, or why it failed."""
+    """Result of the observer's own reduction of a shard: a digest, or the failure."""
 
     digest: str = ""
     failure: str = ""
@@ -42,20 +41,23 @@ class Merge:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundView:
-    """What one observer has seen of round ``round``.
+    """One observer's view of round ``round``.
 
-    ``contributions`` holds the highest incarnation's record of each replica. ``expected`` are the
-    replicas believed alive and working towards this round, ``live`` all that are alive,
-    ``syncers`` those beside them that only reduce. ``numel`` and ``tensors`` are the fragment's.
-    ``base_round``, ``base_digest`` and ``model_hash`` are what the observer itself stands on.
-    ``totals`` is None while the commit before is not known. ``waited_s`` is how long the observer
-    has been waiting, ``sync_s`` how long exchanges took lately.
+    ``contributions`` holds the record of each replica's newest incarnation. ``expected`` are the
+    replicas that are believed to be alive and working towards this round or an earlier one,
+    ``suspected`` those for which no round waits because their heartbeats are missing, ``live`` all
+    that are alive, ``syncers`` the live processes that only reduce. ``numel`` and
+    ``tensors`` are the fragment's number of elements and tensors. ``base_round``, ``base_digest``
+    and ``model_hash`` describe the observer's own weights. ``totals`` is None while the previous
+    commit is unknown. ``previous`` is the newest earlier plan that the observer knows. ``waited_s``
+    is how long the observer has waited, ``sync_s`` the recent duration of exchanges.
 
-    Once there is a plan: ``merges`` are the observer's own reductions by shard, ``reduced`` what a
-    listing of the reduced objects showed (shard -> digests; None: not listed).
+    After the plan exists: ``merges`` are the observer's own reductions by shard, ``reduced`` the
+    digests in a listing of the reduced objects by shard (None: not listed yet).
 
-    ``shunned`` is the replica whose payloads voided the last two rounds, if it was one.
-    ``committer``, where the store has no atomic create, is the one replica that may create.
+    ``excluded_replica`` is the replica whose payloads voided the last two rounds, if it was a
+    single one. ``committer`` is the coordinator of a store without a conditional write, the only
+    replica that can create objects.
     """
 
     round: int
@@ -70,9 +72,11 @@ class RoundView:
     totals: Totals | None
     contributions: Mapping[int, ContributionRecord] = field(default_factory=dict)
     expected: frozenset[int] = frozenset()
+    suspected: frozenset[int] = frozenset()
     live: frozenset[int] = frozenset()
     syncers: frozenset[int] = frozenset()
-    shunned: int | None = None
+    excluded_replica: int | None = None
+    previous: Plan | None = None
     waited_s: float = 0.0
     sync_s: float = 0.0
     plan: Plan | None = None
@@ -82,8 +86,8 @@ class RoundView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
-    """When the observer first saw each stage. Starts empty in every round."""
+class DecisionState:
+    """Times at which the observer first saw each stage; reset in every round."""
 
     quorum_s: float | None = None
     grace_s: float = 0.0
@@ -93,8 +97,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing to do before ``until_s`` unless something new is seen; ``why`` is for people.
-    ``patient``: it may take for ever, and that is no error (below quorum the run waits)."""
+    """No action before ``until_s`` unless new records appear; ``why`` is for display. ``patient``:
+    the wait has no limit (a run waits while it is below quorum)."""
 
     until_s: float
     why: str
@@ -103,20 +107,22 @@ class Wait:
 
 @dataclass(frozen=True)
 class MakePlan:
+    """Create the plan."""
+
     plan: Plan
 
 
 @dataclass(frozen=True)
 class Reduce:
-    """Read and verify slice ``shard`` of every payload of the plan, store the mean if it is not
-    gathered, then decide again with ``merges`` completed."""
+    """Read and verify slice ``shard`` of every payload of the plan, store the mean unless the round
+    is gathered, then decide again with ``merges`` extended."""
 
     plan: Plan
     shard: int
 
 
 @dataclass(frozen=True)
-class Look:
+class ListShards:
     """List the round's reduced objects and the leases, then decide again."""
 
     plan: Plan
@@ -124,16 +130,19 @@ class Look:
 
 @dataclass(frozen=True)
 class MakeCommit:
+    """Create the commit."""
+
     commit: Commit
 
 
-Action = Wait | MakePlan | Reduce | Look | MakeCommit
+Action = Wait | MakePlan | Reduce | ListShards | MakeCommit
 
 
-def turn(me: Identity, candidates: list[int]) -> int:
-    """The observer's place among the candidates; everybody else comes after all of them."""
+def stagger_index(me: Identity, candidates: list[int]) -> int:
+    """Return the observer's position among the candidates; all other replicas come after them."""
     return candidates.index(me.replica) if me.replica in candidates else len(candidates)
 
 
 def names(replicas: list[int]) -> str:
+    """Format replica numbers for a message."""
     return ("replica " if len(replicas) == 1 else "replicas ") + ", ".join(map(str, replicas))

@@ -1,6 +1,6 @@
-"""What a setting is: label, help, unit, bounds; and the check that names field, expected and found.
+"""Describes one setting (label, help, unit, bounds) and validates its value.
 
-Left out: rules between settings, which are :class:`diloco.protocol.settings.GroupSettings`'s own.
+:class:`diloco.protocol.settings.GroupSettings` checks rules between settings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class SettingSpec:
-    """What a person has to know about one setting."""
+    """Label, help text and bounds of one setting."""
 
     name: str
     label: str
@@ -38,10 +38,10 @@ class SettingSpec:
     maximum: float | None = None
     choices: tuple[str, ...] = ()
     zero: str = ""
-    """What 0 means in a word ("never"), where it is not just the number before 1."""
+    """The meaning of 0 in a word ("never"), if it has a special meaning."""
 
     def check(self, value: Any) -> Any:
-        """The value in its own type, or :class:`SettingsError`."""
+        """Return the value in the setting's type. Raises :class:`SettingsError`."""
         if self.kind == "choice":
             if value not in self.choices:
                 raise SettingsError(
@@ -73,22 +73,24 @@ class SettingSpec:
 
 
 def plain(value: float) -> str:
+    """Format a number with thousands separators."""
     return f"{value:,.10g}"
 
 
 def int_setting(default: int, label: str, help: str, section: str, **bounds: Any) -> Any:
-    """A dataclass field; ``bounds`` are ``minimum``, ``maximum``, ``unit`` and ``zero``."""
+    """Return a dataclass field; ``bounds`` are ``minimum``, ``maximum``, ``unit`` and ``zero``."""
     return _setting("int", default, label, help, section, **bounds)
 
 
 def float_setting(default: float, label: str, help: str, section: str, **bounds: Any) -> Any:
-    """Like :func:`int_setting`."""
+    """Return a dataclass field; see :func:`int_setting`."""
     return _setting("float", default, label, help, section, **bounds)
 
 
 def choice_setting(
     default: str, label: str, help: str, section: str, *, choices: tuple[str, ...]
 ) -> Any:
+    """Return a dataclass field with one of ``choices``."""
     return _setting("choice", default, label, help, section, choices=choices)
 
 

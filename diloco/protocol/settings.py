@@ -1,10 +1,10 @@
-"""Group settings: one frozen schema that everybody reads and nobody overrides.
+"""Group settings: one frozen schema for the whole group.
 
-The submit form, the settings tab and ``group.json`` (:mod:`diloco.protocol.group_document`) are all
-made from :class:`GroupSettings`; :func:`setting_fields` gives label, help, unit and bounds of each
-field to whoever renders it.
+The submit form, the settings tab and ``group.json`` (:mod:`diloco.protocol.group_document`) are
+generated from :class:`GroupSettings`; :func:`setting_fields` returns label, help, unit and bounds
+of each field.
 
-Errors: :class:`SettingsError` names the field, what was expected and what was found.
+Errors: :class:`SettingsError` names the field and the expected and found values.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from diloco.protocol.outer_rule_names import NESTEROV, rule_names
+from diloco.protocol.payload_size import FULL_MEAN, RESIDUAL_REACH
+from diloco.protocol.setting_rules import check_exchange, check_membership, check_rounds
 from diloco.protocol.setting_spec import (
     SettingsError,
     SettingSpec,
     choice_setting,
     float_setting,
     int_setting,
-    plain,
 )
 
 __all__ = ["SECTIONS", "GroupSettings", "SettingSpec", "SettingsError", "setting_fields"]
@@ -35,10 +37,17 @@ SECTIONS = {
 }
 
 
+REPLACED = {
+    "late_policy": "was replaced by late_keep, the share of late work that is kept: enter "
+    "late_keep = 1 for rebase, 0 for overwrite",
+}
+"""Settings of earlier versions, and what to enter instead."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupSettings:
-    """Every group setting. Constructing one validates it; defaults follow the DiLoCo paper
-    (arXiv:2311.08105) where a small run allows."""
+    """All group settings, validated on construction. Defaults follow the DiLoCo paper
+    (arXiv:2311.08105) as far as a small run allows."""
 
     sync_every: int = int_setting(
         50,
@@ -50,9 +59,14 @@ class GroupSettings:
         unit="steps",
     )
     total_rounds: int = int_setting(
-        20, "Rounds", "The run has succeeded when this many rounds have been committed.",
-        "rounds", minimum=1, maximum=1_000_000, unit="rounds",
-    )  # fmt: skip
+        20,
+        "Rounds",
+        "The run has succeeded when this many rounds have been committed.",
+        "rounds",
+        minimum=1,
+        maximum=1_000_000,
+        unit="rounds",
+    )
     max_tokens: int = int_setting(
         0,
         "Token limit",
@@ -63,142 +77,283 @@ class GroupSettings:
         zero="no limit",
     )
     dylu: str = choice_setting(
-        "off", "Dynamic local updates",
+        "off",
+        "Dynamic local updates",
         "on: a replica of speed v takes max(1, floor(v / max v x H)) steps, so that fast and slow "
         "ones arrive together (arXiv:2401.09135).",
-        "rounds", choices=("off", "on"),
-    )  # fmt: skip
+        "rounds",
+        choices=("off", "on"),
+    )
     num_fragments: int = int_setting(
-        1, "Fragments (P)",
-        "The weights are cut into this many pieces that are exchanged in turn, one every H / P "
-        "steps, so that the bandwidth needed at once is P times smaller (arXiv:2501.18512).",
-        "rounds", minimum=1, maximum=1024, unit="fragments",
-    )  # fmt: skip
+        1,
+        "Fragments (P)",
+        "The weights are divided into this many fragments that are exchanged in turn, one every "
+        "H / P steps, which divides the peak bandwidth by P (Streaming DiLoCo, arXiv:2501.18512).",
+        "rounds",
+        minimum=1,
+        maximum=1024,
+        unit="fragments",
+    )
     fragment_pattern: str = choice_setting(
-        "strided", "Fragment pattern",
+        "strided",
+        "Fragment pattern",
         "strided: every P-th layer; sequential: neighbouring layers; size: neighbouring tensors "
         "of about equal bytes.",
-        "rounds", choices=("strided", "sequential", "size"),
-    )  # fmt: skip
+        "rounds",
+        choices=("strided", "sequential", "size"),
+    )
     overlap_steps: int = int_setting(
-        0, "Overlap (tau)",
-        "The exchange runs in the background of this many inner steps. 0: replicas wait for it.",
-        "rounds", minimum=0, maximum=100_000, unit="steps", zero="none",
-    )  # fmt: skip
+        0,
+        "Overlap (tau)",
+        "The exchange runs in the background during this many inner steps. 0: replicas wait.",
+        "rounds",
+        minimum=0,
+        maximum=100_000,
+        unit="steps",
+        zero="none",
+    )
     mixing_alpha: float = float_setting(
-        0.5, "Mixing (alpha)",
+        0.5,
+        "Mixing (alpha)",
         "With overlap: how much of the steps made during the exchange is kept, on top of the new "
         "global weights. 0: none, 1: all.",
-        "rounds", minimum=0.0, maximum=1.0, zero="none kept",
-    )  # fmt: skip
+        "rounds",
+        minimum=0.0,
+        maximum=1.0,
+        zero="none kept",
+    )
     codec: str = choice_setting(
-        "fp32", "Payload codec",
-        "How pseudo-gradients are encoded on their way through the store; sums are always fp32.",
-        "exchange", choices=("fp32", "bf16", "int8", "e3m0", "topk"),
-    )  # fmt: skip
+        "fp32",
+        "Payload codec",
+        "Encoding of pseudo-gradients in the store; sums are always fp32.",
+        "exchange",
+        choices=("fp32", "bf16", "int8", "e3m0", "topk"),
+    )
     topk: int = int_setting(
-        64, "Top-k",
+        64,
+        "Top-k",
         "Values kept of each 4,096, for the top-k codec (SparseLoCo, arXiv:2508.15706).",
-        "exchange", minimum=1, maximum=4096, unit="values",
-    )  # fmt: skip
+        "exchange",
+        minimum=1,
+        maximum=4096,
+        unit="values",
+    )
     error_feedback: float = float_setting(
-        0.95, "Error feedback",
-        "Decay of what top-k left out when it is added to the next contribution. 0: dropped.",
-        "exchange", minimum=0.0, maximum=1.0, zero="dropped",
-    )  # fmt: skip
+        0.95,
+        "Error feedback",
+        "Decay of the values that top-k omitted when they are added to the next contribution. "
+        "0: they are dropped.",
+        "exchange",
+        minimum=0.0,
+        maximum=1.0,
+        zero="dropped",
+    )
+    mean_codec: str = choice_setting(
+        "full",
+        "Mean codec",
+        "Encoding of the mean that sharded and syncer rounds store. full: fp32, or bf16 with bf16 "
+        "payloads. int8, e3m0: 8 or 4 bits; the rounding error enters the next mean. Gathered "
+        "rounds store none: the reduce plan gather needs full.",
+        "exchange",
+        choices=("full", "int8", "e3m0"),
+    )
     reduce_plan: str = choice_setting(
-        "auto", "Reduce plan",
-        "gather: everyone reads everyone. sharded: each contributor reduces a slice for all. "
-        "syncer: a process in the bucket's region reduces everything. auto: the fastest of them.",
-        "exchange", choices=("auto", "gather", "sharded", "syncer"),
-    )  # fmt: skip
+        "auto",
+        "Reduce plan",
+        "gather: every replica reads all payloads. sharded: each contributor reduces a slice for "
+        "all. syncer: a process in the bucket's region reduces everything. auto: the fastest.",
+        "exchange",
+        choices=("auto", "gather", "sharded", "syncer"),
+    )
     outer_lr: float = float_setting(
-        0.7, "Outer learning rate", "Step size of Nesterov SGD on the averaged pseudo-gradient.",
-        "outer", minimum=0.0, maximum=10.0,
-    )  # fmt: skip
+        0.7,
+        "Outer learning rate",
+        "Step size of the outer optimizer on the averaged pseudo-gradient, at its peak.",
+        "outer",
+        minimum=0.0,
+        maximum=10.0,
+    )
     outer_momentum: float = float_setting(
-        0.9, "Outer momentum", "Nesterov momentum of the outer optimizer.",
-        "outer", minimum=0.0, maximum=0.9999,
-    )  # fmt: skip
+        0.9,
+        "Outer momentum",
+        "Nesterov momentum of the outer optimizer.",
+        "outer",
+        minimum=0.0,
+        maximum=0.9999,
+    )
+    outer_schedule: str = choice_setting(
+        "constant",
+        "Outer schedule",
+        "After the outer warm-up. constant: the outer learning rate stays at its peak. linear, "
+        "cosine: it falls to its final value in the last round.",
+        "outer",
+        choices=("constant", "linear", "cosine"),
+    )
+    outer_warmup_rounds: int = int_setting(
+        0,
+        "Outer warm-up",
+        "Rounds in which the outer learning rate rises linearly to its peak.",
+        "outer",
+        minimum=0,
+        maximum=1_000_000,
+        unit="rounds",
+        zero="none",
+    )
+    outer_min_lr_ratio: float = float_setting(
+        0.0,
+        "Final outer learning rate",
+        "With the outer schedules linear and cosine: outer learning rate of the last round, as a "
+        "fraction of the peak. 0: the last round leaves the weights unchanged.",
+        "outer",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    outer_rule: str = choice_setting(
+        NESTEROV,
+        "Outer rule",
+        "nesterov: SGD with Nesterov momentum. Installed packages can add rules; every replica "
+        "needs the package.",
+        "outer",
+        choices=rule_names(),
+    )
     weighting: str = choice_setting(
         "uniform",
         "Contribution weights",
-        "uniform: every contributor counts the same. tokens: weight = tokens x tokens / steps "
-        "(Decoupled DiLoCo).",
+        "uniform: every replica counts the same. tokens: a replica counts by its tokens per round "
+        "of work.",
         "outer",
         choices=("uniform", "tokens"),
     )
     merge: str = choice_setting(
-        "mean", "Merge",
+        "mean",
+        "Merge",
         "mean: weighted mean. rda: direction and length averaged apart, per tensor; embeddings "
         "by mean (Decoupled DiLoCo, arXiv:2604.21428).",
-        "outer", choices=("mean", "rda"),
-    )  # fmt: skip
-    late_policy: str = choice_setting(
-        "rebase", "Late work",
-        "rebase: a replica that missed a round keeps its progress on top of the new weights. "
-        "overwrite: it takes the new weights and drops its progress.",
-        "outer", choices=("rebase", "overwrite"),
-    )  # fmt: skip
+        "outer",
+        choices=("mean", "rda"),
+    )
+    late_keep: float = float_setting(
+        0.5,
+        "Late work kept",
+        "Share of its progress that a replica keeps on top of the new weights when a round was "
+        "committed without it. The round leaves room for it: all live replicas divide the "
+        "weights. 0: it drops its progress, and the contributors divide the weights.",
+        "outer",
+        minimum=0.0,
+        maximum=1.0,
+        zero="none kept",
+    )
     outlier_z: float = float_setting(
-        0.0, "Outlier limit",
+        0.0,
+        "Outlier limit",
         "Refuse a contribution whose norm lies this many robust standard deviations above the "
         "round's median (with four or more contributions). 0: never.",
-        "outer", minimum=0.0, maximum=1000.0, zero="never",
-    )  # fmt: skip
+        "outer",
+        minimum=0.0,
+        maximum=1000.0,
+        zero="never",
+    )
+    inner_optimizer: str = choice_setting(
+        "adamw",
+        "Inner optimizer",
+        "Optimizer of the built-in workloads. muon: Muon for the matrices of hidden layers, AdamW "
+        "for all other parameters (torch 2.9 or newer).",
+        "inner",
+        choices=("adamw", "muon"),
+    )
     inner_lr: float = float_setting(
-        4e-4, "Inner learning rate", "Peak learning rate of AdamW.",
-        "inner", minimum=0.0, maximum=10.0,
-    )  # fmt: skip
+        4e-4,
+        "Inner learning rate",
+        "Peak learning rate of the inner optimizer.",
+        "inner",
+        minimum=0.0,
+        maximum=10.0,
+    )
     warmup_steps: int = int_setting(
-        100, "Warm-up", "Inner steps until the peak learning rate, then cosine decay.",
-        "inner", minimum=0, unit="steps",
-    )  # fmt: skip
+        100,
+        "Warm-up",
+        "Inner steps until the peak learning rate, then cosine decay.",
+        "inner",
+        minimum=0,
+        unit="steps",
+    )
     min_lr_ratio: float = float_setting(
-        0.1, "Final learning rate", "Where the cosine ends, as a fraction of the peak.",
-        "inner", minimum=0.0, maximum=1.0,
-    )  # fmt: skip
+        0.1,
+        "Final learning rate",
+        "Learning rate at the end of the cosine, as a fraction of the peak.",
+        "inner",
+        minimum=0.0,
+        maximum=1.0,
+    )
     weight_decay: float = float_setting(
-        0.1, "Weight decay", "Decoupled weight decay of AdamW, on matrices only.",
-        "inner", minimum=0.0, maximum=10.0,
-    )  # fmt: skip
+        0.1,
+        "Weight decay",
+        "Decoupled weight decay, on matrices only.",
+        "inner",
+        minimum=0.0,
+        maximum=10.0,
+    )
     grad_clip: float = float_setting(
-        1.0, "Gradient clip", "Global norm the inner gradient is clipped to. 0 means no clipping.",
-        "inner", minimum=0.0, zero="none",
-    )  # fmt: skip
+        1.0,
+        "Gradient clip",
+        "Global norm the inner gradient is clipped to. 0 means no clipping.",
+        "inner",
+        minimum=0.0,
+        zero="none",
+    )
     batch_size: int = int_setting(
-        8, "Batch size", "Sequences per inner step and replica.",
-        "inner", minimum=1, maximum=65_536, unit="sequences",
-    )  # fmt: skip
+        8,
+        "Batch size",
+        "Sequences per inner step and replica.",
+        "inner",
+        minimum=1,
+        maximum=65_536,
+        unit="sequences",
+    )
     seed: int = int_setting(
-        0, "Seed", "Of the initial weights and of the order of the data.",
-        "inner", minimum=0, maximum=2**31 - 1,
-    )  # fmt: skip
+        0,
+        "Seed",
+        "Seed of the initial weights and of the data order.",
+        "inner",
+        minimum=0,
+        maximum=2**31 - 1,
+    )
     num_replicas: int = int_setting(
-        4, "Target replicas", "How many replicas the run wants. Pools must add up to it.",
-        "membership", minimum=1, maximum=1024, unit="replicas",
-    )  # fmt: skip
+        4,
+        "Target replicas",
+        "Number of replicas of the run. The sizes of its pools must add up to it.",
+        "membership",
+        minimum=1,
+        maximum=1024,
+        unit="replicas",
+    )
     max_replicas: int = int_setting(
         16,
         "Data shards",
-        "The training data is cut into this many shards, one per replica number. Fixed for the "
-        "life of the run, so that replicas can come and go.",
+        "The training data is divided into this many shards, one per replica number. Fixed for the "
+        "life of the run, so that replicas can join and leave.",
         "membership",
         minimum=1,
         maximum=99_999,
         unit="shards",
     )
     world_size_mode: str = choice_setting(
-        "dynamic", "World size",
-        "dynamic: the mean is over whoever contributed. fixed_with_spares: every round is made of "
-        "exactly the target number of replicas; more of them are spares that follow.",
-        "membership", choices=("dynamic", "fixed_with_spares"),
-    )  # fmt: skip
+        "dynamic",
+        "World size",
+        "dynamic: the mean is over all contributors. fixed_with_spares: every round has exactly "
+        "the target number of contributors; additional replicas are spares.",
+        "membership",
+        choices=("dynamic", "fixed_with_spares"),
+    )
     min_quorum: int = int_setting(
-        1, "Minimum quorum",
-        "A round is not closed with fewer contributors than this; below it the run waits.",
-        "membership", minimum=1, maximum=1024, unit="replicas",
-    )  # fmt: skip
+        1,
+        "Minimum quorum",
+        "A round needs at least this many contributors; below it the run waits.",
+        "membership",
+        minimum=1,
+        maximum=1024,
+        unit="replicas",
+    )
     start_wait_s: float = float_setting(
         120.0,
         "Wait at the start",
@@ -209,11 +364,16 @@ class GroupSettings:
         unit="s",
     )
     start_replicas: int = int_setting(
-        0, "Start together",
-        "No replica takes the first step of the run before this many are there and ready, however "
-        "long that takes. 0: they start after the wait above, with whoever came.",
-        "membership", minimum=0, maximum=1024, unit="replicas", zero="whoever came",
-    )  # fmt: skip
+        0,
+        "Start together",
+        "The first step of the run waits until this many replicas are ready, however long that "
+        "takes. 0: start after the wait above with the replicas that are ready.",
+        "membership",
+        minimum=0,
+        maximum=1024,
+        unit="replicas",
+        zero="those ready",
+    )
     grace_s: float = float_setting(
         60.0,
         "Grace window",
@@ -224,26 +384,47 @@ class GroupSettings:
         unit="s",
     )
     grace_gamma: float = float_setting(
-        0.0, "Adaptive grace",
+        0.0,
+        "Adaptive grace",
         "Above 0, the window is this share of the time that overlap leaves: gamma x (tau x step - "
         "time to quorum - time to sync), at most the grace window. 0: always the whole window.",
-        "membership", minimum=0.0, maximum=10.0, zero="off",
-    )  # fmt: skip
+        "membership",
+        minimum=0.0,
+        maximum=10.0,
+        zero="off",
+    )
     grace_floor_s: float = float_setting(
-        1.0, "Shortest grace",
-        "The adaptive window is never shorter, so that slow replicas are not starved.",
-        "membership", minimum=0.0, maximum=86_400.0, unit="s",
-    )  # fmt: skip
+        1.0,
+        "Shortest grace",
+        "Lower limit of the adaptive window, so that slow replicas can contribute.",
+        "membership",
+        minimum=0.0,
+        maximum=86_400.0,
+        unit="s",
+    )
+    partial_rounds: str = choice_setting(
+        "off",
+        "Partial rounds",
+        "on: a replica too slow for the grace window contributes the steps it has, instead of "
+        "missing the round.",
+        "membership",
+        choices=("off", "on"),
+    )
     quarantine_rounds: int = int_setting(
-        0, "Quarantine",
-        "A replica's first rounds in a running group do not count while seasoned replicas are "
-        "there: its inner optimizer is still cold.",
-        "membership", minimum=0, maximum=10_000, unit="rounds", zero="none",
-    )  # fmt: skip
+        0,
+        "Quarantine",
+        "A replica's contributions do not count in its first rounds while other replicas are "
+        "available: its inner optimizer is not warmed up yet.",
+        "membership",
+        minimum=0,
+        maximum=10_000,
+        unit="rounds",
+        zero="none",
+    )
     heartbeat_timeout_s: float = float_setting(
         15.0,
         "Heartbeat timeout",
-        "A replica whose lease has not changed for this long counts as dead.",
+        "A replica whose lease has not changed for this long is considered dead.",
         "membership",
         minimum=1.0,
         maximum=3600.0,
@@ -252,113 +433,51 @@ class GroupSettings:
     round_timeout_s: float = float_setting(
         900.0,
         "Round timeout",
-        "A replica that waits longer than this for one exchange gives up with an error.",
+        "A replica fails if one exchange takes longer than this.",
         "membership",
         minimum=1.0,
         maximum=86_400.0,
         unit="s",
     )
     eval_every: int = int_setting(
-        1, "Evaluate every", "Rounds between evaluations of the global weights. 0 means never.",
-        "saving", minimum=0, unit="rounds", zero="never",
-    )  # fmt: skip
+        1,
+        "Evaluate every",
+        "Rounds between evaluations of the global weights. 0 means never.",
+        "saving",
+        minimum=0,
+        unit="rounds",
+        zero="never",
+    )
     checkpoint_every: int = int_setting(
-        5, "Checkpoint every", "Rounds between checkpoints of the global weights.",
-        "saving", minimum=1, unit="rounds",
-    )  # fmt: skip
+        5,
+        "Checkpoint every",
+        "Rounds between checkpoints of the global weights.",
+        "saving",
+        minimum=1,
+        unit="rounds",
+    )
 
     state_every: int = int_setting(
-        5, "Save replica state every",
+        5,
+        "Save replica state every",
         "Rounds between saves of each replica's inner optimizer, residual and data position, for "
         "a relaunch under the same number. 0 means only when it leaves.",
-        "saving", minimum=0, unit="rounds", zero="only when leaving",
-    )  # fmt: skip
+        "saving",
+        minimum=0,
+        unit="rounds",
+        zero="only when leaving",
+    )
 
     def __post_init__(self) -> None:
         for spec in setting_fields():
             object.__setattr__(self, spec.name, spec.check(getattr(self, spec.name)))
-        self._check_rounds()
-        self._check_membership()
-
-    def _check_rounds(self) -> None:
-        if self.sync_every % self.num_fragments:
-            raise SettingsError(
-                "num_fragments",
-                f"expected a divisor of the {self.sync_every} local steps, so that every round "
-                f"is as long, found {self.num_fragments}",
-            )
-        if self.overlap_steps >= self.sync_every:
-            raise SettingsError(
-                "overlap_steps",
-                f"expected less than the {self.sync_every} local steps: a fragment's exchange "
-                f"must end before its next one begins, found {self.overlap_steps}",
-            )
-        if self.warmup_steps > self.total_steps:
-            raise SettingsError(
-                "warmup_steps",
-                f"expected at most the {self.total_steps} inner steps of the whole run "
-                f"(rounds x H / P), found {self.warmup_steps}",
-            )
-        if self.dylu == "on" and self.overlap_steps >= self.round_steps:
-            raise SettingsError(
-                "overlap_steps",
-                f"expected less than the {self.round_steps} steps of a round, because dynamic "
-                f"local updates shorten rounds, found {self.overlap_steps}",
-            )
-
-    def _check_membership(self) -> None:
-        if self.min_quorum > self.num_replicas:
-            raise SettingsError(
-                "min_quorum",
-                f"expected at most the target of {self.num_replicas} replicas, "
-                f"found {self.min_quorum}",
-            )
-        if self.start_replicas > self.num_replicas:
-            raise SettingsError(
-                "start_replicas",
-                f"expected at most the target of {self.num_replicas} replicas, "
-                f"found {self.start_replicas}",
-            )
-        if self.max_replicas < self.num_replicas:
-            raise SettingsError(
-                "max_replicas",
-                f"expected at least the target of {self.num_replicas} replicas, "
-                f"found {self.max_replicas}",
-            )
-        if self.world_size_mode == "fixed_with_spares" and self.min_quorum != self.num_replicas:
-            raise SettingsError(
-                "min_quorum",
-                f"expected the target of {self.num_replicas} replicas, because the world size "
-                f"is fixed, found {self.min_quorum}",
-            )
-        if self.grace_gamma > 0 and not self.overlap_steps:
-            raise SettingsError(
-                "grace_gamma",
-                "expected 0 without overlap, because the adaptive window is what overlap leaves, "
-                f"found {plain(self.grace_gamma)}",
-            )
-        if self.grace_floor_s > self.grace_s and self.grace_gamma > 0:
-            raise SettingsError(
-                "grace_floor_s",
-                f"expected at most the grace window of {plain(self.grace_s)} s, "
-                f"found {plain(self.grace_floor_s)}",
-            )
-        if self.round_timeout_s <= self.heartbeat_timeout_s:
-            raise SettingsError(
-                "round_timeout_s",
-                f"expected more than the heartbeat timeout of {plain(self.heartbeat_timeout_s)} "
-                f"s, found {plain(self.round_timeout_s)}",
-            )
-        if self.round_timeout_s < self.grace_s:
-            raise SettingsError(
-                "round_timeout_s",
-                f"expected at least the grace window of {plain(self.grace_s)} s, "
-                f"found {plain(self.round_timeout_s)}",
-            )
+        check_rounds(self)
+        check_exchange(self)
+        check_membership(self)
 
     @property
     def round_steps(self) -> int:
-        """Inner steps of one round: H / P, because a round exchanges one fragment of P."""
+        """Inner steps of one round: H / P, because a round exchanges one of P fragments."""
         return self.sync_every // self.num_fragments
 
     @property
@@ -366,20 +485,35 @@ class GroupSettings:
         """Inner steps of one replica that takes part in every round."""
         return self.round_steps * self.total_rounds
 
+    @property
+    def residual_rounds(self) -> int:
+        """Earlier rounds whose reduced objects a round can read: those of a low-bit mean."""
+        return RESIDUAL_REACH * self.num_fragments if self.mean_codec != FULL_MEAN else 0
+
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
+    def differences(self, other: GroupSettings) -> tuple[str, ...]:
+        """Describe the settings whose value in ``other`` differs, in the order of the schema."""
+        return tuple(
+            f"{spec.name}: expected {getattr(self, spec.name)}, found {getattr(other, spec.name)}"
+            for spec in setting_fields()
+            if getattr(self, spec.name) != getattr(other, spec.name)
+        )
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GroupSettings:
-        """Read settings that must be complete: no field is ever filled in silently.
+        """Read complete settings; missing fields are not filled with defaults.
 
-        Raises :class:`SettingsError` for a missing, unknown or invalid field.
+        Raises :class:`SettingsError` for a replaced, missing, unknown or invalid field.
         """
+        for name in sorted(REPLACED.keys() & values.keys()):
+            raise SettingsError(name, REPLACED[name])
         known = {spec.name for spec in setting_fields()}
         for name in sorted(known - set(values)):
             raise SettingsError(name, "expected a value in the group's settings, found none")
         for name in sorted(set(values) - known):
-            raise SettingsError(name, "is not a group setting this version knows")
+            raise SettingsError(name, "is not a group setting of this version")
         return cls(**values)
 
 
@@ -387,7 +521,7 @@ _SPECS: tuple[SettingSpec, ...] = ()
 
 
 def setting_fields() -> tuple[SettingSpec, ...]:
-    """The schema, in the order a form shows it."""
+    """Return the schema in the order of the form."""
     global _SPECS
     if not _SPECS:
         _SPECS = tuple(

@@ -1,15 +1,15 @@
-"""Append-only telemetry segments: what a replica tells the dashboard.
+"""Append-only telemetry segments of a replica.
 
-A replica writes segment 1, 2, 3, ... under its own incarnation; a reader GETs the next number
-until it is not there. Nothing is listed and no segment is ever rewritten, so a cursor per
-incarnation makes reading exactly-once.
+A replica writes segments 1, 2, 3, ... under its own incarnation; a reader GETs the next number
+until it is missing. Nothing is listed and no segment is rewritten, so one cursor per incarnation
+makes reading exactly-once.
 
-Nothing is decided by what they say, so a reader leaves out fields it does not know
-(:class:`Growing`): while servers are upgraded one by one, replicas may run newer code than who
-reads them. What the group agrees by stays strict (:mod:`diloco.protocol.records`).
+No decision depends on telemetry, so readers ignore unknown fields (:class:`Extensible`): during an
+upgrade, replicas can run newer code than the server. Records that a group has to agree on are
+parsed strictly (:mod:`diloco.protocol.records`).
 
-Per-step values travel as columns (one list per series, aligned by index), because a segment of
-hundreds of steps is then a third of the size and is parsed in one go.
+Per-step values are columns (one list per series, aligned by index): a segment of hundreds of steps
+is a third of the size and is parsed at once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from diloco.protocol.records import MEBIBYTE, Growing, Record
+from diloco.protocol.records import MEBIBYTE, Extensible, Record
 
 PHASES = ("compute", "encode", "upload", "wait", "download", "reduce", "apply")
 """Phases of one round on one replica, in order; seconds each. Evaluation and checkpoint writing
-are ``other`` of the round after which they came, in :class:`RoundReport`."""
+count as ``other`` of the preceding round in :class:`RoundReport`."""
 STARTUP_PHASES = ("bootstrap", "start")
-"""What a process took before its first step, in the phases of its first round: installing and
-fetching code, then everything until it had joined. What it waited for others is in ``wait``."""
+"""Time of a process before its first step, in the phases of its first round: installing and
+fetching code, then everything until it has joined. Waiting for other replicas counts as
+``wait``."""
 
 
 MAX_STEPS = 20_000
@@ -36,16 +37,17 @@ MAX_LINE = 4_000
 """Characters of a log line."""
 MAX_PHASES = 32
 MAX_SYSTEM = 64
-"""The most of each that one segment may hold. A writer splits what is more, at half of these, so
-that readers of a later version may lower them."""
+"""Limits of each kind per segment. A writer splits at half of them, so that readers of a later
+version can lower them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepColumns(Growing):
-    """Per-step series of one segment; all lists have one length.
+class StepColumns(Extensible):
+    """Per-step series of one segment; all lists have the same length.
 
-    ``step`` is the replica's inner step counted over the run, ``tokens`` the tokens this replica
-    has trained on so far, ``loss`` in nats per token, ``step_s`` the duration of the step.
+    ``step`` is the replica's inner step in the run, ``tokens`` the number of tokens that this
+    replica has trained on so far, ``loss`` is in nats per token, ``step_s`` the duration of the
+    step.
     """
 
     step: tuple[int, ...] = ()
@@ -59,19 +61,19 @@ class StepColumns(Growing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundReport(Growing):
-    """One replica's view of one finished round.
+class RoundReport(Extensible):
+    """One replica's report of one finished round.
 
     ``outcome``: included, late (committed without this replica), void. ``weights_digest`` is the
-    digest of the fragment's global weights after the round (invariant I3: all replicas must agree).
+    digest of the fragment's global weights after the round (invariant I3: equal in all replicas).
 
-    ``phases`` are seconds of the training loop: with overlap its *wait* is how long it was blocked,
-    and the exchange's own phases are ``background``. ``step`` and ``tokens`` are the replica's own
-    when it reported, as in :class:`StepColumns`; 0 where it had taken no step yet.
+    ``phases`` are seconds of the training loop; with overlap its *wait* is the time it was blocked,
+    and the exchange's own phases are in ``background``. ``step`` and ``tokens`` are the replica's
+    at the time of the report, as in :class:`StepColumns`; 0 before the first step.
 
-    ``norm`` is the length of the decoded contribution, ``cosine`` its cosine to the merged mean
-    that the round applied (:mod:`diloco.exchange.cosine`); None where the round did not take it,
-    and of replicas that do not tell.
+    ``norm`` is the L2 norm of the decoded contribution, ``cosine`` its cosine to the merged mean
+    that the round applied (:mod:`diloco.exchange.cosine`); None if the round did not include it,
+    and in reports of earlier versions.
     """
 
     round: int
@@ -93,8 +95,8 @@ class RoundReport(Growing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Growing):
-    """Loss of the **global** weights after ``round`` on held-out data, nats per token."""
+class Evaluation(Extensible):
+    """Loss of the **global** weights after ``round`` on held-out data, in nats per token."""
 
     round: int
     loss: float
@@ -103,17 +105,21 @@ class Evaluation(Growing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogLine(Growing):
+class LogLine(Extensible):
+    """One line of a replica's log."""
+
     wall_s: float
     level: str
     message: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment(Growing, Record):
-    """One object under ``telemetry/``. ``system`` is what the process used of its machine when it
-    was written (:mod:`diloco.telemetry.system_metrics` names the figures); one that is not known is
-    not there."""
+class Segment(Extensible, Record):
+    """One object under ``telemetry/``.
+
+    ``system`` holds the process's machine usage at the time of writing
+    (:mod:`diloco.telemetry.system_metrics` lists the metrics); unknown metrics are left out.
+    """
 
     LIMIT: ClassVar[int] = 4 * MEBIBYTE
     CONTAINERS: ClassVar[int] = 50_000

@@ -1,8 +1,8 @@
-"""Torch-free description of what is trained, shared by the form, the planner and the replica.
+"""Describes the trained workload without torch, for the form, the planner and the replica.
 
-A workload document is the ``workload`` object of ``group.json``; its ``kind`` says which class here
-describes it. The built-in one is the byte-level GPT; its sizes and parameter counts are here so
-that a page can show them without torch.
+A workload document is the ``workload`` object of ``group.json``; its ``kind`` selects the class
+here. The built-in workload is the byte-level GPT; its sizes and parameter counts are here so that a
+page can show them without torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from diloco.protocol.settings import SettingsError
 
@@ -19,7 +19,7 @@ VOCABULARY = 256
 """Byte-level: every byte is a token."""
 
 STDLIB = "stdlib"
-"""Data source: the Python standard library's own source text, which every machine has."""
+"""Data source: the source text of the Python standard library, which every machine has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class GPTSize:
 
     @property
     def parameters(self) -> int:
-        """Number of trained parameters; a test compares it with the model itself."""
+        """Number of trained parameters; a test compares it with the model."""
         block = 12 * self.width * self.width + 2 * self.width
         return VOCABULARY * self.width + self.layers * block + self.width
 
@@ -49,18 +49,41 @@ GPT_SIZES: dict[str, GPTSize] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ByteGPTWorkload:
+class _WorkloadDocument:
+    """Base class of the workload documents; ``kind`` selects the class."""
+
+    kind: ClassVar[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object of the document."""
+        return {"kind": self.kind, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Parse and validate a document. Raises :class:`SettingsError`."""
+        body = dict(values)
+        kind = body.pop("kind", None)
+        if kind != cls.kind:
+            raise SettingsError("kind", f"expected {cls.kind!r}, found {kind!r}")
+        try:
+            return cls(**body)
+        except TypeError as error:
+            raise SettingsError("workload", str(error)) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByteGPTWorkload(_WorkloadDocument):
     """The built-in workload: a byte-level GPT on text.
 
-    ``data`` is :data:`STDLIB` or an fsspec URI, which may be a folder or a glob. ``eval_bytes`` is
-    how much of the held-out text one evaluation reads.
+    ``data`` is :data:`STDLIB` or an fsspec URI of a file, a folder or a glob. ``eval_bytes`` is the
+    amount of held-out text that one evaluation reads.
     """
 
     size: str = "demo"
     data: str = STDLIB
     eval_bytes: int = 65_536
 
-    kind = "byte_gpt"
+    kind: ClassVar[str] = "byte_gpt"
 
     def __post_init__(self) -> None:
         if self.size not in GPT_SIZES:
@@ -76,40 +99,27 @@ class ByteGPTWorkload:
     def shape(self) -> GPTSize:
         return GPT_SIZES[self.size]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, **dataclasses.asdict(self)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ByteGPTWorkload:
-        body = dict(values)
-        kind = body.pop("kind", None)
-        if kind != cls.kind:
-            raise SettingsError("kind", f"expected {cls.kind!r}, found {kind!r}")
-        try:
-            return cls(**body)
-        except TypeError as error:
-            raise SettingsError("workload", str(error)) from None
-
 
 BYTES = "bytes"
 """Tokenizer: every byte is a token."""
 
 DATA_FORMATS = ("auto", "text", "json", "parquet", "csv", "dataset")
-"""``auto`` goes by the files' names; a name that is no file or URI is a data set of the hub."""
+"""``auto`` selects by file name; a name that is neither file nor URI is a data set of the Hub."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuggingFaceWorkload:
+class HuggingFaceWorkload(_WorkloadDocument):
     """A causal language model of the Transformers library, on text.
 
-    Exactly one of ``model`` (a checkpoint's directory or a name on the hub, with ``revision``) and
-    ``config`` (``config.json`` as an object; the weights come from the group's seed).
+    Set exactly one of ``model`` (a checkpoint's directory or a name on the Hub, with ``revision``)
+    and ``config`` (``config.json`` as an object; the weights are initialized from the group's
+    seed).
 
-    ``tokenizer`` is a directory, a name on the hub or :data:`BYTES`; left out, it is the model's
-    own, and bytes for a ``config``. ``data`` is :data:`STDLIB`, an fsspec URI of files (a folder or
-    a glob too) or a data set's name on the hub, of which ``data_config`` and ``data_split`` choose
-    a part. ``text_column`` is where text is found in rows. ``documents`` takes only so many from
-    the start; 0 takes all. ``context`` and ``eval_tokens`` are in tokens.
+    ``tokenizer`` is a directory, a name on the Hub or :data:`BYTES`; by default the model's own,
+    and bytes for a ``config``. ``data`` is :data:`STDLIB`, an fsspec URI of files (a folder or a
+    glob too) or the name of a data set on the Hub, of which ``data_config`` and ``data_split``
+    select a part. ``text_column`` is the column with the text. ``documents`` limits the documents,
+    from the start; 0 is no limit. ``context`` and ``eval_tokens`` are in tokens.
     """
 
     model: str = ""
@@ -125,7 +135,7 @@ class HuggingFaceWorkload:
     documents: int = 0
     eval_tokens: int = 65_536
 
-    kind = "huggingface"
+    kind: ClassVar[str] = "huggingface"
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
@@ -165,32 +175,18 @@ class HuggingFaceWorkload:
     def tokenizer_name(self) -> str:
         return self.tokenizer or self.model or BYTES
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, **dataclasses.asdict(self)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        body = dict(values)
-        kind = body.pop("kind", None)
-        if kind != cls.kind:
-            raise SettingsError("kind", f"expected {cls.kind!r}, found {kind!r}")
-        try:
-            return cls(**body)
-        except TypeError as error:
-            raise SettingsError("workload", str(error)) from None
-
 
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomWorkload:
-    """Somebody's own model, data and loss: a function that builds a workload
-    (:mod:`diloco.workloads.custom` says how it is called and what it has to return).
+class CustomWorkload(_WorkloadDocument):
+    """A user's model, data and loss: a function that builds a workload
+    (:mod:`diloco.workloads.custom` defines its arguments and its result).
 
-    ``function`` is ``package.module:name`` and ``arguments`` are its own. ``archive`` is the sha256
-    of a zip under ``code/`` that has the module, empty where it is installed or on the path, and
-    ``requirements`` are pip requirements of it; both are seen to by whoever starts replicas.
+    ``function`` is ``package.module:name`` with keyword ``arguments``. ``archive`` is the sha256 of
+    a zip under ``code/`` that contains the module, empty where the module is installed or on the
+    path; ``requirements`` are its pip requirements. The launcher of the replicas provides both.
     """
 
     function: str
@@ -198,7 +194,7 @@ class CustomWorkload:
     archive: str = ""
     requirements: tuple[str, ...] = ()
 
-    kind = "custom"
+    kind: ClassVar[str] = "custom"
 
     def __post_init__(self) -> None:
         if not isinstance(self.function, str) or not _FUNCTION.fullmatch(self.function):
@@ -215,32 +211,17 @@ class CustomWorkload:
         if not isinstance(self.requirements, list | tuple):
             raise SettingsError("requirements", f"expected a list, found {self.requirements!r}")
         for line in self.requirements:
-            # An option would be one of pip's own, such as another index.
+            # An option such as --index-url is not a requirement.
             plain = isinstance(line, str) and line.strip() == line and line.isprintable()
             if not plain or not line or line.startswith("-"):
                 raise SettingsError(
-                    "requirements", f"expected pip requirements, such as 'einops==0.8', "
-                    f"found {line!r}"
-                )  # fmt: skip
+                    "requirements",
+                    f"expected pip requirements, such as 'einops==0.8', found {line!r}",
+                )
         object.__setattr__(self, "requirements", tuple(self.requirements))
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            **dataclasses.asdict(self),
-            "requirements": list(self.requirements),
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        body = dict(values)
-        kind = body.pop("kind", None)
-        if kind != cls.kind:
-            raise SettingsError("kind", f"expected {cls.kind!r}, found {kind!r}")
-        try:
-            return cls(**body)
-        except TypeError as error:
-            raise SettingsError("workload", str(error)) from None
+        return {**super().to_dict(), "requirements": list(self.requirements)}
 
 
 WORKLOADS: dict[str, type[ByteGPTWorkload] | type[HuggingFaceWorkload] | type[CustomWorkload]] = {
@@ -248,4 +229,4 @@ WORKLOADS: dict[str, type[ByteGPTWorkload] | type[HuggingFaceWorkload] | type[Cu
     HuggingFaceWorkload.kind: HuggingFaceWorkload,
     CustomWorkload.kind: CustomWorkload,
 }
-"""By kind."""
+"""Workload classes by ``kind``."""

@@ -1,7 +1,8 @@
-"""What the ranks of one replica do together: everything that touches the model.
+"""Collective operations of the ranks of one replica: everything that reads or writes the model.
 
-The leader's round loop calls it as if it were alone; each call first says a :class:`Word` that
-names the :class:`Operation`, and a follower that hears it does its part.
+The leader runs the same round loop as a replica of one process. Each operation here first sends a
+:class:`StepMessage` that names the :class:`Operation`; the followers receive it and execute their
+part.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import IntEnum
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import load as load_safetensors
-from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -28,36 +29,37 @@ from torch.distributed.checkpoint.state_dict import (
 from diloco.clock import Clock, SystemClock
 from diloco.errors import ModelMismatch, ReplicaError
 from diloco.model import named_parameters
+from diloco.model.comparison import described, first_difference
 from diloco.model.flat_parameters import Layout
-from diloco.model.fragments import Slot
 from diloco.model.inner_state import Inner, Stateful
 from diloco.model.state_tree import join_tree, split_tree
-from diloco.ranks.command_channel import Channel, Word
+from diloco.model.tensor_file import TensorWriter
+from diloco.ranks.command_channel import CommandChannel, StepMessage
 from diloco.telemetry.writer import Number
+from diloco.training.hooks import RoundHooks
+from diloco.training.progress import RoundProgress
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FAREWELL_S = 5.0
-"""How long a rank that has failed tries to tell the others why. They may be in a collective of the
-model's own and cannot listen; they then see its connections close."""
+"""For how long a failed rank tries to send its error. Ranks inside a collective of the model cannot
+receive it; they see its connections close."""
 KEEP_LISTENING_S = 30.0
-"""Of a leader's silence while it waits for others; after that it says that it still does."""
-BUCKET = 2**22
-"""Elements of the flat vector that are broadcast together."""
+"""Seconds without an operation after which a waiting leader sends a keep-alive."""
 BY_NAME = "inner_optimizer_by_name"
-"""A save of this kind; a replica with one process numbers the parameters instead."""
+"""Key of the optimizers' state by parameter name; a replica of one process uses numbers instead."""
 
 
 class Operation(IntEnum):
-    """What the leader announces."""
+    """The operations that the leader announces."""
 
     END = 0
-    """Back to the training loop."""
+    """Return to the training loop."""
     BEGIN = 1
     FAILED = 2
-    READ = 3
-    WRITE = 4
+    STATE = 3
+    """A call of :class:`~diloco.ranks.rank_progress.RankProgress` or its state, which follows."""
     EVALUATE = 5
     FINAL = 6
     RESET = 7
@@ -65,221 +67,213 @@ class Operation(IntEnum):
     LOAD = 9
     COMPARE = 10
     NOTHING = 11
-    """The leader waits for others, and has not forgotten its ranks."""
+    """Keep-alive of a leader that waits for other replicas."""
+    BEFORE_ROUND = 12
+    AFTER_ROUND = 13
 
 
 class Ranks:
-    """One rank's part in everything that the ranks of a replica do together."""
+    """This rank's side of the collective operations of a replica. ``jobs`` is the channel of the
+    exchange (:mod:`diloco.ranks.rank_exchange`)."""
 
-    def __init__(self, channel: Channel, model: nn.Module, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        channel: CommandChannel,
+        model: nn.Module,
+        *,
+        jobs: CommandChannel,
+        clock: Clock | None = None,
+    ) -> None:
         self._clock = clock or SystemClock()
         self.channel = channel
+        self.jobs = jobs
         self.model = model
-        self._counted = Word()
-        self._on_counted: Callable[[Word], None] = lambda heard: None
+        self._is_announcing = False
+        self._counted = StepMessage()
+        self._on_counted: Callable[[StepMessage], None] = lambda received: None
         self._thread = threading.get_ident()
-        self._said_s = self._clock.monotonic()
+        self._last_message_s = self._clock.monotonic()
 
-    # -- what a step has counted, told with the next word -----------------------------------------
+    # -- counts of a step, sent with the next message ---------------------------------------------
 
     def count(
         self, *, tokens: int, loss: Number, on_more: Callable[[int], None] = lambda tokens: None
     ) -> Tensor:
-        """Remember a step of this rank; the loss to report for it, a tensor of one element.
+        """Record a step of this rank; return the loss to report for it, a tensor of one element.
 
-        On a GPU it is the mean over all ranks' tokens, computed there without waiting for it. On
-        the CPU it *becomes* that with the next word. ``on_more`` is told the other ranks' tokens
-        with the next word.
+        The loss is the mean over the tokens of all ranks. On a GPU it is computed at once, without
+        synchronising. On the CPU the tensor gets its value with the next message. ``on_more``
+        receives the tokens of the other ranks, also with the next message.
         """
-        mean = whole(loss).detach().float().reshape(()).clone()
+        mean = to_full_tensor(loss).detach().float().reshape(()).clone()
         elsewhere = on_gpu(mean)
         if elsewhere:
             both = torch.stack([mean * tokens, mean.new_full((), tokens)])
             dist.all_reduce(both)
             mean = both[0] / both[1]
         weighted = 0.0 if elsewhere or not tokens else float(mean) * tokens
-        self._counted = Word(tokens=tokens, loss=weighted)
+        self._counted = StepMessage(tokens=tokens, loss=weighted)
 
-        def on_counted(heard: Word) -> None:
-            if not elsewhere and heard.tokens:
-                mean.fill_(heard.loss / heard.tokens)
-            on_more(int(heard.tokens) - tokens)
+        def on_counted(received: StepMessage) -> None:
+            if not elsewhere and received.tokens:
+                mean.fill_(received.loss / received.tokens)
+            on_more(int(received.tokens) - tokens)
 
         self._on_counted = on_counted
         return mean
 
-    # -- words -----------------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------
 
-    def say(self, word: Word) -> Word:
-        """All ranks' word of now. Raises :class:`ReplicaError` if another rank has failed."""
-        assert threading.get_ident() == self._thread, "only the training loop's thread may talk"
-        self._said_s = self._clock.monotonic()
-        counted, self._counted = self._counted, Word()
-        on_counted, self._on_counted = self._on_counted, lambda heard: None
-        heard = self.channel.say(word + counted)
-        on_counted(heard)
-        if heard.failed:
+    def all_reduce(self, message: StepMessage) -> StepMessage:
+        """Sum the message over all ranks. Raises :class:`ReplicaError` if another rank failed."""
+        assert threading.get_ident() == self._thread, "expected the training loop's thread"
+        self._last_message_s = self._clock.monotonic()
+        counted, self._counted = self._counted, StepMessage()
+        on_counted, self._on_counted = self._on_counted, lambda received: None
+        received = self.channel.all_reduce(message + counted)
+        on_counted(received)
+        if received.failed:
             self._raise(self.channel.texts(""))
-        return heard
+        return received
 
-    def keep_listening(self) -> None:
-        """Tell the followers, who do not wait for ever, that the leader is still there. Does
-        nothing in other threads than the training loop's."""
-        mine = threading.get_ident() == self._thread
-        if mine and self._clock.monotonic() - self._said_s > KEEP_LISTENING_S:
-            self.say(Word(operation=Operation.NOTHING))
+    def keep_alive(self) -> None:
+        """Send a keep-alive if none of the leader's messages was recent, so that followers do not
+        time out. Does nothing outside the training loop's thread."""
+        own = threading.get_ident() == self._thread
+        if own and self._clock.monotonic() - self._last_message_s > KEEP_LISTENING_S:
+            self.all_reduce(StepMessage(operation=Operation.NOTHING))
 
-    def heed_failure(self, heard: Word) -> None:
+    def raise_remote_failure(self, received: StepMessage) -> None:
         """Raise :class:`ReplicaError` if the leader has failed."""
-        if heard.operation == Operation.FAILED:
+        if received.operation == Operation.FAILED:
             self._raise(self.channel.texts(""))
 
     def _raise(self, texts: list[str]) -> None:
         self.channel.broken = True
-        who = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts) if text)
-        raise ReplicaError(f"another rank of this replica has failed: {who}")
+        errors = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts) if text)
+        raise ReplicaError(f"another rank of this replica has failed: {errors}")
 
-    def compare(self, model_hash: str) -> None:
-        """See that all ranks have the same model; raises :class:`ModelMismatch` on all of them."""
-        found = self.channel.texts(model_hash)
-        if len(set(found)) > 1:
-            self.channel.broken = True
-            raise ModelMismatch(f"expected one model on all ranks of the replica, found {found}")
+    def compare(self, layout: Layout) -> None:
+        """Check that all ranks have one model. Raises :class:`ModelMismatch` on all of them, which
+        names the first parameter of each rank that differs from the leader's."""
+        hashes = self.channel.texts(layout.model_hash)
+        if len(set(hashes)) == 1:
+            return
+        own = described(layout.tensors)
+        leaders = json.loads(self.channel.text(json.dumps(own)))
+        differences = self.channel.texts(first_difference(leaders, own))
+        self.channel.broken = True
+        raise ModelMismatch(
+            "expected the leader's model on all ranks of the replica: "
+            + "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(differences) if text)
+        )
 
-    def together(self, operation: Operation, work: Callable[[], T]) -> Callable[[], T]:
-        """``work``, announced first."""
+    @contextmanager
+    def announced(self, call: str, **arguments: Any) -> Iterator[None]:
+        """On the leader, announce a call of its state to the followers before the block, unless the
+        block is inside another call. The followers repeat the call."""
+        is_outermost = self.channel.is_leader and not self._is_announcing
+        if not is_outermost:
+            yield
+            return
+        self.all_reduce(StepMessage(operation=Operation.STATE))
+        self.channel.text(json.dumps([call, arguments]))
+        self._is_announcing = True
+        try:
+            yield
+        finally:
+            self._is_announcing = False
+
+    def announced_call(self) -> tuple[str, dict[str, Any]]:
+        """Receive the call that the leader has announced."""
+        call, arguments = json.loads(self.channel.text())
+        return call, arguments
+
+    def run_on_all_ranks(self, operation: Operation, work: Callable[[], T]) -> Callable[[], T]:
+        """Return a function that announces ``operation`` and then calls ``work``."""
 
         def announced() -> T:
-            self.say(Word(operation=operation))
+            self.all_reduce(StepMessage(operation=operation))
             return work()
 
         return announced
 
-    # -- failing ---------------------------------------------------------------------------------
+    def set_timeout(self, timeout_s: float) -> None:
+        """Set the timeout of both channels."""
+        self.channel.timeout_s = self.jobs.timeout_s = timeout_s
 
-    def tell(self, error: BaseException) -> None:
-        """Tell the other ranks why this one cannot go on, if they still listen."""
+    def close(self) -> None:
+        """Close both channels."""
+        self.channel.close()
+        self.jobs.close()
+
+    # -- failures --------------------------------------------------------------------------------
+
+    def send_error(self, error: BaseException) -> None:
+        """Send the error of this rank to the other ranks, if they can still receive it."""
         if self.channel.broken:
             return
-        word = Word(operation=Operation.FAILED) if self.channel.is_leader else Word(failed=1)
+        failed = StepMessage(operation=Operation.FAILED)
+        message = failed if self.channel.is_leader else StepMessage(failed=1)
         try:
-            self.channel.say(word, timeout_s=FAREWELL_S)
+            self.channel.all_reduce(message, timeout_s=FAREWELL_S)
             self.channel.texts(f"{type(error).__name__}: {error}")
         except ReplicaError:
-            log.warning("the other ranks of this replica could not be told of the error")
+            log.warning("could not send the error to the other ranks of this replica")
         self.channel.broken = True
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def sending_errors(self) -> Iterator[None]:
+        """Send an exception of the block to the other ranks, and re-raise it."""
         try:
             yield
         except BaseException as error:
-            self.tell(error)
+            self.send_error(error)
             raise
 
 
-class SharedLayout(Layout):
-    """A layout whose flat vector is the leader's, and whose model is every rank's."""
-
-    def __init__(self, model: nn.Module, ranks: Ranks, **cut: Any) -> None:
-        super().__init__(model, **cut)
-        self._ranks = ranks
-
-    def read(self, fragment: int | None = None) -> Tensor:
-        """As :meth:`Layout.read`; on the leader only."""
-        self._announce(Operation.READ, fragment)
-        return super().read(fragment)
-
-    def write(self, vector: Tensor, fragment: int | None = None) -> None:
-        """As :meth:`Layout.write`; on the leader only, and then in every rank's model."""
-        self._announce(Operation.WRITE, fragment)
-        vector = vector.contiguous()
-        first = self.span(fragment).start
-        for bucket in self._buckets(fragment):
-            piece = vector[bucket[0][0].offset - first : bucket[-1][0].stop - first]
-            if piece.numel():
-                self._ranks.channel.broadcast(piece)
-        super().write(vector, fragment)
-
-    def put_progress(
-        self, into: Tensor, base: Tensor, fragment: int | None = None, *, add: bool
-    ) -> None:
-        """As :meth:`Layout.put_progress`; on the leader only. To followers it is a read."""
-        self._announce(Operation.READ, fragment)
-        super().put_progress(into, base, fragment, add=add)
-
-    def follow_read(self, fragment: int | None) -> None:
-        """A follower's part in :meth:`read`: none, unless the parameters are sharded."""
-        for _, parameter in self._held(fragment):
-            if named_parameters.is_sharded(parameter):
-                named_parameters.read(parameter)
-
-    def follow_write(self, fragment: int | None) -> None:
-        """A follower's part in :meth:`write`; it never holds more than a bucket of the vector."""
-        for bucket in self._buckets(fragment):
-            first = bucket[0][0].offset
-            piece = torch.empty(bucket[-1][0].stop - first, dtype=torch.float32)
-            if piece.numel():
-                self._ranks.channel.broadcast(piece)
-            for slot, parameter in bucket:
-                held = piece[slot.offset - first : slot.stop - first].view(slot.shape)
-                named_parameters.write(parameter, held)
-
-    def _announce(self, operation: Operation, fragment: int | None) -> None:
-        argument = -1 if fragment is None else fragment
-        self._ranks.say(Word(operation=operation, argument=argument))
-
-    def _buckets(self, fragment: int | None) -> Iterator[list[tuple[Slot, nn.Parameter]]]:
-        bucket: list[tuple[Slot, nn.Parameter]] = []
-        size = 0
-        for slot, parameter in self._held(fragment):
-            if bucket and size + slot.numel > BUCKET:
-                yield bucket
-                bucket, size = [], 0
-            bucket.append((slot, parameter))
-            size += slot.numel
-        yield bucket
-
-
 class SharedInner(Inner):
-    """The inner optimizer of all ranks, saved whole and by the parameters' names, so that the
-    replica may be launched again with another number of ranks. The caller's ``stateful`` are saved
-    as the leader has them, and all ranks get those back."""
+    """The inner optimizers of all ranks.
+
+    Their full state is saved by parameter name, so that the replica can be relaunched with another
+    number of ranks. The caller's ``stateful`` objects are saved from the leader and restored on all
+    ranks.
+    """
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         stateful: Mapping[str, Stateful] | None,
         ranks: Ranks,
     ) -> None:
-        super().__init__(optimizer, stateful)
+        super().__init__(optimizers, stateful)
         self._ranks = ranks
 
     def save(self) -> dict[str, Any]:
-        self._ranks.say(Word(operation=Operation.SAVE))
-        own = super().save()
-        del own["inner_optimizer"]
-        return {BY_NAME: self._optimizer_state(), **own}
+        self._ranks.all_reduce(StepMessage(operation=Operation.SAVE))
+        return {BY_NAME: self._optimizer_state(), **self._save_stateful()}
 
     def load(self, trees: Mapping[str, Any]) -> None:
-        """Restore what :meth:`save` gave, on all ranks."""
-        self._ranks.say(Word(operation=Operation.LOAD))
+        """Restore the result of :meth:`save` on all ranks."""
+        self._ranks.all_reduce(StepMessage(operation=Operation.LOAD))
         self._ranks.channel.text(json.dumps(BY_NAME in trees))
         if BY_NAME in trees:
             self._load_optimizer(trees[BY_NAME])
         own = {name: tree for name, tree in trees.items() if name in self._stateful}
         skeleton, tensors = split_tree(own)
-        packed = torch.frombuffer(bytearray(save_safetensors(tensors)), dtype=torch.uint8)
+        packed = torch.frombuffer(
+            bytearray().join(TensorWriter(tensors).parts()), dtype=torch.uint8
+        )
         self._ranks.channel.text(json.dumps({"tree": skeleton, "size_bytes": packed.numel()}))
         self._ranks.channel.broadcast(packed)
         super().load(own)
 
     def reset(self) -> None:
-        self._ranks.say(Word(operation=Operation.RESET))
+        self._ranks.all_reduce(StepMessage(operation=Operation.RESET))
         super().reset()
 
     def follow(self, operation: Operation) -> None:
-        """A follower's part."""
+        """Execute the follower's part of an operation."""
         if operation == Operation.RESET:
             super().reset()
         elif operation == Operation.SAVE:
@@ -288,39 +282,58 @@ class SharedInner(Inner):
             assert operation == Operation.LOAD, operation
             if json.loads(self._ranks.channel.text()):
                 self._load_optimizer({})
-            said = json.loads(self._ranks.channel.text())
-            packed = torch.empty(said["size_bytes"], dtype=torch.uint8)
+            header = json.loads(self._ranks.channel.text())
+            packed = torch.empty(header["size_bytes"], dtype=torch.uint8)
             self._ranks.channel.broadcast(packed)
             tensors = load_safetensors(packed.numpy().tobytes())
-            super().load(join_tree(said["tree"], tensors))
+            super().load(join_tree(header["tree"], tensors))
 
     def _optimizer_state(self) -> dict[str, Any]:
-        """Whole and on the CPU on the leader, empty elsewhere."""
+        """Return the full state on the CPU of the leader; an empty state on followers."""
         self._reshard()
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return get_optimizer_state_dict(self._ranks.model, self.optimizer, options=options)
+        return get_optimizer_state_dict(self._ranks.model, self.optimizers, options=options)
 
     def _reshard(self) -> None:
-        """A forward pass may have left whole parameters, which the optimizer does not know."""
+        """Free full parameters that a forward pass can leave, which the optimizer does not have."""
         for module in named_parameters.sharding_modules(self._ranks.model):
             module.reshard()
 
     def _load_optimizer(self, whole_state: Mapping[str, Any]) -> None:
-        """The leader's state, each rank's part of it."""
+        """Load this rank's part of the leader's state."""
         self._reshard()
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         set_optimizer_state_dict(
-            self._ranks.model, self.optimizer, dict(whole_state), options=options
+            self._ranks.model, self.optimizers, dict(whole_state), options=options
         )
 
 
+class SharedRoundHooks(RoundHooks):
+    """Hooks that run on all ranks, which have registered the same ones."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__()
+        self._ranks = ranks
+
+    def before(self, round: int) -> None:
+        if len(self):
+            self._ranks.all_reduce(StepMessage(operation=Operation.BEFORE_ROUND, argument=round))
+        super().before(round)
+
+    def after(self, progress: RoundProgress) -> None:
+        if len(self):
+            self._ranks.all_reduce(StepMessage(operation=Operation.AFTER_ROUND))
+            self._ranks.channel.text(json.dumps(asdict(progress)))
+        super().after(progress)
+
+
 def on_gpu(tensor: Tensor) -> bool:
-    """Whether reading its value would make this process wait for a device."""
+    """Return whether reading the value would synchronise with a device."""
     return tensor.is_cuda
 
 
-def whole(number: Number) -> Tensor:
-    """A loss or a norm as a plain tensor; FSDP2's norms are spread over the ranks, which must then
-    all call this."""
+def to_full_tensor(number: Number) -> Tensor:
+    """Convert a loss or a norm to a plain tensor. FSDP2's norms are sharded, so all ranks must call
+    this."""
     tensor = number if isinstance(number, Tensor) else torch.tensor(number)
     return named_parameters.read(tensor)

@@ -1,14 +1,14 @@
-"""How the ranks of one replica talk: one word at a time, all of them at once.
+"""Messages between the ranks of one replica.
 
-A *word* is twelve numbers, summed over the ranks in one all-reduce: the leader (rank 0) puts in
-what the others should do next, the others what they have counted and whether they have failed. So
-one small collective both tells and asks, and a step in which nothing happens costs exactly one.
-Longer things (text, weights) are broadcast by the leader right after the word that announces them.
+A message has twelve numbers, summed over the ranks in one all-reduce. The leader (rank 0) sets the
+next operation; every rank adds its counts and whether it has failed. So one small collective sends
+in both directions, and a step without any other operation costs exactly one. The leader broadcasts
+longer data (text, weights) directly after the message that announces it.
 
-It runs over a gloo group of its own, on the CPU, whatever the model's ranks use among themselves.
-Nothing is pickled. Every operation has a deadline, so that a rank never waits for ever: a rank
-that dies closes its connections, which the others see at once; one that stands still is given up
-after ``timeout_s``. Either is a :class:`~diloco.errors.ReplicaError`.
+The channel uses a separate gloo group on the CPU, independent of the process group of the model.
+Nothing is pickled. Every operation has a deadline: if a rank dies, its connections close and the
+others fail at once; if a rank hangs, the others fail after ``timeout_s``. Both raise
+:class:`~diloco.errors.ReplicaError`.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from diloco.errors import ReplicaError
 
 LEADER = 0
 TEXT_BYTES = 2000
-"""Longer error messages are cut."""
+"""Maximum bytes of an error message; longer ones are truncated."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Word:
-    """What all ranks learn together. Whole numbers up to 2**53 are exact (they travel as fp64)."""
+class StepMessage:
+    """A message, summed over all ranks as fp64, so integers up to 2**53 are exact."""
 
     # from every rank, summed
     failed: float = 0
-    """Ranks that cannot go on."""
+    """Ranks that cannot continue."""
     leaving: float = 0
-    """Ranks that were asked to leave (a signal)."""
+    """Ranks with a shutdown request (a signal)."""
     leave_within_s: float = 0.0
-    """How long these have, added up."""
+    """Sum of the seconds that these ranks have."""
     gone: float = 0
     """Ranks that have left their training loop without an error."""
     tokens: float = 0
@@ -53,16 +53,16 @@ class Word:
     schedule_step: float = 0
     data_step: float = 0
 
-    def __add__(self, other: Word) -> Word:
-        return Word.of([a + b for a, b in zip(astuple(self), astuple(other), strict=True)])
+    def __add__(self, other: StepMessage) -> StepMessage:
+        return StepMessage.of([a + b for a, b in zip(astuple(self), astuple(other), strict=True)])
 
     @classmethod
-    def of(cls, numbers: Sequence[float]) -> Word:
+    def of(cls, numbers: Sequence[float]) -> StepMessage:
         return cls(**{f.name: n for f, n in zip(fields(cls), numbers, strict=True)})
 
 
-class Channel:
-    """One rank's end. Made on all ranks at once, over the default process group's ranks."""
+class CommandChannel:
+    """This rank's end of the channel. All ranks of the default process group create it together."""
 
     def __init__(self, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -76,14 +76,14 @@ class Channel:
     def is_leader(self) -> bool:
         return self.rank == LEADER
 
-    def say(self, word: Word, *, timeout_s: float | None = None) -> Word:
-        """Sum a word over all ranks."""
-        numbers = torch.tensor(astuple(word), dtype=torch.float64)
+    def all_reduce(self, message: StepMessage, *, timeout_s: float | None = None) -> StepMessage:
+        """Sum a message over all ranks."""
+        numbers = torch.tensor(astuple(message), dtype=torch.float64)
         self._sum(numbers, timeout_s=timeout_s)
-        return Word.of(numbers.tolist())
+        return StepMessage.of(numbers.tolist())
 
     def text(self, text: str = "") -> str:
-        """The leader's text, on all ranks."""
+        """Broadcast the leader's text; return it on all ranks."""
         data = text.encode() if self.is_leader else b""
         size = torch.tensor([len(data)])
         self.broadcast(size)
@@ -95,18 +95,48 @@ class Channel:
         return bytes(buffer.tolist()).decode()
 
     def texts(self, text: str) -> list[str]:
-        """Every rank's text, cut to :data:`TEXT_BYTES`, on all ranks."""
+        """Gather the texts of all ranks, truncated to :data:`TEXT_BYTES`, on all ranks."""
         data = text.encode()[:TEXT_BYTES]
         rows = torch.zeros(self.size, TEXT_BYTES, dtype=torch.int32)
         rows[self.rank, : len(data)] = torch.tensor(list(data), dtype=torch.int32)
         self._sum(rows)
         return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in rows.tolist()]
 
-    def broadcast(self, tensor: Tensor) -> None:
-        """The leader's tensor (CPU, contiguous) into everybody's, in place."""
+    def gather(self, text: str) -> list[str]:
+        """Gather the texts of all ranks, of any length, on all ranks."""
+        data = text.encode()
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = len(data)
+        self._sum(sizes)
+        texts = []
+        for rank, size in enumerate(sizes.tolist()):
+            buffer = torch.empty(size, dtype=torch.uint8)
+            if rank == self.rank and size:
+                buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            if size:
+                self.broadcast(buffer, root=rank)
+            texts.append(buffer.numpy().tobytes().decode())
+        return texts
+
+    def total(self, number: float) -> float:
+        """Return the sum of the numbers of all ranks."""
+        total = torch.tensor([number], dtype=torch.float64)
+        self._sum(total)
+        return float(total)
+
+    def broadcast(self, tensor: Tensor, *, root: int = LEADER) -> None:
+        """Broadcast the tensor (CPU, contiguous) of one rank into the tensors of all ranks."""
         options = BroadcastOptions()
-        options.rootRank = LEADER
+        options.rootRank = root
         self._run(options, None, lambda: self._group.broadcast([tensor], options))
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        """Send a tensor (CPU, contiguous) to one rank, which receives one of the same size."""
+        self._run(None, None, lambda: self._group.send([tensor], to, 0))
+
+    def receive(self, tensor: Tensor, source: int) -> None:
+        """Receive a tensor from one rank."""
+        self._run(None, None, lambda: self._group.recv([tensor], source, 0))
 
     def _sum(self, tensor: Tensor, *, timeout_s: float | None = None) -> None:
         """Sum a CPU tensor over all ranks, in place."""
@@ -115,20 +145,23 @@ class Channel:
         self._run(options, timeout_s, lambda: self._group.allreduce([tensor], options))
 
     def close(self) -> None:
-        """Part from the other ranks; whoever still waits for this one is told so by an error."""
+        """Close the connections; ranks that still wait for this one get an error."""
         if self._open:
             self._open = False
             dist.destroy_process_group(self._group)
+            del self._group  # the last reference closes the connections
 
     def _run(
         self,
-        options: AllreduceOptions | BroadcastOptions,
+        options: AllreduceOptions | BroadcastOptions | None,
         timeout_s: float | None,
         start: Callable[[], Work],
     ) -> None:
         if self.broken or not self._open:
-            raise ReplicaError("the ranks of this replica have parted already")
-        options.timeout = timedelta(seconds=self.timeout_s if timeout_s is None else timeout_s)
+            raise ReplicaError("the channel between the ranks of this replica is closed")
+        if options is not None:
+            seconds = self.timeout_s if timeout_s is None else timeout_s
+            options.timeout = timedelta(seconds=seconds)
         try:
             start().wait()
         except RuntimeError as error:

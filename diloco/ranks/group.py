@@ -1,147 +1,159 @@
-"""One replica of many ranks: torchrun, with DDP or FSDP2 inside the replica.
+"""A replica of several ranks: torchrun, with DDP or FSDP2 inside the replica.
 
 ::
 
     rank 0, the leader            ranks 1..n, the followers
-    Group: lease, store,          FollowerGroup: no store at all
-    exchange, telemetry
+    Group: lease, records,        FollowerGroup
+    decisions, telemetry
         │ group.step()                │ group.step()
-        └── one word, summed ─────────┘   every step: tokens, losses, failures
-        ┌── operation: read, write, evaluate, ... ──► the same on every rank
+        └── one summed message ───────┘   every step: tokens, losses, failures
+        ┌── operation: open, apply, evaluate, ... ──► the same on every rank
         └── end: done, round, schedule step, data step
 
-The leader runs the very code of a replica with one process. Only what touches the model is shared
-(:mod:`diloco.ranks.collective_ops`): the leader announces it, and all ranks do it together. The
-ranks of a replica hold one local model: DDP and FSDP2 average their gradients at every inner step,
-which is none of this module's business.
+        ┌── job: upload, reduce ──► a thread of every rank, on its slice of the fragment
 
-An error on any rank reaches all: the failed rank says so in its next word, and the others raise
-:class:`~diloco.errors.ReplicaError` with its text. A rank that dies without a word is noticed by
-its closed connections. Nothing of this crosses the store: to the group, a replica is one member.
+The leader runs the same code as a replica of one process. Each rank holds a slice of the global
+weights and of the outer optimizer (:mod:`diloco.ranks.sliced_layout`). Operations on them are
+collective: the leader announces them, and all ranks execute them
+(:mod:`diloco.ranks.rank_progress`). The ranks share uploads and reductions
+(:mod:`diloco.ranks.rank_exchange`). They hold one local model, whose gradients DDP or FSDP2
+averages at every inner step, independent of this module.
 
-What it leaves out: ranks that come and go inside a replica (torchrun starts all of them again), and
-an exchange whose bytes are spread over the ranks' own network cards.
+An error on any rank reaches all ranks: the failed rank reports it in its next message, and the
+others raise :class:`~diloco.errors.ReplicaError` with its text. If a rank dies without a message,
+its connections close. A replica is one member of its group, whatever its number of ranks.
+
+Not supported: elastic ranks inside a replica (torchrun restarts all of them).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import TypeVar, cast
 
-import torch
 from torch import Tensor, nn
 
-from diloco.clock import SystemClock
 from diloco.errors import ReplicaError
-from diloco.membership.graceful_shutdown import Departure
 from diloco.model import named_parameters
 from diloco.model.flat_parameters import Layout
 from diloco.model.inner_state import Inner, Stateful
 from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.settings import GroupSettings
-from diloco.ranks.collective_ops import Operation, Ranks, SharedInner, SharedLayout, whole
-from diloco.ranks.command_channel import Channel, Word
+from diloco.ranks.collective_ops import (
+    Operation,
+    Ranks,
+    SharedInner,
+    SharedRoundHooks,
+    to_full_tensor,
+)
+from diloco.ranks.command_channel import CommandChannel, StepMessage
+from diloco.ranks.follower import FollowerGroup, make_progress
+from diloco.ranks.rank_exchange import RankTeam, RankWork
+from diloco.ranks.rank_progress import RankProgress
 from diloco.store.base import Store
 from diloco.telemetry.writer import Number
+from diloco.training.context import ReplicaContext
 from diloco.training.group import Group
-from diloco.training.initial_state import WAIT_S, read_document
-from diloco.training.post_round import Evaluate
+from diloco.training.initial_state import checkpoint_wait_s, read_document
+from diloco.training.join_options import JoinOptions
+from diloco.training.local_progress import LocalProgress
 
+T = TypeVar("T")
 JOIN_TIMEOUT_S = 600.0
-"""How long the ranks of a replica wait for one another until the group's settings are known."""
+"""Timeout between the ranks until the group's settings are known."""
 
 
 def join_ranks(
-    open_store: Callable[[], Store],
-    *,
-    model: nn.Module,
-    inner_optimizer: torch.optim.Optimizer,
-    evaluate: Evaluate | None,
-    stateful: Mapping[str, Stateful] | None,
-    departure: Departure | None,
-    **leaders: Any,
+    open_group: Callable[[], Store], options: JoinOptions, *, open_store: Callable[[], Store]
 ) -> Group:
-    """Join a group as one of several ranks of a replica; called on all of them at once.
+    """Join a group as one of several ranks of a replica; all ranks call this together.
 
-    ``leaders`` are arguments of :class:`~diloco.group.Group` that only the leader needs, as it
-    alone opens the store. What followers get has the same surface.
+    The leader opens the store with ``open_group``, which can create the group; a follower with
+    ``open_store``, when it first has a part of an exchange. Followers get a
+    :class:`~diloco.ranks.follower.FollowerGroup`, with the interface of
+    :class:`~diloco.training.group.Group`.
     """
-    ranks = Ranks(Channel(timeout_s=JOIN_TIMEOUT_S), model)
+    channel, jobs = (CommandChannel(timeout_s=JOIN_TIMEOUT_S) for _ in range(2))
+    ranks = Ranks(channel, options.model, jobs=jobs)
     if not ranks.channel.is_leader:
-        inner = SharedInner(inner_optimizer, stateful, ranks)
-        follower = FollowerGroup(ranks, _document_from(ranks), inner, evaluate, departure)
+        follower = FollowerGroup(ranks, _document_from(ranks), options, open_store)
         follower._start()
         return cast(Group, follower)
     try:
-        with ranks.telling():
-            store = open_store()
+        with ranks.sending_errors():
+            store = open_group()
             document = read_document(store)
-            ranks.say(Word(operation=Operation.BEGIN))
+            ranks.all_reduce(StepMessage(operation=Operation.BEGIN))
             ranks.channel.text(document.to_bytes().decode())
-            ranks.channel.timeout_s = _timeout_s(document.settings)
-            group = LeaderGroup(
-                store,
-                ranks,
-                model=model,
-                inner_optimizer=inner_optimizer,
-                evaluate=evaluate,
-                stateful=stateful,
-                departure=departure,
-                **leaders,
-            )
-            ranks.say(Word(operation=Operation.COMPARE))
-            ranks.compare(group.model_hash)
+            ranks.set_timeout(_timeout_s(document.settings))
+            group = LeaderGroup(store, ranks, options)
+            ranks.all_reduce(StepMessage(operation=Operation.COMPARE))
+            ranks.channel.text(json.dumps(asdict(group.identity)))
+            ranks.compare(group.layout)
             group._start()
     except BaseException:
-        ranks.channel.close()
+        ranks.close()
         raise
     return group
 
 
 def _document_from(ranks: Ranks) -> GroupDocument:
-    """``group.json``, as the leader has read it."""
+    """Receive ``group.json`` from the leader."""
     try:
-        heard = ranks.say(Word())
-        ranks.heed_failure(heard)
+        received = ranks.all_reduce(StepMessage())
+        ranks.raise_remote_failure(received)
         document = GroupDocument.from_bytes(ranks.channel.text().encode())
-        ranks.channel.timeout_s = _timeout_s(document.settings)
+        ranks.set_timeout(_timeout_s(document.settings))
         return document
     except BaseException:
-        ranks.channel.close()
+        ranks.close()
         raise
 
 
 def _timeout_s(settings: GroupSettings) -> float:
-    """Longer than anything that the leader may rightly wait for between two words."""
-    return 60.0 + max(settings.round_timeout_s, settings.start_wait_s, WAIT_S)
+    """Return a timeout longer than any wait of the leader between two messages."""
+    return 60.0 + max(settings.start_wait_s, checkpoint_wait_s(settings))
 
 
 class LeaderGroup(Group):
-    """Rank 0 of a replica: the group's member. Made by :func:`join_ranks`."""
+    """Rank 0 of a replica, which is the member of the group. Created by :func:`join_ranks`."""
 
-    def __init__(
-        self, store: Store, ranks: Ranks, *, evaluate: Evaluate | None, **options: Any
-    ) -> None:
+    def __init__(self, store: Store, ranks: Ranks, options: JoinOptions) -> None:
         self._ranks = ranks
-        together = None if evaluate is None else ranks.together(Operation.EVALUATE, evaluate)
-        super().__init__(store, evaluate=together, **options)
+        if options.evaluate is not None:
+            evaluate = ranks.run_on_all_ranks(Operation.EVALUATE, options.evaluate)
+            options = replace(options, evaluate=evaluate)
+        super().__init__(store, options)
+        self._loop.tasks.hooks = SharedRoundHooks(ranks)
 
     @property
-    def model_hash(self) -> str:
-        return self._loop.state.layout.model_hash
+    def layout(self) -> Layout:
+        return self._loop.state.layout
 
-    def _make_layout(self, model: nn.Module) -> Layout:
-        return _layout(model, self._ranks, self.settings)
+    def _make_progress(self, model: nn.Module) -> LocalProgress:
+        return make_progress(self._ranks, self.identity, self.settings, self._options)
 
-    def _make_inner(
-        self, optimizer: torch.optim.Optimizer, stateful: Mapping[str, Stateful] | None
-    ) -> Inner:
-        return SharedInner(optimizer, stateful, self._ranks)
+    def _with_team(self, context: ReplicaContext, progress: LocalProgress) -> ReplicaContext:
+        assert isinstance(progress, RankProgress)
+        jobs = self._ranks.jobs
+        work = RankWork(progress, lambda: context.store, context.settings, jobs, context.clock)
+        self._team = RankTeam(work, jobs, context.metered, context.identity)
+        return replace(context, team=self._team)
+
+    def _make_inner(self, stateful: Mapping[str, Stateful] | None) -> Inner:
+        return SharedInner(self.inner_optimizers, stateful, self._ranks)
+
+    def _write_global(self) -> None:
+        with self._ranks.sending_errors():
+            super()._write_global()
+            self._end_operations()
 
     def _final_tensors(self) -> dict[str, Tensor]:
-        self._ranks.say(Word(operation=Operation.FINAL))
+        self._ranks.all_reduce(StepMessage(operation=Operation.FINAL))
         return {name: tensor.cpu() for name, tensor in named_parameters.state(self._model)}
 
     def step(
@@ -152,19 +164,19 @@ class LeaderGroup(Group):
         lr: float | None = None,
         grad_norm: Number = float("nan"),
     ) -> bool:
-        """As :meth:`Group.step`, on every rank: tokens are summed over them, and ``loss`` is
-        averaged by tokens."""
+        """Like :meth:`Group.step`, on every rank: tokens are summed over the ranks, and ``loss`` is
+        averaged, weighted by tokens."""
         if self.done:
             return False
-        with self._ranks.telling():
-            norm = whole(grad_norm)
+        with self._ranks.sending_errors():
+            norm = to_full_tensor(grad_norm)
             mean = self._ranks.count(tokens=tokens, loss=loss, on_more=self._count_more)
             super().step(tokens=tokens, loss=mean, lr=lr, grad_norm=norm)
             self._end_operations()
         return not self.done
 
     def _count_more(self, tokens: int) -> None:
-        self._loop.work.count_more(tokens)
+        self._loop.counter.count_more(tokens)
         self._tokens_seen += tokens
         self._lease.update(tokens=self._tokens_trained)
 
@@ -173,8 +185,8 @@ class LeaderGroup(Group):
         self._end_operations()
 
     def _end_operations(self) -> None:
-        heard = self._ranks.say(
-            Word(
+        received = self._ranks.all_reduce(
+            StepMessage(
                 operation=Operation.END,
                 done=self.done,
                 round=self.round,
@@ -183,17 +195,19 @@ class LeaderGroup(Group):
             )
         )
         if self.done:
+            self._team.end()
             self._ranks.channel.text(self.reason)
-            self._ranks.channel.close()
-        elif heard.gone:
-            self._ranks.channel.close()
+            self._ranks.close()
+        elif received.gone:
+            self._ranks.close()
             raise ReplicaError("another rank of this replica has left its training loop")
-        elif heard.leaving:
-            self.leave(within_s=heard.leave_within_s / heard.leaving, reason="a rank was asked to")
+        elif received.leaving:
+            within_s = received.leave_within_s / received.leaving
+            self.leave(within_s=within_s, reason="shutdown of a rank")
 
     def _check(self) -> None:
         super()._check()
-        self._ranks.keep_listening()
+        self._ranks.keep_alive()
 
     def __exit__(
         self,
@@ -203,143 +217,19 @@ class LeaderGroup(Group):
     ) -> None:
         try:
             if error is not None:
-                self._ranks.tell(error)
+                self._ranks.send_error(error)
             with self._ending(error):
                 super().__exit__(kind, error, trace)
         finally:
-            self._ranks.channel.close()
+            self._team.stop()
+            self._ranks.close()
 
     @contextmanager
     def _ending(self, error: BaseException | None) -> Iterator[None]:
-        """Leaving early, without an error, is an operation like a step's."""
+        """Send the end of operations to the followers when the leader leaves without an error."""
         if error is not None or self.done:
             yield
             return
-        with self._ranks.telling():
+        with self._ranks.sending_errors():
             yield
             self._end_operations()
-
-
-class FollowerGroup:
-    """A rank that is not the leader: the surface of :class:`~diloco.group.Group`, without a store.
-
-    It does what the leader announces. Made by :func:`join_ranks`.
-    """
-
-    def __init__(
-        self,
-        ranks: Ranks,
-        document: GroupDocument,
-        inner: SharedInner,
-        evaluate: Evaluate | None,
-        departure: Departure | None,
-    ) -> None:
-        self.document = document
-        self.settings: GroupSettings = document.settings
-        self.inner_optimizer = inner.optimizer
-        self.done = False
-        self.reason = ""
-        self.round = 1
-        self.schedule_step = 0
-        self.data_step = 0
-        self._ranks = ranks
-        self._inner = inner
-        self._evaluate = evaluate
-        self._departure = departure or Departure(SystemClock())
-
-    def leave(self, *, within_s: float = 0.0, reason: str = "") -> None:
-        """As :meth:`Group.leave`, of the whole replica."""
-        self._departure.ask(within_s=within_s, reason=reason)
-
-    def step(
-        self,
-        *,
-        tokens: int,
-        loss: Number,
-        lr: float | None = None,
-        grad_norm: Number = float("nan"),
-    ) -> bool:
-        """As :meth:`Group.step`; what is reported of ``lr`` and ``grad_norm`` is the leader's."""
-        if self.done:
-            return False
-        whole(grad_norm)
-        self._ranks.count(tokens=tokens, loss=loss)
-        self._follow(Word())
-        return not self.done
-
-    def _start(self) -> None:
-        try:
-            self._layout = _layout(self._ranks.model, self._ranks, self.settings)
-            self._follow(Word())
-        except BaseException as error:
-            self._ranks.tell(error)
-            self._ranks.channel.close()
-            raise
-
-    def _follow(self, word: Word) -> None:
-        """Do as the leader says until it says that it is done."""
-        while True:
-            leaving = Word(leaving=self._departure.asked, leave_within_s=self._departure.left_s)
-            heard = self._ranks.say(word + leaving)
-            self._ranks.heed_failure(heard)
-            if heard.operation == Operation.END:
-                return self._ended(heard)
-            word = Word(gone=word.gone)
-            self._do(Operation(int(heard.operation)), int(heard.argument))
-
-    def _do(self, operation: Operation, argument: int) -> None:
-        fragment = None if argument < 0 else argument
-        match operation:
-            case Operation.COMPARE:
-                self._ranks.compare(self._layout.model_hash)
-            case Operation.READ:
-                self._layout.follow_read(fragment)
-            case Operation.WRITE:
-                self._layout.follow_write(fragment)
-            case Operation.EVALUATE:
-                if self._evaluate is not None:
-                    self._evaluate()
-            case Operation.NOTHING:
-                pass
-            case Operation.FINAL:
-                for _ in named_parameters.state(self._ranks.model):
-                    pass
-            case _:
-                self._inner.follow(operation)
-
-    def _ended(self, heard: Word) -> None:
-        self.round = int(heard.round)
-        self.schedule_step = int(heard.schedule_step)
-        self.data_step = int(heard.data_step)
-        self.done = bool(heard.done)
-        if self.done:
-            self.reason = self._ranks.channel.text()
-            self._ranks.channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            if error is not None:
-                self._ranks.tell(error)
-            elif not self.done:
-                self._follow(Word(gone=1))
-                if not self.done:
-                    raise ReplicaError(
-                        "expected all ranks of a replica to leave their training loops together, "
-                        f"found that rank {self._ranks.channel.rank} left alone"
-                    )
-        finally:
-            self._ranks.channel.close()
-
-
-def _layout(model: nn.Module, ranks: Ranks, settings: GroupSettings) -> SharedLayout:
-    return SharedLayout(
-        model, ranks, fragments=settings.num_fragments, pattern=settings.fragment_pattern
-    )

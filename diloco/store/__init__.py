@@ -1,1 +1,1 @@
-"""The object store: a few verbs over a bucket or a folder, and what implements them."""
+"""Object stores: the :class:`~diloco.store.base.Store` protocol and its implementations."""

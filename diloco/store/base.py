@@ -1,36 +1,37 @@
-"""The object store: a handful of verbs over a bucket or a folder.
+"""The object store protocol, its exceptions, and the implementation on a folder.
 
-Semantics that every implementation guarantees and ``tests/contracts/test_store.py`` checks:
+Every implementation guarantees the following semantics; ``tests/contracts/test_store.py`` checks
+them:
 
-- ``put`` replaces a whole object atomically; a reader sees the old or the new one, never a mix.
-- ``create`` writes only if the key does not exist. Of any number of racing writers exactly one
-  gets True. A create whose answer was lost in transit and is repeated by the client library may
-  meet its own object: callers put a writer's name in the body and read back when told False.
-  A store that has no such operation says ``atomic_create = False``.
-- ``put_stream`` writes one object out of parts. Nothing is visible under the key until the last
-  part is in; an exception of the iterator ends the upload and propagates unchanged. Parts are
-  :data:`PART_BYTES` long, the last one at most so: each is one request, and is uploaded while the
-  next is made. The store takes a function, because a stream cannot be rewound for another try;
-  it is called, and what it gives is iterated, in the calling thread. A part that was given is
-  left as it is until ``put_stream`` has returned.
-- ``get`` with a ``limit`` reads hardly more than so many bytes: a larger object, of any size, is
-  :class:`ObjectTooLarge`. Records are read with one, as anybody who can write to the bucket can
-  replace them; only payloads whose size nothing else bounds are read without.
-- ``list`` reads hardly more than ``limit`` objects: a prefix that holds more is
-  :class:`ListingTooLong`. Any writer of the bucket can add objects, so no listing is without a
-  limit. ``list_pages`` is for callers that work page by page: a page has about
-  :data:`PAGE_OBJECTS` objects, is read when it is asked for, and objects of pages that were read
-  can be deleted meanwhile. A client that cannot page gives one page.
+- ``put`` replaces a whole object atomically. A reader sees the old or the new object, never a mix.
+- ``create`` writes only if the key does not exist. Exactly one of several racing writers gets True.
+  If the response to a successful create is lost and the client library retries it, the retry meets
+  its own object. Callers therefore put the writer's name into the body and read the object back
+  when ``create`` returns False. A store without a conditional write has ``atomic_create = False``.
+- ``put_stream`` writes one object from parts. The object becomes visible after the last part; an
+  exception of the iterator aborts the upload and propagates unchanged. Each part has
+  :data:`PART_BYTES` bytes, the last one at most that many. A part is one request and is uploaded
+  while the next one is produced. The argument is a function because a retry needs the parts from
+  the beginning; the function is called, and its result iterated, in the calling thread. A part must
+  not be modified until ``put_stream`` returns.
+- ``get`` with a ``limit`` reads little more than ``limit`` bytes and raises :class:`ObjectTooLarge`
+  for a larger object. Any writer of the bucket can replace a record, so records are always read
+  with a limit. Only payloads whose size is bounded by nothing else are read without one.
+- ``list`` reads little more than ``limit`` objects and raises :class:`ListingTooLong` for a longer
+  listing. Any writer of the bucket can add objects, so every listing has a limit. ``list_pages``
+  serves callers that work page by page: a page has about :data:`PAGE_OBJECTS` objects and is
+  fetched when the caller advances to it. Objects of earlier pages can be deleted in the meantime. A
+  client without paging yields one page.
 - ``get``, ``get_range`` and ``list`` see every write that has returned (strong consistency).
 
-On a file system a key can name what is no object. Reading it is :class:`NotAnObject`, at once;
-``put`` replaces it; ``create`` returns False, as for an object.
+On a file system a key can name something other than a regular file. Reading it raises
+:class:`NotAnObject` at once; ``put`` replaces it; ``create`` returns False, as for an existing
+object.
 
-Errors: :class:`MissingKey` for a key that is not there; :class:`ObjectTooLarge` for an object
-beyond a caller's limit, :class:`ListingTooLong` for a listing beyond it;
-:class:`StoreUnavailable` where trying
-again can help; :class:`StoreDenied` where it cannot (permissions, no such bucket, bad URI).
-Anything else an implementation raises is a bug.
+Errors: :class:`MissingKey` for a key without an object, :class:`ObjectTooLarge` and
+:class:`ListingTooLong` for results beyond the caller's limit, :class:`StoreUnavailable` for errors
+that a retry can fix, :class:`StoreDenied` for errors that it cannot (permissions, missing bucket,
+bad URI). Any other exception of an implementation is a bug.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ import errno
 import os
 import re
 import secrets
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -50,26 +50,23 @@ from typing import BinaryIO, Protocol
 
 from diloco.store import folders
 from diloco.store.location import file_uri
+from diloco.store.multipart import Data as Data
+from diloco.store.multipart import MakeParts as MakeParts
 from diloco.store.multipart import StreamedParts
-
-Data = bytes | bytearray | memoryview
-MakeParts = Callable[[], Iterable[Data]]
 
 PART_BYTES = 1 << 24
 """Size of one part of a multipart upload and of one ranged read: 16 MiB."""
-UPLOADS_IN_FLIGHT = 3
-"""Parts of one stream that a store holds at once, at most."""
 PAGE_OBJECTS = 1000
-"""Objects of one page of a listing, as S3 has them."""
+"""Objects per page of a listing; the maximum of S3."""
 LISTED = 100_000
-"""Objects of one listing, unless a caller sets another limit. The leases of a group of a thousand
-replicas that were started a hundred times each are as many."""
+"""Default limit of a listing: the leases of a group of a thousand replicas, each started a hundred
+times."""
 _FOLDERS_PER_OBJECT = 4
-"""Folders of a listing on a file system, which have no object of their own."""
+"""Folders that a listing on a file system can visit for each object of its limit."""
 
 
 class StoreError(Exception):
-    """Base of what a store raises."""
+    """Base class of the exceptions of a store."""
 
 
 class MissingKey(StoreError):
@@ -86,8 +83,8 @@ class ObjectTooLarge(StoreError):
 
 
 class ListingTooLong(StoreError):
-    """More objects lie under a prefix than the caller's limit, or than can be listed in time. The
-    store works: this says something of the prefix only."""
+    """A prefix holds more objects than the caller's limit, or than can be listed in time. The store
+    itself works."""
 
     def __init__(self, prefix: str, reason: str) -> None:
         super().__init__(f"{prefix or 'all objects'}: {reason}")
@@ -99,20 +96,23 @@ class ListingTooLong(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The store did not answer as it should; trying again can help."""
+    """The request failed in a way that a retry can fix."""
 
 
 class StoreDenied(StoreError):
-    """The store refused; trying again cannot help until a person changes something."""
+    """The store refused the request; a retry cannot succeed until the operator changes
+    something."""
 
 
 class NotAnObject(StoreDenied):
-    """Something lies under the key that is no object, such as a FIFO or a folder on a file system.
-    For a reader it is a record that cannot be read."""
+    """The key names something other than an object, such as a FIFO or a folder on a file system.
+    Readers handle it as an unreadable record."""
 
 
 @dataclass(frozen=True)
 class ObjectInfo:
+    """One entry of a listing."""
+
     key: str
     size_bytes: int
 
@@ -121,40 +121,63 @@ Pages = Generator[list[ObjectInfo], None, None]
 
 
 class Store(Protocol):
+    """Operations on the objects of one bucket or folder; the module describes their semantics.
+
+    ``uri`` is the prefix that keys are relative to. ``atomic_create`` is True if racing ``create``
+    calls have exactly one winner.
+    """
+
     uri: str
     atomic_create: bool
 
-    def put(self, key: str, data: Data) -> None: ...
+    def put(self, key: str, data: Data) -> None:
+        """Replace the object under ``key`` atomically."""
+        ...
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None: ...
+    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+        """Write one object from the parts that ``make_parts`` yields."""
+        ...
 
-    def create(self, key: str, data: Data) -> bool: ...
+    def create(self, key: str, data: Data) -> bool:
+        """Write the object if ``key`` has none, and return whether it was written."""
+        ...
 
     def get(self, key: str, *, limit: int | None = None) -> bytes:
-        """A whole object; :class:`ObjectTooLarge` if it has more than ``limit`` bytes."""
+        """Return a whole object. Raises :class:`ObjectTooLarge` if it has more than ``limit``
+        bytes."""
         ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Up to ``length`` bytes from ``start``; fewer, or none, where the object ends before."""
+        """Return up to ``length`` bytes from offset ``start``; fewer, or none, where the object
+        ends earlier."""
         ...
 
     def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
-        """Objects whose key starts with ``prefix`` (which ends in a slash), sorted by key;
-        :class:`ListingTooLong` if there are more than ``limit``."""
+        """Return the objects whose key starts with ``prefix`` (which ends in a slash), sorted by
+        key. Raises :class:`ListingTooLong` if there are more than ``limit``."""
         ...
 
     def list_pages(self, prefix: str) -> Pages:
-        """The same objects, a page at a time and in no order."""
+        """Yield the same objects one page at a time, unsorted."""
         ...
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; one that is not there is no error."""
+        """Delete objects. A missing key is not an error."""
         ...
 
 
+def exists(store: Store, key: str) -> bool:
+    """Return whether there is an object under ``key``."""
+    try:
+        store.get_range(key, 0, 1)
+    except MissingKey:
+        return False
+    return True
+
+
 def check_key(key: str) -> str:
-    """The key itself; :class:`ValueError` where it could leave the rendezvous prefix, or where a
-    client would read part of it as something else."""
+    """Return ``key``. Raises :class:`ValueError` if it can leave the rendezvous prefix, or if a
+    client would parse part of it as something else."""
     parts = key.split("/")
     if any(part in ("", ".", "..") for part in parts) or any(sign in key for sign in "\\?#\0"):
         raise ValueError(f"expected a relative object key, found {key!r}")
@@ -162,42 +185,42 @@ def check_key(key: str) -> str:
 
 
 def check_size(key: str, data: bytes, limit: int) -> bytes:
-    """``data`` itself; :class:`ObjectTooLarge` if it is longer than ``limit``. For stores, which
-    read up to one byte more."""
+    """Return ``data``. Raises :class:`ObjectTooLarge` if it is longer than ``limit``. For stores
+    that read up to one byte more than the limit."""
     if len(data) > limit:
         raise ObjectTooLarge(key, limit)
     return data
 
 
 def join_pages(pages: Pages, prefix: str, limit: int) -> list[ObjectInfo]:
-    """The objects of all pages, sorted by key; :class:`ListingTooLong` if there are more than
-    ``limit``. For stores."""
-    found: list[ObjectInfo] = []
+    """Return the objects of all pages, sorted by key. Raises :class:`ListingTooLong` if there are
+    more than ``limit``."""
+    objects: list[ObjectInfo] = []
     with contextlib.closing(pages):
         for page in pages:
-            found += page
-            if len(found) > limit:
+            objects += page
+            if len(objects) > limit:
                 raise ListingTooLong.beyond(limit, prefix)
-    return sorted(found, key=lambda info: info.key)
+    return sorted(objects, key=lambda info: info.key)
 
 
 def first_objects(store: Store, limit: int) -> list[ObjectInfo]:
-    """At most ``limit`` objects of a store, without reading all of many, sorted by key."""
+    """Return at most ``limit`` objects of a store, sorted by key, without listing the rest."""
     with contextlib.closing(store.list_pages("")) as pages:
-        found = list(islice((info for page in pages for info in page), limit))
-    return sorted(found, key=lambda info: info.key)
+        objects = list(islice((info for page in pages for info in page), limit))
+    return sorted(objects, key=lambda info: info.key)
 
 
 class LocalStore:
     """A folder as a bucket, on a local or a POSIX network file system.
 
-    ``put`` renames a finished temporary file into place; ``create`` hard-links it, which fails if
-    the name exists: fsspec's own exclusive create on ``file://`` is check-then-write and lets
-    several racing writers win.
+    ``put`` renames a finished temporary file into place. ``create`` hard-links it, which fails if
+    the name exists; fsspec's exclusive create on ``file://`` checks and then writes, so several
+    racing writers can win.
 
-    The root is resolved once, here. Below it symbolic links are never followed and only regular
-    files are objects (:mod:`diloco.store.folders`): others can write to a shared folder.
-    A folder that a deletion leaves empty is removed.
+    The constructor resolves the root once. Below it, symbolic links are never followed and only
+    regular files are objects (:mod:`diloco.store.folders`), because others can write to a shared
+    folder. A folder that a deletion leaves empty is removed.
     """
 
     atomic_create = True
@@ -208,17 +231,18 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _written(self, key: str, parts: Iterable[Data]) -> Iterator[tuple[int, str, str]]:
-        """The folder of ``key``, and in it the names of the temporary file and of the object."""
+        """Write a temporary file, and yield the descriptor of the folder of ``key``, the temporary
+        file's name and the object's name."""
         *path, name = check_key(key).split("/")
         temporary = f".{name}.{secrets.token_hex(6)}.tmp"
         with _local_errors(key):
             folder, file = folders.new_file(self.root, path, temporary)
             try:
-                with os.fdopen(file, "wb") as written:
+                with os.fdopen(file, "wb") as target:
                     for part in parts:
-                        written.write(part)
-                    written.flush()
-                    os.fsync(written.fileno())
+                        target.write(part)
+                    target.flush()
+                    os.fsync(target.fileno())
                 yield folder, temporary, name
             finally:
                 with contextlib.suppress(FileNotFoundError):
@@ -229,7 +253,7 @@ class LocalStore:
         self._put(key, [data])
 
     def put_stream(self, key: str, make_parts: MakeParts) -> None:
-        StreamedParts(make_parts).pass_to(lambda parts: self._put(key, parts))
+        StreamedParts(make_parts).upload_with(lambda parts: self._put(key, parts))
 
     def _put(self, key: str, parts: Iterable[Data]) -> None:
         with self._written(key, parts) as (folder, temporary, name):
@@ -250,7 +274,7 @@ class LocalStore:
         with _local_errors(key), self._opened(key) as file:
             if limit is None:
                 return file.read()
-            # Not the limit: as much memory is reserved as may be read.
+            # Not the limit: `read` reserves as much memory as it can read.
             size_bytes = min(os.fstat(file.fileno()).st_size, max(limit, 0))
             return check_size(key, file.read(size_bytes + 1), limit)
 
@@ -266,14 +290,17 @@ class LocalStore:
         return self._pages(prefix, None)
 
     def _pages(self, prefix: str, limit: int | None) -> Pages:
-        """:class:`ListingTooLong` where more than ``limit`` folders and temporary files are met: a
-        page ends after :data:`PAGE_OBJECTS` entries of any kind."""
+        """Yield the objects below ``prefix``; a page ends after :data:`PAGE_OBJECTS` entries of any
+        kind.
+
+        Raises :class:`ListingTooLong` after ``limit`` folders and temporary files.
+        """
         path = check_key(prefix.rstrip("/")).split("/") if prefix else []
         page: builtins.list[ObjectInfo] = []
-        met = others = 0
+        visited = others = 0
         with _local_errors(prefix), contextlib.closing(folders.walk(self.root, path)) as entries:
             for key, size_bytes in entries:
-                met += 1
+                visited += 1
                 name = key.rpartition("/")[2]
                 if size_bytes is None or (name.startswith(".") and name.endswith(".tmp")):
                     others += 1
@@ -283,7 +310,7 @@ class LocalStore:
                     raise ListingTooLong(
                         prefix, f"expected at most {limit} folders and temporary files, found more"
                     )
-                if met % PAGE_OBJECTS == 0:
+                if visited % PAGE_OBJECTS == 0:
                     yield page
                     page = []
         yield page
@@ -301,8 +328,9 @@ class LocalStore:
     def remove_leftovers(
         self, is_key: Callable[[str], object], is_folder: Callable[[str], bool]
     ) -> None:
-        """When no process uses it any more: remove the temporary files of objects that ``is_key``
-        knows, the empty folders that ``is_folder`` knows, and the root, if nothing is left."""
+        """Remove what crashed writers left in a folder that no process uses any more: temporary
+        files whose object satisfies ``is_key``, empty folders that satisfy ``is_folder``, and the
+        root if it is empty."""
         with _local_errors(""):
             for key, size_bytes in builtins.list(folders.walk(self.root, [])):
                 if size_bytes is None:
@@ -333,76 +361,3 @@ def _local_errors(key: str) -> Iterator[None]:
         if error.errno in _DENIED_ERRNOS:
             raise StoreDenied(f"{key}: {error.strerror} ({error.filename})") from error
         raise StoreUnavailable(f"{key}: {error}") from error
-
-
-@dataclass
-class StoreUsage:
-    """Requests and bytes of a :class:`MeteredStore` since it was made."""
-
-    requests: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-
-
-class MeteredStore:
-    """Counts what goes through a store, for telemetry and for ``bench/``; by many threads."""
-
-    def __init__(self, inner: Store) -> None:
-        self.inner = inner
-        self.uri = inner.uri
-        self.atomic_create = inner.atomic_create
-        self.usage = StoreUsage()
-        self._lock = threading.Lock()
-
-    def put(self, key: str, data: Data) -> None:
-        self.inner.put(key, data)
-        self._count(up=len(data))
-
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
-        """One part is one request; more are one each, and two to begin and to complete."""
-        sizes: list[int] = []
-
-        def parts() -> Iterator[Data]:
-            sizes.clear()
-            for part in make_parts():
-                sizes.append(len(part))
-                yield part
-
-        self.inner.put_stream(key, parts)
-        self._count(len(sizes) + 2 if len(sizes) > 1 else 1, up=sum(sizes))
-
-    def create(self, key: str, data: Data) -> bool:
-        created = self.inner.create(key, data)
-        self._count(up=len(data))
-        return created
-
-    def get(self, key: str, *, limit: int | None = None) -> bytes:
-        self._count()
-        data = self.inner.get(key, limit=limit)
-        self._count(0, down=len(data))
-        return data
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        self._count()
-        data = self.inner.get_range(key, start, length)
-        self._count(0, down=len(data))
-        return data
-
-    def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
-        self._count()
-        return self.inner.list(prefix, limit=limit)
-
-    def list_pages(self, prefix: str) -> Pages:
-        for page in self.inner.list_pages(prefix):
-            self._count()
-            yield page
-
-    def delete(self, keys: Iterable[str]) -> None:
-        self._count()
-        self.inner.delete(keys)
-
-    def _count(self, requests: int = 1, *, up: int = 0, down: int = 0) -> None:
-        with self._lock:
-            self.usage.requests += requests
-            self.usage.bytes_up += up
-            self.usage.bytes_down += down

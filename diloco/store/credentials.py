@@ -1,22 +1,22 @@
-"""Whom a store's client is told to be, where it is not this process's own environment.
+"""Client options of a credential that is separate from the process's environment.
 
-Several runs of one server may each have a credential of their own, so nothing of the process may
-leak into a client that was given one: every option that the client would otherwise look up in
-``os.environ``, in a profile or in fsspec's configuration is given explicitly. A credential is a
-mapping of the variables that a process would have in its environment:
+Several runs of one server can each have a credential, so no option of the process may leak into a
+client that was opened with one: every option that the client would otherwise look up in
+``os.environ``, in a profile or in fsspec's configuration is passed explicitly. A credential is a
+mapping of the environment variables that a process would have:
 
 - ``s3``: ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``, ``AWS_REGION`` or
-  ``AWS_DEFAULT_REGION``, ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL`` for another server than
-  Amazon's;
-- ``gs``: ``FSSPEC_GS``, the JSON of gcsfs' own arguments, of which ``token`` is the content of a
-  service account's key; ``STORAGE_EMULATOR_HOST``;
+  ``AWS_DEFAULT_REGION``, and for a server other than Amazon's ``AWS_ENDPOINT_URL_S3`` or
+  ``AWS_ENDPOINT_URL``;
+- ``gs``: ``FSSPEC_GS``, a JSON object of gcsfs arguments whose ``token`` is the content of a
+  service account's key file; ``STORAGE_EMULATOR_HOST``;
 - ``az``: ``AZURE_STORAGE_CONNECTION_STRING``, or ``AZURE_STORAGE_ACCOUNT_NAME`` with one of
   ``AZURE_STORAGE_ACCOUNT_KEY``, ``AZURE_STORAGE_SAS_TOKEN``, or ``AZURE_STORAGE_CLIENT_ID``,
   ``AZURE_STORAGE_CLIENT_SECRET`` and ``AZURE_STORAGE_TENANT_ID``;
 - ``hf``: ``HF_TOKEN``, ``HF_ENDPOINT``.
 
-Errors are :class:`~diloco.store.base.StoreDenied` and name variables, never values.
-Arguments: https://s3fs.readthedocs.io/en/latest/api.html,
+Errors are :class:`~diloco.store.base.StoreDenied` and name variables, never values. Arguments of
+the clients: https://s3fs.readthedocs.io/en/latest/api.html,
 https://gcsfs.readthedocs.io/en/latest/api.html, https://github.com/fsspec/adlfs,
 https://huggingface.co/docs/huggingface_hub/guides/hf_file_system.
 """
@@ -39,7 +39,7 @@ FAMILIES = {
     **dict.fromkeys(("az", "abfs", "abfss"), "az"),
     "hf": "hf",
 }
-"""Scheme of a URI -> the kind of store a credential is for."""
+"""Scheme of a URI -> the kind of credential that its store takes."""
 
 _GOOGLE = "https://storage.googleapis.com"
 _HUB = "https://huggingface.co"
@@ -47,7 +47,8 @@ _HUB = "https://huggingface.co"
 
 @dataclass(frozen=True, kw_only=True)
 class S3Access:
-    """Who asks, and where; ``endpoint_url`` None is Amazon's own of the region."""
+    """An S3 access key and the server that it is for; ``endpoint_url`` None is Amazon's endpoint of
+    the region."""
 
     key_id: str = field(repr=False)
     secret: str = field(repr=False)
@@ -57,17 +58,18 @@ class S3Access:
 
     @property
     def host(self) -> str:
-        """Of the region: Amazon's addresses in China end otherwise."""
+        """Host name of the region's endpoint. Amazon's regions in China have another domain."""
         return f"s3.{self.region}.amazonaws.com{'.cn' if self.region.startswith('cn-') else ''}"
 
 
 def family_of(uri: str) -> str:
-    """``s3``, ``gs``, ``az`` or ``hf``; empty for what has no credentials of its own."""
+    """Return ``s3``, ``gs``, ``az`` or ``hf``; an empty string for a URI that takes no
+    credential."""
     return FAMILIES.get(urlsplit(uri).scheme, "")
 
 
 def s3_access(environment: Environment) -> S3Access:
-    """Raises :class:`StoreDenied` where the key is missing."""
+    """Read an S3 credential. Raises :class:`StoreDenied` if the access key is missing."""
     _expect(environment, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     given = environment.get
     return S3Access(
@@ -80,7 +82,8 @@ def s3_access(environment: Environment) -> S3Access:
 
 
 def fsspec_options(uri: str, environment: Environment) -> dict[str, Any]:
-    """Arguments of the file system of ``uri``, all that it would look up elsewhere included."""
+    """Return the arguments of the file system of ``uri``, with every option that it would look up
+    elsewhere."""
     family = family_of(uri)
     if family == "s3":
         return _s3(s3_access(environment))
@@ -96,13 +99,14 @@ def fsspec_options(uri: str, environment: Environment) -> dict[str, Any]:
     )
 
 
-def check_used(fs: Any, options: Mapping[str, Any]) -> None:
-    """adlfs prefers a connection string of the process to an account it was given."""
+def check_connection_string(fs: Any, options: Mapping[str, Any]) -> None:
+    """Check that adlfs uses the given connection string: it prefers one of the process's
+    environment."""
     found = getattr(fs, "connection_string", None)
     if "connection_string" in options and found != options["connection_string"]:
         raise StoreDenied(
-            "expected this process to have no AZURE_STORAGE_CONNECTION_STRING of its own, because "
-            "the client would use it instead of the credential, found one"
+            "expected this process to have no AZURE_STORAGE_CONNECTION_STRING in its environment, "
+            "because the client would use it instead of the credential, found one"
         )
 
 
@@ -132,33 +136,33 @@ def _gs(environment: Environment) -> dict[str, Any]:
 
 
 def _az(environment: Environment) -> dict[str, Any]:
-    """As a connection string where that can be: it goes before all else that adlfs looks up."""
+    """Return a connection string where possible: adlfs uses it before any other option."""
     connection = environment.get("AZURE_STORAGE_CONNECTION_STRING")
-    nothing_else = {"connection_string": None, "anon": False}
+    explicit = {"connection_string": None, "anon": False}
     if connection:
-        return {**nothing_else, "connection_string": connection}
+        return {**explicit, "connection_string": connection}
     _expect(environment, "AZURE_STORAGE_ACCOUNT_NAME")
     account = environment["AZURE_STORAGE_ACCOUNT_NAME"]
-    key, shared = (
+    key, sas_token = (
         environment.get(f"AZURE_STORAGE_{name}") for name in ("ACCOUNT_KEY", "SAS_TOKEN")
     )
     endpoint = f"BlobEndpoint=https://{account}.blob.core.windows.net"
     if key:
-        made = f"{endpoint};AccountName={account};AccountKey={key}"
-        return {**nothing_else, "connection_string": made}
-    if shared:
-        made = f"{endpoint};SharedAccessSignature={shared.removeprefix('?')}"
-        return {**nothing_else, "connection_string": made}
+        connection_string = f"{endpoint};AccountName={account};AccountKey={key}"
+        return {**explicit, "connection_string": connection_string}
+    if sas_token:
+        connection_string = f"{endpoint};SharedAccessSignature={sas_token.removeprefix('?')}"
+        return {**explicit, "connection_string": connection_string}
     names = [f"AZURE_STORAGE_{name}" for name in ("CLIENT_ID", "CLIENT_SECRET", "TENANT_ID")]
     _expect(environment, *names)
     from azure.identity.aio import ClientSecretCredential
 
-    who = ClientSecretCredential(
+    credential = ClientSecretCredential(
         client_id=environment[names[0]],
         client_secret=environment[names[1]],
         tenant_id=environment[names[2]],
     )
-    return {**nothing_else, "account_name": account, "credential": who}
+    return {**explicit, "account_name": account, "credential": credential}
 
 
 def _expect(environment: Environment, *names: str) -> None:

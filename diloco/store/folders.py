@@ -1,14 +1,14 @@
-"""Files below a folder that others can write to, opened without following a symbolic link.
+"""Files below a folder that others can write to, opened without following symbolic links.
 
-Every path is walked one name at a time, each folder opened relative to the one before with
-``O_NOFOLLOW``, so that neither a link nor a folder that is replaced by a link meanwhile can lead
-out of the root. Files are opened with ``O_NONBLOCK`` and read only if they are regular: a FIFO
-would block, and a device could do anything. A hard link is a regular file, and cannot be told from
-one; making one needs access to the file it names.
+Paths are walked one name at a time. Each folder is opened relative to the previous one with
+``O_NOFOLLOW``, so neither a link nor a folder that is concurrently replaced by a link can lead out
+of the root. Files are opened with ``O_NONBLOCK`` and read only if they are regular: opening a FIFO
+would block, and a device can have side effects. A hard link is a regular file and cannot be
+distinguished; creating one requires access to the target file.
 
 Errors are ``OSError``: ``ENOTDIR`` or ``ELOOP`` for a link, and :class:`NotRegular` where a regular
-file is expected. A FIFO or a file where the protocol has a folder, and a folder where
-a file is written, are moved aside, so that they cannot keep a command from being written.
+file is expected. A FIFO or a file at the path of a protocol folder, and a folder at the path of a
+file to be written, are renamed, so that they cannot block a command from being written.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ FOLDERS = frozenset(
         "telemetry",
     }
 )
-"""Folders at the top of a rendezvous."""
+"""Top-level folders of a rendezvous."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PASS = os.O_PATH | _FOLDER if hasattr(os, "O_PATH") else None
-"""For a folder that is passed through: it needs no permission to list it."""
+"""Flags for opening an intermediate folder, which needs no permission to list it."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TRIES = 100
-"""How often a folder can be removed by others, because it was empty, before a file is in it."""
+"""Attempts to create a file in a folder that others remove because it is empty."""
 _DEEPEST = 32
-"""Folders in folders that :func:`walk` enters; no key of the protocol has more than five parts."""
+"""Maximum nesting that :func:`walk` enters; a key of the protocol has at most five parts."""
 
 
 class NotRegular(OSError):
@@ -53,7 +53,8 @@ class NotRegular(OSError):
 
 
 def open_folder(root: Path, path: Sequence[str], *, make: bool = False) -> int:
-    """A descriptor of the folder at ``path`` below ``root``, which the caller closes."""
+    """Return a descriptor of the folder at ``path`` below ``root``; the caller closes it. ``make``
+    creates missing folders."""
     folder = _open_made_root(root) if make else _open_root(root)
     for depth, name in enumerate(path):
         try:
@@ -66,7 +67,7 @@ def open_folder(root: Path, path: Sequence[str], *, make: bool = False) -> int:
                     os.mkdir(name, dir_fd=folder)
                 inner = os.open(name, _FOLDER, dir_fd=folder)
             except NotADirectoryError:
-                if not make or not _is_odd(_mode(name, folder), "/".join(path[: depth + 1])):
+                if not make or not _is_movable(_mode(name, folder), "/".join(path[: depth + 1])):
                     raise
                 move_aside(name, folder)
                 os.mkdir(name, dir_fd=folder)
@@ -81,21 +82,21 @@ def _mode(name: str, folder: int) -> int:
     return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
 
 
-def _is_odd(mode: int, path: str) -> bool:
-    """Whether it can be moved aside: a link is refused, and a file where the protocol has no folder
-    can be an object of others."""
+def _is_movable(mode: int, path: str) -> bool:
+    """Return whether an entry can be renamed. A link is refused, and a file at a path that is not a
+    protocol folder can be an object of another program."""
     return not stat.S_ISLNK(mode) and (not stat.S_ISREG(mode) or path.split("/")[0] in FOLDERS)
 
 
 def move_aside(name: str, folder: int) -> None:
-    """Rename what lies at ``name``, as no key of the protocol is named."""
-    aside = f".{name[:200]}.{secrets.token_hex(6)}.odd"
+    """Rename the entry ``name`` to a name that no key of the protocol has."""
+    renamed = f".{name[:200]}.{secrets.token_hex(6)}.odd"
     with contextlib.suppress(FileNotFoundError):
-        os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(name, renamed, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def replace_file(temporary: str, name: str, folder: int) -> None:
-    """Rename a file of ``folder`` over whatever lies at ``name``."""
+    """Rename a file of ``folder`` over any entry called ``name``."""
     try:
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except IsADirectoryError:
@@ -104,8 +105,8 @@ def replace_file(temporary: str, name: str, folder: int) -> None:
 
 
 def _open_root(root: Path) -> int:
-    """The root was resolved when its store was opened: a link on the way to it came later, and is
-    not followed either. Without ``O_PATH``, only the last name is looked at."""
+    """Open the root without following links on the way: they were resolved when the store was
+    opened, so a link was added later. Without ``O_PATH`` only the last name is checked."""
     if _PASS is None or not root.is_absolute():
         return os.open(root, _FOLDER)
     *above, last = str(root)[1:].split("/")
@@ -116,7 +117,7 @@ def _open_root(root: Path) -> int:
 
 
 def _open_inner(name: str, flags: int, folder: int) -> int:
-    """In place of ``folder``, which is closed."""
+    """Open ``name`` in ``folder``, and close ``folder``."""
     try:
         return os.open(name, flags, dir_fd=folder)
     finally:
@@ -132,9 +133,9 @@ def _open_made_root(root: Path) -> int:
 
 
 def new_file(root: Path, path: Sequence[str], name: str) -> tuple[int, int]:
-    """Descriptors of the folder at ``path``, made where it is missing, and of a new file in it,
-    both for the caller to close."""
-    for tried in range(_TRIES):
+    """Return descriptors of the folder at ``path``, created if missing, and of a new file in it.
+    The caller closes both."""
+    for attempt in range(_TRIES):
         try:
             folder = open_folder(root, path, make=True)
             try:
@@ -142,14 +143,14 @@ def new_file(root: Path, path: Sequence[str], name: str) -> tuple[int, int]:
             except BaseException:
                 os.close(folder)
                 raise
-        except FileNotFoundError:  # removed between two steps
-            if tried == _TRIES - 1:
+        except FileNotFoundError:  # another process removed the folder between two steps
+            if attempt == _TRIES - 1:
                 raise
     raise AssertionError("unreachable")
 
 
 def open_file(root: Path, path: Sequence[str]) -> BinaryIO:
-    """The regular file at ``path``, for reading."""
+    """Open the regular file at ``path`` for reading."""
     folder = open_folder(root, path[:-1])
     try:
         descriptor = os.open(path[-1], _READ, dir_fd=folder)
@@ -172,11 +173,11 @@ Entries = Generator[tuple[str, int | None], None, None]
 
 
 def walk(root: Path, path: Sequence[str]) -> Entries:
-    """Key and size of every regular file at or below the folder ``path``, in no order; a folder
-    on the way has None for a size, so that a caller can count them.
+    """Yield key and size of every regular file at or below the folder ``path``, unsorted. Folders
+    are yielded with size None, so that a caller can count them.
 
-    Left out: what is removed meanwhile, what is neither a folder nor a regular file, and what lies
-    deeper than any key of the protocol.
+    Skips entries that are removed meanwhile, entries that are neither folder nor regular file, and
+    levels deeper than :data:`_DEEPEST`.
     """
     try:
         folder = open_folder(root, path)
@@ -218,7 +219,7 @@ def _walk(folder: int, prefix: str, depth: int) -> Entries:
 
 
 def remove_file(root: Path, path: Sequence[str]) -> None:
-    """Remove the name at ``path``, not what it may link to. One that is missing is no error."""
+    """Remove the name at ``path``, not the target of a link. A missing file is not an error."""
     folder = open_folder(root, path[:-1])
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -228,8 +229,7 @@ def remove_file(root: Path, path: Sequence[str]) -> None:
 
 
 def remove_empty(root: Path, path: Sequence[str]) -> None:
-    """Remove the folder at ``path`` and those above it, up to the root, as far as they are
-    empty."""
+    """Remove the folder at ``path`` and its parents below the root, as far as they are empty."""
     for count in range(len(path), 0, -1):
         try:
             folder = open_folder(root, path[: count - 1])
@@ -245,33 +245,31 @@ def remove_empty(root: Path, path: Sequence[str]) -> None:
             os.close(folder)
 
 
-def remove_empty_tree(root: Path, is_ours: Callable[[str], bool]) -> None:
-    """Remove the empty folders below ``root`` whose path ``is_ours`` knows, innermost first, and
-    then the root itself, if it is empty."""
+def remove_empty_tree(root: Path, is_own: Callable[[str], bool]) -> None:
+    """Remove the empty folders below ``root`` whose path satisfies ``is_own``, innermost first,
+    then the root itself if it is empty."""
     try:
         folder = open_folder(root, [])
     except OSError:
         return
     try:
-        _remove_empty_tree(folder, "", is_ours, _DEEPEST)
+        _remove_empty_tree(folder, "", is_own, _DEEPEST)
     finally:
         os.close(folder)
     with contextlib.suppress(OSError):
         root.rmdir()
 
 
-def _remove_empty_tree(
-    folder: int, prefix: str, is_ours: Callable[[str], bool], depth: int
-) -> None:
+def _remove_empty_tree(folder: int, prefix: str, is_own: Callable[[str], bool], depth: int) -> None:
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     for name in names:
-        if not depth or not is_ours(f"{prefix}{name}"):
+        if not depth or not is_own(f"{prefix}{name}"):
             continue
         with contextlib.suppress(OSError):
             child = os.open(name, _FOLDER, dir_fd=folder)
             try:
-                _remove_empty_tree(child, f"{prefix}{name}/", is_ours, depth - 1)
+                _remove_empty_tree(child, f"{prefix}{name}/", is_own, depth - 1)
             finally:
                 os.close(child)
             os.rmdir(name, dir_fd=folder)

@@ -1,12 +1,11 @@
-"""A :class:`~diloco.store.base.Store` over any fsspec file system.
+"""A :class:`~diloco.store.base.Store` on any fsspec file system.
 
-Listings are never cached (a peer's new object must be seen at once) and instances are not shared
-(``skip_instance_cache``): s3fs instances must not cross a fork.
+Listings are never cached, because a peer's new object must be visible at once. Instances are not
+shared (``skip_instance_cache``), because an s3fs instance must not cross a fork.
 
-What "create" is differs per file system and so do the errors: s3fs answers a lost
-``If-None-Match`` race with ``OSError(EINVAL)`` whose cause says ``PreconditionFailed``.
-File systems without an atomic create are refused by :meth:`FsspecStore.create` rather than
-served by a check-then-write.
+Conditional writes and errors differ between file systems: s3fs reports a lost ``If-None-Match``
+race as ``OSError(EINVAL)`` whose cause has the code ``PreconditionFailed``. On a file system
+without a conditional write, :meth:`FsspecStore.create` raises instead of checking and then writing.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from diloco.store import credentials, fsspec_pages
 from diloco.store.base import (
     LISTED,
     PART_BYTES,
-    Data,
-    MakeParts,
     MissingKey,
     ObjectInfo,
     Pages,
@@ -32,14 +29,14 @@ from diloco.store.base import (
     check_size,
     join_pages,
 )
-from diloco.store.multipart import StreamedParts, upload_behind
+from diloco.store.multipart import Data, MakeParts, StreamedParts, upload_behind
 
 AZURE_RETRIES = 2
 AZURE_BACKOFF_S = 0.5
 
 _ATOMIC_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
 _STREAMS = _ATOMIC_CREATE - {"memory"}
-"""Where an open file is invisible until it is closed, and can be discarded."""
+"""File systems where an open file is invisible until it is closed, and can be discarded."""
 _NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _DENIED_CODES = frozenset(
     {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "PermanentRedirect"}
@@ -51,30 +48,35 @@ _EXISTS = frozenset({"PreconditionFailed", "BlobAlreadyExists", "412"})
 
 
 class FsspecStore:
-    """Objects under ``uri`` on the file system that fsspec finds for it."""
+    """Objects under ``uri`` on the fsspec file system of its scheme.
+
+    ``coordinator``: this process is the coordinator, the only one that creates objects, so
+    ``create`` can check and then write on a file system without a conditional write.
+    ``environment``: see :mod:`diloco.store.credentials`.
+    """
 
     def __init__(
         self,
         uri: str,
         *,
-        sole_creator: bool = False,
+        coordinator: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._sole_creator = sole_creator
+        self._sole_creator = coordinator
         self.uri = uri.rstrip("/")
-        own = {} if environment is None else credentials.fsspec_options(uri, environment)
+        credential = {} if environment is None else credentials.fsspec_options(uri, environment)
         try:
-            options = {"skip_instance_cache": True, "use_listings_cache": False, **own}
+            options = {"skip_instance_cache": True, "use_listings_cache": False, **credential}
             self._fs, path = url_to_fs(self.uri, **options)
         except (ValueError, ImportError) as error:
             raise StoreDenied(f"{uri}: {error}") from error
-        credentials.check_used(self._fs, own)
-        _bound_azures_retries(self._fs)
+        credentials.check_connection_string(self._fs, credential)
+        _limit_azure_retries(self._fs)
         self._root = str(path).rstrip("/")
         protocol = self._fs.protocol
         self._protocols = {protocol} if isinstance(protocol, str) else set(protocol)
         self._is_hub = "hf" in self._protocols
-        self._fresh = {"refresh": True} if self._is_hub else {}
+        self._refresh = {"refresh": True} if self._is_hub else {}
         self.atomic_create = bool(self._protocols & _ATOMIC_CREATE)
 
     def _path(self, key: str) -> str:
@@ -86,7 +88,7 @@ class FsspecStore:
             self._fs.pipe_file(path, bytes(data))
 
     def put_stream(self, key: str, make_parts: MakeParts) -> None:
-        StreamedParts(make_parts).pass_to(lambda parts: self._put_parts(key, parts))
+        StreamedParts(make_parts).upload_with(lambda parts: self._put_parts(key, parts))
 
     def _put_parts(self, key: str, parts: Iterable[Data]) -> None:
         path = self._path(key)
@@ -99,7 +101,7 @@ class FsspecStore:
                 upload_behind(parts, file.writelines)
             except BaseException:
                 file.discard()
-                file.closed = True  # else its destructor would complete the object
+                file.closed = True  # otherwise its destructor completes the object
                 raise
             file.close()
 
@@ -119,12 +121,13 @@ class FsspecStore:
             return True
 
     def _create_alone(self, key: str, data: Data) -> bool:
-        """Check, then write: right for one writer only, who was told to be the one."""
+        """Check, then write: correct only in the coordinator, the one process that creates
+        objects."""
         if not self._sole_creator:
             raise StoreDenied(
                 f"{self.uri}: expected a store with an atomic create "
                 f"({', '.join(sorted(_ATOMIC_CREATE))}), found "
-                f"{'/'.join(sorted(self._protocols))}; there only the designated committer creates"
+                f"{'/'.join(sorted(self._protocols))}; only the coordinator can create there"
             )
         try:
             self.get_range(key, 0, 1)
@@ -145,12 +148,12 @@ class FsspecStore:
         path = self._path(key)
         with _store_errors(key):
             if self._is_hub:
-                self._fs.invalidate_cache(path)  # its sizes come out of a listing it keeps
+                self._fs.invalidate_cache(path)  # HfFileSystem takes sizes from a cached listing
             try:
                 return bytes(self._fs.cat_file(path, **range_))
             except Exception as error:
-                # What starts at or past the end is refused; adlfs asks for a range of an empty
-                # object even when it reads all of it.
+                # Services reject a range that starts at or past the end; adlfs requests a range
+                # of an empty object even to read all of it.
                 if _codes(error) & _PAST_THE_END:
                     return b""
                 raise
@@ -163,8 +166,8 @@ class FsspecStore:
         start = len(self._root) + 1
         with _store_errors(prefix):
             try:
-                for page in fsspec_pages.pages_of(self._fs, folder, self._fresh):
-                    # Some stores list the prefix itself.
+                for page in fsspec_pages.pages_of(self._fs, folder, self._refresh):
+                    # Some services list the prefix itself.
                     yield [ObjectInfo(p[start:], size) for p, size in page if len(p) > start]
             except FileNotFoundError:
                 return
@@ -176,9 +179,10 @@ class FsspecStore:
                 self._fs.rm_file(path)
 
 
-def _bound_azures_retries(fs: Any) -> None:
-    """Azure's client tries again for a minute by default, longer than a beat may wait; adlfs has
-    no option for it. Another client, or another version of this one, is left as it is."""
+def _limit_azure_retries(fs: Any) -> None:
+    """Shorten the retries of Azure's client, which last up to a minute by default: longer than
+    a heartbeat can wait. adlfs has no option for it. A client without this policy is left
+    unchanged."""
     config = getattr(getattr(fs, "service_client", None), "_config", None)
     policy = getattr(config, "retry_policy", None)
     if policy is not None:
@@ -188,22 +192,22 @@ def _bound_azures_retries(fs: Any) -> None:
 
 
 def _codes(error: BaseException | None) -> set[str]:
-    """What the services said, by an exception and all that caused it: error codes of S3 and Azure,
-    HTTP statuses of any."""
-    found: set[str] = set()
-    seen: set[int] = set()  # chains of causes may close on themselves
+    """Return the error codes of S3 and Azure and the HTTP statuses in an exception and all its
+    causes."""
+    codes: set[str] = set()
+    seen: set[int] = set()  # a chain of causes can be cyclic
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         response = getattr(error, "response", None)
         if isinstance(response, dict):  # botocore
-            found.add(str(response.get("Error", {}).get("Code", "")))
-        if str(error).startswith("Forbidden: "):  # all that gcsfs makes of a 403
-            found.add("403")
-        said = [getattr(error, name, None) for name in ("status_code", "error_code", "code")]
-        said.append(getattr(response, "status_code", None))
-        found.update(str(one) for one in said if isinstance(one, int | str))
+            codes.add(str(response.get("Error", {}).get("Code", "")))
+        if str(error).startswith("Forbidden: "):  # gcsfs reports a 403 by message only
+            codes.add("403")
+        values = [getattr(error, name, None) for name in ("status_code", "error_code", "code")]
+        values.append(getattr(response, "status_code", None))
+        codes.update(str(value) for value in values if isinstance(value, int | str))
         error = error.__cause__ or error.__context__
-    return found
+    return codes
 
 
 @contextlib.contextmanager
@@ -212,13 +216,13 @@ def _store_errors(key: str, *, writing: bool = False) -> Iterator[None]:
         yield
     except Exception as error:
         codes = _codes(error)
-        said = f"{key}: {type(error).__name__}: {error}"
+        message = f"{key}: {type(error).__name__}: {error}"
         if codes & _NO_BUCKET or (writing and isinstance(error, FileNotFoundError)):
-            raise StoreDenied(f"no such bucket, for {said}") from error
+            raise StoreDenied(f"no such bucket, for {message}") from error
         if isinstance(error, FileNotFoundError) or codes & _MISSING_CODES:
             raise MissingKey(key) from error
         if codes & _DENIED_CODES or isinstance(
             error, PermissionError | ValueError | ImportError | NotImplementedError
         ):
-            raise StoreDenied(said) from error
-        raise StoreUnavailable(said) from error
+            raise StoreDenied(message) from error
+        raise StoreUnavailable(message) from error

@@ -1,8 +1,8 @@
-"""Listings of fsspec file systems, a page at a time.
+"""Listings of fsspec file systems, one page at a time.
 
-``find`` of an fsspec file system reads a listing to its end before it returns, however long it is.
-S3, Google Cloud Storage and Azure give pages, so here their own requests are made, by the client
-that the file system has. Every other file system is read with ``find``, as one page.
+``find`` of an fsspec file system reads a whole listing before it returns. S3, Google Cloud Storage
+and Azure have paged listings, so this module makes these requests itself with the file system's
+client. Every other file system is listed with ``find``, as one page.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fsspec.asyn import sync
 from diloco.store.base import PAGE_OBJECTS
 
 Page = list[tuple[str, int]]
-"""Path, as the file system has it, and size in bytes."""
+"""Path on the file system, and size in bytes."""
 
 
 def pages_of(fs: Any, folder: str, find_options: Mapping[str, Any]) -> Iterator[Page]:
-    """Objects below ``folder``, a path without the protocol and without a slash at its end."""
+    """Yield the objects below ``folder``, a path without protocol and trailing slash."""
     protocol = fs.protocol
     protocols = {protocol} if isinstance(protocol, str) else set(protocol)
     if protocols & {"s3", "s3a"} and not fs.version_aware:
@@ -28,12 +28,12 @@ def pages_of(fs: Any, folder: str, find_options: Mapping[str, Any]) -> Iterator[
         return _gcs_pages(fs, folder)
     if protocols & {"az", "abfs", "abfss"}:
         return _azure_pages(fs, folder)
-    return _found(fs, folder, find_options)
+    return _find(fs, folder, find_options)
 
 
-def _found(fs: Any, folder: str, options: Mapping[str, Any]) -> Iterator[Page]:
-    found = fs.find(folder, detail=True, withdirs=False, **options)
-    yield [(str(path), int(info.get("size") or 0)) for path, info in found.items()]
+def _find(fs: Any, folder: str, options: Mapping[str, Any]) -> Iterator[Page]:
+    infos = fs.find(folder, detail=True, withdirs=False, **options)
+    yield [(str(path), int(info.get("size") or 0)) for path, info in infos.items()]
 
 
 def _s3_pages(fs: Any, folder: str) -> Iterator[Page]:
@@ -41,11 +41,11 @@ def _s3_pages(fs: Any, folder: str) -> Iterator[Page]:
     query = {"Bucket": bucket, "Prefix": f"{prefix}/" if prefix else "", "MaxKeys": PAGE_OBJECTS}
     more: dict[str, Any] = {}
     while True:
-        answer = fs.call_s3("list_objects_v2", **query, **more, **fs.req_kw)
-        yield [(f"{bucket}/{o['Key']}", int(o["Size"])) for o in answer.get("Contents", [])]
-        if not answer.get("IsTruncated"):
+        response = fs.call_s3("list_objects_v2", **query, **more, **fs.req_kw)
+        yield [(f"{bucket}/{o['Key']}", int(o["Size"])) for o in response.get("Contents", [])]
+        if not response.get("IsTruncated"):
             return
-        more = {"ContinuationToken": answer["NextContinuationToken"]}
+        more = {"ContinuationToken": response["NextContinuationToken"]}
 
 
 def _gcs_pages(fs: Any, folder: str) -> Iterator[Page]:
@@ -53,10 +53,10 @@ def _gcs_pages(fs: Any, folder: str) -> Iterator[Page]:
     query: dict[str, Any] = {"maxResults": PAGE_OBJECTS, "prefix": f"{prefix}/" if prefix else None}
     token: str | None = None
     while True:
-        answer = fs.call("GET", "b/{}/o", bucket, pageToken=token, json_out=True, **query)
-        found = answer.get("items", [])
-        yield [(f"{bucket}/{o['name']}", int(o.get("size") or 0)) for o in found]
-        token = answer.get("nextPageToken")
+        response = fs.call("GET", "b/{}/o", bucket, pageToken=token, json_out=True, **query)
+        items = response.get("items", [])
+        yield [(f"{bucket}/{o['name']}", int(o.get("size") or 0)) for o in items]
+        token = response.get("nextPageToken")
         if token is None:
             return
 

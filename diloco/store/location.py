@@ -1,21 +1,23 @@
-"""The canonical form of a rendezvous URI: one place has one spelling.
+"""The canonical form of a rendezvous URI: every location has exactly one spelling.
 
-Two runs must not share a prefix, and one prefix must not lie inside another. Both can be decided
-by comparing text only if every place has exactly one URI, so :func:`canonical` rewrites a URI to
-that one, or refuses it where it cannot know which place is meant:
+Two runs must not share a prefix, and one prefix must not contain another. Both checks compare text,
+so every location needs exactly one URI. :func:`canonical` rewrites a URI to that form, or rejects
+it if the location is ambiguous:
 
-- The scheme is in lower case and the common one of its kind (``s3a`` is ``s3``, ``gcs`` is ``gs``,
-  ``abfs`` and ``abfss`` are ``az``, ``local`` is ``file``). A path without a scheme is a folder.
-- Folders are absolute and resolved: no ``.``, ``..``, ``//`` and no symbolic link; the characters
+- The scheme is in lower case, and the most common one of its kind (``s3a`` becomes ``s3``, ``gcs``
+  becomes ``gs``, ``abfs`` and ``abfss`` become ``az``, ``local`` becomes ``file``). A path without
+  a scheme is a folder.
+- Folders are absolute and resolved: no ``.``, ``..``, ``//`` and no symbolic link. The characters
   of a ``file://`` URI are percent-encoded as :func:`file_uri` does it. A bind mount, or a file
   system that ignores case, can still give one folder two names.
-- Buckets are named in lower case, as S3, Google and Azure require: a name in upper case would be
-  another bucket to a server that reads it from the path, and the same one where it is a host name.
-- Below a bucket, ``//``, ``.``, ``..``, percent-encoding, and backslashes are refused: some clients
-  rewrite them and some do not.
-- A query, a fragment, a user, and a port are refused everywhere.
+- Bucket names are in lower case, as S3, Google and Azure require. An upper-case name would be
+  another bucket to a server that reads it from the path, and the same bucket where it is a host
+  name.
+- Below a bucket, ``//``, ``.``, ``..``, percent-encoding and backslashes are rejected: some clients
+  rewrite them and others do not.
+- A query, a fragment, a user, and a port are always rejected.
 
-Left out: two endpoints, accounts, or access points that lead to the same bucket.
+Not detected: two endpoints, accounts, or access points of the same bucket.
 """
 
 from __future__ import annotations
@@ -45,16 +47,16 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class BadLocation(ValueError):
-    """The URI names no place that this library can tell from others; the message says why."""
+    """The URI does not identify one location; the message gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Location:
-    """A place in canonical form.
+    """A location in canonical form.
 
-    ``bucket`` is the bucket, container, or repository on the Hub; empty for a folder. ``path`` is
-    what lies below it, without slashes at its ends; for a folder, the absolute path without its
-    first slash.
+    ``bucket`` is the bucket, the container, or the repository on the Hub; empty for a folder.
+    ``path`` is the prefix below it, without leading and trailing slashes; for a folder, the
+    absolute path without its first slash.
     """
 
     scheme: str
@@ -69,7 +71,7 @@ class Location:
 
     @property
     def folder(self) -> Path:
-        """Of a ``file`` location."""
+        """The folder of a ``file`` location. Raises :class:`ValueError` for any other."""
         if self.scheme != FILE:
             raise ValueError(f"expected a folder, found {self.uri}")
         return Path(f"/{self.path}")
@@ -84,26 +86,26 @@ class Location:
         )
 
     def contains(self, other: Location) -> bool:
-        """Whether ``other`` is this location or lies inside it."""
+        """Return whether ``other`` is this location or a prefix inside it."""
         if (self.scheme, self._bucket) != (other.scheme, other._bucket):
             return False
         return not self.path or f"{other.path}/".startswith(f"{self.path}/")
 
     def overlaps(self, other: Location) -> bool:
-        """Whether an object could belong to both."""
+        """Return whether an object could belong to both locations."""
         return self.contains(other) or other.contains(self)
 
     @property
     def _bucket(self) -> str:
-        """As the service compares it: the Hub ignores the case of a repository's name."""
+        """The name as the service compares it: the Hub ignores the case of a repository's name."""
         return self.bucket.lower()
 
 
 def canonical(uri: str, *, resolve: bool = True) -> Location:
-    """The place that ``uri`` names. Raises :class:`BadLocation`.
+    """Return the location of ``uri``. Raises :class:`BadLocation`.
 
-    Reads symbolic links of folders, and nothing else. ``resolve`` False reads nothing: it is for a
-    URI that was canonical when it was stored.
+    Reads the symbolic links of folders and nothing else. ``resolve`` False reads nothing; use it
+    for a URI that was canonical when it was stored.
     """
     if not uri:
         raise BadLocation("expected a URI or a path, found an empty text")
@@ -127,7 +129,7 @@ def canonical(uri: str, *, resolve: bool = True) -> Location:
             f"expected a bucket's URI without percent-encoding and backslashes, found {uri!r}"
         )
     if "@" in rest.removeprefix("//").partition("/")[0] or (scheme == "hf" and "@" in rest):
-        raise BadLocation(  # without the URI: what stands before '@' can be a password
+        raise BadLocation(  # without the URI: the text before '@' can contain a password
             "expected a URI without a user, account, or revision ('@'); give them by a credential"
         )
     return _bucket(uri, SCHEMES[scheme], rest.removeprefix("//"))
@@ -168,17 +170,17 @@ def _bucket(uri: str, scheme: str, rest: str) -> Location:
         raise BadLocation(f"expected a URI without empty parts, '.', and '..', found {uri!r}")
     if scheme == "hf":
         return _hub(uri, parts)
-    bucket, *below = parts
+    bucket, *prefix = parts
     if not _BUCKET.fullmatch(bucket):
         raise BadLocation(
             f"expected a bucket named in lower-case letters, digits, '.', '_', and '-', without a "
             f"port, found {bucket!r} in {uri!r}"
         )
-    return Location(scheme=scheme, bucket=bucket, path="/".join(below))
+    return Location(scheme=scheme, bucket=bucket, path="/".join(prefix))
 
 
 def _hub(uri: str, parts: list[str]) -> Location:
-    """``hf://user/name/...`` is a model, as is ``hf://models/user/name/...``."""
+    """Parse a Hub URI; ``hf://user/name/...`` is a model, as is ``hf://models/user/name/...``."""
     kind = parts[0].lower() if parts[0].lower() in _HUB_KINDS else "models"
     names = parts[1:] if parts[0].lower() in _HUB_KINDS else parts
     if len(names) < 2 or not all(_HUB_NAME.fullmatch(name) for name in names[:2]):

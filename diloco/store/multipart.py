@@ -1,7 +1,7 @@
-"""What the stores share to write one object out of parts that a caller makes.
+"""Helpers of the stores' ``put_stream``, which writes one object from the caller's parts.
 
-The caller's iterator runs in the caller's thread, whatever the store's client does meanwhile: it
-may read from the same store, and the interpreter's thread-local state stays the caller's.
+The caller's iterator always runs in the caller's thread: it can read from the same store, and
+thread-local state of the interpreter stays the caller's.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from concurrent.futures import wait
 
-if TYPE_CHECKING:
-    from diloco.store.base import Data, MakeParts
+from diloco.store.daemon import call_in_daemon
+
+Data = bytes | bytearray | memoryview
+MakeParts = Callable[[], Iterable[Data]]
 
 
 class StreamedParts:
-    """The parts of one stream for a store's ``put_stream``, which maps its client's errors: those
-    of the caller's iterator must come out as they are."""
+    """The parts of one stream, which records an exception of the caller's iterator so that a
+    store's error mapping does not change it."""
 
     def __init__(self, make_parts: MakeParts) -> None:
         self._make_parts = make_parts
@@ -33,48 +34,53 @@ class StreamedParts:
             self._error = error
             raise
 
-    def pass_to(self, upload: Callable[[StreamedParts], None]) -> None:
-        """Calls ``upload``; raises the iterator's exception in place of what became of it."""
+    def upload_with(self, upload: Callable[[StreamedParts], None]) -> None:
+        """Call ``upload``. If the iterator raised, raise its exception instead of the upload's."""
         try:
             upload(self)
             return
         except BaseException:
             if self._error is None:
                 raise
-        raise self._error  # out here, where the other exception is not its context
+        raise self._error  # outside the handler, so that the other exception is not its context
 
 
-class _Abandoned(Exception):
-    """Ends an upload whose parts will not all come."""
+class _Aborted(Exception):
+    """Aborts an upload whose producer failed."""
 
 
 def upload_behind(parts: Iterable[Data], upload: Callable[[Iterator[Data]], None]) -> None:
-    """Runs ``upload`` in a thread, on parts iterated here; one is made while others are uploaded.
+    """Run ``upload`` in a thread on parts that are iterated here, so that one is produced while
+    others are uploaded.
 
-    When ``parts`` raises, so does the iterator that ``upload`` reads, and then this function; when
-    ``upload`` raises, no further part is asked for. The thread has ended on return.
+    An exception of ``parts`` is raised by the iterator that ``upload`` reads, and then by this
+    function. If ``upload`` raises, no further part is produced. ``upload`` has ended on return.
+    Raises :class:`OSError`, which stores retry, if the system starts no thread.
     """
-    handed: queue.SimpleQueue[Data | BaseException | None] = queue.SimpleQueue()
+    pending: queue.SimpleQueue[Data | BaseException | None] = queue.SimpleQueue()
     room = threading.Semaphore(1)
 
-    def taken() -> Iterator[Data]:
-        while (part := handed.get()) is not None:
+    def received() -> Iterator[Data]:
+        while (part := pending.get()) is not None:
             if isinstance(part, BaseException):
                 raise part
             room.release()
             yield part
 
-    with ThreadPoolExecutor(1, thread_name_prefix="upload_behind") as pool:
-        uploading = pool.submit(upload, taken())
-        uploading.add_done_callback(lambda _: room.release())
-        try:
-            for part in parts:
-                room.acquire()
-                if uploading.done():
-                    break
-                handed.put(part)
-        except BaseException:
-            handed.put(_Abandoned())
-            raise
-        handed.put(None)
-        uploading.result()
+    try:
+        uploading = call_in_daemon(lambda: upload(received()), name="upload_behind")
+    except RuntimeError as error:
+        raise OSError(f"expected a thread to upload in, found: {error}") from error
+    uploading.add_done_callback(lambda _: room.release())
+    try:
+        for part in parts:
+            room.acquire()
+            if uploading.done():
+                break
+            pending.put(part)
+    except BaseException:
+        pending.put(_Aborted())
+        wait([uploading])
+        raise
+    pending.put(None)
+    uploading.result()

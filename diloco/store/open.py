@@ -1,4 +1,4 @@
-"""Open the store of a rendezvous URI."""
+"""Opens the store of a rendezvous URI."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from diloco.store.location import FILE, SCHEMES, BadLocation, canonical
 
 
 def open_store(
-    uri: str, *, sole_creator: bool = False, environment: Mapping[str, str] | None = None
+    uri: str, *, coordinator: bool = False, environment: Mapping[str, str] | None = None
 ) -> Store:
-    """The store for a rendezvous URI: ``file://`` or a plain path, or any URI fsspec opens.
+    """Open the store of a rendezvous URI: ``file://`` or a plain path, or any URI that fsspec
+    opens.
 
-    ``sole_creator`` says that this process is the one designated committer of a store without an
-    atomic create: there, and only so, its ``create`` looks whether the key exists, then writes.
-    ``environment`` has the variables of a credential (:mod:`diloco.store.credentials`), and
-    then nothing of this process's own is used; None means this process's own.
+    ``coordinator``: this process is the coordinator of a store without a conditional write, the
+    only process that creates objects; only then does ``create`` check and then write.
+    ``environment``: variables of a credential (:mod:`diloco.store.credentials`), used instead of
+    the process's environment; None uses the process's environment.
+
+    Raises :class:`StoreDenied` for a URI that cannot be opened.
     """
     scheme = urlsplit(uri).scheme
     if SCHEMES.get(scheme, scheme) in ("", FILE):
@@ -27,7 +30,7 @@ def open_store(
             return LocalStore(canonical(uri).folder)
         except BadLocation as error:
             raise StoreDenied(str(error)) from None
-    uri = f"{scheme}{uri[len(scheme) :]}"  # in lower case, as clients expect it
+    uri = f"{scheme}{uri[len(scheme) :]}"  # clients expect a scheme in lower case
     from diloco.store.remote import open_remote
 
-    return open_remote(uri, sole_creator=sole_creator, environment=environment)
+    return open_remote(uri, coordinator=coordinator, environment=environment)

@@ -1,14 +1,16 @@
-"""A :class:`~diloco.store.base.Store` over S3 by obstore, which moves the bytes outside the
+"""A :class:`~diloco.store.base.Store` on S3 with obstore, whose transfers run outside the
 interpreter lock: several times as fast as s3fs (``bench/store_speed.py``).
 
-Where the bucket is and who asks is read as s3fs reads it, by botocore and fsspec's configuration:
-the ``AWS_*`` variables, profiles and roles, and ``FSSPEC_S3_*`` (:func:`s3_location`). With a
-credential of its own nothing of that is asked (:mod:`diloco.store.credentials`).
+Endpoint, region and credentials are read as s3fs reads them, by botocore and fsspec's
+configuration: the ``AWS_*`` variables, profiles and roles, and ``FSSPEC_S3_*``
+(:func:`s3_location`). A store that is opened with a credential reads none of these
+(:mod:`diloco.store.credentials`).
 
-obstore tries a request again for a few seconds only; patience is :class:`diloco.store.retry`'s. Its
-threads do not survive a fork, and no new store revives them: :func:`usable` says whether this
-process may use it at all. Left out: options of fsspec that have no meaning here; whoever sets one
-is served by s3fs.
+obstore retries for a few seconds only; :mod:`diloco.store.retry` retries longer. Parts of a
+multipart upload are the exception: only obstore can continue an upload. obstore's threads
+do not survive a fork, and a new store does not restart them: :func:`usable` reports whether this
+process can use obstore. Other options of fsspec have no equivalent here; a configuration with one
+uses s3fs.
 """
 
 from __future__ import annotations
@@ -42,9 +44,6 @@ from diloco.store.base import (
     LISTED,
     PAGE_OBJECTS,
     PART_BYTES,
-    UPLOADS_IN_FLIGHT,
-    Data,
-    MakeParts,
     MissingKey,
     ObjectInfo,
     ObjectTooLarge,
@@ -54,24 +53,30 @@ from diloco.store.base import (
     check_key,
     join_pages,
 )
-from diloco.store.multipart import StreamedParts, upload_behind
+from diloco.store.multipart import Data, MakeParts, StreamedParts, upload_behind
+from diloco.store.transfers import DOWNLOAD_LINE, UPLOAD_LINE
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
 
 PART_TIMEOUT_S = 300
-"""Longest one request may take that carries up to 16 MiB: half a megabit a second is enough."""
+"""Timeout of a request that carries up to 16 MiB: enough for half a megabit per second."""
 RECORD_TIMEOUT_S = 60
-"""Longest a write of up to ``RECORD_BYTES``, a listing or a deletion may take. A beat that a dead
-connection swallowed must be noticed while its lease lasts."""
+"""Timeout of a write of up to ``RECORD_BYTES``, a listing or a deletion. A heartbeat lost on a dead
+connection must be noticed before its lease expires."""
 RECORD_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 10
 RETRIES = 3
 RETRY_TIMEOUT_S = 20
-RANGES_IN_FLIGHT = 4
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 2.0
+UPLOAD_RETRIES = 100
+UPLOAD_RETRY_TIMEOUT_S = 60
+"""For how long a part of a multipart upload is retried, with growing pauses. The parts that are
+stored remain; a retry of the whole upload would begin with the first one. Then the upload is
+aborted."""
 CREDENTIALS_TTL_S = 900
 REPLACED_WHILE_READ = 5
-"""How often one read may find that the object was replaced under it."""
+"""Attempts to read an object that is replaced between two of its ranges."""
 
 _KNOWN_OPTIONS = frozenset({"key", "secret", "token", "endpoint_url", "profile", "anon"})
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
@@ -79,20 +84,22 @@ _S3_ERROR = re.compile(r"<Code>(\w+)</Code>\s*<Message>([^<]*)<")
 _TRY_AGAIN = frozenset(
     {"RequestTimeout", "SlowDown", "ConditionalRequestConflict", "RequestTimeTooSkewed"}
 )
-"""Codes of S3. RequestTimeTooSkewed: the clock of this machine is wrong, until it is set."""
+"""Retryable error codes of S3. RequestTimeTooSkewed: this machine's clock is wrong, until NTP
+corrects it."""
 _TRY_AGAIN_STATUS = frozenset({408, 409, 412, 425, 429})
 
 _runtime_pid: int | None = None
 
 
 def usable() -> bool:
-    """False in a process forked from one that has used obstore: there every call would hang."""
+    """Return False in a process forked from one that has used obstore, where every call would
+    hang."""
     return _runtime_pid in (None, os.getpid())
 
 
 @dataclass(frozen=True)
 class S3Location:
-    """Where a bucket is; ``endpoint_url`` None is Amazon's own."""
+    """Bucket, prefix and endpoint; ``endpoint_url`` None is Amazon's endpoint."""
 
     bucket: str
     prefix: str
@@ -101,11 +108,12 @@ class S3Location:
 
 
 def fsspec_options() -> dict[str, Any]:
-    """What fsspec is configured to open S3 with; ``FSSPEC_S3_*`` is read when it is imported."""
+    """Return fsspec's configuration of S3; fsspec reads ``FSSPEC_S3_*`` when it is imported."""
     return dict(fsspec.config.conf.get("s3", {}))
 
 
 def understands_options() -> bool:
+    """Return whether obstore has an equivalent of every option configured for s3fs."""
     return set(fsspec_options()) <= _KNOWN_OPTIONS
 
 
@@ -117,7 +125,7 @@ def _bucket_and_prefix(uri: str) -> tuple[str, str]:
 
 
 def s3_location(uri: str) -> tuple[S3Location, botocore.session.Session]:
-    """The bucket of an ``s3://`` URI, and the session that has its credentials."""
+    """Return the location of an ``s3://`` URI and the botocore session that has its credentials."""
     bucket, prefix = _bucket_and_prefix(uri)
     options = fsspec_options()
     session = botocore.session.Session(profile=options.get("profile"))
@@ -138,19 +146,20 @@ def s3_location(uri: str) -> tuple[S3Location, botocore.session.Session]:
 
 
 def _credentials(session: botocore.session.Session) -> dict[str, Any]:
-    """Options of obstore for whom to be: botocore's chain, asked again before it runs out."""
+    """Return obstore's options for botocore's credential chain, which is queried again before the
+    credentials expire."""
     options = fsspec_options()
     if options.get("anon"):
         return {"skip_signature": True}
     if options.get("key") and options.get("secret"):
         fixed = {"access_key_id": options["key"], "secret_access_key": options["secret"]}
         return {**fixed, **({"token": options["token"]} if options.get("token") else {})}
-    found = session.get_credentials()
-    if found is None:
+    chain_credentials = session.get_credentials()
+    if chain_credentials is None:
         return {"skip_signature": True}
 
     def provide() -> S3Credential:
-        frozen = found.get_frozen_credentials()
+        frozen = chain_credentials.get_frozen_credentials()
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
@@ -161,15 +170,15 @@ def _credentials(session: botocore.session.Session) -> dict[str, Any]:
     return {"credential_provider": provide}
 
 
-def _given(uri: str, environment: Mapping[str, str]) -> tuple[S3Location, dict[str, Any]]:
-    """The bucket, and options of obstore that leave nothing to this process's environment, which
-    it reads too."""
+def _from_credential(uri: str, environment: Mapping[str, str]) -> tuple[S3Location, dict[str, Any]]:
+    """Return the location and obstore's options of a credential. They override every option that
+    obstore would read from this process's environment."""
     access = credentials.s3_access(environment)
     bucket, prefix = _bucket_and_prefix(uri)
     location = S3Location(
         bucket=bucket, prefix=prefix, region=access.region, endpoint_url=access.endpoint_url
     )
-    who: S3Credential = {
+    credential: S3Credential = {
         "access_key_id": access.key_id,
         "secret_access_key": access.secret,
         "token": access.token,
@@ -178,22 +187,29 @@ def _given(uri: str, environment: Mapping[str, str]) -> tuple[S3Location, dict[s
     hosted = access.endpoint_url is None
     endpoint = f"https://{bucket}.{access.host}" if hosted else access.endpoint_url
     return location, {
-        "credential_provider": lambda: who,
+        "credential_provider": lambda: credential,
         "skip_signature": False,
         "endpoint": endpoint,
-        "aws_endpoint_url_s3": endpoint,  # the process's own goes before a given `endpoint`
+        "aws_endpoint_url_s3": endpoint,  # in the environment it overrides `endpoint`
         "virtual_hosted_style_request": hosted,
     }
 
 
-def _client(location: S3Location, who: Mapping[str, Any], *, timeout_s: float) -> S3Store:
+def _client(
+    location: S3Location,
+    credential: Mapping[str, Any],
+    *,
+    timeout_s: float,
+    retries: int = RETRIES,
+    retry_timeout_s: float = RETRY_TIMEOUT_S,
+) -> S3Store:
     endpoint = location.endpoint_url
     where = {"endpoint": endpoint} if endpoint else {"virtual_hosted_style_request": True}
     return S3Store(
         location.bucket,
         prefix=location.prefix or None,
         region=location.region,
-        # As Amazon's own clients do it: TLS vouches for the body, else the signature.
+        # As in Amazon's SDKs: TLS protects the body's integrity, otherwise the signature.
         unsigned_payload=endpoint is None or endpoint.startswith("https://"),
         client_options={
             "allow_http": endpoint is not None and endpoint.startswith("http://"),
@@ -201,11 +217,14 @@ def _client(location: S3Location, who: Mapping[str, Any], *, timeout_s: float) -
             "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
         },
         retry_config={
-            "max_retries": RETRIES,
-            "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S),
-            "backoff": {"max_backoff": timedelta(seconds=2)},
+            "max_retries": retries,
+            "retry_timeout": timedelta(seconds=retry_timeout_s),
+            "backoff": {
+                "init_backoff": timedelta(seconds=FIRST_BACKOFF_S),
+                "max_backoff": timedelta(seconds=LONGEST_BACKOFF_S),
+            },
         },
-        **{**where, **who},
+        **{**where, **credential},
     )
 
 
@@ -219,24 +238,31 @@ class ObstoreStore:
         self.uri = uri.rstrip("/")
         if environment is None:
             location, session = s3_location(self.uri)
-            who = _credentials(session)
+            credential = _credentials(session)
         else:
-            location, who = _given(self.uri, environment)
+            location, credential = _from_credential(self.uri, environment)
         try:
-            self._records = _client(location, who, timeout_s=RECORD_TIMEOUT_S)
-            self._parts = _client(location, who, timeout_s=PART_TIMEOUT_S)
+            self._records = _client(location, credential, timeout_s=RECORD_TIMEOUT_S)
+            self._parts = _client(location, credential, timeout_s=PART_TIMEOUT_S)
+            self._uploads = _client(
+                location,
+                credential,
+                timeout_s=PART_TIMEOUT_S,
+                retries=UPLOAD_RETRIES,
+                retry_timeout_s=UPLOAD_RETRY_TIMEOUT_S,
+            )
         except (BaseError, ValueError) as error:
-            raise StoreDenied(f"{uri}: {_said(error)}") from error
+            raise StoreDenied(f"{uri}: {_message(error)}") from error
         _runtime_pid = os.getpid()
 
     def put(self, key: str, data: Data) -> None:
         client = self._records if len(data) <= RECORD_BYTES else self._parts
         with _store_errors(check_key(key)):
-            obstore.put(client, key, data, chunk_size=PART_BYTES, max_concurrency=UPLOADS_IN_FLIGHT)
+            obstore.put(client, key, data, chunk_size=PART_BYTES, max_concurrency=UPLOAD_LINE.limit)
 
     def put_stream(self, key: str, make_parts: MakeParts) -> None:
         check_key(key)
-        StreamedParts(make_parts).pass_to(lambda parts: self._put_parts(key, parts))
+        StreamedParts(make_parts).upload_with(lambda parts: self._put_parts(key, parts))
 
     def _put_parts(self, key: str, parts: Iterable[Data]) -> None:
         rest = iter(parts)
@@ -246,17 +272,17 @@ class ObstoreStore:
             self.put(key, first)
             return
 
-        def upload(taken: Iterator[Data]) -> None:  # not here: its iterator must not use obstore
+        def upload(taken: Iterator[Data]) -> None:  # obstore calls within its own iterator hang
             obstore.put(
-                self._parts,
+                self._uploads,
                 key,
-                taken,
+                stream.counted(taken),
                 use_multipart=True,
                 chunk_size=PART_BYTES,
-                max_concurrency=UPLOADS_IN_FLIGHT,
+                max_concurrency=stream.limit,
             )
 
-        with _store_errors(key):
+        with UPLOAD_LINE.measured() as stream, _store_errors(key):
             upload_behind(chain((first, second), rest), upload)
 
     def create(self, key: str, data: Data) -> bool:
@@ -264,30 +290,30 @@ class ObstoreStore:
             try:
                 obstore.put(self._records, key, data, mode="create")
             except AlreadyExistsError as error:
-                if _status(error) == 409:  # S3 met another write under way: nobody won yet
-                    raise StoreUnavailable(f"{key}: {_said(error)}") from error
+                if _status(error) == 409:  # S3: a concurrent write, no writer has won yet
+                    raise StoreUnavailable(f"{key}: {_message(error)}") from error
                 return False
             return True
 
     def get(self, key: str, *, limit: int | None = None) -> bytes:
-        """One request for an object of up to ``PART_BYTES``, ranges of that size at once for
-        larger ones, all of one version."""
+        """Read an object of up to ``PART_BYTES`` with one request, a larger one with parallel
+        ranges of that size; all of one version."""
         check_key(key)
         for _ in range(REPLACED_WHILE_READ):
             with _store_errors(key), contextlib.suppress(PreconditionError):
                 return self._get_version(key, limit)
-        raise StoreUnavailable(f"{key}: replaced again and again while it was read")
+        raise StoreUnavailable(f"{key}: replaced {REPLACED_WHILE_READ} times while it was read")
 
     def _get_version(self, key: str, limit: int | None) -> bytes:
         end = PART_BYTES if limit is None else min(PART_BYTES, max(limit, 0) + 1)
         try:
-            answer = obstore.get(self._parts, key, options={"range": (0, end)})
-            first = answer.bytes()
+            response = obstore.get(self._parts, key, options={"range": (0, end)})
+            first = response.bytes()
         except BaseError as error:
             if _status(error) == 416:
                 return b""
             raise
-        size_bytes, version = answer.meta["size"], answer.meta["e_tag"]
+        size_bytes, version = response.meta["size"], response.meta["e_tag"]
         if limit is not None and size_bytes > limit:
             raise ObjectTooLarge(key, limit)
         if size_bytes <= PART_BYTES:
@@ -295,12 +321,12 @@ class ObstoreStore:
 
         def read(start: int) -> Any:
             end = min(size_bytes, start + PART_BYTES)
-            wanted = obstore.get(
+            response = obstore.get(
                 self._parts, key, options={"range": (start, end), "if_match": version}
             )
-            return wanted.bytes()
+            return response.bytes()
 
-        with ThreadPoolExecutor(RANGES_IN_FLIGHT) as pool:
+        with ThreadPoolExecutor(DOWNLOAD_LINE.limit) as pool:
             rest = pool.map(read, range(PART_BYTES, size_bytes, PART_BYTES))
             return b"".join(chain([first], rest))
 
@@ -310,7 +336,7 @@ class ObstoreStore:
                 return bytes(obstore.get_range(self._parts, key, start=start, length=length))
             except BaseError as error:
                 if _status(error) == 416:
-                    return b""  # S3 refuses a range that starts at or past the end
+                    return b""  # S3 rejects a range that starts at or past the end
                 raise
 
     def list(self, prefix: str, *, limit: int = LISTED) -> builtins.list[ObjectInfo]:
@@ -330,15 +356,16 @@ class ObstoreStore:
 
 
 def _status(error: BaseException) -> int | None:
-    found = _STATUS.search(str(error))
-    return int(found[1]) if found else None
+    match = _STATUS.search(str(error))
+    return int(match[1]) if match else None
 
 
-def _said(error: BaseException) -> str:
-    """obstore's message without its debug dump; of an answer of S3, what S3 said."""
-    status, answer = _status(error), _S3_ERROR.search(str(error))
-    if answer:
-        return f"{status} {answer[1]}: {answer[2]}"
+def _message(error: BaseException) -> str:
+    """Return obstore's message without its debug output; for an error of S3, its code and
+    message."""
+    status, response = _status(error), _S3_ERROR.search(str(error))
+    if response:
+        return f"{status} {response[1]}: {response[2]}"
     return str(error).split("\n\nDebug source")[0].replace("\n", " ")
 
 
@@ -349,17 +376,17 @@ def _store_errors(key: str) -> Iterator[None]:
     except PreconditionError:
         raise
     except (BaseError, OSError, ValueError) as error:
-        said = f"{key}: {_said(error)}"
-        found = _S3_ERROR.search(str(error))
-        code, status = found[1] if found else "", _status(error)
+        message = f"{key}: {_message(error)}"
+        match = _S3_ERROR.search(str(error))
+        code, status = match[1] if match else "", _status(error)
         denied = isinstance(
             error, PermissionDeniedError | PermissionError | UnauthenticatedError | ValueError
         )
         if code == "NoSuchBucket" or (denied and code not in _TRY_AGAIN):
-            raise StoreDenied(said) from error
+            raise StoreDenied(message) from error
         if isinstance(error, FileNotFoundError):
             raise MissingKey(key) from error
         refused = status is not None and 300 <= status < 500
         if refused and code not in _TRY_AGAIN and status not in _TRY_AGAIN_STATUS:
-            raise StoreDenied(said) from error
-        raise StoreUnavailable(said) from error
+            raise StoreDenied(message) from error
+        raise StoreUnavailable(message) from error

@@ -1,7 +1,7 @@
-"""Whether the text that a user gives as a rendezvous names a place that others can find too.
+"""Checks that a rendezvous given by a user names a location that other machines can reach.
 
-A misspelt bucket is a valid relative path, and a replica that trains alone in a folder of its own
-looks healthy. So what is neither an absolute folder nor a URI of a known scheme is refused.
+A misspelt bucket is a valid relative path, and a replica that trains alone in such a folder looks
+healthy. Anything but an absolute folder or a URI of a known scheme is therefore rejected.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _ENTER = "Enter a URI such as s3://bucket/run or an absolute folder such as /mnt
 
 
 def check_rendezvous(uri: str, *, relative: bool = False) -> str:
-    """``uri`` itself, or :class:`ValueError` with what to enter. ``relative``: a folder below the
-    working directory is meant where it does not look like a URI."""
+    """Return ``uri``. Raises :class:`ValueError` with a hint what to enter. ``relative`` accepts a
+    relative folder where the text does not look like a URI."""
     text = uri.strip()
     if not text or text != uri:
         raise ValueError(f"rendezvous: expected a URI or a folder, found {uri!r}. {_ENTER}")
     scheme = urlsplit(uri).scheme
     if re.match(r"^[A-Za-z][A-Za-z0-9+.-]*://", uri) is None:
-        start = re.match(r"^([A-Za-z0-9]+)(?::|:/|/)?/(?=[^/])", uri)
-        if start and start[1].lower() in SCHEMES:
+        prefix = re.match(r"^([A-Za-z0-9]+)(?::|:/|/)?/(?=[^/])", uri)
+        if prefix and prefix[1].lower() in SCHEMES:
             raise ValueError(
-                f"rendezvous: expected {start[1].lower()}://..., found {uri!r}. {_ENTER}"
+                f"rendezvous: expected {prefix[1].lower()}://..., found {uri!r}. {_ENTER}"
             )
         if not relative and not Path(uri).is_absolute():
             raise ValueError(

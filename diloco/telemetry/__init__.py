@@ -1,1 +1,1 @@
-"""What a replica reports about itself."""
+"""Telemetry of a replica: metrics, log lines and round reports."""

@@ -1,12 +1,12 @@
-"""What a replica's process uses of its machine: memory, processor, GPU.
+"""Resource usage of the replica process: memory, CPU, GPU.
 
-Read once per telemetry segment. A figure that cannot be had is left out, so that nobody takes
-"unknown" for 0: resident memory needs ``/proc`` (elsewhere there is only its peak), the GPU's need
-a process that computes on one. How busy the GPU is, the driver's own library tells
-(``nvmlDeviceGetUtilizationRates``, https://docs.nvidia.com/deploy/nvml-api/), which is there where
-the driver is; torch asks the same through a package that not every image has.
+Read once per telemetry segment. A metric that is not available is omitted instead of reported as 0:
+resident memory needs ``/proc`` (without it there is only the peak), GPU metrics need a process that
+computes on a GPU. GPU utilisation comes from the driver's NVML library
+(``nvmlDeviceGetUtilizationRates``, https://docs.nvidia.com/deploy/nvml-api/), which every machine
+with a driver has; ``torch.cuda.utilization`` needs a package that many images lack.
 
-Of a replica of several ranks these are the leader's figures. Left out: children of the process.
+In a replica of several ranks these are the metrics of the leader. Child processes are not included.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STATM = Path("/proc/self/statm")
 
 
 class Usage:
-    """``cpu_s`` and ``gpu_busy`` stand in for the process' own in tests."""
+    """Reads the metrics. Tests replace ``cpu_s`` and ``gpu_busy``."""
 
     def __init__(
         self,
@@ -43,31 +43,34 @@ class Usage:
         self._last = (clock.monotonic(), cpu_s())
 
     def read(self) -> dict[str, float]:
-        """``rss_bytes``, ``max_rss_bytes``, ``cpu_s`` in all and ``cpu_cores`` since the last time;
-        ``gpu_memory_bytes`` and ``gpu_memory_peak_bytes`` of torch, ``gpu_memory_total_bytes`` and
-        ``gpu_busy`` (0 to 1) of the device."""
+        """Return the metrics that are available.
+
+        Process: ``rss_bytes``, ``max_rss_bytes``, ``cpu_s`` (total) and ``cpu_cores`` (mean since
+        the last call). torch: ``gpu_memory_bytes``, ``gpu_memory_peak_bytes``. Device:
+        ``gpu_memory_total_bytes``, ``gpu_busy`` (0 to 1).
+        """
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         now, cpu_s = self._clock.monotonic(), self._cpu_s()
-        found = {
+        metrics = {
             "max_rss_bytes": float(peak * (1 if sys.platform == "darwin" else 1024)),
             "cpu_s": cpu_s,
         }
         then, before = self._last
         if now > then:
-            found["cpu_cores"] = (cpu_s - before) / (now - then)
+            metrics["cpu_cores"] = (cpu_s - before) / (now - then)
             self._last = (now, cpu_s)
         with contextlib.suppress(OSError, ValueError, IndexError):
-            found["rss_bytes"] = float(
+            metrics["rss_bytes"] = float(
                 int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
             )
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            found["gpu_memory_bytes"] = float(torch.cuda.memory_allocated())
-            found["gpu_memory_peak_bytes"] = float(torch.cuda.max_memory_allocated())
-            found["gpu_memory_total_bytes"] = float(torch.cuda.mem_get_info()[1])
+            metrics["gpu_memory_bytes"] = float(torch.cuda.memory_allocated())
+            metrics["gpu_memory_peak_bytes"] = float(torch.cuda.max_memory_allocated())
+            metrics["gpu_memory_total_bytes"] = float(torch.cuda.mem_get_info()[1])
             busy = self._gpu_busy()
             if busy is not None:
-                found["gpu_busy"] = busy
-        return found
+                metrics["gpu_busy"] = busy
+        return metrics
 
 
 class _Rates(ctypes.Structure):
@@ -75,7 +78,7 @@ class _Rates(ctypes.Structure):
 
 
 class _Nvml:
-    """The driver's library, opened when it is first asked; unknown for good where that fails."""
+    """NVML, opened at the first call. If that fails, utilisation stays unknown."""
 
     def __init__(self) -> None:
         self._handle: ctypes.c_void_p | None = None
@@ -83,7 +86,8 @@ class _Nvml:
         self._failed = False
 
     def busy(self) -> float | None:
-        """Share of the driver's last sample in which the current device ran a kernel."""
+        """Return the share of NVML's last sample period in which the current device ran a kernel,
+        or None if it is unknown."""
         if self._failed:
             return None
         rates = _Rates()
@@ -98,13 +102,13 @@ class _Nvml:
     def _open(self) -> bool:
         try:
             library = ctypes.CDLL("libnvidia-ml.so.1")
-            # By its UUID: the driver's numbers are not those of CUDA_VISIBLE_DEVICES.
+            # By UUID, because NVML ignores CUDA_VISIBLE_DEVICES when it numbers devices.
             name = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
             handle = ctypes.c_void_p()
-            found: bool = library.nvmlInit_v2() == 0 and (
+            opened: bool = library.nvmlInit_v2() == 0 and (
                 library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle)) == 0
             )
         except (OSError, AttributeError):
             return False
         self._library, self._handle = library, handle
-        return found
+        return opened

@@ -1,8 +1,8 @@
-"""Telemetry: collects what a replica has to tell and writes it in append-only segments.
+"""Telemetry: buffer a replica's metrics and write them in append-only segments.
 
-Losses may be tensors on a GPU: they are read together when a segment is made, so that reporting
-does not stop the device at every step. A segment that cannot be written is kept and tried again
-under the same number; nothing is lost unless the process is.
+Losses can be tensors on a GPU. They are copied to the host together when a segment is created, so
+that telemetry does not synchronise the device at every step. A segment that cannot be written is
+kept and retried under the same number; data is lost only if the process dies.
 """
 
 from __future__ import annotations
@@ -32,15 +32,20 @@ from diloco.protocol.telemetry import (
     StepColumns,
 )
 from diloco.store.base import Store, StoreError
+from diloco.telemetry.compaction import Compaction
 from diloco.telemetry.system_metrics import Usage
 
 Number = float | torch.Tensor
 STEPS = MAX_STEPS // 2
 ROWS = min(MAX_ROUNDS, MAX_EVALUATIONS) // 2
+FIRST_INTERVAL_S = 2.0
+"""Seconds to the first segment, so that a page shows a new process soon."""
 
 
 @dataclass
-class _Pending:
+class SegmentBuffer:
+    """Rows of a segment that is not written yet."""
+
     step: list[int] = field(default_factory=list)
     round: list[int] = field(default_factory=list)
     wall_s: list[float] = field(default_factory=list)
@@ -54,11 +59,16 @@ class _Pending:
     logs: list[LogLine] = field(default_factory=list)
 
 
-class Reporter:
-    """Writes a segment every ``interval_s`` if there is anything to tell."""
+class TelemetryWriter:
+    """Writes a segment every ``interval_s`` seconds if there are new rows.
+
+    The first one is written after :data:`FIRST_INTERVAL_S`, and the time between two segments
+    doubles up to ``interval_s``: a run of a minute is shown live, and one of days does not pay for
+    an object every few seconds.
+    """
 
     MAX_LOGS = 1000
-    """Log lines kept for one segment; beyond that the oldest go, and a line says how many."""
+    """Maximum log lines of a segment. The oldest are dropped, and one line reports how many."""
 
     def __init__(
         self, store: Store, identity: Identity, *, clock: Clock, interval_s: float
@@ -70,23 +80,26 @@ class Reporter:
         self._usage = Usage(clock)
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
-        self._pending = _Pending()
+        self._pending = SegmentBuffer()
         self._dropped_logs = 0
         self._n = 1
         self._unwritten: Segment | None = None
-        self._queue: deque[tuple[_Pending, bool]] = deque()
+        self._queue: deque[tuple[SegmentBuffer, bool]] = deque()
         self._state = "syncing"
         self._steps, self._tokens = 0, 0
         self._round = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._handler = _LogHandler(self)
+        self._compaction = Compaction(store, identity, is_over=self._ended.is_set)
 
     def start(self) -> None:
+        """Start the thread, and record the log lines of the ``diloco`` loggers."""
         logging.getLogger("diloco").addHandler(self._handler)
         self._thread.start()
 
     def phase(self, *, state: str, round: int) -> None:
+        """Set the state and round that the next segment reports."""
         self._state, self._round = state, round
 
     def step(
@@ -100,6 +113,7 @@ class Reporter:
         grad_norm: Number,
         step_s: float,
     ) -> None:
+        """Add one inner step. ``loss`` is in nats per token, ``step_s`` in seconds."""
         with self._lock:
             p = self._pending
             self._steps, self._tokens = step, tokens
@@ -113,15 +127,18 @@ class Reporter:
             p.step_s.append(step_s)
 
     def round(self, report: RoundReport) -> None:
+        """Add a round report; its step and tokens are those of the last step added."""
         with self._lock:
-            told = replace(report, step=self._steps, tokens=self._tokens)
-            self._pending.rounds.append(told)
+            report = replace(report, step=self._steps, tokens=self._tokens)
+            self._pending.rounds.append(report)
 
     def evaluation(self, evaluation: Evaluation) -> None:
+        """Add the result of an evaluation."""
         with self._lock:
             self._pending.evaluations.append(evaluation)
 
     def log(self, level: str, message: str) -> None:
+        """Add a log line of at most 4000 characters."""
         with self._lock:
             logs = self._pending.logs
             logs.append(LogLine(wall_s=self._clock.wall(), level=level, message=message[:4000]))
@@ -130,12 +147,12 @@ class Reporter:
                 del logs[0]
 
     def flush(self, *, last: bool = False) -> None:
-        """Write what has been collected. Raises :class:`StoreError`; nothing is lost then."""
+        """Write all buffered rows. If this raises :class:`StoreError`, the rows are kept."""
         with self._flushing:
             if self._unwritten is not None:
                 self._write(self._unwritten)
             with self._lock:
-                pending, self._pending = self._pending, _Pending()
+                pending, self._pending = self._pending, SegmentBuffer()
                 dropped, self._dropped_logs = self._dropped_logs, 0
             if dropped:
                 line = f"{dropped} older log lines were dropped"
@@ -164,7 +181,7 @@ class Reporter:
         self._unwritten = None
         self._n += 1
 
-    def _segment(self, p: _Pending, *, last: bool) -> Segment:
+    def _segment(self, p: SegmentBuffer, *, last: bool) -> Segment:
         return Segment(
             replica=self._identity.replica,
             incarnation=self._identity.incarnation,
@@ -190,20 +207,23 @@ class Reporter:
         )
 
     def _run(self) -> None:
-        while not self._ended.wait(self._interval_s):
+        interval_s = min(FIRST_INTERVAL_S, self._interval_s)
+        while not self._ended.wait(interval_s):
+            interval_s = min(self._interval_s, 2 * interval_s)
             try:
                 self.flush()
+                self._compaction.run(self._n - 1)
             except StoreError as error:
-                # Not logged through the reporter: it would add a line at every failed try.
+                # Not logged: each failed attempt would add a log line to the next segment.
                 print(f"telemetry failed, will try again: {error}", file=sys.stderr, flush=True)
 
 
-def _split(pending: _Pending) -> list[_Pending]:
-    """Parts of at most half of what a segment may hold: after an outage of the store, hours of
-    steps may be waiting. At least one part."""
+def _split(pending: SegmentBuffer) -> list[SegmentBuffer]:
+    """Split into one or more parts of at most half a segment's limits: after an outage of the
+    store, hours of steps can be pending."""
     columns = ("step", "round", "wall_s", "tokens", "loss", "lr", "grad_norm", "step_s")
     parts = [
-        _Pending(**{name: getattr(pending, name)[start : start + STEPS] for name in columns})
+        SegmentBuffer(**{name: getattr(pending, name)[start : start + STEPS] for name in columns})
         for start in range(0, len(pending.step), STEPS)
     ]
     for name, chunks in (
@@ -211,10 +231,10 @@ def _split(pending: _Pending) -> list[_Pending]:
         ("evaluations", _chunks(pending.evaluations, ROWS)),
         ("logs", _log_chunks(pending.logs)),
     ):
-        parts += [_Pending() for _ in range(len(chunks) - len(parts))]
+        parts += [SegmentBuffer() for _ in range(len(chunks) - len(parts))]
         for part, chunk in zip(parts, chunks, strict=False):
             setattr(part, name, chunk)
-    return parts or [_Pending()]
+    return parts or [SegmentBuffer()]
 
 
 def _chunks(rows: list[Any], size: int) -> list[list[Any]]:
@@ -222,7 +242,7 @@ def _chunks(rows: list[Any], size: int) -> list[list[Any]]:
 
 
 def _log_chunks(lines: list[LogLine]) -> list[list[LogLine]]:
-    """By their size as JSON, and by brackets, which readers count before they parse."""
+    """Split log lines by their size as JSON and by their brackets, which readers limit."""
     chunks: list[list[LogLine]] = []
     room = brackets = 0
     for line in lines:
@@ -243,12 +263,12 @@ def _numbers(values: list[Number]) -> tuple[float, ...]:
 
 
 class _LogHandler(logging.Handler):
-    def __init__(self, reporter: Reporter) -> None:
+    def __init__(self, telemetry: TelemetryWriter) -> None:
         super().__init__(level=logging.INFO)
-        self._reporter = reporter
+        self._telemetry = telemetry
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
         if record.exc_info:
             message += "\n" + logging.Formatter().formatException(record.exc_info)
-        self._reporter.log(record.levelname, message)
+        self._telemetry.log(record.levelname, message)

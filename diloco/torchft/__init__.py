@@ -1,1 +1,1 @@
-"""The parts of the torchft-shaped Manager (:mod:`diloco.manager`)."""
+"""Implementation of :mod:`diloco.manager`, a Manager with torchft's interface."""

@@ -1,18 +1,19 @@
-"""One step's allreduce calls: coalesced, uploaded, and everybody's summed, in the background.
+"""The allreduce calls of one step: coalesced, uploaded and reduced in the background.
 
-torchft calls ``allreduce`` once per parameter, and one object per tensor would cost a request each.
-So calls are gathered until the caller waits for one or none has come for ``coalesce_s``; then they
-go up as one object, a *batch*, while the caller computes on. While fewer calls have come than an
-earlier step made, the pause has to be :data:`PATIENCE` times as long, because on a busy machine the
-calls of one sync can be far apart. Members need not cut their calls into
-the same batches: a reader asks a member for its call number i, and takes as many of that member's
-batches as that takes. What does have to agree is the sequence of calls.
+torchft calls ``allreduce`` once per parameter, and one object per tensor would cost one request
+each. So calls are collected until the caller waits for one, or until none has arrived for
+``coalesce_s``. Then they are uploaded as one object, a *batch*, while the caller continues. Until
+there are as many calls as in an earlier step, the pause must be :data:`PATIENCE` times as long,
+because on a busy machine the calls of one step can be far apart. Members can split their calls into
+different batches: a reader fetches a member's batches in order until it has the call. Only the
+sequence of calls must be equal.
 
-Every member sums everybody's tensors itself, in the quorum's order, in fp32 (fp64 for float64,
-int64 for integers): all get the same bits. Members that do not contribute send nothing.
+Every member reduces the tensors of all members, in the order of the quorum, in fp32 (fp64 for
+float64, int64 for integers), so all members get the same bits. Members that do not contribute
+upload nothing.
 
-Errors end in the future of the call and of every later one: :class:`ValueError` where two members'
-calls differ, :class:`~diloco.exchange.payload.BadPayload`, :class:`MemberLost`,
+Errors are set on the future of the call and of every later call: :class:`ValueError` if the calls
+of two members differ, :class:`~diloco.exchange.payload.BadPayload`, :class:`MemberLost`,
 :class:`TimeoutError`, :class:`~diloco.store.base.StoreError`.
 """
 
@@ -26,24 +27,34 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.distributed import ReduceOp
 
 from diloco.clock import Clock
 from diloco.exchange.payload import BadPayload
 from diloco.protocol import manager_keys
 from diloco.protocol.records import Identity
-from diloco.store.base import MissingKey, ObjectTooLarge, Store
+from diloco.store.base import ObjectTooLarge, Store
 from diloco.torchft.polling import MemberLost, Waiting
-from diloco.torchft.tensor_codec import Spec, decode, encode, largest_payload, pack, unpack
+from diloco.torchft.tensor_codec import (
+    Spec,
+    decode,
+    encode,
+    largest_payload,
+    pack,
+    spec_of,
+    unpack,
+)
+from diloco.torchft.work import ManagedWork, skipped
 
 READERS = 8
-"""Members read from at once."""
+"""Number of members read in parallel."""
 PATIENCE = 40
-"""How much longer than ``coalesce_s`` a pause between the expected calls of a step can be."""
+"""Factor on ``coalesce_s`` while a step has fewer calls than expected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What an exchange has to know of its round."""
+    """The parameters of a round's exchange. ``divisor`` is the number of participants."""
 
     n: int
     me: Identity
@@ -56,7 +67,8 @@ class Round:
 
 @dataclass(frozen=True)
 class Call:
-    """``body`` is this member's tensor; ``result`` will be the sum or mean, (numel,) on the CPU."""
+    """One call: ``body`` is this member's tensor, ``result`` the reduced one, (numel,) on the
+    CPU."""
 
     index: int
     spec: Spec
@@ -65,7 +77,11 @@ class Call:
 
 
 class Exchange:
-    """The calls of one round, in order. ``why_lost`` says why a member will send no more, or ''."""
+    """The allreduce calls of one round, in order.
+
+    ``why_lost`` returns why a member will send no more data, or ''. ``report`` receives every
+    exception of a call.
+    """
 
     def __init__(
         self,
@@ -75,28 +91,60 @@ class Exchange:
         clock: Clock,
         poll_interval_s: float,
         why_lost: Callable[[Identity], str],
+        report: Callable[[Exception], None],
     ) -> None:
         self._store = store
         self._round = round
+        self._report = report
         self._clock = clock
         self._poll_interval_s = poll_interval_s
         self._abandoned = threading.Event()
         self._feeds = {
-            who: _Feed(store, round.n, who, why_lost) for who in round.contributors
-            if who != round.me
-        }  # fmt: skip
+            member: _Feed(store, round.n, member, why_lost)
+            for member in round.contributors
+            if member != round.me
+        }
+        self._works: list[ManagedWork] = []
         self._calls = 0
         self._arriving = 0
         self._batches = 0
         self._pending: list[Call] = []
-        self._wanted = False
+        self._flush_requested = False
         self._closed = False
         self._failure: Exception | None = None
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def submit(self, tensor: Tensor, spec: Spec) -> Call:
-        """Take a copy of ``tensor`` as the next call."""
+    def begin(self, tensor: Tensor, *, op: str, quantise: bool) -> ManagedWork:
+        """Start the next call; the Work returned writes the result to ``tensor``."""
+        target = tensor.detach()
+        try:
+            call = self._submit(target, spec_of(target, op=op, quantise=quantise))
+        except Exception as error:
+            self._report(error)
+            return skipped(tensor, self._report)
+
+        def finish(timeout_s: float | None) -> None:
+            self._flush()
+            target.copy_(call.result.result(timeout_s).view(target.shape))
+
+        work = ManagedWork(tensor, finish, self._report)
+        self._works.append(work)
+        return work
+
+    def finish(self, failed: Callable[[], bool]) -> None:
+        """Wait for all works that the caller has not awaited (torchft's
+        PureDistributedDataParallel does not), unless the step has ``failed``; then end."""
+        for work in self._works:
+            if not failed():
+                work.wait()
+        if failed():
+            self.abandon()
+        else:
+            self._close()
+
+    def _submit(self, tensor: Tensor, spec: Spec) -> Call:
+        """Add the next call, with a copy of ``tensor``."""
         contributes = self._round.me in self._round.contributors
         with self._changed:
             self._arriving += 1
@@ -117,25 +165,25 @@ class Exchange:
 
     @property
     def calls(self) -> int:
-        """How many calls this step has made so far."""
+        """Number of calls of this step so far."""
         return self._calls
 
-    def flush(self) -> None:
-        """Send what has been gathered now: the caller waits."""
+    def _flush(self) -> None:
+        """Upload the collected calls now, because the caller waits."""
         with self._changed:
-            self._wanted = True
+            self._flush_requested = True
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """No more calls will come. Those that did are still finished."""
+    def _close(self) -> None:
+        """Accept no more calls. Earlier calls are still completed."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """What is not done yet is not wanted any more."""
+        """Cancel all calls that are not complete."""
         self._abandoned.set()
-        self.close()
+        self._close()
 
     def _run(self) -> None:
         while calls := self._next_batch():
@@ -149,12 +197,12 @@ class Exchange:
                     call.result.set_exception(self._failure)
 
     def _next_batch(self) -> list[Call]:
-        """The calls so far, once they are wanted or no more are coming; none at the end."""
+        """Wait for the next batch of calls: until a flush or a pause. Empty at the end."""
         with self._changed:
             while not self._pending and not self._closed:
                 self._changed.wait()
             seen = 0
-            while not (self._wanted or self._closed):
+            while not (self._flush_requested or self._closed):
                 if len(self._pending) == seen and not self._arriving:
                     break
                 seen = len(self._pending)
@@ -163,7 +211,7 @@ class Exchange:
                     pause_s *= PATIENCE
                 self._changed.wait(pause_s)  # any call, flush or close ends it
             calls, self._pending = self._pending, []
-            self._wanted = False
+            self._flush_requested = False
             return calls
 
     def _do(self, calls: list[Call]) -> None:
@@ -185,7 +233,7 @@ class Exchange:
             call.result.set_result(self._reduced(call))
 
     def _fill(self) -> None:
-        """Read from all members at once whose next call is not there yet."""
+        """Read in parallel from all members whose next call has not been read yet."""
         empty = [feed for feed in self._feeds.values() if not feed.ready]
         if not empty:
             return
@@ -195,7 +243,7 @@ class Exchange:
                 for future in as_completed(futures):
                     future.result()
             except Exception:
-                self._abandoned.set()  # for the others: the step has failed
+                self._abandoned.set()  # stops the other readers: the step has failed
                 raise
 
     def _waiting(self) -> Waiting:
@@ -208,61 +256,72 @@ class Exchange:
 
     def _reduced(self, call: Call) -> Tensor:
         spec, total = call.spec, None
-        for who in self._round.contributors:
-            own = who == self._round.me
-            body = call.body if own else self._feeds[who].take(call)
-            theirs = _widened(decode(body, spec))
-            total = theirs if total is None else _COMBINE[spec.op](total, theirs)
+        for member in self._round.contributors:
+            own = member == self._round.me
+            body = call.body if own else self._feeds[member].take(call)
+            operand = _widened(decode(body, spec))
+            total = operand if total is None else _COMBINE[spec.op](total, operand)
         if total is None:
-            raise MemberLost(f"round {self._round.n}: expected somebody to contribute, found none")
+            raise MemberLost(f"round {self._round.n}: expected contributors, found none")
         return total.div_(self._round.divisor) if spec.op == "avg" else total
 
 
 _COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "avg": lambda total, theirs: total.add_(theirs),
-    "sum": lambda total, theirs: total.add_(theirs),
-    "product": lambda total, theirs: total.mul_(theirs),
-    "min": lambda total, theirs: torch.minimum(total, theirs),
-    "max": lambda total, theirs: torch.maximum(total, theirs),
+    "avg": lambda total, operand: total.add_(operand),
+    "sum": lambda total, operand: total.add_(operand),
+    "product": lambda total, operand: total.mul_(operand),
+    "min": lambda total, operand: torch.minimum(total, operand),
+    "max": lambda total, operand: torch.maximum(total, operand),
 }
 OPS = frozenset(_COMBINE)
 
 
+def op_name(reduce_op: object) -> str:
+    """Return the lower-case name of a torch ReduceOp, of its enum member or of a string. Raises
+    :class:`ValueError` for an unsupported operation."""
+    name = reduce_op.lower() if isinstance(reduce_op, str) else ""
+    for op in OPS:
+        if name == op or (not name and reduce_op == getattr(ReduceOp, op.upper())):
+            return op
+    raise ValueError(f"reduce_op: expected one of {sorted(OPS)}, found {reduce_op!r}")
+
+
 def _widened(tensor: Tensor) -> Tensor:
-    """Memory of its own, in the type that is summed in."""
+    """Convert a tensor to the dtype of the reduction."""
     if tensor.dtype == torch.float64:
         return tensor
     return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
 
 
 class _Feed:
-    """Another member's calls, in order, out of as many objects as it made of them."""
+    """The calls of another member, in order, read from its batches."""
 
     def __init__(
-        self, store: Store, n: int, who: Identity, why_lost: Callable[[Identity], str]
+        self, store: Store, n: int, member: Identity, why_lost: Callable[[Identity], str]
     ) -> None:
         self._store = store
         self._n = n
-        self._who = who
+        self._member = member
         self._why_lost = why_lost
         self._next_call = 0
         self._next_batch = 0
         self.ready: deque[tuple[Spec, memoryview]] = deque()
 
     def fill(self, wait: Waiting) -> None:
-        """Wait for this member's next object and take it apart."""
+        """Wait for this member's next batch and parse it."""
         data = self._read(wait)
-        calls = unpack(data, self._who, n=self._n, batch=self._next_batch, first=self._next_call)
+        calls = unpack(data, self._member, n=self._n, batch=self._next_batch, first=self._next_call)
         self.ready.extend(calls)
         self._next_call += len(calls)
         self._next_batch += 1
 
     def take(self, call: Call) -> memoryview:
+        """Return this member's tensor of the call. Raises :class:`ValueError` if specs differ."""
         spec, body = self.ready.popleft()
         if spec != call.spec:
             raise ValueError(
                 f"allreduce call {call.index}: expected {call.spec} as on this member, found "
-                f"{spec} on member {self._who.replica}"
+                f"{spec} on member {self._member.replica}"
             )
         return body
 
@@ -273,20 +332,11 @@ class _Feed:
             raise BadPayload(str(error)) from None
 
     def _read(self, wait: Waiting) -> bytes:
-        who = self._who
-        key = manager_keys.payload(self._n, who.replica, who.incarnation, self._next_batch)
-        while True:
-            try:
-                return self._get(key)
-            except MissingKey:
-                pass
-            if why := self._why_lost(who):
-                try:
-                    return self._get(key)  # it may have come just before
-                except MissingKey:
-                    raise MemberLost(f"member {who.replica} {why}") from None
-            if not wait.pause():
-                raise TimeoutError(
-                    f"expected the tensors of member {who.replica} in round {self._n} within "
-                    f"{wait.waited_s:.1f} s, found none"
-                )
+        member = self._member
+        key = manager_keys.payload(self._n, member.replica, member.incarnation, self._next_batch)
+        return wait.read(
+            lambda: self._get(key),
+            f"the tensors of member {member.replica} in round {self._n}",
+            writer=f"member {member.replica}",
+            why_lost=lambda: self._why_lost(member),
+        )

@@ -1,4 +1,4 @@
-"""What the Manager is told, from its keywords and from torchft's environment variables."""
+"""Configuration of the Manager from its keywords and torchft's environment variables."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from diloco.protocol import keys
-from diloco.store.base import MissingKey, Store
+from diloco.store.base import Store, exists
 from diloco.store.open import open_store
 from diloco.store.uris import check_rendezvous
 
 
 def timeouts_s(timeout: timedelta, quorum_timeout: timedelta) -> tuple[float, float]:
-    """(operations, quorum) in seconds; torchft's environment variables go before the keywords."""
+    """Return the timeouts (operations, quorum) in seconds; torchft's environment variables override
+    the keywords."""
     operations = os.environ.get("TORCHFT_TIMEOUT_SEC")
     quorum = os.environ.get("TORCHFT_QUORUM_TIMEOUT_SEC")
     return (
@@ -26,7 +27,8 @@ def timeouts_s(timeout: timedelta, quorum_timeout: timedelta) -> tuple[float, fl
 
 
 def what_to_resume(resume: object, save_every: int) -> bool | Literal["auto"]:
-    """``resume`` as the Manager obeys it. Raises :class:`ValueError`."""
+    """Validate ``resume``; without saved states, "auto" becomes False. Raises
+    :class:`ValueError`."""
     if save_every < 0:
         raise ValueError(f"save_every: expected 0 (never) or more steps, found {save_every}")
     if resume == "auto":
@@ -37,8 +39,11 @@ def what_to_resume(resume: object, save_every: int) -> bool | Literal["auto"]:
 
 
 def find_store(rendezvous: str | Store | None, lighthouse_addr: str | None) -> Store:
-    """The group's store: ``rendezvous``; else a lighthouse address that is a store's URI; else a
-    folder named after that address in ``ARCHIPELAGO_RENDEZVOUS``. Raises :class:`ValueError`."""
+    """Open the group's store.
+
+    In this order: ``rendezvous``; a lighthouse address that is the URI of a store; a folder in
+    ``ARCHIPELAGO_RENDEZVOUS`` named after the lighthouse address. Raises :class:`ValueError`.
+    """
     if rendezvous is not None:
         store = (
             open_store(check_rendezvous(rendezvous)) if isinstance(rendezvous, str) else rendezvous
@@ -57,27 +62,19 @@ def find_store(rendezvous: str | Store | None, lighthouse_addr: str | None) -> S
             )
     if exists(store, keys.GROUP):
         raise ValueError(
-            f"rendezvous: expected one without {keys.GROUP}, found that of a run of diloco.join "
+            f"rendezvous: expected one without {keys.GROUP}, found a run of diloco.join "
             f"in {store.uri}"
         )
     if not store.atomic_create:
         raise ValueError(
-            f"rendezvous: expected a store with an atomic create, found {store.uri}, "
-            "where two members could each decide otherwise"
+            f"rendezvous: expected a store with atomic create, found {store.uri}, "
+            "where two members could make different decisions"
         )
     return store
 
 
-def exists(store: Store, key: str) -> bool:
-    try:
-        store.get_range(key, 0, 1)
-    except MissingKey:
-        return False
-    return True
-
-
 def rank_and_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """The rank in the replica group and the group's size, by default torchrun's."""
+    """Return the rank in the replica and the number of its ranks, by default from torchrun."""
     rank = int(os.environ.get("RANK", "0")) if rank is None else rank
     world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
     if not 0 <= rank < world_size:
@@ -88,8 +85,8 @@ def rank_and_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
 def name_of_replica(
     replica_id: str | None, *, world_size: int, store_addr: str | None, store_port: int | None
 ) -> str:
-    """``replica_id``; without one, a new name, which ranks of one group find in their store's
-    address."""
+    """Return ``replica_id``, or else a new name; the ranks of one replica derive it from the
+    address of their TCP store."""
     if replica_id:
         return replica_id
     if world_size == 1:

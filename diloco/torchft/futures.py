@@ -1,4 +1,4 @@
-"""``wrap_future``: a future that never fails and never takes for ever; and the error it reports."""
+"""A future with a deadline and a default value, for ``Manager.wrap_future``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class ExceptionWithTraceback(Exception):
-    """An error that was reported, with where it came from; torchft's name and attributes."""
+    """A reported error with its stack trace; torchft's name and attributes."""
 
     def __init__(self, error: Exception) -> None:
         self.original_exception = error
@@ -28,8 +28,8 @@ def guarded(
     timeout_s: float,
     report: Callable[[Exception], None],
 ) -> torch.futures.Future[T]:
-    """Ends as ``future`` does, or with ``default`` when that fails or takes longer (on the
-    machine's clock) than ``timeout_s``; then ``report`` is told."""
+    """Return a future with the result of ``future``, or with ``default`` if it fails or takes
+    longer than ``timeout_s`` (system clock). Passes the error to ``report``."""
     out: torch.futures.Future[Any] = torch.futures.Future()
     first = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""A Manager shaped like torchft's (0.2.0), over an object store: change the import, name a bucket.
+"""A Manager with the interface of torchft 0.2.0 that needs only an object store.
 
 ::
 
@@ -9,16 +9,16 @@
     with DiLoCo(manager, [model], inner, outer, sync_every=500): ...   # torchft's own
 
 torchft's DiLoCo, LocalSGD, OptimizerWrapper and DistributedDataParallel run on it unchanged. There
-is no lighthouse, no process group and no TCP store: members meet in the store, a round is a quorum,
-everybody's tensors and a commit (:mod:`diloco.protocol.manager_rounds` has the rules), and the
-keywords that name servers are accepted and not used. After everyone has died a group resumes from
-its last saved state.
+is no lighthouse, no process group and no TCP store: members meet in the store, and a round consists
+of a quorum, the tensors of all members and a commit (rules in
+:mod:`diloco.protocol.manager_rounds`). Keywords for servers are accepted and ignored. After all
+members have died, a group resumes from its last saved state.
 
-A step: ``start_quorum`` (which heals a member that is behind), any number of ``allreduce``,
-``should_commit``. Only ``should_commit`` raises the step. An error never propagates out of an
-``allreduce`` or its ``wait()``: it is kept, further calls of the step do nothing, and
-``should_commit`` is False for everybody. What it leaves out: sharding the sum over the members,
-which :func:`diloco.join` has.
+A step is ``start_quorum`` (which heals a member that is behind), any number of ``allreduce`` calls,
+and ``should_commit``, which alone increments the step. No exception propagates out of ``allreduce``
+or its ``wait()``: the first one is kept, further calls of the step do nothing, and
+``should_commit`` returns False on all members. Each member reduces whole tensors; sharding the
+reduction over members is a feature of :func:`diloco.join`.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from diloco.clock import Clock, SystemClock
-from diloco.errors import FencedOut, ReplicaError
+from diloco.errors import FencedOut
 from diloco.protocol.manager_branches import AbandonedBranch
-from diloco.protocol.manager_records import Quorum, Seat, Vote
-from diloco.protocol.manager_rounds import Standing, counts
-from diloco.protocol.records import Identity
+from diloco.protocol.manager_records import Quorum, Vote
+from diloco.protocol.manager_rounds import MemberView, counts
 from diloco.store.base import Store, StoreError
 from diloco.store.retry import RetryingStore
 from diloco.torchft import configuration
-from diloco.torchft.allreduce_exchange import OPS, Exchange, Round
+from diloco.torchft.allreduce_exchange import Exchange, Round, op_name
 from diloco.torchft.futures import ExceptionWithTraceback, guarded
-from diloco.torchft.quorum_client import Asking, Session
+from diloco.torchft.peers import MemberOptions
+from diloco.torchft.quorum_client import QuorumRequest, Session, process_of
 from diloco.torchft.state_transfer import Recovery
-from diloco.torchft.step import Calls, Mode, Part, nothing_to_do
-from diloco.torchft.work import ManagedWork
+from diloco.torchft.step import Mode, Part
+from diloco.torchft.work import ManagedWork, skipped
 
 __all__ = [
     "AbandonedBranch",
@@ -65,16 +65,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRY_S = 60.0
-"""How long a store that does not answer is tried again."""
+"""For how long requests are retried while the store is unavailable."""
 SWEEP_S = 10.0
-"""How long a shutdown waits for what was exchanged last to be deleted."""
+"""For how long a shutdown waits until the payloads of the last round are deleted."""
 
 
 class WorldSizeMode(Enum):
-    """Over how many replicas a mean is taken when more than ``min_replica_size`` are there.
+    """The number of replicas in a mean if more than ``min_replica_size`` are present.
 
-    DYNAMIC: over all. FIXED_WITH_SPARES: over ``min_replica_size``; the others are spares, which
-    contribute nothing and receive the mean.
+    DYNAMIC: all. FIXED_WITH_SPARES: ``min_replica_size``; the others are spares, which receive the
+    mean without contributing.
     """
 
     DYNAMIC = 0
@@ -84,20 +84,24 @@ class WorldSizeMode(Enum):
 class Manager:
     """One rank of one replica group. The keywords before ``rendezvous`` are torchft's.
 
-    ``pg`` is asked only whether it has ``errored()``. ``replica_id`` names the replica for ever: a
-    process started again under it takes its place, and an older one that still runs is refused.
-    ``rendezvous`` is a URI or a store; where it is missing, see
-    :func:`diloco.torchft.configuration.find_store`. ``join_timeout`` is how long a quorum waits for
-    live members once enough are there; ``save_every`` committed steps the state is saved, to resume
-    from after everyone has died (0: never); allreduce calls are sent as one object once somebody
-    waits for one or none has come for ``coalesce``.
-
-    ``majority_guard``: a quorum needs more than half of the healthy replicas, and one that holds
-    the newest committed state if any such process lives. ``resume``: what a new process does
-    before its first quorum, unless :meth:`load_state_dict` was called: "auto" loads the newest
-    saved state where there is one, and nothing with ``save_every=0``; True expects one, unless the
-    group is at work; False never loads one. Without one, and with no live replica to heal from, a
-    rendezvous that was used before begins a new branch at this process's own state.
+    Args:
+        pg: optional process group; only its ``errored()`` is used.
+        replica_id: permanent name of the replica. A new process with this name replaces an older
+            one, which is fenced out.
+        rendezvous: URI or store of the group; by default see
+            :func:`diloco.torchft.configuration.find_store`.
+        join_timeout: for how long a quorum that has enough members waits for further live ones.
+        save_every: save the state every so many committed steps, to resume after all members have
+            died (0: never).
+        coalesce: allreduce calls are uploaded as one object once the caller waits, or once no call
+            has arrived for this time.
+        majority_guard: require more than half of the healthy replicas in a quorum, and a process
+            with the newest committed state if one is alive.
+        resume: what a new process loads before its first quorum, unless :meth:`load_state_dict` was
+            called. "auto": the newest saved state, if there is one (nothing with ``save_every=0``);
+            True: the newest saved state, which must exist unless the group is live; False: nothing.
+            Without a saved state and without a live replica to heal from, a rendezvous that was
+            used before starts a new branch from this process's state.
     """
 
     def __init__(
@@ -165,13 +169,10 @@ class Manager:
             rng=Random(secrets.randbits(64)),
             deadline_s=min(RETRY_S, self._timeout_s),
         )
-        self._session = Session(
-            self._store,
+        options = MemberOptions(
             replica_id=name,
             rank=rank,
             world_size=world_size,
-            nonce=secrets.token_hex(4),
-            clock=self._clock,
             heartbeat_interval_s=beat_s,
             heartbeat_timeout_s=(
                 heartbeat_timeout.total_seconds() if heartbeat_timeout else max(10.0, 5 * beat_s)
@@ -180,9 +181,10 @@ class Manager:
             poll_interval_s=self._poll_interval_s,
             majority_guard=majority_guard,
         )
+        nonce = secrets.token_hex(4)
+        self._session = Session(self._store, options, nonce=nonce, clock=self._clock)
         self._recovery = Recovery(
             self._session,
-            ranks=world_size,
             timeout_s=self._timeout_s,
             save_every=save_every,
             own_state=self.state_dict,
@@ -204,7 +206,7 @@ class Manager:
         self._quorum: Quorum | None = None
         self._needed: frozenset[int] = frozenset()
         self._commits_asked = 0
-        self._calls: Calls | None = None
+        self._exchange: Exchange | None = None
         self._most_calls = 0
 
     # -- state -----------------------------------------------------------------------------------
@@ -212,7 +214,7 @@ class Manager:
     def register_state_dict_fn(
         self, key: str, load_state_dict: Callable[[Any], None], state_dict: Callable[[], Any]
     ) -> None:
-        """Add to what a healing member takes and what is saved: plain values and tensors."""
+        """Register a part of the state for healing and saving: plain values and tensors."""
         self._recovery.register(key, load_state_dict, state_dict)
 
     def set_state_dict_fns(
@@ -222,18 +224,19 @@ class Manager:
         self.register_state_dict_fn("set_state_dict_fns", load_state_dict, state_dict)
 
     def allow_state_dict_read(self) -> None:
+        """Allow reads of the state again."""
         self._recovery.allow_read()
 
     def disallow_state_dict_read(self) -> None:
-        """Nobody's state is read until :meth:`allow_state_dict_read`: it is being changed."""
+        """Block reads of the state until :meth:`allow_state_dict_read`, because it changes."""
         self._recovery.disallow_read()
 
     def state_dict(self) -> dict[str, int]:
+        """Return the Manager's counts, for a checkpoint."""
         return {"step": self._step, "batches_committed": self._batches_committed}
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Take up the step counts of a checkpoint; the group's own saved state is then not
-        looked for."""
+        """Restore the counts of a checkpoint; the group's saved state is then not loaded."""
         self._count_from(state_dict)
         self._recovery.forget()
         self._restored = True
@@ -248,18 +251,19 @@ class Manager:
     # -- errors ----------------------------------------------------------------------------------
 
     def report_error(self, e: Exception) -> None:
-        """Say that something went wrong: the step will not be committed. The first one counts."""
+        """Record an error; the step will not be committed. The first error of a step is kept."""
         if self._errored is None:
-            log.error("step %d fails: %s", self._step, e, exc_info=e)
+            log.error("step %d failed: %s", self._step, e, exc_info=e)
             self._errored = ExceptionWithTraceback(e)
 
     def errored(self) -> ExceptionWithTraceback | None:
+        """Return the first error of this step."""
         return self._errored
 
     def wrap_future(
         self, fut: torch.futures.Future[T], default: T, timeout: timedelta | None = None
     ) -> torch.futures.Future[T]:
-        """A future that ends with ``default`` where ``fut`` fails or takes too long, which is
+        """Return a future that completes with ``default`` if ``fut`` fails or times out, which is
         reported as an error."""
         timeout_s = timeout.total_seconds() if timeout else self._timeout_s
         return guarded(fut, default, timeout_s=timeout_s, report=self.report_error)
@@ -272,25 +276,31 @@ class Manager:
         shrink_only: bool = False,
         timeout: timedelta | None = None,
     ) -> None:
-        """Begin a step: find out who is in it, and heal if this member is behind.
+        """Begin a step: form a quorum, and heal if this member is behind.
 
-        With a synchronous quorum that is done on return; otherwise a healing member contributes
-        zeros and takes its state in :meth:`should_commit`. All must pass the same ``allow_heal``.
-        Raises :class:`TimeoutError`, and :class:`FencedOut` where a newer process has this one's
-        ``replica_id`` (an asynchronous quorum: wherever it is waited for).
+        A synchronous quorum is complete on return. With an asynchronous one, a healing member
+        contributes zeros and loads its state in :meth:`should_commit`. All members must pass the
+        same ``allow_heal``.
+
+        Raises :class:`TimeoutError`, and :class:`FencedOut` if a newer process uses this
+        ``replica_id``; with an asynchronous quorum, any method that waits for it raises them.
         """
         if self._quorum_future is not None:
             concurrent.futures.wait([self._quorum_future])
-        if self._calls is not None:
-            self._calls.abandon()
-            self._calls = None
-        if self._healing:  # should_commit was not called: the step counts are the source's already
+        if self._exchange is not None:
+            self._exchange.abandon()
+            self._exchange = None
+        if self._healing:  # should_commit was not called; the counts are already the source's
             self._recovery.apply()
         self._errored = None
         self._healing = False
         self._quorum = None
         if allow_heal and not self._restored:
-            self._resume()
+            self._restored = True
+            if self._step == 0:
+                own = self._recovery.resume_before_first_quorum(self._resume_from)
+                if own is not None:
+                    self._count_from(own)
         timeout_s = timeout.total_seconds() if timeout else self._quorum_timeout_s
         self._quorum_future = self._executor.submit(
             self._take_quorum, allow_heal, shrink_only, timeout_s
@@ -302,37 +312,13 @@ class Manager:
                 self._healing = False
 
     def wait_quorum(self) -> None:
+        """Wait until the quorum of this step is complete."""
         if self._quorum_future is None:
             raise RuntimeError("expected start_quorum before this call, found no quorum")
         self._quorum_future.result()
 
-    def _resume(self) -> None:
-        """Before a new process's first quorum: load what its group last saved, as ``resume``
-        says."""
-        self._restored = True
-        if self._step != 0:
-            return
-        if self._resume_from is not False and (own := self._recovery.resume()) is not None:
-            self._count_from(own)
-            return
-        if self._resume_from is True and (self._session.n == 0 or self._session.others_gone()):
-            raise ReplicaError(
-                f"resume=True: expected a saved state of {self._session.world_size} ranks in "
-                f"{self._store.uri}, found none. Pass resume='auto' to start without one"
-            )
-        if self._session.n > 0:
-            log.warning(
-                "%s has been used before: its last round was %d, at step %d. No saved state is "
-                "loaded (resume=%r): this process heals from a live replica, or a new branch "
-                "begins at its own state",
-                self._store.uri,
-                self._session.n,
-                self._session.quorum.step if self._session.quorum else 0,
-                self._resume_from,
-            )
-
     def _take_quorum(self, allow_heal: bool, shrink_only: bool, timeout_s: float) -> None:
-        asking = Asking(
+        asking = QuorumRequest(
             step=self._step,
             min_replicas=self._min_replica_size,
             init_sync=self._init_sync,
@@ -348,16 +334,16 @@ class Manager:
         self._participating_replica_world_size = part.size
         self._needed = part.needed
         self._commits_asked = 0
-        self._calls = Calls(self._new_exchange(quorum, part), self.report_error)
+        self._exchange = self._new_exchange(quorum, part)
         self._quorum = quorum
         if allow_heal:
             self._recover(quorum, part.standing)
         elif part.standing.seat.newest:
             self._recovery.branch, self._recovery.head = quorum.branch, quorum.head
 
-    def _recover(self, quorum: Quorum, place: Standing) -> None:
-        """Hand this member's state to those who need it, or take one. TypeError is the caller's
-        mistake (a state that cannot travel) and propagates."""
+    def _recover(self, quorum: Quorum, place: MemberView) -> None:
+        """Send, save or receive the state as the quorum requires. A TypeError (a state that cannot
+        be serialised) is an error of the caller and propagates."""
         try:
             self._healing = place.heals
             own = self._recovery.recover(quorum, place)
@@ -372,7 +358,7 @@ class Manager:
         round = Round(
             n=quorum.n,
             me=self._session.me,
-            contributors=tuple(_process(seat) for seat in part.standing.contributors),
+            contributors=tuple(process_of(seat) for seat in part.standing.contributors),
             divisor=part.size,
             timeout_s=self._timeout_s,
             coalesce_s=self._coalesce_s,
@@ -383,7 +369,8 @@ class Manager:
             round,
             clock=self._clock,
             poll_interval_s=self._poll_interval_s,
-            why_lost=lambda who: self._session.why_lost(quorum.n, who),
+            why_lost=lambda member: self._session.why_lost(quorum.n, member),
+            report=self.report_error,
         )
 
     # -- allreduce -------------------------------------------------------------------------------
@@ -391,15 +378,15 @@ class Manager:
     def allreduce(
         self, tensor: Tensor, should_quantize: bool = False, reduce_op: object = ReduceOp.AVG
     ) -> ManagedWork:
-        """Begin to replace ``tensor`` (any device and shape) by its mean or sum over the
-        participants; it has it when the Work returned has been waited for.
+        """Start reducing ``tensor`` (any device and shape) over the participants, in place.
 
-        All members make the same calls in the same order. ``should_quantize`` sends floats as
-        int8. ``reduce_op`` is torch's, or the name of one: AVG (floats only), SUM, MIN, MAX,
-        PRODUCT. A member that does not participate gives nothing; its tensor is zeroed until then.
+        The tensor has its result once the returned Work has been awaited. All members make the same
+        calls in the same order. ``should_quantize`` sends floats as int8. ``reduce_op`` is a torch
+        ReduceOp or its name: AVG (floats only), SUM, MIN, MAX, PRODUCT. The tensor of a member that
+        does not participate is set to zero and not sent.
         """
         if self._errored is not None:
-            return nothing_to_do(tensor, self.report_error)
+            return skipped(tensor, self.report_error)
         self.wait_quorum()
         op = op_name(reduce_op)
         if op == "avg" and not tensor.is_floating_point():
@@ -409,17 +396,17 @@ class Manager:
             )
         if not self.is_participating():
             tensor.detach().zero_()
-        if self._calls is None:  # the step has been committed already
+        if self._exchange is None:  # should_commit was already called
             self.report_error(RuntimeError("expected start_quorum before allreduce"))
-            return nothing_to_do(tensor, self.report_error)
-        return self._calls.begin(tensor, op=op, quantise=should_quantize)
+            return skipped(tensor, self.report_error)
+        return self._exchange.begin(tensor, op=op, quantise=should_quantize)
 
     # -- commit ----------------------------------------------------------------------------------
 
     def should_commit(self, timeout: timedelta | None = None) -> bool:
-        """End the step: True, for all alike, if everyone who was counted on came through.
+        """End the step. Returns True, on all members alike, if all required members succeeded.
 
-        Raises :class:`RuntimeError` after more than ``max_retries`` failures in a row.
+        Raises :class:`RuntimeError` after more than ``max_retries`` consecutive failures.
         """
         self.wait_quorum()
         quorum = self._quorum
@@ -427,10 +414,10 @@ class Manager:
         errored = getattr(self._pg, "errored", None)
         if callable(errored) and isinstance(error := errored(), Exception):
             self.report_error(error)
-        if self._calls is not None:
-            self._most_calls = max(self._most_calls, self._calls.made)
-            self._calls.finish(lambda: self._errored is not None)
-            self._calls = None
+        if self._exchange is not None:
+            self._most_calls = max(self._most_calls, self._exchange.calls)
+            self._exchange.finish(lambda: self._errored is not None)
+            self._exchange = None
         if self._healing:
             self._apply_healed()
         enough = self.num_participants() >= self._min_replica_size
@@ -441,20 +428,20 @@ class Manager:
             ok=enough and self._errored is None,
             error=error_text or ("" if enough else "not enough replicas participate"),
         )
-        verdict = self._session.agree(
+        decision = self._session.agree(
             quorum,
             vote,
             c=self._commits_asked,
             needed=self._needed,
             timeout_s=timeout.total_seconds() if timeout else self._timeout_s,
         )
-        if not verdict.closed:
+        if not decision.closed:
             self._commits_asked += 1
         me = self._session.me.replica
-        committed = counts(quorum, verdict, needed=self._needed, member=me)
+        committed = counts(quorum, decision, needed=self._needed, member=me)
         log.info("step %d %s", self._step, "is committed" if committed else "is not committed")
-        if verdict.closed:
-            log.warning("round %d went on without this process: its step is discarded", quorum.n)
+        if decision.closed:
+            log.warning("round %d was closed without this process: its step is discarded", quorum.n)
         if quorum.seats[0].member == me and self._commits_asked == 1:
             self._sweeping = self._executor.submit(self._sweep, quorum.n - 1)
         if committed:
@@ -472,60 +459,48 @@ class Manager:
         return False
 
     def _sweep(self, n: int) -> None:
-        """What cannot be deleted now is found by the next sweep."""
         try:
-            self._session.sweep(n)
+            self._session.records.sweep(n)
         except StoreError as error:
-            log.warning("round %d could not be swept, the next sweep tries again: %s", n, error)
+            log.warning("could not sweep round %d, the next sweep will retry: %s", n, error)
 
     def _apply_healed(self) -> None:
         if not self._recovery.apply() and self._errored is None:
             self.report_error(RuntimeError("expected a state to heal from, found none"))
 
-    # -- what a step is --------------------------------------------------------------------------
+    # -- the current step ------------------------------------------------------------------------
 
     def current_step(self) -> int:
+        """Return the number of committed steps."""
         return self._step
 
     def batches_committed(self) -> int:
-        """Participants of all committed steps, added up."""
+        """Return the sum of the participants over all committed steps."""
         return self._batches_committed
 
     def num_participants(self) -> int:
-        """Replicas of this step's quorum that a mean is taken over; 0 before the first."""
+        """Return the number of replicas in the mean of this step; 0 before the first quorum."""
         if self._quorum_future is None:
             return 0
         self.wait_quorum()
         return self._participating_replica_world_size
 
     def participating_rank(self) -> int | None:
-        """This replica's place among them; None for one that is behind, or a spare."""
+        """Return this replica's rank among the participants; None if it is healing or a spare."""
         if self._quorum_future is None:
             return None
         self.wait_quorum()
         return self._participating_replica_rank
 
     def is_participating(self) -> bool:
+        """Return whether this replica contributes to the means of this step."""
         return self._participating_replica_rank is not None and not self._healing
 
     def shutdown(self, wait: bool = True) -> None:
-        """Leave the group; the others need not wait for a timeout to notice."""
-        if self._calls is not None:
-            self._calls.abandon()
+        """Leave the group at once, so that the others do not wait for a timeout."""
+        if self._exchange is not None:
+            self._exchange.abandon()
         self._session.end()
         if wait and self._sweeping is not None:
             concurrent.futures.wait([self._sweeping], timeout=SWEEP_S)
         self._executor.shutdown(wait=wait, cancel_futures=True)
-
-
-def op_name(reduce_op: object) -> str:
-    """The lower-case name of torch's ReduceOp, of a member of its enumeration, or of a string."""
-    name = reduce_op.lower() if isinstance(reduce_op, str) else ""
-    for op in OPS:
-        if name == op or (not name and reduce_op == getattr(ReduceOp, op.upper())):
-            return op
-    raise ValueError(f"reduce_op: expected one of {sorted(OPS)}, found {reduce_op!r}")
-
-
-def _process(seat: Seat) -> Identity:
-    return Identity(replica=seat.member, incarnation=seat.incarnation)

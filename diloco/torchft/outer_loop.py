@@ -1,6 +1,6 @@
-"""Two older names, thin over :class:`diloco.manager.Manager` and torchft's DiLoCo.
+"""Two older entry points, thin wrappers of :class:`diloco.manager.Manager` and torchft's DiLoCo.
 
-New code makes a :class:`~diloco.manager.Manager` itself, or needs neither: :func:`diloco.join`.
+New code uses a :class:`~diloco.manager.Manager`, or :func:`diloco.join`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ from torch import nn
 from torch.optim import Optimizer
 
 from diloco.allreduce import ObjectStoreAllReduce
+from diloco.errors import install_extra
 from diloco.torchft.manager import Manager
 
 
 class MockManager(Manager):
-    """A Manager for the fixed world of an :class:`~diloco.allreduce.ObjectStoreAllReduce`: all its
-    ranks, each a replica of one process, are in every step. ``keywords`` are the Manager's."""
+    """A Manager over the ranks of an :class:`~diloco.allreduce.ObjectStoreAllReduce`.
+
+    Each rank is a replica of one process, and every step needs all of them. ``keywords`` are those
+    of the Manager.
+    """
 
     def __init__(self, store: ObjectStoreAllReduce, **keywords: Any) -> None:
         given: dict[str, Any] = {
@@ -39,15 +43,16 @@ def make_diloco_outer_loop(
     manager: Manager,
     **options: Any,
 ) -> Any:
-    """torchft's ``DiLoCo`` of the whole model as one fragment: a context in which every
-    ``sync_every``-th step of ``inner_optimizer`` is followed by an outer one. ``options`` are its
-    keywords."""
+    """Create torchft's ``DiLoCo`` with the whole model as one fragment: a context manager in which
+    an outer step follows every ``sync_every``-th step of ``inner_optimizer``.
+
+    ``options`` are keywords of ``torchft.local_sgd.DiLoCo``.
+    """
     try:
         from torchft.local_sgd import DiLoCo
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "make_diloco_outer_loop: expected torchft, found none; "
-            "pip install 'archipelago-diloco[torchft]'",
+            f"make_diloco_outer_loop: expected torchft, found none; {install_extra('torchft')}",
             name=error.name,
         ) from None
     return DiLoCo(manager, [model], inner_optimizer, outer_optimizer, sync_every, **options)

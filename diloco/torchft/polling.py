@@ -1,26 +1,30 @@
-"""Polling with pauses that grow, a deadline, and an end when the Manager is shut down."""
+"""Polling with growing pauses and a deadline, which a shutdown of the Manager interrupts."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 from diloco.clock import Clock
+from diloco.store.base import MissingKey
+
+T = TypeVar("T")
 
 FIRST_PAUSE_S = 0.01
 
 
 class ShutDown(RuntimeError):
-    """The Manager was shut down while something waited."""
+    """The Manager was shut down during a wait."""
 
 
 class MemberLost(RuntimeError):
-    """A member of the round will not send what the others wait for."""
+    """A member of the round will not send the data for which the others wait."""
 
 
 class Waiting:
-    """One wait. ``stop`` ends it early, at its next pause; so does an exception of ``check``,
-    which is called before each pause."""
+    """One wait. It ends early, at its next pause, if ``stop`` is set or ``check`` raises;
+    ``check`` is called before each pause."""
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class Waiting:
         return self._clock.monotonic() >= self._give_up_s
 
     def pause(self) -> bool:
-        """Sleep a little; False, without sleeping, when the deadline has passed."""
+        """Sleep and return True; return False at once if the deadline has passed."""
         if self._stop.is_set():
             raise ShutDown("the manager was shut down")
         self._check()
@@ -58,3 +62,24 @@ class Waiting:
         self._clock.sleep(min(self._pause_s, left_s))
         self._pause_s = min(self._longest_pause_s, 1.5 * self._pause_s)
         return True
+
+    def read(
+        self, get: Callable[[], T], what: str, *, writer: str, why_lost: Callable[[], str]
+    ) -> T:
+        """Return the result of ``get`` once it raises no :class:`MissingKey`. ``why_lost`` returns
+        why the ``writer`` will not write it, or ''.
+
+        Raises :class:`MemberLost` or :class:`TimeoutError`.
+        """
+        while True:
+            try:
+                return get()
+            except MissingKey:
+                pass
+            if why := why_lost():
+                try:
+                    return get()  # it can have been written just before
+                except MissingKey:
+                    raise MemberLost(f"{writer} {why}") from None
+            if not self.pause():
+                raise TimeoutError(f"expected {what} within {self.waited_s:.1f} s, found none")

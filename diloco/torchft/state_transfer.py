@@ -1,7 +1,7 @@
-"""A member's state: what others heal from, what it heals from, and what is saved.
+"""The state of a member: sent to members that heal, received to heal, and saved to resume.
 
-The state is what the registered functions give, beside the Manager's own step counts:
-``{"user": {key: ...}, "torchft": {"step": ..., "batches_committed": ...}}``, torchft's shape.
+The state has torchft's shape, ``{"user": {key: ...}, "torchft": {"step": ...,
+"batches_committed": ...}}``: the results of the registered functions and the Manager's counts.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from diloco.clock import Clock
 from diloco.errors import ReplicaError
 from diloco.protocol.manager_branches import UNKNOWN, Line, line_before
 from diloco.protocol.manager_keys import Saved
 from diloco.protocol.manager_records import Quorum
-from diloco.protocol.manager_rounds import Standing
+from diloco.protocol.manager_rounds import MemberView
 from diloco.protocol.records import Identity
 from diloco.store.base import MissingKey
 from diloco.torchft import state_store
@@ -31,9 +31,10 @@ log = logging.getLogger(__name__)
 
 
 class Recovery:
-    """``own_state`` gives the Manager's step counts; ``ranks`` of a replica save together.
+    """Healing and saved states of one member.
 
-    ``branch`` and ``head`` say where the state that this member holds comes from
+    ``own_state`` returns the Manager's counts. A saved state is complete with all ranks of the
+    replica. ``branch`` and ``head`` are the origin of this member's current state
     (:mod:`diloco.protocol.manager_branches`).
     """
 
@@ -41,7 +42,6 @@ class Recovery:
         self,
         session: Session,
         *,
-        ranks: int,
         timeout_s: float,
         save_every: int,
         own_state: Callable[[], dict[str, int]],
@@ -52,7 +52,7 @@ class Recovery:
         self._taken = (UNKNOWN, 0)
         self._session = session
         self._store = session.store
-        self._ranks = list(range(ranks))
+        self._ranks = list(range(session.world_size))
         self._timeout_s = timeout_s
         self._save_every = save_every
         self._own_state = own_state
@@ -64,14 +64,16 @@ class Recovery:
         self._readable = True
 
     def register(self, key: str, load: Callable[[Any], None], save: Callable[[], Any]) -> None:
+        """Add a part of the state. Raises :class:`ValueError` for a key that is in use."""
         if key in self._load:
-            raise ValueError(f"state_dict key: expected a new one, found {key!r} again")
+            raise ValueError(f"state_dict key: expected a new one, found {key!r} twice")
         self._load[key] = load
         self._save[key] = save
 
     # -- reading ---------------------------------------------------------------------------------
 
     def disallow_read(self) -> None:
+        """Block reads of the state until :meth:`allow_read`."""
         if self._readable:
             self._reading.acquire()
             self._readable = False
@@ -94,10 +96,10 @@ class Recovery:
             self._reading.release()
 
     def state(self) -> dict[str, Any]:
-        """Of this member, now; not while reading is disallowed."""
+        """Return the current state of this member; waits while reading is disallowed."""
         with self._read_lock():
             if not self._save:
-                raise RuntimeError("expected register_state_dict_fn, found no state to give")
+                raise RuntimeError("expected register_state_dict_fn, found no state function")
             return {
                 "user": {key: save() for key, save in self._save.items()},
                 "torchft": self._own_state(),
@@ -105,10 +107,9 @@ class Recovery:
 
     # -- healing ---------------------------------------------------------------------------------
 
-    def recover(self, quorum: Quorum, place: Standing) -> dict[str, int] | None:
-        """Send or fetch what this round needs; when fetched, the source's step counts.
-
-        What was fetched waits for :meth:`apply`, which loads it in the caller's thread.
+    def recover(self, quorum: Quorum, place: MemberView) -> dict[str, int] | None:
+        """Send, save or receive the state as this round requires. Returns the source's counts if a
+        state was received; :meth:`apply` then loads it in the caller's thread.
         """
         self._pending = None
         if place.seat.newest and not place.heals:
@@ -120,9 +121,8 @@ class Recovery:
             if needed or due:
                 state = self.state()
                 if needed:
-                    state_store.send(
-                        self._store, quorum.n, rank, state, step=quorum.step, writer=me
-                    )  # fmt: skip
+                    step = quorum.step
+                    state_store.send(self._store, quorum.n, rank, state, step=step, writer=me)
                 if due:
                     self._save_state(quorum, rank, state)
         if not place.heals:
@@ -142,7 +142,7 @@ class Recovery:
         return own
 
     def apply(self) -> bool:
-        """Load what was fetched; False where nothing was."""
+        """Load the state that was received; return False if there is none."""
         if self._pending is None:
             return False
         user, self._pending = self._pending["user"], None
@@ -152,20 +152,20 @@ class Recovery:
         return True
 
     def forget(self) -> None:
-        """The caller has loaded a state of its own, which no round has started from."""
+        """Mark the state as unknown to the group, because the caller has loaded another one."""
         self.branch, self.head = UNKNOWN, 0
 
     def committed(self, quorum: Quorum) -> None:
-        """This member's state is now what round ``quorum.n`` committed, if it started from the
-        same as the round."""
+        """Set the origin of the state to round ``quorum.n``, if the state is the one from which
+        the round started."""
         if (self.branch, self.head) in ((quorum.branch, quorum.head), (quorum.branch, quorum.n)):
             self.branch, self.head = quorum.branch, quorum.n
 
     # -- saved states ----------------------------------------------------------------------------
 
     def _is_due(self, quorum: Quorum) -> bool:
-        """Every ``save_every`` steps; and at once where a branch begins with a state that is saved
-        nowhere on its line."""
+        """Return whether to save: every ``save_every`` steps, and at once at the start of a branch
+        whose line has no saved state."""
         if not self._save_every or not quorum.step:
             return False
         if self._saved == Saved(quorum.branch, quorum.head, quorum.step):
@@ -188,28 +188,54 @@ class Recovery:
             state_store.sweep(self._store, line_before(quorum, committed=False), ranks=self._ranks)
 
     def resume(self) -> dict[str, int] | None:
-        """Load the newest state of the group's line that all ranks have saved; its step counts,
-        None without one."""
+        """Load the newest complete state of the group's line. Returns its counts, or None if there
+        is no such state."""
         newest = self._session.quorum
         line = line_before(newest, committed=False) if newest else Line()
         for saved in reversed(state_store.complete_states(self._store, line, ranks=self._ranks)):
             try:
                 state, wall_s = state_store.load(self._store, self._session.rank, saved)
             except MissingKey:
-                continue  # superseded since it was listed
+                continue  # deleted since it was listed
             self._pending = self._checked(state)
             self._taken = (saved.branch, saved.head)
             self._saved = saved
             own: dict[str, int] = self._pending["torchft"]
             self.apply()
             log.warning(
-                "resumed at step %d from the state that was saved %s in %s; resume=False would "
-                "begin a new branch instead",
+                "resumed at step %d from the state saved %s in %s; resume=False starts a new "
+                "branch instead",
                 own["step"],
                 _age(self._clock.wall(), wall_s),
                 self._store.uri,
             )
             return own
+        return None
+
+    def resume_before_first_quorum(self, resume: bool | Literal["auto"]) -> dict[str, int] | None:
+        """Load the newest saved state, as the Manager's ``resume`` requires. Returns its counts.
+
+        Raises :class:`~diloco.errors.ReplicaError` if ``resume`` is True and there is neither a
+        saved state nor a live replica to heal from.
+        """
+        session = self._session
+        if resume is not False and (own := self.resume()) is not None:
+            return own
+        if resume is True and (session.n == 0 or session.others_gone()):
+            raise ReplicaError(
+                f"resume=True: expected a saved state of {session.world_size} ranks in "
+                f"{self._store.uri}, found none. Pass resume='auto' to start without one"
+            )
+        if session.n > 0:
+            log.warning(
+                "%s has been used before: its last round was %d, at step %d. No saved state is "
+                "loaded (resume=%r): this process heals from a live replica, or starts a new "
+                "branch from its own state",
+                self._store.uri,
+                session.n,
+                session.quorum.step if session.quorum else 0,
+                resume,
+            )
         return None
 
     def _checked(self, state: Any) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""The tensors of a member's allreduce calls as one object, nothing pickled (I7).
+"""Serialise the tensors of a member's allreduce calls as one object, without pickle (I7).
 
 ::
 
     8 bytes   magic "ARCHIMG1"
     4 bytes   length of the header
     header    JSON of a :class:`Batch`
-    body      the calls' tensors one after another: raw, or int8 (:mod:`diloco.codecs`)
+    body      the tensors of the calls, concatenated: raw, or int8 (:mod:`diloco.codecs`)
 
-Errors: :class:`~diloco.exchange.payload.BadPayload` for an object that is not what it must be.
+Errors: :class:`~diloco.exchange.payload.BadPayload` for a damaged or unexpected object.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ QUANTISED = get_codec("int8")
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What all members must agree on in a call. ``codec`` is '' for the raw bytes of ``dtype``."""
+    """The properties of a call on which all members must agree. ``codec`` is '' for raw bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -59,7 +59,7 @@ class Spec:
 
 
 def spec_of(tensor: Tensor, *, op: str, quantise: bool) -> Spec:
-    """Raises :class:`ValueError` for a dtype that cannot travel."""
+    """Return the spec of a call. Raises :class:`ValueError` for an unsupported dtype."""
     if str(tensor.dtype) not in _DTYPES:
         raise ValueError(f"dtype: expected one of {sorted(_DTYPES)}, found {tensor.dtype}")
     codec = "int8" if quantise and tensor.is_floating_point() else ""
@@ -67,7 +67,7 @@ def spec_of(tensor: Tensor, *, op: str, quantise: bool) -> Spec:
 
 
 def encode(tensor: Tensor, spec: Spec) -> memoryview:
-    """The bytes of ``tensor`` (any device and strides), in memory of their own."""
+    """Return a copy of the bytes of ``tensor`` (any device and strides)."""
     flat = tensor.detach().reshape(-1)
     if spec.codec:
         return raw(QUANTISED.encode(flat.float()).cpu())
@@ -75,7 +75,7 @@ def encode(tensor: Tensor, spec: Spec) -> memoryview:
 
 
 def decode(body: bytes | memoryview, spec: Spec) -> Tensor:
-    """(numel,) on the CPU: fp32 where quantised, else of the call's dtype."""
+    """Return the tensor, (numel,) on the CPU: fp32 if it was quantised, else the call's dtype."""
     if not spec.numel:
         return torch.empty(0, dtype=torch.float32 if spec.codec else _DTYPES[spec.dtype])
     data = torch.frombuffer(bytearray(body), dtype=torch.uint8)
@@ -86,7 +86,7 @@ def decode(body: bytes | memoryview, spec: Spec) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The header: whose calls these are, from number ``first`` on."""
+    """The header: calls of one member, numbered from ``first``."""
 
     n: int
     member: int
@@ -105,6 +105,7 @@ def pack(
     batch: int,
     first: int,
 ) -> bytes:
+    """Serialise the calls of batch ``batch`` in round ``n``, numbered from ``first``."""
     body = b"".join(bytes(data) for _, data in calls)
     header = Batch(
         n=n,
@@ -121,19 +122,23 @@ def pack(
 
 @cache
 def largest_payload() -> int:
-    """Bytes of the largest object that is read as a member's calls: half of this machine's memory.
-    A member may have made more calls than this one, so nothing smaller bounds it."""
+    """Return the maximum bytes of a batch that is read: half of this machine's memory. A member can
+    have made more calls than this one, so there is no smaller bound."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _is_valid(spec: Spec) -> bool:
+    return spec.dtype in _DTYPES and spec.codec in ("", "int8") and min((0, *spec.shape)) >= 0
 
 
 def unpack(
     data: bytes, identity: Identity, *, n: int, batch: int, first: int
 ) -> list[tuple[Spec, memoryview]]:
-    """The calls in an object, which must be the one asked for. Raises :class:`BadPayload`."""
-    who = f"batch {batch} of member {identity.replica} in round {n}"
+    """Parse the calls of the expected batch. Raises :class:`BadPayload`."""
+    label = f"batch {batch} of member {identity.replica} in round {n}"
     try:
         magic, length = _PREFIX.unpack_from(data)
-        found = json.loads(data[_PREFIX.size : _PREFIX.size + length])
+        values = json.loads(data[_PREFIX.size : _PREFIX.size + length])
         specs = tuple(
             Spec(
                 dtype=str(spec["dtype"]),
@@ -141,25 +146,24 @@ def unpack(
                 op=str(spec["op"]),
                 codec=str(spec["codec"]),
             )
-            for spec in found.pop("specs")
+            for spec in values.pop("specs")
         )
-        header = Batch(specs=specs, **found)
+        header = Batch(specs=specs, **values)
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise BadPayload(f"{who}: expected a payload, found {data[:16]!r}...") from None
+        raise BadPayload(f"{label}: expected a payload, found {data[:16]!r}...") from None
     place = (header.n, header.member, header.incarnation, header.batch, header.first)
     expected = (n, identity.replica, identity.incarnation, batch, first)
     if magic != MAGIC or place != expected:
-        raise BadPayload(f"{who}: expected {expected}, found {place}")
-    if any(s.dtype not in _DTYPES or s.codec not in ("", "int8") or min((0, *s.shape)) < 0
-           for s in specs):  # fmt: skip
-        raise BadPayload(f"{who}: expected tensors, found {specs}")
+        raise BadPayload(f"{label}: expected {expected}, found {place}")
+    if not all(map(_is_valid, specs)):
+        raise BadPayload(f"{label}: expected tensors, found {specs}")
     body = memoryview(data)[_PREFIX.size + length :]
     if (
         not specs
         or len(body) != sum(spec.size_bytes for spec in specs)
         or checksum(body) != header.checksum
     ):
-        raise BadPayload(f"{who}: expected checksum {header.checksum}, found a damaged body")
+        raise BadPayload(f"{label}: expected checksum {header.checksum}, found a damaged body")
     calls, offset = [], 0
     for spec in specs:
         calls.append((spec, body[offset : offset + spec.size_bytes]))

@@ -1,9 +1,9 @@
-"""What ``allreduce`` returns: a ``Work`` whose callbacks run when somebody waits for it.
+"""The ``Work`` that ``Manager.allreduce`` returns; its callbacks run in ``wait()``.
 
-``get_future().then(callback)`` only notes the callback. All run in ``wait()``, in the caller's
-thread and in the order they were given, after the tensor has its result; a future of the chain has
-``_fut``, a completed ``torch.futures.Future``, from then on. After a failed reduce they run all the
-same, on the tensor as it is: the step will not be committed.
+``get_future().then(callback)`` only records the callback. ``wait()`` first writes the result to the
+tensor and then runs all callbacks in the caller's thread, in the order of registration. From then
+on each future of the chain has ``_fut``, a completed ``torch.futures.Future``. After a failed
+reduce, the callbacks run on the unchanged tensor; the step will not be committed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Callback = Callable[[Any], Any]
 
 
 class LazyFuture(torch.futures.Future[Any]):
-    """A place in a Work's chain of callbacks."""
+    """A future in the chain of callbacks of a Work."""
 
     def __init__(self, work: ManagedWork) -> None:
         super().__init__()
@@ -59,7 +59,8 @@ class LazyFuture(torch.futures.Future[Any]):
 
 
 class ManagedWork(dist._Work):  # type: ignore[name-defined, misc]
-    """``finish(timeout_s)`` puts the result into ``tensor``; ``report`` is told of any failure."""
+    """A Work over ``tensor``. ``finish(timeout_s)`` writes the result to it; ``report`` receives
+    every exception."""
 
     def __init__(
         self,
@@ -77,7 +78,8 @@ class ManagedWork(dist._Work):  # type: ignore[name-defined, misc]
         self.tail = self._head
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """False if the reduce or a callback failed, which the Manager then knows."""
+        """Wait for the result; return False if the reduce or a callback failed (and was
+        reported)."""
         if not self._finished:
             self._finished = True
             try:
@@ -111,5 +113,10 @@ class ManagedWork(dist._Work):  # type: ignore[name-defined, misc]
         return self._finished
 
     def get_future(self) -> LazyFuture:
-        """The end of the chain of callbacks."""
+        """Return the last future of the chain of callbacks."""
         return self.tail
+
+
+def skipped(tensor: Tensor, report: Callable[[Exception], None]) -> ManagedWork:
+    """Return a Work for a call that is skipped; it leaves ``tensor`` unchanged."""
+    return ManagedWork(tensor, lambda timeout_s: None, report)

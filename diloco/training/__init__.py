@@ -1,1 +1,1 @@
-"""The round loop and the work around it."""
+"""The round loop of a replica, its state, checkpoints and the final export."""

@@ -1,32 +1,30 @@
 """Checkpoints of the global weights and the outer optimizer, and the final result.
 
-An object is written under its writer's own name and only then named by a create-once manifest, so
-a reader never sees half a checkpoint and a writer that loses the race harms nobody. Formats:
-safetensors, never pickle (I7).
+A writer first stores the objects below its own prefix and then creates the manifest, which can be
+created only once. So readers never see an incomplete checkpoint, and a writer that loses the race
+has no effect. The format is safetensors, never pickle (I7). Objects are written and read part by
+part (:mod:`diloco.training.stored_objects`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_safetensors
-from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from diloco.errors import DamagedObject, ModelMismatch, ReplicaError
-from diloco.exchange.upload import UPLOADS, bytes_to_verify
+from diloco.model.comparison import described, first_difference
 from diloco.model.flat_parameters import Layout
 from diloco.model.outer_optimizer import OuterOptimizer, digest
+from diloco.model.outer_rules import COMMITTED_TOTAL
+from diloco.model.tensor_file import Entry
 from diloco.protocol import keys
-from diloco.protocol.reading import READS, Damaged, read_record
+from diloco.protocol.reading import Damaged, read_record
 from diloco.protocol.records import (
     CheckpointManifest,
     FinalManifest,
@@ -35,61 +33,15 @@ from diloco.protocol.records import (
     TensorEntry,
 )
 from diloco.protocol.round_view import Totals
-from diloco.store.base import MissingKey, ObjectTooLarge, Store
+from diloco.store.base import MissingKey, Store
+from diloco.training.stored_objects import load_tensors, put_object, put_tensors
 
 log = logging.getLogger(__name__)
 
 
-def put_object(store: Store, key: str, data: bytes) -> StoredObject:
-    """Store ``data``, read it back up to a limit, and describe it for a manifest."""
-    for _ in range(UPLOADS):
-        store.put(key, data)
-        if _is_stored(store, key, data, limit=bytes_to_verify()):
-            break
-        log.warning("%s was damaged on its way; it is uploaded again", key)
-    return StoredObject(key=key, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-
-
-def _is_stored(store: Store, key: str, data: bytes, *, limit: int) -> bool:
-    """Whether the store has ``data`` under ``key``: its beginning and its end, half the ``limit``
-    each. One damaged read proves nothing, so what is wrong is read once more."""
-    half = min(len(data), -(-limit // 2))
-    ranges = [(0, half)] if half == len(data) else [(0, half), (len(data) - half, half)]
-
-    def is_right(start: int, length: int) -> bool:
-        try:
-            return store.get_range(key, start, length) == data[start : start + length]
-        except MissingKey:
-            return False
-
-    return not half or all(is_right(*where) or is_right(*where) for where in ranges)
-
-
-def get_object(store: Store, described: StoredObject) -> bytes:
-    """The object a manifest names. Raises :class:`DamagedObject` if it is not what the manifest
-    says, after some more reads."""
-    for _ in range(READS):
-        try:
-            data = store.get(described.key, limit=described.size_bytes)
-        except ObjectTooLarge as error:
-            raise DamagedObject(str(error)) from None
-        found = hashlib.sha256(data).hexdigest()
-        if found == described.sha256:
-            return data
-        log.warning("%s: expected sha256 %s, found %s", described.key, described.sha256, found)
-    raise DamagedObject(f"{described.key}: expected sha256 {described.sha256}, found {found}")
-
-
-def load_tensors(store: Store, described: StoredObject) -> dict[str, Tensor]:
-    try:
-        return load_safetensors(get_object(store, described))
-    except SafetensorError as error:
-        raise DamagedObject(f"{described.key}: expected safetensors, found {error}") from None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """Global state after ``round``, as a checkpoint holds it."""
+    """The global state after ``round`` from a checkpoint; ``weights`` is (numel,) fp32."""
 
     round: int
     weights: Tensor
@@ -109,22 +61,21 @@ def save_checkpoint(
     totals: Totals,
     wall_s: float,
     replace: bool = False,
+    check: Callable[[], None] = lambda: None,
 ) -> CheckpointManifest | None:
-    """Write the global state after ``round``; None if another writer's manifest was first.
+    """Write the global state after ``round``. Returns None if another writer's manifest exists.
 
-    ``replace`` puts the manifest in the place of one whose objects are damaged. All replicas have
-    the same bits after a round, so it does not matter whose manifest stays.
+    ``weights`` and the state of ``outer`` must not change meanwhile. ``replace`` overwrites a
+    manifest whose objects are damaged. All replicas have the same bits after a round, so any
+    writer's manifest is valid. ``check`` is called before each part and before the manifest is
+    written; its exception leaves a checkpoint without a manifest, which readers ignore.
     """
     folder = keys.checkpoint_dir(round, identity.replica, identity.incarnation)
-    stored = put_object(
-        store, f"{folder}weights.safetensors", save_safetensors(_owned(layout.split(weights)))
-    )
-    momentum = save_safetensors(
-        {
-            "momentum": outer.buffer,
-            "committed_total": torch.tensor(totals.committed, dtype=torch.int64),
-        }
-    )
+    tensors = layout.split(weights)
+    stored = put_tensors(store, f"{folder}weights.safetensors", tensors, check=check)
+    committed = torch.tensor(totals.committed, dtype=torch.int64)
+    state = {**outer.vectors, COMMITTED_TOTAL: committed}
+    stored_outer = put_tensors(store, f"{folder}outer.safetensors", state, check=check)
     manifest = CheckpointManifest(
         round=round,
         writer=identity,
@@ -136,34 +87,46 @@ def save_checkpoint(
         ),
         weights_digest=digest(weights),
         weights=stored,
-        outer=put_object(store, f"{folder}outer.safetensors", momentum),
+        outer=stored_outer,
         tokens_total=totals.tokens,
         wall_s=wall_s,
     )
+    check()
     if replace:
         store.put(keys.checkpoint_manifest(round), manifest.to_bytes())
         return manifest
     won = store.create(keys.checkpoint_manifest(round), manifest.to_bytes())
-    if not won:
+    if not won and not _may_name(store, round, identity):
         store.delete([f"{folder}weights.safetensors", f"{folder}outer.safetensors"])
     return manifest if won else None
 
 
+def _may_name(store: Store, round: int, identity: Identity) -> bool:
+    """Return whether the existing manifest of a round names the objects of this process, which can
+    have written the same checkpoint before; True for one that cannot be read."""
+    try:
+        return _read_manifest(store, round).writer == identity
+    except MissingKey:
+        return False
+    except Damaged:
+        return True
+
+
 def newest_manifest(store: Store) -> CheckpointManifest | None:
-    """The manifest of the newest complete checkpoint that can be read."""
+    """Return the newest readable checkpoint manifest, or None."""
     return next(manifests(store), None)
 
 
 def manifests(store: Store) -> Iterator[CheckpointManifest]:
-    """The manifests that can be read, newest first; damaged ones are passed over."""
+    """Yield the readable checkpoint manifests, newest first; damaged ones are skipped."""
     for round in reversed(manifest_rounds(store)):
         key = keys.checkpoint_manifest(round)
         try:
             yield _read_manifest(store, round)
         except Damaged as error:
-            log.error("%s; an older checkpoint is tried", error)
+            log.error("%s; trying an older checkpoint", error)
         except MissingKey:
-            log.warning("%s was listed and is gone", key)
+            log.warning("%s was deleted after it was listed", key)
 
 
 def _read_manifest(store: Store, round: int) -> CheckpointManifest:
@@ -176,32 +139,29 @@ def _read_manifest(store: Store, round: int) -> CheckpointManifest:
 
 
 def manifest_rounds(store: Store) -> list[int]:
-    """Rounds that have a checkpoint manifest, ascending."""
-    found = (keys.parse_checkpoint_manifest(info.key) for info in store.list(keys.CHECKPOINTS))
-    return sorted(round for round in found if round is not None)
+    """Return the rounds that have a checkpoint manifest, ascending."""
+    rounds = (keys.parse_checkpoint_manifest(info.key) for info in store.list(keys.CHECKPOINTS))
+    return sorted(round for round in rounds if round is not None)
 
 
 def load_checkpoint(
     store: Store, manifest: CheckpointManifest, layout: Layout, outer: OuterOptimizer
 ) -> Restored:
-    """Load into ``outer`` and return the rest.
+    """Load a checkpoint: the optimizer state into ``outer``; return the rest.
 
-    Raises :class:`ModelMismatch` if the checkpoint is of another model, :class:`MissingKey` if it
-    has been swept since its manifest was read, :class:`DamagedObject` if an object is damaged.
+    Raises :class:`ModelMismatch` for a checkpoint of another model, :class:`MissingKey` if it was
+    deleted after its manifest was read, and :class:`DamagedObject` if an object is damaged.
     """
     if manifest.model_hash != layout.model_hash:
         raise ModelMismatch(_difference(manifest, layout))
-    weights = layout.join(load_tensors(store, manifest.weights))
+    weights = torch.empty(layout.numel, dtype=torch.float32)
+    views = layout.split(weights)
+    load_tensors(store, manifest.weights, lambda entry: _own_view(manifest, entry, views))
+    if views:
+        raise DamagedObject(f"{manifest.weights.key}: expected a tensor {min(views)!r}, found none")
     committed = 0
     if manifest.outer is not None:
-        state = load_tensors(store, manifest.outer)
-        if state["momentum"].numel() != layout.numel:
-            raise ReplicaError(
-                f"{manifest.outer.key}: expected {layout.numel} elements, "
-                f"found {state['momentum'].numel()}"
-            )
-        outer.buffer.copy_(state["momentum"])
-        committed = int(state["committed_total"])
+        committed = _load_outer(store, manifest.outer, outer, layout.numel)
     return Restored(
         round=manifest.round,
         weights=weights,
@@ -210,54 +170,71 @@ def load_checkpoint(
     )
 
 
+def _own_view(manifest: CheckpointManifest, entry: Entry, views: dict[str, Tensor]) -> Tensor:
+    """Return the view of the flat vector for a tensor of the weights, and remove it from
+    ``views``."""
+    view = views.pop(entry.name, None)
+    if view is None or view.shape != entry.shape or view.dtype != entry.dtype:
+        expected = "no such tensor" if view is None else f"{view.dtype} of {list(view.shape)}"
+        raise DamagedObject(
+            f"{manifest.weights.key}: {entry.name}: expected {expected}, found {entry.dtype} of "
+            f"{list(entry.shape)}"
+        )
+    return view
+
+
+def _load_outer(store: Store, described: StoredObject, outer: OuterOptimizer, numel: int) -> int:
+    """Load the state vectors of the outer rule; return the number of committed rounds. The current
+    vectors stay as they are until all of the object is verified."""
+    names = {*outer.vectors, COMMITTED_TOTAL}
+    state = load_tensors(
+        store, described, lambda entry: entry.empty() if entry.name in names else None
+    )
+    for name in outer.vectors:
+        vector = state.get(name, torch.empty(0))
+        if vector.shape != (numel,) or vector.dtype != torch.float32:
+            raise ReplicaError(
+                f"{described.key}: expected {numel} elements of {name!r}, a state vector of the "
+                f"group's outer rule, found {vector.numel() or 'none'}"
+            )
+    count = state.pop(COMMITTED_TOTAL, torch.empty(0))
+    if count.numel() != 1:
+        raise DamagedObject(f"{described.key}: expected one number {COMMITTED_TOTAL!r}, found none")
+    outer.vectors.update(state)
+    return int(count)
+
+
 def _difference(manifest: CheckpointManifest, layout: Layout) -> str:
-    """What the group's model has and this replica's has not, for :class:`ModelMismatch`."""
-    expected = [(t.name, tuple(t.shape), t.dtype) for t in manifest.tensors]
-    found = [(t.name, tuple(t.shape), t.dtype) for t in layout.tensors]
-    pairs = list(zip_longest(expected, found))
-    different = [index for index, (theirs, own) in enumerate(pairs) if theirs != own]
+    """Describe how the group's model and the local one differ, for :class:`ModelMismatch`."""
     remedy = ""
     if manifest.round == 0:
         remedy = (
-            f". Replica {manifest.writer.replica} joined first and described the group's model. If "
-            "that one is wrong and no round is committed, stop the replicas and run "
+            f". Replica {manifest.writer.replica} joined first and defined the group's model. If "
+            "that model is wrong and no round is committed, stop the replicas and run "
             "python -m diloco.init URI --replace-model"
         )
     fingerprints = (
         f"expected the group's model with fingerprint {manifest.model_hash}, found "
         f"{layout.model_hash}: "
     )
-    if not different:
-        return f"{fingerprints}the parameters are alike, but not which are embeddings{remedy}"
-    theirs, own = pairs[different[0]]
-    more = f", and {len(different) - 1} more differ" if len(different) > 1 else ""
-    return (
-        f"{fingerprints}parameter {different[0]}: expected {_described(theirs)} (of "
-        f"{len(expected)} parameters), found {_described(own)} (of {len(found)}){more}{remedy}"
-    )
-
-
-def _described(parameter: tuple[str, tuple[int, ...], str] | None) -> str:
-    if parameter is None:
-        return "none"
-    name, shape, dtype = parameter
-    return f"{name} {list(shape)} {dtype}"
+    difference = first_difference(described(manifest.tensors), described(layout.tensors))
+    return f"{fingerprints}{difference or 'equal parameters, but different embeddings'}{remedy}"
 
 
 SWEPT_AGAIN = 3
-"""Each checkpoint's sweep looks again at the rounds of so many checkpoints before."""
+"""Number of previous checkpoints whose rounds each sweep lists again."""
 SWEPT_AT_THE_END = 2000
-"""The last sweep of a run looks at so many rounds."""
+"""Maximum number of rounds that the last sweep of a run lists."""
 
 
-def sweep(store: Store, *, at_the_end: bool = False) -> int:
-    """Delete what no joiner needs any more; returns the number of objects deleted.
+def sweep(store: Store, *, rounds_kept: int = 0, at_the_end: bool = False) -> int:
+    """Delete the objects that no joining replica needs; return their number.
 
-    Kept: the newest two complete checkpoints, what was exchanged in rounds after the older, and
-    all records, plans, commits and manifests for ever. What an earlier sweep has missed (its
-    process died, or an upload arrived after it) is deleted by a later one: each lists the rounds of
-    the last checkpoints again, and that ``at_the_end`` of a run many more. So it makes one request
-    a round, and looks at a round :data:`SWEPT_AGAIN` + 1 times.
+    Kept are the newest two complete checkpoints, the payloads of rounds after the older of them and
+    of ``rounds_kept`` rounds before, and permanently all records, plans, commits and manifests. A
+    sweep can miss objects (its process died, or an upload arrived later), so each sweep lists the
+    rounds of the last checkpoints again, and the sweep ``at_the_end`` of a run many more. The cost
+    is one request per round and sweep; each round is listed :data:`SWEPT_AGAIN` + 1 times.
     """
     listed = [info.key for info in store.list(keys.CHECKPOINTS)]
     manifests = {
@@ -267,29 +244,30 @@ def sweep(store: Store, *, at_the_end: bool = False) -> int:
     if len(rounds) < 2:
         return 0
     older = rounds[-2]
-    first = rounds[max(0, len(rounds) - 3 - SWEPT_AGAIN)] + 1
+    last = older - rounds_kept
+    first = max(1, rounds[max(0, len(rounds) - 3 - SWEPT_AGAIN)] + 1 - rounds_kept)
     if at_the_end:
-        first = min(first, max(1, older + 1 - SWEPT_AT_THE_END))
-    # A checkpoint of a later round than the older one may be about to get its manifest.
+        first = min(first, max(1, last + 1 - SWEPT_AT_THE_END))
+    # The writer of a later checkpoint can still be about to create its manifest.
     limit = f"{keys.CHECKPOINTS}{older:08d}/"
-    doomed = [key for key in listed if key not in manifests and key < limit]
-    for round in range(first, older + 1):
-        doomed += [
-            info.key for info in store.list(keys.round_dir(round)) if keys.is_exchanged(info.key)
+    obsolete = [key for key in listed if key not in manifests and key < limit]
+    for round in range(first, last + 1):
+        obsolete += [
+            info.key for info in store.list(keys.round_dir(round)) if keys.is_temporary(info.key)
         ]
-    if doomed:
-        store.delete(doomed)
-    return len(doomed)
+    if obsolete:
+        store.delete(obsolete)
+    return len(obsolete)
 
 
 def sweep_results(store: Store, final: FinalManifest) -> None:
-    """Delete what other writers have left of a result that is not the run's."""
+    """Delete the results of writers that lost the race for the final manifest."""
     writer = final.writer
     own = keys.final_dir(writer.replica, writer.incarnation)
     listed = [info.key for info in store.list(keys.FINAL)]
-    doomed = [key for key in listed if key != keys.FINAL_MANIFEST and not key.startswith(own)]
-    if doomed:
-        store.delete(doomed)
+    obsolete = [key for key in listed if key != keys.FINAL_MANIFEST and not key.startswith(own)]
+    if obsolete:
+        store.delete(obsolete)
 
 
 def publish_final(
@@ -304,14 +282,15 @@ def publish_final(
     summary: Mapping[str, Any],
     wall_s: float,
 ) -> bool:
-    """Write weights, config and summary, then the manifest; False if another writer was first."""
+    """Write weights, config and summary, then the manifest. Returns False if another writer's
+    manifest exists."""
     folder = keys.final_dir(identity.replica, identity.incarnation)
     manifest = FinalManifest(
         round=round,
         reason=reason,
         writer=identity,
         weights_digest=weights_digest,
-        weights=put_object(store, f"{folder}model.safetensors", save_safetensors(_owned(tensors))),
+        weights=put_tensors(store, f"{folder}model.safetensors", tensors, sha256=True),
         config=put_object(store, f"{folder}config.json", _json(config)),
         summary=put_object(store, f"{folder}summary.json", _json(summary)),
         wall_s=wall_s,
@@ -320,7 +299,7 @@ def publish_final(
 
 
 def read_final(store: Store) -> FinalManifest | None:
-    """The result's manifest, None while there is none.
+    """Return the final manifest, or None if the run has not ended.
 
     Raises :class:`~diloco.protocol.reading.Damaged`.
     """
@@ -328,11 +307,6 @@ def read_final(store: Store) -> FinalManifest | None:
         return read_record(store, keys.FINAL_MANIFEST, FinalManifest)
     except MissingKey:
         return None
-
-
-def _owned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous copies: safetensors refuses tensors that share memory."""
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

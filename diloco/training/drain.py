@@ -1,68 +1,65 @@
-"""How a replica leaves that was asked to: in stages, each with its share of the time.
+"""The drain of a replica that leaves: stages with fixed shares of the available time.
 
-1. It waits for open rounds whose commits are the bases of steps that it has made since.
-2. It contributes what is not contributed yet (:mod:`diloco.training.resume`).
-3. Where nobody else is there to close the round, it closes it.
+1. Wait for open rounds whose commits are the bases of later steps.
+2. Contribute the steps that are not contributed yet (:mod:`diloco.training.resume`).
+3. If no other replica is alive, close the rounds.
 
-A stage that runs out of time is broken off, and what it would have done is left to the next process
-or lost: steps that were not contributed are made again. Saving the state comes after all of them.
+A stage that exceeds its time is interrupted; the next process does the rest, or repeats the steps.
+After the stages, the replica saves its state.
 """
 
 from __future__ import annotations
 
-from diloco.errors import Leaving
-from diloco.membership.graceful_shutdown import BASE_SHARE, COMMIT_SHARE, Departure
+from diloco.errors import StopReason, StopTraining
+from diloco.membership.graceful_shutdown import BASE_SHARE, COMMIT_SHARE, GracefulShutdown
 from diloco.training.round_loop import RoundLoop
 
-LEFT = "left"
 
-
-def part(loop: RoundLoop, departure: Departure) -> str:
-    """Returns why training ends: *left*, unless something else ended it meanwhile."""
+def drain(loop: RoundLoop, shutdown: GracefulShutdown) -> StopReason:
+    """Run all stages. Returns LEFT, unless training ended for another reason meanwhile."""
     for share, stage in (
         (BASE_SHARE, _settle_bases),
-        (COMMIT_SHARE, _hand_in),
+        (COMMIT_SHARE, _contribute_early),
         (COMMIT_SHARE, _settle_alone),
     ):
-        departure.share = share
-        if not departure.begun or departure.is_over():
+        shutdown.share = share
+        if not shutdown.begun or shutdown.is_over():
             continue
-        loop.open_rounds.resume()
+        loop.inflight.resume()
         try:
             if reason := stage(loop):
                 return reason
-        except Leaving as leaving:
-            if str(leaving) != LEFT:
-                return str(leaving)
-    return LEFT
+        except StopTraining as stop:
+            if stop.reason != StopReason.LEFT:
+                return stop.reason
+    return StopReason.LEFT
 
 
-def _settle_bases(loop: RoundLoop) -> str:
-    opened = loop.open_rounds
-    while len(opened) and loop.work.now.steps > opened.first().mark.steps:
+def _settle_bases(loop: RoundLoop) -> StopReason | None:
+    while len(loop.inflight) and loop.counter.now.steps > loop.inflight.first().mark.steps:
         if reason := loop.close_round():
             return reason
-    return ""
+    return None
 
 
-def _hand_in(loop: RoundLoop) -> str:
+def _contribute_early(loop: RoundLoop) -> StopReason | None:
     loop.catch_up(None)
     commit = loop.state.last_commit
     if commit is not None and commit.last:
         return loop.after(commit)
-    loop.say("uploading")
-    loop.handover.hand_in(loop.round, loop.open_rounds, contribute=loop.contribute)
-    return ""
+    loop.set_state("uploading")
+    loop.resumption.contribute_early(loop.round, loop.inflight, contribute=loop.contribute)
+    return None
 
 
-def _settle_alone(loop: RoundLoop) -> str:
+def _settle_alone(loop: RoundLoop) -> StopReason | None:
     loop.observer.look()
     if loop.observer.live() - {loop.identity.replica}:
-        return ""
-    ahead = loop.handover.ahead
+        return None
+    ahead = loop.resumption.ahead
     if ahead and ahead[0].round == loop.round:
-        loop.open_rounds.begin(ahead.pop(0))
-    while len(loop.open_rounds):
+        loop.inflight.begin(ahead.pop(0))
+    while len(loop.inflight):
         if reason := loop.close_round():
             return reason
-    return ""
+    return None

@@ -1,13 +1,16 @@
-"""The global side of a replica: global weights, outer optimizer, and what they stand on.
+"""The global weights and the outer optimizer of a replica.
 
-The model's own parameters are the *local* weights. They drift away from the global ones during a
-round. When a fragment's round is committed, what remains of the drift is laid on the new global
-weights: all of it if the round was missed (``local := global_new + (local - base)``), nothing of it
-under the policy *overwrite*, and for a named contributor only what came after the snapshot it
-contributed, times alpha. So no step ever counts twice.
+The parameters of the model are the *local* weights; during a round they drift from the global ones.
+When a round of a fragment is committed, a part of the drift is added to the new global weights: the
+share ``late_keep`` of it if the round did not include this replica (``local := global_new +
+late_keep * (local - base)``), and for a contributor alpha times the drift since the contributed
+snapshot. So no step counts twice. Notation as in Streaming DiLoCo (arXiv:2501.18512).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -23,10 +26,11 @@ from diloco.training.checkpoint import Restored
 
 
 class GlobalState:
-    """Moves only by :meth:`load` and :meth:`apply`, so it is a function of checkpoint and log (I3).
+    """The global state, a function of a checkpoint and the commits since (I3).
 
-    ``weights`` is (numel,) fp32 on the CPU; ``round`` is the next round to be applied; ``bases``
-    has one entry per fragment.
+    Only :meth:`load` and :meth:`apply` change it. ``weights`` are the elements that this process
+    holds, fp32 on the CPU, ``round`` the next round to apply, ``bases`` the base of each fragment.
+    ``before_change`` is called before the weights or the state of ``outer`` change.
     """
 
     def __init__(self, layout: Layout, outer: OuterOptimizer) -> None:
@@ -38,6 +42,8 @@ class GlobalState:
         self.last_commit: Commit | None = None
         self.round = 1
         self.update_norm = 0.0
+        self._local: Tensor | None = None
+        self.before_change: Callable[[], None] = lambda: None
 
     @property
     def fragments(self) -> int:
@@ -45,64 +51,122 @@ class GlobalState:
 
     @property
     def whole(self) -> Base:
-        """The newest committed round, and the digest of all weights."""
+        """The newest applied round, with the digest of all weights."""
+        weights, _ = self.gathered()
+        return Base(round=max(base.round for base in self.bases), digest=digest(weights))
+
+    def gathered(self) -> tuple[Tensor, OuterOptimizer]:
+        """Return all weights, (numel,) fp32, and the outer optimizer with the state of all.
+
+        Both keep their values when :meth:`load` replaces the state; :meth:`apply` changes them.
+        """
         assert self.weights is not None
-        return Base(round=max(base.round for base in self.bases), digest=digest(self.weights))
+        return self.weights, self.outer.with_vectors(dict(self.outer.vectors))
+
+    def outer_to_load(self) -> OuterOptimizer:
+        """Return the outer optimizer into which a checkpoint is loaded before :meth:`load`."""
+        return self.outer
+
+    def gathered_model(self) -> Tensor:
+        """Return the local weights, (numel,)."""
+        return self.layout.read()
 
     def load(self, restored: Restored, commit: Commit | None) -> None:
-        """Take a checkpoint, and the commit it was made after; local progress is dropped.
+        """Load a checkpoint and its commit into the state and the model; discards local progress.
 
-        The caller has loaded the outer optimizer's state already.
+        The caller has already loaded the state of the outer optimizer.
         """
         self.weights = restored.weights
         self.bases = [
-            Base(round=round, digest=digest(self.view(fragment)))
+            Base(round=round, digest=self.layout.digest(self.view(fragment)))
             for fragment, round in enumerate(restored.base_rounds)
         ]
-        self.layout.write(restored.weights)
+        self.layout.write(self.weights)
         self.totals = restored.totals
         self.last_commit = commit
         self.round = restored.round + 1
 
     def view(self, fragment: int) -> Tensor:
-        """The global weights of a fragment, (n,), shared."""
+        """Return a view of the held global weights of a fragment, (n,) fp32."""
         assert self.weights is not None
-        span = self.layout.span(fragment)
+        span = self.layout.held_span(fragment)
         return self.weights[span.start : span.stop]
 
     def drift(self, fragment: int) -> Tensor:
-        """``local - base`` of a fragment, (n,) fp32 on the CPU, a new tensor."""
+        """Return ``local - base`` of a fragment as a new tensor, (n,) fp32 on the CPU."""
         return self.layout.progress(self.view(fragment), fragment)
 
     def put_drift(self, into: Tensor, fragment: int, *, add: bool = False) -> Tensor:
-        """The same written ``into`` (n,), or added to it."""
+        """Write :meth:`drift` into ``into`` (n,), or add it; return ``into``."""
         self.layout.put_progress(into, self.view(fragment), fragment, add=add)
         return into
 
     def apply(self, commit: Commit, merged: Merged | None, *, kept: Tensor | None) -> None:
-        """Take the outer step of the next commit; a void one (``merged`` None) changes nothing.
+        """Apply the next commit: the outer step with the merged pseudo-gradient.
 
-        ``kept`` (n,) is laid on the new global weights of the fragment; it is used up.
+        A void commit (``merged`` None) does not change the weights. The local weights of the
+        fragment become the new global ones plus ``kept`` (n,), whose memory is reused; averaged
+        buffers become the global ones.
         """
         assert commit.round == self.round, "commits are applied in order"
         assert self.weights is not None
         self.update_norm = 0.0
         if merged is not None:
-            span: Span = self.layout.span(commit.fragment)
-            self.update_norm = self.outer.step(self.weights, merged.vector, span)
+            self.before_change()
+            span: Span = self.layout.held_span(commit.fragment)
+            norm = self.outer.step(
+                self.weights,
+                merged.vector,
+                span,
+                round=commit.committed_total,
+                present=merged.present,
+            )
+            self.update_norm = self.layout.norm(norm)
             weights = self.view(commit.fragment)
-            self.bases[commit.fragment] = Base(round=commit.round, digest=digest(weights))
+            base = Base(round=commit.round, digest=self.layout.digest(weights))
+            self.bases[commit.fragment] = base
+            if kept is not None:
+                self._drop_buffers(kept, span)
             local = weights if kept is None else kept.add_(weights)
             self.layout.write(local, commit.fragment)
         self.totals = Totals(committed=commit.committed_total, tokens=commit.tokens_total)
         self.last_commit = commit
         self.round = commit.round + 1
 
+    def _drop_buffers(self, kept: Tensor, span: Span) -> None:
+        """Set the progress of averaged buffers in a fragment to zero, in place. They are estimates:
+        a sum of several has another meaning, and that of a variance can be negative."""
+        for inner in self.layout.held_averaged:
+            if span.start <= inner.start < span.stop:
+                kept[inner.start - span.start : inner.stop - span.start].zero_()
+
     def discard_local(self) -> None:
-        """The model takes the global weights."""
+        """Replace the local weights by the global ones."""
         assert self.weights is not None
         self.layout.write(self.weights)
 
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """The model has the global weights in the block, and afterwards the local ones again."""
+        self.show()
+        try:
+            yield
+        finally:
+            self.hide()
+
+    def show(self) -> None:
+        """Replace the local weights by the global ones until :meth:`hide`."""
+        assert self.weights is not None
+        self._local = self.layout.read()
+        self.layout.write(self.weights)
+
+    def hide(self) -> None:
+        """Restore the local weights."""
+        assert self._local is not None
+        self.layout.write(self._local)
+        self._local = None
+
 
 def is_finite(vector: Tensor) -> bool:
+    """Return whether the sum of a vector is finite, which fails if any element is not."""
     return bool(torch.isfinite(vector.sum()))

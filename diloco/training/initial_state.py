@@ -1,22 +1,23 @@
-"""Taking from the store what the group has: its document, checkpoint 0, the newest checkpoint."""
+"""Load the state of a group: its document, checkpoint 0, the newest checkpoint."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterator
 
 from diloco.clock import Clock, SystemClock
-from diloco.errors import DamagedObject, Leaving, ReplicaError
+from diloco.errors import DamagedObject, ReplicaError, StopReason, StopTraining
 from diloco.model.flat_parameters import Layout
 from diloco.model.outer_optimizer import OuterOptimizer
 from diloco.protocol import keys
 from diloco.protocol.group_document import GROUP_LIMIT, GroupDocument
-from diloco.protocol.reading import Damaged, Doubt
+from diloco.protocol.reading import Damaged, ReadAttempts
 from diloco.protocol.records import CheckpointManifest, Identity
 from diloco.protocol.round_view import Totals
-from diloco.protocol.settings import SettingsError
+from diloco.protocol.settings import GroupSettings, SettingsError
 from diloco.store.base import MissingKey, ObjectTooLarge, Store
 from diloco.training.checkpoint import (
     Restored,
@@ -25,36 +26,50 @@ from diloco.training.checkpoint import (
     read_final,
     save_checkpoint,
 )
+from diloco.training.global_state import GlobalState
 
 log = logging.getLogger(__name__)
 
 TURN_S = 1.0
-"""Pause between the turns of two replicas to write checkpoint 0."""
+"""Seconds between the attempts of two replicas to write checkpoint 0."""
 POLL_S = 0.2
 ASK_EVERY_S = 1.0
-"""How often a replica that waits for a checkpoint looks at leases and for the run's end."""
+"""Interval at which a replica that waits for a checkpoint checks leases and the end of the run."""
 TRY_AGAIN_S = 20.0
-"""A damaged checkpoint, which others may repair, is read again so often."""
-WAIT_S = 900.0
-"""How long a replica that cannot replay the log waits for somebody's next checkpoint."""
-
-
+"""Interval between reads of a damaged checkpoint, which other replicas can repair."""
+SHORTEST_WAIT_S = 900.0
+"""For how long, at least, a replica waits for a checkpoint that another one writes."""
 DOCUMENT_WAIT_S = 120.0
-"""How long ``group.json`` is read again while its reads are damaged and differ."""
+"""For how long ``group.json`` is read again if its damaged reads differ."""
 DOCUMENT_PAUSE_S, LONGEST_DOCUMENT_PAUSE_S = 0.1, 5.0
 
 
-def read_document(store: Store, *, clock: Clock | None = None) -> GroupDocument:
-    """``group.json`` of a rendezvous, read again where it fails its check: a few times if the reads
-    are alike, and for :data:`DOCUMENT_WAIT_S` if they differ, because then they were damaged on
-    their way.
+def checkpoint_wait_s(settings: GroupSettings) -> float:
+    """Return for how long a replica that cannot replay the log waits for a checkpoint: its upload
+    is about as large as an exchange, for which the group allows its round timeout."""
+    return max(SHORTEST_WAIT_S, settings.round_timeout_s)
 
-    Raises :class:`ReplicaError` where there is none, and what
-    :meth:`~diloco.protocol.group_document.GroupDocument.from_bytes` raises.
+
+def first_checkpoint_wait_s(settings: GroupSettings) -> float:
+    """Return for how long a replica waits for the coordinator to write checkpoint 0: for ever in a
+    group that waits for its replicas however long that takes."""
+    if settings.start_replicas:
+        return math.inf
+    return max(checkpoint_wait_s(settings), settings.start_wait_s)
+
+
+def read_document(store: Store, *, clock: Clock | None = None) -> GroupDocument:
+    """Read ``group.json``.
+
+    If it is invalid, it is read again: a few times if the reads are equal, and for
+    :data:`DOCUMENT_WAIT_S` if they differ, because then they were damaged in transit.
+
+    Raises :class:`ReplicaError` if there is none, and the exceptions of
+    :meth:`~diloco.protocol.group_document.GroupDocument.from_bytes`.
     """
     clock = clock or SystemClock()
     give_up_s = clock.monotonic() + DOCUMENT_WAIT_S
-    doubt, pause_s = Doubt(), DOCUMENT_PAUSE_S
+    doubt, pause_s = ReadAttempts(), DOCUMENT_PAUSE_S
     while True:
         data: bytes | None = None
         try:
@@ -74,7 +89,7 @@ def read_document(store: Store, *, clock: Clock | None = None) -> GroupDocument:
                 f"{keys.GROUP}: expected to read it undamaged within {DOCUMENT_WAIT_S:g} s, found "
                 f"{doubt.reads} damaged reads that differ, last: {wrong}",
             )
-        log.warning("%s: %s; it is read again", keys.GROUP, wrong)
+        log.warning("%s: %s; reading it again", keys.GROUP, wrong)
         clock.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_DOCUMENT_PAUSE_S)
 
@@ -82,54 +97,67 @@ def read_document(store: Store, *, clock: Clock | None = None) -> GroupDocument:
 def first_state(
     store: Store,
     identity: Identity,
-    layout: Layout,
-    outer: OuterOptimizer,
+    state: GlobalState,
     clock: Clock,
     check: Callable[[], None],
     *,
-    may_create: Callable[[], bool] = lambda: True,
+    committer: Callable[[], int | None] = lambda: None,
+    wait_s: float = SHORTEST_WAIT_S,
+    on_missing: Callable[[str], None] = lambda message: None,
 ) -> bool:
-    """See that checkpoint 0 exists: the first replica to create it decides where all start. Returns
-    whether it was this one.
+    """Ensure that checkpoint 0 exists; all replicas start from the weights of its creator.
 
-    Replicas take turns by number, so that usually one of them uploads its initial weights.
+    Replicas try in order of their numbers, so that usually only one uploads its weights. Returns
+    whether this replica created it. If ``committer`` returns another replica, only that one can
+    create it: ``on_missing`` is called with what this replica waits for, and :class:`ReplicaError`
+    is raised after ``wait_s``.
     """
-    turn_s = clock.monotonic() + TURN_S * min(identity.replica, 10)
+    began_s = clock.monotonic()
+    turn_s = began_s + TURN_S * min(identity.replica, 10)
     while True:
         try:
             store.get_range(keys.checkpoint_manifest(0), 0, 1)
             return False
         except MissingKey:
             pass
-        if clock.monotonic() >= turn_s and may_create():
-            break
+        creator = committer()
+        if creator in (None, identity.replica):
+            if clock.monotonic() >= turn_s:
+                break
+        elif clock.monotonic() < began_s + wait_s:
+            on_missing(f"waiting for checkpoint 0 of replica {creator}, the coordinator")
+        else:
+            raise ReplicaError(
+                f"expected checkpoint 0 of replica {creator}, the coordinator, within "
+                f"{wait_s:g} s, found none. Start replica {creator}, or name a replica that runs "
+                "by the command committer"
+            )
         check()
         clock.sleep(POLL_S)
-    won = write_first(store, identity, layout, outer, clock)
+    won = write_first(store, identity, state, clock)
     if won:
-        log.info("checkpoint 0 is written by this replica")
+        log.info("this replica has written checkpoint 0")
     return won
 
 
 def write_first(
     store: Store,
     identity: Identity,
-    layout: Layout,
-    outer: OuterOptimizer,
+    state: GlobalState,
     clock: Clock,
     *,
     replace: bool = False,
 ) -> bool:
-    """Write the model's weights as checkpoint 0; False if another replica's manifest is there.
-    ``replace``: this process wrote it before, and what is stored is damaged."""
+    """Write the model's weights as checkpoint 0. Returns False if another replica's manifest
+    exists. ``replace`` overwrites a damaged checkpoint 0 that this process wrote."""
     manifest = save_checkpoint(
         store,
         identity,
-        layout,
+        state.layout,
         round=0,
-        weights=layout.read(),
-        base_rounds=(0,) * layout.table.fragments,
-        outer=outer,
+        weights=state.gathered_model(),
+        base_rounds=(0,) * state.fragments,
+        outer=state.outer_to_load(),
         totals=Totals(),
         wall_s=clock.wall(),
         replace=replace,
@@ -146,19 +174,22 @@ def newest_state(
     check: Callable[[], None],
     *,
     why: str = "",
-    on_missing: Callable[[], None] = lambda: None,
+    wait_s: float = SHORTEST_WAIT_S,
+    on_missing: Callable[[str], None] = lambda message: None,
 ) -> Restored:
-    """Load the newest checkpoint that can be read, of round ``at_least`` or later, waiting for one
-    if need be; ``on_missing`` is called while there is none.
+    """Load the newest readable checkpoint of round ``at_least`` or later; wait until there is one.
 
-    Raises :class:`~diloco.errors.Leaving` if the run ends meanwhile,
-    :class:`~diloco.errors.ModelMismatch` for another model and :class:`ReplicaError`, with ``why``
-    one is needed, when no such checkpoint appears in time.
+    ``on_missing`` is called repeatedly while there is none, with what is waited for. Raises
+    :class:`~diloco.errors.StopTraining` if the run ends meanwhile,
+    :class:`~diloco.errors.ModelMismatch` for another model, and :class:`ReplicaError` after
+    ``wait_s``; its message contains ``why`` the checkpoint is needed.
     """
-    give_up_s = clock.monotonic() + WAIT_S
+    needed = f"checkpoint of round {at_least} or later"
+    why = why and f", because {why}"
+    give_up_s = clock.monotonic() + wait_s
     ask_s = clock.monotonic()
     tried_s: dict[int, float] = {}
-    found = ""
+    damage = ""
     while clock.monotonic() < give_up_s:
         for manifest in _manifests(store, at_least):
             if clock.monotonic() < tried_s.get(manifest.round, 0.0) + TRY_AGAIN_S:
@@ -166,33 +197,31 @@ def newest_state(
             try:
                 return load_checkpoint(store, manifest, layout, outer)
             except MissingKey as error:
-                log.info("checkpoint %d was swept while it was read: %s", manifest.round, error)
+                log.info("checkpoint %d was deleted while it was read: %s", manifest.round, error)
             except DamagedObject as error:
-                found = f"; {error}"
+                damage = f"; {error}"
                 log.error("checkpoint %d cannot be read: %s", manifest.round, error)
                 tried_s[manifest.round] = clock.monotonic()
         if clock.monotonic() >= ask_s:
             ask_s = clock.monotonic() + ASK_EVERY_S
-            on_missing()
-            _leave_if_over(store)
+            on_missing(f"waiting for a {needed}{why}")
+            _stop_if_ended(store)
         check()
         clock.sleep(POLL_S)
-    why = why and f", because {why}"
     raise ReplicaError(
-        f"expected a readable checkpoint of round {at_least} or later within {WAIT_S:g} s{why}, "
-        f"found none{found}. Restore the damaged object from a backup, or fork the run from an "
-        "older checkpoint"
+        f"expected a readable {needed} within {wait_s:g} s{why}, found none{damage}. Restore the "
+        "damaged object from a backup, or fork the run from an older checkpoint"
     )
 
 
 def _manifests(store: Store, at_least: int) -> Iterator[CheckpointManifest]:
-    """Newest first. Where older ones can stand in for a damaged one, they are tried too."""
+    """Yield the manifests of sufficient rounds, newest first; older ones replace damaged ones."""
     return itertools.takewhile(lambda manifest: manifest.round >= at_least, manifests(store))
 
 
-def _leave_if_over(store: Store) -> None:
-    """Where the run has a result, no further checkpoint will be written."""
+def _stop_if_ended(store: Store) -> None:
+    """Raise :class:`StopTraining` if the run has a result, after which no checkpoint is written."""
     with contextlib.suppress(Damaged):
         final = read_final(store)
         if final is not None:
-            raise Leaving(final.reason)
+            raise StopTraining(StopReason.of(final.reason))

@@ -1,7 +1,7 @@
-"""The ledger of one replica: global state, its own work, and what becomes of it with each commit.
+"""The local progress of a replica: its inner steps, and what each commit does with them.
 
-Every inner step is in exactly one of four places: in the local weights on top of its fragment's
-base, in a contribution that is on its way, in the global weights, or thrown away on purpose.
+Every inner step is in exactly one of four places: in the local weights relative to the base of its
+fragment, in a contribution that is being exchanged, in the global weights, or discarded.
 """
 
 from __future__ import annotations
@@ -13,184 +13,246 @@ from torch import Tensor
 
 from diloco.clock import Clock
 from diloco.errors import ReplicaError
-from diloco.exchange.error_feedback import Residuals
-from diloco.exchange.inflight_rounds import OpenRound
+from diloco.exchange.error_feedback import ErrorFeedback
+from diloco.exchange.inflight_rounds import InflightRound
 from diloco.exchange.reduce import Merged
 from diloco.exchange.round_exchange import Timings
-from diloco.exchange.step_accounting import Work
+from diloco.exchange.step_accounting import StepCounter
 from diloco.model.flat_parameters import Layout
 from diloco.model.outer_optimizer import OuterOptimizer
 from diloco.protocol.records import Commit, Identity
 from diloco.protocol.settings import GroupSettings
 from diloco.training.global_state import GlobalState, is_finite
-from diloco.training.replica_state import HandedIn, ReplicaState
+from diloco.training.replica_state import EarlyContribution, ReplicaState
 
 log = logging.getLogger(__name__)
 
 MISSES = 3
-"""Rounds missed in a row that are worth an alert."""
+"""Number of consecutive missed rounds after which an error is logged."""
 DISCARDS = 10
-"""Times in a row that local weights may become non-finite before a replica gives up."""
+"""Number of consecutive non-finite rounds after which a replica gives up."""
 
 
-class Ledger:
-    """``joined`` says that the log has been caught up with: from then on a miss is a miss.
-    ``rounds_here`` counts the rounds followed since."""
+class LocalProgress:
+    """Global state, step counts and residuals of one replica.
+
+    ``joined`` is set once the replica has caught up with the log; from then on, missed rounds
+    count. ``rounds_here`` counts the rounds since. ``early`` has the contributions of an earlier
+    process to rounds that are not decided yet.
+    """
 
     def __init__(
         self, identity: Identity, settings: GroupSettings, layout: Layout, clock: Clock
     ) -> None:
         self.identity = identity
         self.settings = settings
-        outer = OuterOptimizer(
-            lr=settings.outer_lr, momentum=settings.outer_momentum, numel=layout.numel
-        )
+        outer = OuterOptimizer.of(settings, layout.held_numel, layout.held_averaged)
         self.state = GlobalState(layout, outer)
-        self.work = Work(clock, fragments=settings.num_fragments)
-        self.residuals = Residuals(settings, fragments=settings.num_fragments)
+        self.counter = StepCounter(clock, fragments=settings.num_fragments)
+        self.residuals = ErrorFeedback(settings, fragments=settings.num_fragments)
         self.joined = False
-        self.handed_in: dict[int, HandedIn] = {}
-        """By an earlier process, to rounds that are not decided yet."""
-        self._unreadable: set[int] = set()
         self.rounds_here = 0
+        self.early: dict[int, EarlyContribution] = {}
+        self._unreadable: set[int] = set()
         self._clock = clock
         self._misses = 0
         self._discards = 0
+        self._discarded_steps = -1
 
-    def open(self, round: int, fragment: int) -> OpenRound | None:
-        """What is to be contributed to a round whose steps are over; None if the local weights are
-        not finite, and nothing of them may reach the group."""
+    # -- contributing ----------------------------------------------------------------------------
+
+    def open(self, round: int, fragment: int) -> InflightRound | None:
+        """Create the contribution to a round whose steps are complete. Returns None if the local
+        weights are not finite; such weights must not reach the group."""
         gradient = self.state.drift(fragment).neg_()
-        if not is_finite(gradient):
+        if not self.state.layout.on_all_ranks(is_finite(gradient)):
             return None
-        return OpenRound(
+        return InflightRound(
             round=round,
             fragment=fragment,
             base=self.state.bases[fragment],
-            mark=self.work.now,
-            due_steps=self.work.now.steps + self.settings.overlap_steps,
-            work=self.work.contribute(fragment),
+            mark=self.counter.now,
+            due_steps=self.counter.now.steps + self.settings.overlap_steps,
+            work=self.counter.contribute(fragment),
             gradient=gradient,
             contributed=self.residuals.added_to(gradient, fragment),
             timings=Timings(self._clock),
-            started_wall_s=self.work.round_started_wall_s,
-            compute_s=self.work.compute_in_round_s,
+            started_wall_s=self.counter.round_started_wall_s,
+            compute_s=self.counter.compute_in_round_s,
         )
 
+    # -- applying commits ------------------------------------------------------------------------
+
     def apply(
-        self, commit: Commit, merged: Merged | None, ours: OpenRound | None, *, policy: str
+        self, commit: Commit, merged: Merged | None, own: InflightRound | None, *, keep: float
     ) -> str:
-        """Take the outer step of a commit, and keep of the local drift what is to be kept."""
-        fragment = commit.fragment
+        """Apply a commit to the global and the local weights.
+
+        ``own`` is this replica's contribution to the round, if it has one; ``keep`` is the share of
+        its progress that is kept if the round did not include it: ``local := new global weights +
+        keep * (local - base)``. Returns the outcome: included, late or void.
+        """
         self.rounds_here += 1
         if commit.void:
             log.error("round %d is void: %s", commit.round, commit.void)
             self.state.apply(commit, None, kept=None)
-            self.handed_in.pop(commit.round, None)
-            if ours and ours.lives:
-                self.work.take_back(ours.work)
+            self.early.pop(commit.round, None)
+            if own and not self.is_discarded(own):
+                self.counter.take_back(own.work)
             return "void"
         assert merged is not None
-        if ours and ours.sent and self.identity in commit.contributors:
-            self._misses = self._discards = 0
-            self.handed_in.pop(commit.round, None)
-            kept = None
-            if self.settings.overlap_steps > 0 and self.work.now.steps > ours.mark.steps:
-                kept = self._since_snapshot(ours).mul_(self.settings.mixing_alpha)
-            self.state.apply(commit, merged, kept=kept)
-            if ours.lives:
-                self.work.move_base(fragment, ours.mark)
-            self.residuals.taken(ours.contributed, fragment)
+        if own and self._is_sent(own) and self.identity in commit.contributors:
+            self._apply_included(commit, merged, own)
             return "included"
         self._miss(commit)
-        if commit.round in self.handed_in:
-            policy = "rebase"  # it is not late: its place is taken by what was handed in
-        if policy == "rebase" and self.work.steps_since_base(fragment) > 0:
-            kept = (
-                self.state.put_drift(ours.gradient, fragment)
-                if ours
-                else self.state.drift(fragment)
-            )
-            self.state.apply(commit, merged, kept=kept)
-            if ours and ours.lives:
-                self.work.take_back(ours.work)
-        else:
-            self.state.apply(commit, merged, kept=None)
-            self.work.move_base(fragment, self.work.now)
-            if ours and ours.lives:
-                self.residuals.overwritten(ours.contributed, fragment)
-        self._heed_earlier(commit)
+        if commit.round in self.early:
+            keep = 1.0  # the round includes the early contribution instead
+        self._apply_late(commit, merged, own, keep=keep)
+        self._resolve_early(commit)
         return "late"
 
-    def _since_snapshot(self, ours: OpenRound) -> Tensor:
-        """What came after the snapshot that was contributed, (n,): (local - base) - (snapshot -
-        base). In the gradient's place, unless that is to become the residual: the fragment that is
-        merged lies beside it, and a third would be one too many."""
-        into = ours.gradient
-        if self.residuals.active and ours.contributed is ours.gradient:
+    def _is_sent(self, own: InflightRound) -> bool:
+        """Return whether a contribution is durable."""
+        return own.sent is not None
+
+    def _apply_included(self, commit: Commit, merged: Merged, own: InflightRound) -> None:
+        fragment = commit.fragment
+        self._misses = self._discards = 0
+        self.early.pop(commit.round, None)
+        kept = None
+        if self.settings.overlap_steps > 0 and self.counter.now.steps > own.mark.steps:
+            kept = self._since_snapshot(own).mul_(self.settings.mixing_alpha)
+        self.state.apply(commit, merged, kept=kept)
+        if not self.is_discarded(own):
+            self.counter.move_base(fragment, own.mark)
+        self.residuals.taken(own.contributed, fragment)
+
+    def _apply_late(
+        self, commit: Commit, merged: Merged, own: InflightRound | None, *, keep: float
+    ) -> None:
+        fragment = commit.fragment
+        if keep > 0 and self.counter.steps_since_base(fragment) > 0:
+            kept = self._late_progress(fragment, own, keep)
+            self.state.apply(commit, merged, kept=kept)
+            if own and not self.is_discarded(own):
+                self.counter.take_back(own.work)
+        else:
+            self.state.apply(commit, merged, kept=None)
+            self.counter.move_base(fragment, self.counter.now)
+
+    def _late_progress(self, fragment: int, own: InflightRound | None, keep: float) -> Tensor:
+        """Return the progress that a replica keeps after a round without it, (n,).
+
+        The share ``keep`` of the contributed progress, and all steps after that snapshot: no round
+        has missed them. Reuses the memory of the gradient.
+        """
+        if own is None:
+            return self.state.drift(fragment).mul_(keep)
+        if self.is_discarded(own):
+            return self.state.put_drift(own.gradient, fragment)
+        missing = own.gradient.mul_(1 - keep)  # base - snapshot, times the share that is dropped
+        return self.state.put_drift(missing, fragment, add=True)
+
+    def _since_snapshot(self, own: InflightRound) -> Tensor:
+        """Return the local progress since the contributed snapshot, (n,): (local - base) -
+        (snapshot - base). Reuses the memory of the gradient, unless that becomes the residual, so
+        that at most two vectors of this size exist beside the merged fragment."""
+        into = own.gradient
+        if self.residuals.active and own.contributed is own.gradient:
             into = into.clone()
-        return self.state.put_drift(into, ours.fragment, add=ours.lives)
+        return self.state.put_drift(into, own.fragment, add=not self.is_discarded(own))
+
+    def in_quarantine(self, round: int) -> bool:
+        """Return whether a contribution to ``round`` is among the first of this replica."""
+        rounds = min(self.settings.quarantine_rounds, round - 1)
+        return self.joined and self.rounds_here < rounds and round not in self.early
+
+    def _miss(self, commit: Commit) -> None:
+        if not self.joined or self._own_contributor(commit):
+            return  # replays the log, or an earlier process has contributed
+        self._misses += 1
+        if self._misses == MISSES:
+            log.error(
+                "%d rounds in a row, up to %d, were committed without this replica",
+                MISSES,
+                commit.round,
+            )
+
+    # -- saving ----------------------------------------------------------------------------------
+
+    def gathered_residuals(self) -> dict[int, Tensor]:
+        """Return the residuals (n,) by fragment."""
+        return {n: e for n, e in enumerate(self.residuals.of) if e is not None}
+
+    def left_out(self, opened: InflightRound) -> Tensor | None:
+        """Return the residual (n,) to keep if the round includes a contribution, whose memory is
+        reused; None without error feedback."""
+        return self.residuals.left_out(opened.contributed)
+
+    # -- contributions of an earlier process -----------------------------------------------------
 
     def restore(self, saved: ReplicaState, since: Iterable[Commit]) -> None:
-        """Take up an earlier process' residuals and what it handed in. ``since`` are the commits
-        after its state, up to this process' own."""
+        """Restore the residuals and early contributions of an earlier process. ``since`` are the
+        commits between its state and that of this process."""
         self.residuals.restore(saved.residuals)
-        self.handed_in = dict(saved.handed_in)
+        self.early = dict(saved.early)
         for commit in since:
-            self._heed_earlier(commit)
+            self._resolve_early(commit)
 
-    def earlier_contribution(self, round: int) -> Identity | None:
-        """The process of this replica that contributed to an undecided round before this one did.
-        None if there is none, or if its record cannot be read: then this process contributes."""
-        handed_in = self.handed_in.get(round)
-        if handed_in is None or round in self._unreadable:
+    def earlier_contributor(self, round: int) -> Identity | None:
+        """Return the earlier process of this replica that contributed to an undecided round; None
+        if there is none or its record cannot be read, so that this process contributes."""
+        early = self.early.get(round)
+        if early is None or round in self._unreadable:
             return None
-        return Identity(replica=self.identity.replica, incarnation=handed_in.incarnation)
+        return Identity(replica=self.identity.replica, incarnation=early.incarnation)
 
     def replace_earlier(self, round: int) -> None:
-        """The record of the earlier process' contribution cannot be read, so this process is to
-        contribute in its place. Only one of the two is ever in the plan, and what is known of the
-        earlier one is kept for the case that another replica had read its record before."""
+        """Let this process contribute to ``round``, because the earlier process's record cannot be
+        read. A plan has only one of the two; the early contribution is kept here in case another
+        replica has read its record before."""
         self._unreadable.add(round)
 
-    def _heed_earlier(self, commit: Commit) -> None:
-        """A round may have taken what an earlier process of this replica had contributed: then its
-        residual is as that one foresaw, or part of it is in the global weights already."""
-        handed_in = self.handed_in.pop(commit.round, None)
-        theirs = self._own_number(commit)
-        if theirs and not commit.void:
-            foreseen = handed_in is not None and handed_in.incarnation == theirs.incarnation
-            left_out = handed_in.residual if handed_in and foreseen else None
-            self.residuals.of[commit.fragment] = left_out
+    def _resolve_early(self, commit: Commit) -> None:
+        """Update the residual if a round included the contribution of an earlier process: to the
+        residual that was saved with it, or to none, because the global weights have part of it."""
+        early = self.early.pop(commit.round, None)
+        contributor = self._own_contributor(commit)
+        if contributor and not commit.void:
+            matches = early is not None and early.incarnation == contributor.incarnation
+            residual = early.residual if early and matches else None
+            self.residuals.of[commit.fragment] = residual
 
-    def _own_number(self, commit: Commit) -> Identity | None:
-        """The contributor of this replica number, whichever process of it."""
+    def _own_contributor(self, commit: Commit) -> Identity | None:
+        """Return the process of this replica number that contributed to a commit."""
         replica = self.identity.replica
         return next((c for c in commit.contributors if c.replica == replica), None)
 
-    def in_quarantine(self, round: int) -> bool:
-        """Whether a contribution of this replica to ``round`` is one of its first."""
-        rounds = min(self.settings.quarantine_rounds, round - 1)
-        return self.joined and self.rounds_here < rounds and round not in self.handed_in
+    # -- discarding ------------------------------------------------------------------------------
 
-    def overwrite(self) -> None:
-        """Take the global weights in place of all local ones, of every fragment: this replica is in
-        quarantine, and its next contribution must not hold what it did there."""
-        self.state.discard_local()
-        self.throw_away()
+    def is_discarded(self, opened: InflightRound) -> bool:
+        """Return whether the steps of a contribution are no longer in the local weights."""
+        return opened.mark.steps <= self._discarded_steps
 
-    def throw_away(self) -> None:
-        """The local weights have just been replaced by the global ones."""
-        self.work.throw_away()
+    def mark_discarded(self) -> None:
+        """Record that the local weights have been replaced by the global ones."""
+        self._discarded_steps = self.counter.now.steps
+        self.counter.throw_away()
         self.residuals.drop()
 
-    def discard(self, round: int) -> None:
-        """Take the global weights in place of local ones that are not finite.
+    def discard(self) -> None:
+        """Replace all local weights by the global ones, so that later contributions do not contain
+        the local progress."""
+        self.state.discard_local()
+        self.mark_discarded()
 
-        Raises :class:`~diloco.errors.ReplicaError` when that has become a habit.
+    def discard_non_finite(self, round: int) -> None:
+        """Replace non-finite local weights by the global ones.
+
+        Raises :class:`~diloco.errors.ReplicaError` after :data:`DISCARDS` times in a row.
         """
         log.error(
-            "round %d: expected finite weights, found NaN or infinity; local work is discarded "
+            "round %d: expected finite weights, found NaN or infinity; local progress is discarded "
             "and the inner optimizer is reset",
             round,
         )
@@ -200,15 +262,4 @@ class Ledger:
                 f"expected finite weights after {self.settings.sync_every} inner steps, found NaN "
                 f"or infinity {DISCARDS} times in a row, each time from the global weights"
             )
-        self.state.discard_local()
-        self.throw_away()
-
-    def _miss(self, commit: Commit) -> None:
-        if not self.joined or self._own_number(commit):
-            return  # it is replaying the log, or an earlier process has contributed
-        self._misses += 1
-        if self._misses == MISSES:
-            log.error(
-                "%d rounds in a row, up to %d, were committed without this replica",
-                MISSES, commit.round,
-            )  # fmt: skip
+        self.discard()

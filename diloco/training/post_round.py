@@ -1,107 +1,117 @@
-"""What a member does beside training: evaluate, checkpoint, save its own state, report.
+"""Tasks of a replica after each commit: evaluate, write checkpoints, save its state, report.
 
-Evaluation and checkpoints are of the *global* weights and one member's turn after each commit
-(:mod:`diloco.training.final_export`); a replica's own state is everybody's own.
+Evaluations and checkpoints are of the *global* weights; after each commit they are scheduled on one
+replica (:mod:`diloco.training.final_export`). Every replica saves its own state.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
-from diloco.clock import Clock
-from diloco.exchange.error_feedback import Residuals
-from diloco.exchange.inflight_rounds import OpenRound
-from diloco.membership.lease import Lease
+from diloco.exchange.inflight_rounds import InflightRound
 from diloco.model.inner_state import Inner
-from diloco.protocol.records import Commit
-from diloco.protocol.settings import GroupSettings
+from diloco.protocol.records import CheckpointManifest, Commit
 from diloco.protocol.telemetry import Evaluation, RoundReport
-from diloco.store.base import MeteredStore, Store, StoreError, StoreUsage
-from diloco.telemetry.writer import Reporter
+from diloco.store.base import StoreError
+from diloco.store.metered import StoreUsage
+from diloco.training.background import CHECKPOINT, STATE, BackgroundWrites
 from diloco.training.checkpoint import manifest_rounds, save_checkpoint, sweep
+from diloco.training.context import ReplicaContext
 from diloco.training.final_export import checkpointer, evaluator
-from diloco.training.global_state import GlobalState
+from diloco.training.hooks import RoundHooks
+from diloco.training.initial_state import checkpoint_wait_s
+from diloco.training.local_progress import LocalProgress
 from diloco.training.progress import OnRound, RoundProgress
-from diloco.training.replica_state import HandedIn, ReplicaState, save_replica_state
+from diloco.training.replica_state import EarlyContribution, ReplicaState, StateWriter
 
 log = logging.getLogger(__name__)
 
 Evaluate = Callable[[], tuple[float, int]]
-"""Evaluates the model as it is; returns (mean loss in nats per token, tokens evaluated)."""
+"""Evaluates the model; returns (mean loss in nats per token, tokens evaluated)."""
+
+NO_EARLY: Mapping[int, EarlyContribution] = {}
 
 
-NOTHING: Mapping[int, HandedIn] = {}
+class PostRoundTasks:
+    """The tasks of one replica.
 
+    ``tokens_before`` are the tokens that earlier processes of the replica have trained;
+    ``checkpoint_requested`` makes this replica write a checkpoint after the next commit that is not
+    void; ``before_first`` has the seconds of each phase before the first round, reported with it.
+    """
 
-class Chores:
     def __init__(
         self,
-        store: Store,
-        metered: MeteredStore,
-        state: GlobalState,
+        context: ReplicaContext,
+        progress: LocalProgress,
         inner: Inner,
-        lease: Lease,
-        reporter: Reporter,
         evaluate: Evaluate | None,
-        settings: GroupSettings,
-        clock: Clock,
-        *,
-        may_create: Callable[[], bool],
     ) -> None:
         self.last_evaluation: Evaluation | None = None
         self.on_round: OnRound | None = None
+        self.hooks = RoundHooks()
+        self.checkpoint_requested = False
         self.tokens_before = 0
-        """Trained by earlier processes of this replica."""
         self.before_first: dict[str, float] = {}
-        """Seconds by phase that went by before the first round, told with it."""
-        self._identity = lease.identity
-        self._store = store
-        self._metered = metered
-        self._state = state
+        self._context = context
+        self._identity = context.identity
+        self._store = context.store
+        self._lease = context.lease
+        self._telemetry = context.telemetry
+        self._settings = context.settings
+        self._clock = context.clock
+        self._state = progress.state
+        self._progress = progress
         self._inner = inner
-        self._lease = lease
-        self._reporter = reporter
         self._evaluate = evaluate
-        self._settings = settings
-        self._clock = clock
-        self._may_create = may_create
         self._reported = StoreUsage()
         self._other_s = 0.0  # of :meth:`after`, since the last report
         self._saved_round = 0
+        self._checkpoint_round = 0
+        self._writes = BackgroundWrites(
+            clock=context.clock, longest_pause_s=checkpoint_wait_s(context.settings)
+        )
+        self._state.before_change = partial(self._writes.finish, CHECKPOINT)
 
     # -- after a commit --------------------------------------------------------------------------
 
-    def after(self, commit: Commit, residuals: Residuals) -> None:
-        """What is this member's to do now that ``commit`` has been applied."""
+    def after(self, commit: Commit) -> None:
+        """Run the tasks that are due after ``commit`` has been applied."""
         if commit.void:
             return
         start_s = self._clock.monotonic()
         try:
-            self._take_turns(commit, residuals)
+            self._run_due(commit)
         finally:
             self._other_s += self._clock.monotonic() - start_s
 
-    def _take_turns(self, commit: Commit, residuals: Residuals) -> None:
+    def _run_due(self, commit: Commit) -> None:
         count, settings = commit.committed_total, self._settings
         evaluate = settings.eval_every and (commit.last or count % settings.eval_every == 0)
         if evaluate and self._identity == evaluator(commit):
             self._evaluate_global(commit)
-        if commit.last or count % settings.checkpoint_every == 0 or self._save_is_due(commit):
-            # Where only one may create, it is always its turn.
-            mine = self._identity == checkpointer(commit) or not self._store.atomic_create
-            if mine and self._may_create():
-                self.checkpoint(commit)
+        due = commit.last or count % settings.checkpoint_every == 0 or self._save_is_due(commit)
+        mine = due and self._is_checkpointer(commit)
+        if (mine or self.checkpoint_requested) and self._context.can_create():
+            self.checkpoint(commit)
+            self.checkpoint_requested = False
         if settings.state_every and count % settings.state_every == 0 and not commit.last:
-            self.save_own(residuals)
+            self.save_own()
+
+    def _is_checkpointer(self, commit: Commit) -> bool:
+        """Return whether this replica writes the checkpoint of a commit. Without atomic create, the
+        coordinator writes all of them."""
+        return self._identity == checkpointer(commit) or not self._store.atomic_create
 
     def _save_is_due(self, commit: Commit) -> bool:
-        """Whether a checkpoint was asked for that nobody has written yet. Only whose turn it is to
-        write one looks; who has it behind him forgets it."""
+        """Return whether a ``save`` command requires a checkpoint that does not exist yet. Only the
+        replica scheduled to write the checkpoint checks; a satisfied request is cleared."""
         after = self._lease.save_after
-        mine = self._identity == checkpointer(commit) or not self._store.atomic_create
-        if after is None or commit.round <= after or not mine:
+        if after is None or commit.round <= after or not self._is_checkpointer(commit):
             return False
         self._lease.save_after = None
         return max(manifest_rounds(self._store), default=0) <= after
@@ -109,93 +119,130 @@ class Chores:
     def _evaluate_global(self, commit: Commit) -> None:
         if self._evaluate is None:
             return
-        layout, weights = self._state.layout, self._state.weights
-        assert weights is not None
-        whole = self._settings.num_fragments == 1 and self._settings.overlap_steps == 0
-        local = None if whole else layout.read()
-        if local is not None:
-            layout.write(weights)
-        loss, tokens = self._evaluate()
-        if local is not None:
-            layout.write(local)
+        is_global = self._settings.num_fragments == 1 and self._settings.overlap_steps == 0
+        with nullcontext() if is_global else self._state.shown():
+            loss, tokens = self._evaluate()
         log.info("evaluation after round %d: loss %.4f nats per token", commit.round, loss)
         self.last_evaluation = Evaluation(
             round=commit.round, loss=loss, tokens=tokens, wall_s=self._clock.wall()
         )
-        self._reporter.evaluation(self.last_evaluation)
+        self._telemetry.evaluation(self.last_evaluation)
 
     def rewrite_checkpoint(self, commit: Commit) -> None:
-        """Write the checkpoint of ``commit`` in the place of a damaged one."""
+        """Replace the damaged checkpoint of ``commit``."""
         self.checkpoint(commit, replace=True)
 
     def checkpoint(self, commit: Commit, *, replace: bool = False) -> None:
-        """Write the global weights after ``commit``, which is the last one applied, and sweep."""
+        """Start writing the global weights after ``commit``, the last one applied, in the
+        background; unless that is under way."""
+        under_way = self._writes.is_running(CHECKPOINT) and self._checkpoint_round == commit.round
+        if under_way and not replace:
+            return
+        self._checkpoint_round = commit.round
         state = self._state
-        assert state.weights is not None
-        manifest = save_checkpoint(
+        weights, outer = state.gathered()
+        write = partial(
+            save_checkpoint,
             self._store,
             self._identity,
             state.layout,
             round=commit.round,
-            weights=state.weights,
+            weights=weights,
             base_rounds=tuple(base.round for base in state.bases),
-            outer=state.outer,
+            outer=outer,
             totals=state.totals,
             wall_s=self._clock.wall(),
             replace=replace,
+            check=partial(self._writes.check, CHECKPOINT),
         )
-        if manifest is not None:
-            log.info("checkpoint of round %d is complete", commit.round)
-            try:
-                sweep(self._store)
-            except StoreError as error:
-                log.warning("old objects stay until a later sweep: %s", error)
+        self._writes.start(CHECKPOINT, partial(self._write_checkpoint, write))
 
-    def save_own(self, residuals: Residuals) -> None:
-        """Save inner optimizer, residual and data position, once a round at most."""
+    def _write_checkpoint(self, write: Callable[[], CheckpointManifest | None]) -> None:
+        """Write a checkpoint; delete old objects."""
+        manifest = write()
+        if manifest is not None:
+            log.info("checkpoint of round %d is complete", manifest.round)
+            try:
+                sweep(self._store, rounds_kept=self._settings.residual_rounds)
+            except StoreError as error:
+                log.warning("could not delete old objects, a later sweep will retry: %s", error)
+
+    def save_own(self) -> None:
+        """Save the replica state: inner optimizer, residuals, data position. At most once a
+        round. The state is copied; the copy is written in the background."""
         commit = self._state.last_commit
-        if commit is not None and commit.round != self._saved_round:
-            self._save(residuals, name="state")
-            self._saved_round = commit.round
+        if commit is None or commit.round == self._saved_round:
+            return
+        self.finish_state()
+        if writer := self._state_writer():
+            writer.copy()
+            self._writes.start(STATE, partial(self._write_own, writer, commit.round))
+
+    def finish_checkpoint(self) -> None:
+        """Wait until the checkpoint is written; a replica that has to leave does not. The lease
+        shows it. Raises the store's errors, :class:`~diloco.errors.StopTraining`, and
+        :class:`~diloco.errors.ReplicaError` for a write without progress."""
+
+        def check() -> None:
+            self._lease.update(message=f"writing the checkpoint of round {self._checkpoint_round}")
+            self._context.check()
+
+        self._writes.finish(CHECKPOINT, check)
+
+    def finish_state(self) -> None:
+        """Wait until the copy of the replica state is written; see :meth:`finish_checkpoint`."""
+        self._writes.finish(STATE, self._context.check)
+
+    def _write_own(self, writer: StateWriter, round: int) -> None:
+        writer.write(
+            self._store,
+            self._identity,
+            wall_s=self._clock.wall(),
+            check=partial(self._writes.check, STATE),
+        )
+        self._saved_round = round
 
     def save_leaving(
-        self,
-        residuals: Residuals,
-        handed_in: Mapping[int, HandedIn],
-        *,
-        data_step: int,
-        lost_tokens: int,
+        self, early: Mapping[int, EarlyContribution], *, data_step: int, lost_tokens: int
     ) -> None:
-        """The same for the next process, with what was handed in and where it is to go on. Where
-        nothing was, it goes on at the last commit, and what was saved then is the better state."""
-        commit = self._state.last_commit
-        if not handed_in and commit is not None and commit.round == self._saved_round:
-            return
-        self._save(residuals, handed_in, data_step, lost_tokens, name="left")
+        """Save the replica state with its early contributions and data step for the next process.
+        Nothing changes the state any more, so it is written without a copy.
 
-    def _save(
+        Without early contributions, the next process continues at the last commit; if the state was
+        saved there, that state is kept.
+        """
+        commit = self._state.last_commit
+        if not early and commit is not None and commit.round == self._saved_round:
+            return
+        if writer := self._state_writer(early, data_step, lost_tokens):
+            writer.write(self._store, self._identity, wall_s=self._clock.wall(), name="left")
+
+    def close(self, give_up: Callable[[], bool]) -> None:
+        """End the writes in the background; see :meth:`BackgroundWrites.close`."""
+        self._writes.close(give_up)
+
+    def _state_writer(
         self,
-        residuals: Residuals,
-        handed_in: Mapping[int, HandedIn] = NOTHING,
+        early: Mapping[int, EarlyContribution] = NO_EARLY,
         data_step: int = 0,
         lost_tokens: int = 0,
-        *,
-        name: str,
-    ) -> None:
-        state = ReplicaState(
-            round=self._state.round - 1,
-            tokens=self._lease.progress.tokens - lost_tokens,
-            trees=self._inner.save(),
-            residuals={n: e for n, e in enumerate(residuals.of) if e is not None},
-            handed_in=handed_in,
-            data_step=data_step,
-        )
+    ) -> StateWriter | None:
+        """Return the writer of the replica state, which it does not copy; None if it cannot be
+        saved."""
         try:
-            save_replica_state(
-                self._store, self._identity, state, wall_s=self._clock.wall(), name=name
+            return StateWriter(
+                ReplicaState(
+                    round=self._state.round - 1,
+                    tokens=self._lease.progress.tokens - lost_tokens,
+                    trees=self._inner.save(),
+                    residuals=self._progress.gathered_residuals(),
+                    early=early,
+                    data_step=data_step,
+                )
             )
         except TypeError as error:
-            log.error("the replica's own state is not saved: %s", error)
+            log.error("could not save the replica state: %s", error)
+            return None
 
     # -- reports ---------------------------------------------------------------------------------
 
@@ -203,14 +250,17 @@ class Chores:
         self,
         commit: Commit,
         outcome: str,
-        opened: OpenRound,
+        opened: InflightRound,
         *,
         blocked_s: float,
         apply_s: float,
         overlapping: bool,
     ) -> RoundReport:
-        """How a round went, for :meth:`send`. With overlap the exchange is in the background, and
-        only the time that the training loop was blocked counts as waiting."""
+        """Create the report of a round for :meth:`send`.
+
+        With overlap the exchange runs in the background, and only the time for which the training
+        loop was blocked (``blocked_s``) counts as waiting.
+        """
         phases = {"compute": opened.compute_s, "apply": apply_s}
         background = {}
         if overlapping:
@@ -221,7 +271,7 @@ class Chores:
         for phase, seconds in self.before_first.items():
             phases[phase] = phases.get(phase, 0.0) + seconds
         self.before_first = {}
-        used, before = replace(self._metered.usage), self._reported
+        used, before = replace(self._context.metered.usage), self._reported
         self._reported = used
         base = self._state.bases[opened.fragment]
         report = RoundReport(
@@ -238,28 +288,28 @@ class Chores:
             cosine=opened.cosine if outcome == "included" else None,
             update_norm=self._state.update_norm,
             contributors=len(commit.contributors),
-            # Who has caught up over several rounds no longer has the weights after this one.
+            # After catching up over several rounds, the weights after this one are gone.
             weights_digest=base.digest if base.round <= opened.round else "",
         )
         log.info("round %d: %s, %d contributors", opened.round, outcome, len(commit.contributors))
+        progress = RoundProgress(
+            round=opened.round,
+            total_rounds=self._settings.total_rounds,
+            committed=commit.committed_total,
+            contributors=len(commit.contributors),
+            outcome=outcome,
+            loss=commit.loss,
+            tokens=commit.tokens_total,
+            waited_s=blocked_s,
+        )
         if self.on_round is not None:
-            self.on_round(
-                RoundProgress(
-                    round=opened.round,
-                    total_rounds=self._settings.total_rounds,
-                    committed=commit.committed_total,
-                    contributors=len(commit.contributors),
-                    outcome=outcome,
-                    loss=commit.loss,
-                    tokens=commit.tokens_total,
-                    waited_s=blocked_s,
-                )
-            )
+            self.on_round(progress)
+        self.hooks.after(progress)
         return report
 
     def send(self, report: RoundReport) -> None:
-        """Tell it, when :meth:`after` is done: what that took is the round's ``other``."""
+        """Send a report once :meth:`after` has run; its duration is the phase ``other``."""
         if self._other_s > 0:
             report = replace(report, phases={**report.phases, "other": self._other_s})
         self._other_s = 0.0
-        self._reporter.round(report)
+        self._telemetry.round(report)

@@ -1,4 +1,4 @@
-"""What a training loop is told after each round: for a terminal, a log, a callback."""
+"""The report that a training loop gets after each round, for a terminal, a log or a callback."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class RoundProgress:
-    """One round as this replica saw it end.
+    """The result of a round for this replica.
 
-    ``outcome`` is included, late or void; ``loss`` the contributors' weighted mean in nats per
-    token, None of a void round; ``tokens`` all that were ever committed; ``waited_s`` how long the
-    training loop stood still.
+    ``outcome`` is included, late or void. ``loss`` is the weighted mean of the contributors in nats
+    per token, None for a void round. ``tokens`` is the total of all committed rounds; ``waited_s``
+    is the time for which the training loop was blocked.
     """
 
     round: int
@@ -38,12 +38,12 @@ OnRound = Callable[[RoundProgress], None]
 
 
 def print_round(progress: RoundProgress) -> None:
-    """One line per round on the standard error, like other training loops' progress."""
+    """Print one line to standard error."""
     print(progress, file=sys.stderr, flush=True)
 
 
 def on_round_of(progress: bool | OnRound) -> OnRound | None:
-    """The callback that ``diloco.join(progress=...)`` asks for."""
+    """Convert the argument ``progress`` of :func:`diloco.join` to a callback."""
     if isinstance(progress, bool):
         return print_round if progress else None
     return progress

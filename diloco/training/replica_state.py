@@ -1,47 +1,47 @@
-"""What is a replica's own: inner optimizer, residual, data position.
+"""The saved state of a replica: inner optimizer, residuals, data position.
 
-Saved now and then under the replica's number, so that a relaunch under the same identity goes on
-where the last process stopped, from the *global* weights: local progress that was not contributed
-is lost with its process. The newest complete save wins; its manifest is written last and names
-objects and digests. A residual is dropped if any round after the save took a contribution of this
-replica in the residual's fragment, because then part of it is in the global weights already.
+It is saved periodically by replica number, so that the next process of the replica continues from
+it and the *global* weights; local progress that was not contributed is lost with its process. The
+newest complete save is used; its manifest is written last and has the digests. A residual is
+dropped if a round after the save included a contribution of this replica to its fragment, because
+then the global weights contain a part of it.
 
-A process that is asked to leave may hand in contributions to rounds that are decided after it has
-gone. Its state names them, with what error feedback is to keep if they are taken; its successor
-contributes nothing to these rounds, or it would take the place of what lies there.
+A process that leaves can contribute early to rounds that are decided after it has exited. Its state
+lists them, with the residual to use if they are included. The next process does not contribute to
+these rounds, because that would replace the early contribution.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from diloco.errors import ReplicaError
 from diloco.model.state_tree import join_tree, split_tree
+from diloco.model.tensor_file import TensorWriter
 from diloco.protocol import keys
 from diloco.protocol.reading import read_record
 from diloco.protocol.records import BadRecord, HandedInRound, Identity, ReplicaStateManifest
 from diloco.store.base import MissingKey, Store
-from diloco.training.checkpoint import load_tensors, put_object
+from diloco.training.stored_objects import load_tensors, put_parts
 
 log = logging.getLogger(__name__)
 
 RESIDUAL, LEFT_OUT = "residual.", "left_out."
-"""Names of tensors, before the number of a fragment and of a round."""
+"""Prefixes of tensor names, followed by the number of a fragment or a round."""
 KEPT = 1
-"""Older saves that stay beside the newest, for a reader that has just listed them."""
+"""Number of older saves that are kept, for readers that have just listed them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class HandedIn:
-    """A contribution to a round that was open when its writer left. ``residual`` is what is left
-    out of it, if the round takes it."""
+class EarlyContribution:
+    """A contribution to a round that was open when its writer left. ``residual`` (n,) is the error
+    feedback to keep if the round includes it."""
 
     incarnation: str
     residual: Tensor | None = None
@@ -49,62 +49,84 @@ class HandedIn:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaState:
-    """After ``round``. ``trees`` are state dicts by name (inner optimizer, the caller's own);
-    ``residuals`` by fragment, ``handed_in`` by round. ``data_step`` is the first step whose data
-    is not in what was handed in."""
+    """The state after ``round``. ``trees`` are state dicts by name (inner optimizer and the
+    caller's ``stateful``); ``residuals`` are by fragment, ``early`` by round. ``data_step`` is the
+    first step that is not contributed."""
 
     round: int
     tokens: int
     trees: Mapping[str, Any]
     residuals: Mapping[int, Tensor]
-    handed_in: Mapping[int, HandedIn] = field(default_factory=dict)
+    early: Mapping[int, EarlyContribution] = field(default_factory=dict)
     data_step: int = 0
 
 
-def save_replica_state(
-    store: Store,
-    identity: Identity,
-    state: ReplicaState,
-    *,
-    wall_s: float,
-    name: str = "state",
-) -> ReplicaStateManifest:
-    """Write the state, then the manifest, then delete this replica's older saves.
+class StateWriter:
+    """Writes one state, part by part.
 
-    A second save after one round has another ``name``, so that the first stays whole until the new
-    manifest is there.
-
-    Raises :class:`TypeError` for a state dict that is more than plain values and tensors.
+    The tensors of ``state`` must not change until it is written, unless :meth:`copy` was called.
+    Raises :class:`TypeError` for a state dict with other values than plain ones and tensors.
     """
-    skeleton, tensors = split_tree(dict(state.trees))
-    folder = keys.replica_state_dir(identity.replica, identity.incarnation, state.round)
-    own = {f"{RESIDUAL}{fragment}": tensor for fragment, tensor in state.residuals.items()}
-    for round, handed in state.handed_in.items():
-        if handed.residual is not None:
-            own[f"{LEFT_OUT}{round}"] = handed.residual
-    manifest = ReplicaStateManifest(
-        writer=identity,
-        round=state.round,
-        tokens=state.tokens,
-        tree=skeleton,
-        tensors=put_object(
-            store, f"{folder}{name}.safetensors", save_safetensors({**tensors, **own})
-        ),
-        handed_in=tuple(
-            HandedInRound(round=round, incarnation=handed.incarnation)
-            for round, handed in sorted(state.handed_in.items())
-        ),
-        data_step=state.data_step,
-        wall_s=wall_s,
-    )
-    key = keys.replica_state_manifest(identity.replica, identity.incarnation, state.round)
-    store.put(key, manifest.to_bytes())
-    listed = [info.key for info in store.list(keys.replica_state(identity.replica))]
-    # A listing may be older than this save, and then the save is not in it.
+
+    def __init__(self, state: ReplicaState) -> None:
+        self._tree, tensors = split_tree(dict(state.trees))
+        for fragment, residual in state.residuals.items():
+            tensors[f"{RESIDUAL}{fragment}"] = residual
+        for round, early in state.early.items():
+            if early.residual is not None:
+                tensors[f"{LEFT_OUT}{round}"] = early.residual
+        self._contents = TensorWriter(tensors)
+        self._round, self._tokens, self._data_step = state.round, state.tokens, state.data_step
+        self._early = tuple(
+            HandedInRound(round=round, incarnation=early.incarnation)
+            for round, early in sorted(state.early.items())
+        )
+
+    def copy(self) -> None:
+        """Copy the tensors to host memory; they can change afterwards."""
+        self._contents.copy()
+
+    def write(
+        self,
+        store: Store,
+        identity: Identity,
+        *,
+        wall_s: float,
+        name: str = "state",
+        check: Callable[[], None] = lambda: None,
+    ) -> ReplicaStateManifest:
+        """Write the tensors, then the manifest; then delete older saves of this replica.
+
+        A second save after the same round has another ``name``, so that the first one remains
+        complete until the new manifest exists. ``check`` is called before each part and before the
+        manifest is written; its exception leaves a save without a manifest, which readers ignore.
+        """
+        folder = keys.replica_state_dir(identity.replica, identity.incarnation, self._round)
+        stored = put_parts(store, f"{folder}{name}.safetensors", self._contents.parts, check=check)
+        manifest = ReplicaStateManifest(
+            writer=identity,
+            round=self._round,
+            tokens=self._tokens,
+            tree=self._tree,
+            tensors=stored,
+            handed_in=self._early,
+            data_step=self._data_step,
+            wall_s=wall_s,
+        )
+        check()
+        key = keys.replica_state_manifest(identity.replica, identity.incarnation, self._round)
+        store.put(key, manifest.to_bytes())
+        _delete_older(store, identity.replica, folder)
+        return manifest
+
+
+def _delete_older(store: Store, replica: int, folder: str) -> None:
+    """Delete the saves before ``folder``, except the newest :data:`KEPT`."""
+    listed = [info.key for info in store.list(keys.replica_state(replica))]
+    # The listing can be stale and lack this save.
     folders = sorted({key.rsplit("/", 1)[0] + "/" for key in listed} | {folder})
     old = tuple(folders[: folders.index(folder)][: -KEPT or None])
     store.delete([key for key in listed if old and key.startswith(old)])
-    return manifest
 
 
 def _is_of(key: str, manifest: ReplicaStateManifest) -> bool:
@@ -113,7 +135,7 @@ def _is_of(key: str, manifest: ReplicaStateManifest) -> bool:
 
 
 def load_replica_state(store: Store, replica: int) -> ReplicaState | None:
-    """The newest complete save of a replica number; None if there is none that can be read."""
+    """Load the newest complete save of a replica number; return None if none can be read."""
     saves = [
         info.key
         for info in store.list(keys.replica_state(replica))
@@ -137,12 +159,12 @@ def load_replica_state(store: Store, replica: int) -> ReplicaState | None:
             tokens=manifest.tokens,
             trees=trees,
             residuals=residuals,
-            handed_in={
-                handed.round: HandedIn(
-                    incarnation=handed.incarnation,
-                    residual=tensors.get(f"{LEFT_OUT}{handed.round}"),
+            early={
+                early.round: EarlyContribution(
+                    incarnation=early.incarnation,
+                    residual=tensors.get(f"{LEFT_OUT}{early.round}"),
                 )
-                for handed in manifest.handed_in
+                for early in manifest.handed_in
             },
             data_step=manifest.data_step,
         )

@@ -1,9 +1,9 @@
-"""From one process of a replica to the next: what it leaves behind, and how that is taken up.
+"""Resuming a replica in a new process: early contributions and saved state.
 
-A process that is asked to leave contributes what it has, to the round whose steps are being made
-and to the other fragments' next rounds. Most of these are decided after it has gone. The next
-process goes on at the data step where this one stood; in rounds that have been contributed to it
-adds nothing, and what it does meanwhile stays in its local weights for its next contribution.
+A process that leaves contributes the steps it has, to the current round and to the next rounds of
+the other fragments. Most of these rounds are decided after it has exited. The next process
+continues at the data step of the earlier one. It adds nothing to rounds with an early contribution;
+its steps during these rounds stay in its local weights for its next contribution.
 """
 
 from __future__ import annotations
@@ -11,104 +11,115 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from diloco.exchange.inflight_rounds import OpenRound, OpenRounds
-from diloco.exchange.round_observer import Sight
+from diloco.exchange.inflight_rounds import InflightRound, InflightRounds
+from diloco.exchange.round_observer import RoundObserver
 from diloco.model.inner_state import Inner
 from diloco.protocol.reading import Damaged
 from diloco.store.base import Store
-from diloco.training.local_progress import Ledger
-from diloco.training.post_round import Chores
-from diloco.training.replica_state import HandedIn, load_replica_state
+from diloco.training.local_progress import LocalProgress
+from diloco.training.post_round import PostRoundTasks
+from diloco.training.replica_state import EarlyContribution, load_replica_state
 
 log = logging.getLogger(__name__)
 
 
-class Handover:
-    """Both ends of it. ``ahead`` has the rounds that were contributed to without waiting."""
+class Resumption:
+    """Restores the state of an earlier process, and saves that of this one.
+
+    ``ahead`` has the early contributions of this process.
+    """
 
     def __init__(
-        self, store: Store, ledger: Ledger, inner: Inner, chores: Chores, sight: Sight
+        self,
+        store: Store,
+        progress: LocalProgress,
+        inner: Inner,
+        tasks: PostRoundTasks,
+        round_observer: RoundObserver,
     ) -> None:
-        self.ahead: list[OpenRound] = []
+        self.ahead: list[InflightRound] = []
         self._store = store
-        self._ledger = ledger
+        self._progress = progress
         self._inner = inner
-        self._chores = chores
-        self._sight = sight
+        self._tasks = tasks
+        self._round_observer = round_observer
         self._data_step = 0
 
-    # -- taking up -------------------------------------------------------------------------------
+    # -- starting --------------------------------------------------------------------------------
 
-    def take_up(self) -> None:
-        """Take up what an earlier process of this replica saved of its own, now that the global
-        state has caught up with the log."""
-        ledger = self._ledger
-        saved = load_replica_state(self._store, ledger.identity.replica)
+    def restore(self) -> None:
+        """Restore the state that an earlier process of this replica saved. The global state must
+        have caught up with the log."""
+        progress = self._progress
+        saved = load_replica_state(self._store, progress.identity.replica)
         if saved is None:
             return
         try:
-            since = [self._sight.commit_of(r) for r in range(saved.round + 1, ledger.state.round)]
+            since = [
+                self._round_observer.commit_of(r)
+                for r in range(saved.round + 1, progress.state.round)
+            ]
         except Damaged as error:
-            log.error("what was saved after round %d is not used: %s", saved.round, error)
+            log.error("the state saved after round %d is not used: %s", saved.round, error)
             return
-        ledger.restore(saved, [commit for commit in since if commit])
+        progress.restore(saved, [commit for commit in since if commit])
         self._data_step = saved.data_step
-        self._chores.tokens_before = saved.tokens
+        self._tasks.tokens_before = saved.tokens
         try:
             self._inner.load(saved.trees)
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
-            log.error("what was saved after round %d does not fit: %s", saved.round, error)
+            log.error("the state saved after round %d does not fit: %s", saved.round, error)
             return
-        ledger.rounds_here = ledger.settings.quarantine_rounds  # its inner optimizer is not cold
-        log.info("inner optimizer and residual are those saved after round %d", saved.round)
+        progress.rounds_here = progress.settings.quarantine_rounds  # the inner optimizer is warm
+        log.info("inner optimizer and residuals are restored from round %d", saved.round)
 
     @property
     def steps_made(self) -> int:
-        """Steps of the next round of the log that the earlier process made and handed in."""
-        ledger = self._ledger
-        if ledger.earlier_contribution(ledger.state.round) is None:
+        """Steps of the next round that the earlier process has made and contributed."""
+        progress = self._progress
+        if progress.earlier_contributor(progress.state.round) is None:
             return 0
-        return max(0, self._data_step - (ledger.state.round - 1) * ledger.settings.round_steps)
+        return max(0, self._data_step - (progress.state.round - 1) * progress.settings.round_steps)
 
-    # -- leaving behind --------------------------------------------------------------------------
+    # -- leaving ---------------------------------------------------------------------------------
 
-    def hand_in(
-        self, round: int, opened: OpenRounds, *, contribute: Callable[[OpenRound], None]
+    def contribute_early(
+        self, round: int, inflight: InflightRounds, *, contribute: Callable[[InflightRound], None]
     ) -> None:
-        """Contribute to ``round``, whose steps are being made, and to those after it that are the
-        other fragments' next ones: their bases are known, and whoever is there closes them."""
-        ledger = self._ledger
-        for ahead in range(round, round + ledger.settings.num_fragments):
-            fragment = self._sight.fragment(ahead)
-            idle = ledger.work.steps_since_base(fragment) == 0
-            made = opened.has_fragment(fragment) or ledger.earlier_contribution(ahead) is not None
-            if idle or made:
+        """Contribute to the current ``round`` and to the next round of each other fragment. Their
+        bases are known, and the remaining replicas close them."""
+        progress = self._progress
+        for ahead in range(round, round + progress.settings.num_fragments):
+            fragment = self._round_observer.fragment(ahead)
+            idle = progress.counter.steps_since_base(fragment) == 0
+            contributed = (
+                inflight.has_fragment(fragment) or progress.earlier_contributor(ahead) is not None
+            )
+            if idle or contributed:
                 continue
-            work = ledger.open(ahead, fragment)
-            if work is None:
-                log.error("expected finite weights, found NaN or infinity; nothing is handed in")
+            opened = progress.open(ahead, fragment)
+            if opened is None:
+                log.error("expected finite weights, found NaN or infinity; nothing is contributed")
                 return
-            contribute(work)
-            self.ahead.append(work)
+            contribute(opened)
+            self.ahead.append(opened)
 
-    def save(self, contributed: Iterable[OpenRound], *, round: int, data_step: int) -> None:
-        """Save what is this replica's own. ``contributed`` are open rounds whose contribution is
-        durable, beside those ``ahead``; ``round`` and ``data_step`` are where it stands."""
-        ledger = self._ledger
-        if ledger.work.now.steps == 0:
-            return  # what is saved already is all there is
-        handed_in = {
-            round: handed
-            for round, handed in ledger.handed_in.items()
-            if ledger.earlier_contribution(round) is not None
+    def save(self, contributed: Iterable[InflightRound], *, round: int, data_step: int) -> None:
+        """Save the replica state at ``round`` and ``data_step``. ``contributed`` are open rounds
+        with a durable contribution, in addition to those in ``ahead``."""
+        progress = self._progress
+        if progress.counter.now.steps == 0:
+            return  # the saved state is still the newest
+        early = {
+            round: contribution
+            for round, contribution in progress.early.items()
+            if progress.earlier_contributor(round) is not None
         }
         for opened in (*contributed, *self.ahead):
-            handed_in[opened.round] = HandedIn(
-                incarnation=ledger.identity.incarnation,
-                residual=ledger.residuals.left_out(opened.contributed),
+            early[opened.round] = EarlyContribution(
+                incarnation=progress.identity.incarnation,
+                residual=progress.left_out(opened),
             )
-        # Steps that are not handed in are made again, with their data.
-        lost = 0 if round in handed_in else ledger.work.tokens_in_round
-        self._chores.save_leaving(
-            ledger.residuals, handed_in, data_step=data_step, lost_tokens=lost
-        )
+        # Steps that are not contributed are repeated with their data.
+        lost = 0 if round in early else progress.counter.tokens_in_round
+        self._tasks.save_leaving(early, data_step=data_step, lost_tokens=lost)

@@ -1,367 +1,277 @@
-"""The round loop: join, exchange, apply, again. What a member does between inner steps.
+"""The round loop of a replica: join, exchange, apply. It runs between the caller's inner steps.
 
-Every method that can end the run returns the reason (completed, token_limit, or the final
-manifest's own), or '' to go on. Waiting is left by an exception from ``check``
-(:class:`~diloco.errors.Leaving`, :class:`~diloco.errors.FencedOut`).
+Methods that can end training return the :class:`~diloco.errors.StopReason`, or None to continue.
+``context.check`` interrupts waits by :class:`~diloco.errors.StopTraining` or
+:class:`~diloco.errors.FencedOut`.
 
-Two positions are kept apart: :attr:`RoundLoop.round` is the round whose steps are being made,
-``state.round`` the next one of the log to be applied. The rounds between them are open.
+There are two positions: :attr:`RoundLoop.round` is the round of the current inner steps,
+``state.round`` the next round of the log to apply. The rounds between them are in flight.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
-from diloco.clock import Clock
-from diloco.errors import Leaving, ReplicaError, RunOver
-from diloco.exchange.inflight_rounds import Exchanged, OpenRound, OpenRounds, TooLate
-from diloco.exchange.reduce import CannotReduce
-from diloco.exchange.round_exchange import (
-    DAMAGE_PATIENCE_S,
-    ContributionLost,
-    Exchange,
-    Settled,
-    Timings,
+from diloco.errors import RunOver, StopReason, StopTraining
+from diloco.exchange.inflight_rounds import (
+    ExchangeOutcome,
+    InflightRound,
+    InflightRounds,
+    MissedRound,
 )
-from diloco.exchange.round_observer import Sight
-from diloco.membership.lease import Lease, Observer
-from diloco.membership.start_barrier import wait_for_everybody
-from diloco.model.flat_parameters import Layout
+from diloco.exchange.reduce import CannotReduce
+from diloco.exchange.round_exchange import ContributionLost, Exchange, RoundResult, Timings
+from diloco.exchange.round_observer import RoundObserver
+from diloco.membership.observer import Observer
+from diloco.membership.start_barrier import wait_for_start
 from diloco.model.inner_state import Inner
 from diloco.protocol.reading import Damaged
 from diloco.protocol.records import Commit
-from diloco.protocol.settings import GroupSettings
-from diloco.store.base import MeteredStore, Store
-from diloco.telemetry.writer import Reporter
+from diloco.training.catch_up import CatchUp
 from diloco.training.checkpoint import read_final
-from diloco.training.dynamic_steps import Pace
-from diloco.training.initial_state import (
-    TRY_AGAIN_S,
-    WAIT_S,
-    first_state,
-    newest_state,
-    write_first,
-)
-from diloco.training.local_progress import Ledger
-from diloco.training.post_round import Chores
+from diloco.training.context import ReplicaContext
+from diloco.training.dynamic_steps import DynamicLocalUpdates
+from diloco.training.local_progress import LocalProgress
+from diloco.training.partial_round import PartialRounds
+from diloco.training.post_round import Evaluate, PostRoundTasks
 from diloco.training.rescue import Rescue
-from diloco.training.resume import Handover
+from diloco.training.resume import Resumption
 
 log = logging.getLogger(__name__)
 
-DAMAGE_POLL_S = 1.0
-"""Pause between two reads of a damaged record."""
-
 
 class RoundLoop:
-    """One member's rounds. Owns the global state, the books of local work and the exchange.
+    """The rounds of one replica. Owns its local progress, the global state and the exchange.
 
-    :mod:`diloco.training.drain` leads it through its last ones when it was asked to leave.
+    :mod:`diloco.training.drain` runs the last rounds of a replica that leaves.
     """
 
     def __init__(
         self,
-        store: Store,
-        metered: MeteredStore,
-        settings: GroupSettings,
+        context: ReplicaContext,
+        progress: LocalProgress,
         *,
-        layout: Layout,
         inner: Inner,
-        evaluate: Callable[[], tuple[float, int]] | None,
-        lease: Lease,
-        reporter: Reporter,
-        clock: Clock,
-        check: Callable[[], None],
+        evaluate: Evaluate | None,
     ) -> None:
-        self.identity = lease.identity
-        self.settings = settings
+        self._group_check = context.check
+        context = self._context = replace(context, check=self._check)
+        settings = self.settings = context.settings
+        self.identity = context.identity
         self.round = 1
-        self.ledger = Ledger(self.identity, settings, layout, clock)
-        self.state, self.work = self.ledger.state, self.ledger.work
-        self._store = store
+        self.progress = progress
+        self.state, self.counter = progress.state, progress.counter
+        layout = self.state.layout
         self._inner = inner
-        self._lease = lease
-        self._reporter = reporter
-        self._clock = clock
-        self._leave_check = check
-        self.observer = Observer(store, clock=clock, timeout_s=settings.heartbeat_timeout_s)
-        self._sight = Sight(
-            store,
-            self.identity,
+        self._lease = context.lease
+        self._clock = context.clock
+        self.observer = Observer(
+            context.store,
+            clock=context.clock,
+            timeout_s=settings.heartbeat_timeout_s,
+            unretried=context.metered,
+        )
+        self._round_observer = RoundObserver(
+            context.store,
             settings,
+            lease=context.lease,
             observer=self.observer,
             model_hash=layout.model_hash,
             table=layout.table,
-            committer=self._committer,
         )
         self._exchange = Exchange(
-            store,
-            self.identity,
+            context.store,
             settings,
-            clock=clock,
-            sight=self._sight,
+            lease=context.lease,
+            round_observer=self._round_observer,
+            clock=context.clock,
             check=self._check,
-            place=self._place,
-            on_wait=lambda why: lease.update(message=why),
+            team=context.team,
         )
-        self.chores = Chores(
-            store, metered, self.state, inner, lease, reporter, evaluate, settings, clock,
-            may_create=self.may_create,
-        )  # fmt: skip
-        self._rescue = Rescue(
-            store, self.state, self.observer, self.chores, clock,
-            replica=self.identity.replica, may_create=self.may_create,
-        )  # fmt: skip
-        self.handover = Handover(store, self.ledger, inner, self.chores, self._sight)
+        self.tasks = PostRoundTasks(context, self.progress, inner, evaluate)
+        self._rescue = Rescue(context, self.state, self.observer, self.tasks)
+        self.resumption = Resumption(
+            context.store, self.progress, inner, self.tasks, self._round_observer
+        )
         shortest = 1 if settings.dylu == "on" else settings.round_steps
         at_once = min(settings.num_fragments, settings.overlap_steps // shortest + 1)
-        self.open_rounds = OpenRounds(self._exchange_round, at_once=at_once)
-        self._pace = Pace()
+        self.inflight = InflightRounds(self._exchange_round, at_once=at_once)
+        self._catch_up = CatchUp(
+            context,
+            self.progress,
+            self.inflight,
+            observer=self.observer,
+            round_observer=self._round_observer,
+            exchange=self._exchange,
+            rescue=self._rescue,
+            finish_checkpoint=self.tasks.finish_checkpoint,
+        )
+        self._dynamic_steps = DynamicLocalUpdates()
+        self._partial_rounds = PartialRounds(self.progress, self._round_observer, context.clock)
         self._round_steps = settings.round_steps
-        self._over = False
-        self._wrote_first = False
-        self._mend_first_s = 0.0
+        self._closed = False
 
     @property
     def data_step(self) -> int:
-        """A step number that never repeats while rounds go on, for drawing data."""
-        return (self.round - 1) * self.settings.round_steps + self.work.steps_in_round
+        """The step number for drawing data; it never repeats in the life of a replica number."""
+        return (self.round - 1) * self.settings.round_steps + self.counter.steps_in_round
 
     @property
     def schedule_step(self) -> int:
-        """Inner steps of the *run* so far. A round that is on its way counts as committed, or the
-        schedule would jump back whenever the next one begins."""
-        rounds = self.state.totals.committed + len(self.open_rounds)
-        return min(
-            self.settings.total_steps, rounds * self.settings.round_steps + self.work.steps_in_round
-        )
+        """Inner steps of the *run* so far. Rounds in flight count as committed; otherwise the
+        schedule would jump back at the start of each round."""
+        rounds = self.state.totals.committed + len(self.inflight)
+        steps = rounds * self.settings.round_steps + self.counter.steps_in_round
+        return min(self.settings.total_steps, steps)
 
     # -- joining ---------------------------------------------------------------------------------
 
-    def start(self) -> str:
-        """Take the group's state and begin the first round, unless the run is over."""
-        self.say("syncing")
+    def start(self) -> StopReason | None:
+        """Load the group's state and begin the first round, unless the run has ended."""
+        self.set_state("syncing")
         layout = self.state.layout
         log.info("model %s, %d parameters", layout.model_hash, layout.numel)
-        self._wrote_first = first_state(
-            self._store, self.identity, layout, self.state.outer, self._clock, self._check,
-            may_create=self.may_create,
-        )  # fmt: skip
-        self._reload(at_least=0)
-        self._wrote_first = False
+        self._catch_up.load_first()
         self.catch_up(None)
-        commit, final = self.state.last_commit, read_final(self._store)
+        commit, final = self.state.last_commit, read_final(self._context.store)
         if final is not None:
-            return final.reason
+            return StopReason.of(final.reason)
         if commit is not None and commit.last:
             return self.after(commit)
-        self.ledger.rounds_here = 0
-        self.ledger.joined = True
-        self.handover.take_up()
+        self.progress.rounds_here = 0
+        self.progress.joined = True
+        self.resumption.restore()
         start_s = self._clock.monotonic()
-        if reason := self._await_handed_in():
+        if reason := self._await_early_contribution():
             return reason
         if commit is None:
-            self.say("waiting")
-            wait_for_everybody(
-                self._store, self.settings, lease=self._lease, observer=self.observer,
-                clock=self._clock, check=self._check,
-            )  # fmt: skip
-        self.chores.before_first["wait"] = self._clock.monotonic() - start_s
-        self._begin_round(self.state.round, made=self.handover.steps_made)
-        return ""
+            self.set_state("waiting")
+            wait_for_start(
+                self._context.store,
+                self.settings,
+                lease=self._lease,
+                observer=self.observer,
+                clock=self._clock,
+                check=self._check,
+            )
+        self.tasks.before_first["wait"] = self._clock.monotonic() - start_s
+        self._begin_round(self.state.round, made=self.resumption.steps_made)
+        return None
 
-    def _await_handed_in(self) -> str:
-        """Stand where the earlier process stood: after steps that it has handed in, waiting for
-        the round's commit."""
-        while self.handover.steps_made >= self.settings.round_steps:
+    def _await_early_contribution(self) -> StopReason | None:
+        """Wait for the commits of rounds to which the earlier process contributed all its steps."""
+        while self.resumption.steps_made >= self.settings.round_steps:
             round = self.round = self.state.round
-            self.say("waiting")
-            base = self.state.bases[self._sight.fragment(round)]
+            self.set_state("waiting")
+            base = self.state.bases[self._round_observer.fragment(round)]
+            earlier = self.progress.earlier_contributor(round)
+            timings = Timings(self._clock)
             try:
-                self._exchange.settle(
-                    round, base=base, sent=None, timings=Timings(self._clock),
-                    earlier=self.ledger.earlier_contribution(round),
-                )  # fmt: skip
+                self._exchange.settle(round, base=base, sent=None, timings=timings, earlier=earlier)
             except ContributionLost as lost:
-                log.error("%s; its steps are made again", lost)
-                self.ledger.replace_earlier(round)
+                log.error("%s; its steps are repeated", lost)
+                self.progress.replace_earlier(round)
                 continue
             self.catch_up(None)
             commit = self.state.last_commit
             if commit is not None and commit.last:
                 return self.after(commit)
-        return ""
+        return None
 
-    def _reload(self, *, at_least: int, why: str = "") -> None:
-        """Take the newest checkpoint, of round ``at_least`` or later; local work is dropped.
-
-        While there is none, the lease shows the round, and other replicas write one.
-        """
-        state = self.state
-
-        def ask() -> None:
-            self._lease.update(
-                state="syncing", blocked=at_least, message=why or "waiting for a checkpoint"
-            )
-            self.observer.look()
-            self._rescue.look()
-            self._mend_first()
-
-        try:
-            restored = newest_state(
-                self._store, state.layout, state.outer, at_least, self._clock, self._check,
-                why=why, on_missing=ask,
-            )  # fmt: skip
-            commit = self._commit_after(restored.round)
-        finally:
-            self._lease.update(blocked=None)
-        state.load(restored, commit)
-        self.ledger.throw_away()
-        self.open_rounds.thrown_away()
-        self.open_rounds.drop_before(state.round)
-
-    def _mend_first(self) -> None:
-        """Before it has loaded checkpoint 0, the process that wrote it still has the weights."""
-        if not self._wrote_first or self._clock.monotonic() < self._mend_first_s:
-            return
-        log.error("checkpoint 0 cannot be read; it is written again")
-        self._mend_first_s = self._clock.monotonic() + TRY_AGAIN_S
-        state = self.state
-        write_first(
-            self._store, self.identity, state.layout, state.outer, self._clock, replace=True
-        )
-
-    def _commit_after(self, round: int) -> Commit | None:
-        """The commit of a checkpoint's round, which other replicas write again if it is damaged."""
-        if not round:
-            return None
-        give_up_s = self._clock.monotonic() + WAIT_S
-        while True:
-            try:
-                return self._sight.commit_of(round)
-            except Damaged as error:
-                if self._clock.monotonic() > give_up_s:
-                    raise ReplicaError(
-                        f"{error}. Restore it from a backup, or fork the run from a checkpoint"
-                    ) from None
-                self._lease.update(blocked=round, message=str(error))
-            self._check()
-            self._clock.sleep(DAMAGE_POLL_S)
-
-    def _commit_to_apply(self, round: int) -> Commit | None:
-        """The commit of the next round, if there is one. Raises :class:`CannotReduce` for one that
-        is damaged for good."""
-        give_up_s = self._clock.monotonic() + DAMAGE_PATIENCE_S
-        while True:
-            try:
-                return self._sight.commit_of(round)
-            except Damaged as error:
-                if self._clock.monotonic() > give_up_s:
-                    raise CannotReduce(None, str(error)) from None
-            self._check()
-            self._clock.sleep(DAMAGE_POLL_S)
-
-    def catch_up(self, missed: OpenRound | None) -> None:
-        """Apply every commit there is, up to the next open round. ``missed`` is the round that
-        turned out to be committed without this replica, or unreadable for it."""
-        state = self.state
-        while not self.open_rounds.has(state.round):
-            try:
-                commit = self._commit_to_apply(state.round)
-                if commit is None:
-                    break
-                merged = self._exchange.replay(commit)
-            except CannotReduce as error:
-                log.warning("round %d cannot be replayed: %s", state.round, error)
-                self._reload(
-                    at_least=state.round, why=f"round {state.round} cannot be read: {error}"
-                )
-                continue
-            ours = missed if missed and missed.round == commit.round else None
-            is_fresh = self.ledger.in_quarantine(commit.round)
-            outcome = self.ledger.apply(commit, merged, ours, policy=self.settings.late_policy)
-            if is_fresh and outcome == "late":
-                self._overwrite()
-            if commit.last:
-                break
-        if self.round < state.round:
-            self._begin_round(state.round)
+    def catch_up(self, missed: InflightRound | None) -> None:
+        """Apply all commits up to the next open round, and begin the next round if this one is
+        over. For ``missed`` see :meth:`CatchUp.apply_commits`."""
+        self._catch_up.apply_commits(missed)
+        if self.round < self.state.round:
+            self._begin_round(self.state.round)
 
     # -- rounds ----------------------------------------------------------------------------------
 
     def _begin_round(self, round: int, *, made: int = 0) -> None:
         self.round = round
+        steps = self.settings.round_steps
         if self.settings.dylu == "on":
-            self._round_steps = self._pace.steps(self.identity.replica, self.settings.round_steps)
-        self.work.begin_round(made=made)
-        self._sight.forget_before(self.state.round)
-        self.say("computing")
+            steps = self._dynamic_steps.steps(self.identity.replica, steps)
+        self._round_steps = steps
+        self.counter.begin_round(made=made)
+        self._round_observer.forget_before(self.state.round)
+        self.set_state("computing")
 
-    def step_made(self) -> str:
-        """After an inner step: close the rounds whose time has come, and end this one if it is."""
-        while self.open_rounds.due(self.work.now.steps) or self._must_close():
+    def step_made(self) -> StopReason | None:
+        """After an inner step, close the rounds that are due, and this round if it is complete."""
+        if self._partial_rounds.must_end(self.round, steps=self._round_steps):
+            self._round_steps = self.counter.steps_in_round
+        while self.inflight.due(self.counter.now.steps) or self._must_close():
             if reason := self.close_round():
                 return reason
-        if self.work.steps_in_round < self._round_steps:
-            return ""
+        if self.counter.steps_in_round < self._round_steps:
+            return None
         return self._end_round()
 
     def _must_close(self) -> bool:
-        """Whether this round is over while its fragment's last one is still on its way (rounds that
-        dynamic local updates have shortened): that one's weights are this one's base."""
-        over = self.work.steps_in_round >= self._round_steps
-        return over and self.open_rounds.has_fragment(self._sight.fragment(self.round))
+        """Return whether this round is complete while the previous round of its fragment, whose
+        result is its base, is in flight (rounds that dynamic local updates have shortened)."""
+        complete = self.counter.steps_in_round >= self._round_steps
+        return complete and self.inflight.has_fragment(self._round_observer.fragment(self.round))
 
-    def _end_round(self) -> str:
-        """Send off what was done for the round; then wait for it, or begin the next."""
-        opened = self.ledger.open(self.round, self._sight.fragment(self.round))
+    def _end_round(self) -> StopReason | None:
+        """Start the exchange of this round; then wait for it, or begin the next round."""
+        self.tasks.finish_state()
+        self.tasks.hooks.before(self.round)
+        opened = self.progress.open(self.round, self._round_observer.fragment(self.round))
         if opened is None:
-            return self._discard_local()
+            return self._discard_non_finite()
+        opened.is_awaited = self._lease.can_be_awaited
         overlapping = self.settings.overlap_steps > 0
         if not overlapping:
-            self.say("uploading")
-        self.open_rounds.begin(opened)
+            self.set_state("uploading")
+        self.inflight.begin(opened)
+        del opened  # its vectors are freed when its round is closed
         if not overlapping:
             return self.close_round()
         self._begin_round(self.round + 1)
-        return ""
+        return None
 
-    def _exchange_round(self, opened: OpenRound) -> Exchanged:
-        """One round's I/O; runs in a thread of its own."""
+    def _exchange_round(self, opened: InflightRound) -> ExchangeOutcome:
+        """Exchange one round; runs in a background thread."""
         if opened.sent is None:
-            if self._is_decided(opened.round):
-                return TooLate()
-            if self.ledger.earlier_contribution(opened.round) is None:
+            if opened.is_awaited and self._is_decided(opened.round):
+                return MissedRound()
+            if self.progress.earlier_contributor(opened.round) is None:
                 self.contribute(opened)
             self._lease.update(round=self._promised_round())
         if self.settings.overlap_steps == 0:
-            self.say("waiting")
+            self.set_state("waiting")
         settled = self._settle(opened)
-        return TooLate() if opened.sent is None else settled
+        return MissedRound() if opened.sent is None else settled
 
-    def _settle(self, opened: OpenRound) -> Settled:
-        """Settle a round with this process' contribution or with that of an earlier one."""
+    def _settle(self, opened: InflightRound) -> RoundResult:
+        """Settle a round with the contribution of this process or of an earlier one."""
         while True:
-            earlier = None if opened.sent else self.ledger.earlier_contribution(opened.round)
+            earlier = None if opened.sent else self.progress.earlier_contributor(opened.round)
             try:
                 return self._exchange.settle(
-                    opened.round, base=opened.base, sent=opened.sent, timings=opened.timings,
+                    opened.round,
+                    base=opened.base,
+                    sent=opened.sent,
+                    timings=opened.timings,
                     earlier=earlier,
-                )  # fmt: skip
+                )
             except ContributionLost as lost:
-                log.error("%s; this process contributes in its place", lost)
-                self.ledger.replace_earlier(opened.round)
+                log.error("%s; this process contributes instead", lost)
+                self.progress.replace_earlier(opened.round)
                 self.contribute(opened)
 
     def _is_decided(self, round: int) -> bool:
         try:
-            return self._sight.commit_of(round) is not None
+            return self._round_observer.commit_of(round) is not None
         except Damaged:
             return True
 
-    def contribute(self, opened: OpenRound) -> None:
+    def contribute(self, opened: InflightRound) -> None:
+        """Upload the contribution to an open round."""
         self._check()
         opened.sent = self._exchange.contribute(
             opened.round,
@@ -369,149 +279,145 @@ class RoundLoop:
             model_hash=self.state.layout.model_hash,
             vector=opened.contributed,
             work=opened.work,
-            rounds_here=self.ledger.rounds_here,
+            rounds_here=self.progress.rounds_here,
             timings=opened.timings,
         )
+        self._partial_rounds.contributed(opened.timings)
 
-    def close_round(self) -> str:
-        """Wait for the oldest open round and apply it; then chores, or the end."""
-        opened = self.open_rounds.first()
+    def close_round(self) -> StopReason | None:
+        """Wait for the oldest open round and apply it; then run the post-round tasks."""
+        opened = self.inflight.first()
         overlapping = self.settings.overlap_steps > 0
         if overlapping:
-            self.say("waiting")
+            self.set_state("waiting")
         start_s = self._clock.monotonic()
-        failure: CannotReduce | None = None
-        exchanged: Exchanged = TooLate()
-        try:
-            exchanged = self.open_rounds.close(self._check, meanwhile=self._rescue.look)
-        except RunOver as over:
-            log.info("round %d will not be: %s", opened.round, over)
-        except CannotReduce as error:
-            log.error("round %d is committed but cannot be read here: %s", opened.round, error)
-            failure = error
+        exchanged = self._await_exchange(opened)
         blocked_s = self._clock.monotonic() - start_s
-        self.say("applying")
+        self.set_state("applying")
         start_s = self._clock.monotonic()
-        if isinstance(exchanged, Settled):
-            outcome = self._take(opened, exchanged)
+        if isinstance(exchanged, RoundResult):
+            outcome = self._apply(opened, exchanged)
         else:
-            if self.ledger.earlier_contribution(opened.round):
-                log.info("an earlier process had contributed to round %d", opened.round)
-            elif failure is None:
-                log.warning("round %d was committed without this replica: late", opened.round)
             self.catch_up(opened)
             outcome = "late"
         apply_s = self._clock.monotonic() - start_s
         commit = self._commit_for_report(opened.round)
         assert commit is not None, "an exchange ends with a commit"
-        report = self.chores.report(
+        report = self.tasks.report(
             commit, outcome, opened, blocked_s=blocked_s, apply_s=apply_s, overlapping=overlapping
         )
+        refusal = exchanged.refusal if isinstance(exchanged, RoundResult) else None
+        del opened, exchanged  # frees their vectors, before the replica state is copied
         try:
-            if isinstance(exchanged, Settled) and exchanged.refusal:
-                self._refused(exchanged.refusal.kind, exchanged.refusal.reason)
+            if refusal:
+                self._refused(refusal.kind, refusal.reason)
             assert self.state.last_commit is not None
             return self.after(self.state.last_commit)
         finally:
-            self.chores.send(report)
+            self.tasks.send(report)
+
+    def _await_exchange(self, opened: InflightRound) -> ExchangeOutcome:
+        """Wait for the exchange of the oldest open round; log why it has no result."""
+        exchanged: ExchangeOutcome = MissedRound()
+        try:
+            exchanged = self.inflight.close(
+                self._check, meanwhile=self._rescue.look, afterwards=self.tasks.finish_checkpoint
+            )
+        except RunOver as over:
+            log.info("round %d does not happen: %s", opened.round, over)
+        except CannotReduce as error:
+            log.error("round %d is committed but cannot be read here: %s", opened.round, error)
+            return exchanged
+        if isinstance(exchanged, MissedRound):
+            if self.progress.earlier_contributor(opened.round):
+                log.info("an earlier process had contributed to round %d", opened.round)
+            else:
+                log.warning("round %d was committed without this replica: late", opened.round)
+        return exchanged
 
     def _commit_for_report(self, round: int) -> Commit | None:
         try:
-            return self._sight.commit_of(round) or self.state.last_commit
+            return self._round_observer.commit_of(round) or self.state.last_commit
         except Damaged:
             return self.state.last_commit
 
-    def _take(self, opened: OpenRound, settled: Settled) -> str:
-        """Apply a round that was settled; what became of this replica's work in it."""
+    def _apply(self, opened: InflightRound, settled: RoundResult) -> str:
+        """Apply a settled round; return the outcome of this replica's contribution."""
         if settled.plan is not None:
-            self._pace.learn(settled.plan)
+            self._dynamic_steps.update(settled.plan)
         opened.cosine = settled.cosine
-        policy = self.settings.late_policy
         kind = settled.refusal.kind if settled.refusal else ""
-        if kind == "spare":
-            policy = "overwrite"  # a spare follows
-        outcome = self.ledger.apply(settled.commit, settled.merged, opened, policy=policy)
+        keep = 0.0 if kind == "spare" else self.settings.late_keep  # a spare follows the group
+        outcome = self.progress.apply(settled.commit, settled.merged, opened, keep=keep)
         if kind == "quarantine":
-            self._overwrite()
+            self.progress.discard()
         return outcome
 
-    def _overwrite(self) -> None:
-        self.ledger.overwrite()
-        self.open_rounds.thrown_away()
-
     def _refused(self, kind: str, reason: str) -> None:
-        """Something is wrong with what this replica stands on: start from what everybody has."""
+        """Handle a contribution that a plan excluded. After a refusal the state of this replica is
+        suspect, so it is reloaded from a checkpoint."""
         if kind != "refused":
             log.warning("this replica's contribution did not count (%s): %s", kind, reason)
             return
         log.error("this replica's contribution was refused: %s", reason)
-        self._reload(at_least=0)
+        self._catch_up.reload(at_least=0)
         self.catch_up(None)
 
-    def _discard_local(self) -> str:
-        """Non-finite local weights: nothing of them may reach the group."""
-        self.ledger.discard(self.round)
+    def _discard_non_finite(self) -> StopReason | None:
+        """Discard non-finite local weights, which must not reach the group."""
+        self.progress.discard_non_finite(self.round)
         self._inner.reset()
-        self.open_rounds.thrown_away()
         self.catch_up(None)
         self._begin_round(self.round)
-        self._lease.update(round=self.round + 1)  # nobody need wait for this replica
+        self._lease.update(round=self.round + 1)  # the group does not wait for this replica
         commit = self.state.last_commit
-        return self.after(commit) if commit and commit.last else ""
+        return self.after(commit) if commit and commit.last else None
 
-    def after(self, commit: Commit) -> str:
-        """What whoever's turn it is does beside training; then the next round or the end."""
-        self.chores.after(commit, self.ledger.residuals)
-        if not commit.last:
-            self._rescue.look()
+    def after(self, commit: Commit) -> StopReason | None:
+        """Run the post-round tasks; then begin or continue a round, or end training."""
+        self.tasks.after(commit)
         if commit.last:
             full = commit.committed_total >= self.settings.total_rounds
-            return "completed" if full else "token_limit"
+            return StopReason.COMPLETED if full else StopReason.TOKEN_LIMIT
+        self._rescue.look()
         if self.round < self.state.round:
             self._begin_round(self.state.round)
         else:
-            self.work.resume()
-            self.say("computing")
-        return ""
+            self.counter.resume()
+            self.set_state("computing")
+        return None
 
     # -- ending ----------------------------------------------------------------------------------
 
-    def save(self) -> None:
-        """Save what is this replica's own, and what it has handed in, for a relaunch."""
-        self.handover.save(self.close(), round=self.round, data_step=self.data_step)
-        self._rescue.mend_commits(self._sight.known_commits())
+    def save(self, give_up: Callable[[], bool]) -> None:
+        """Close the loop and save the replica state for the next process."""
+        self.resumption.save(self.close(give_up), round=self.round, data_step=self.data_step)
+        self._rescue.repair_commits(self._round_observer.known_commits())
 
-    def close(self) -> list[OpenRound]:
-        """End the exchanges that are on their way; those whose contribution is durable."""
-        self._over = True
-        return self.open_rounds.end()
+    def close(self, give_up: Callable[[], bool]) -> list[InflightRound]:
+        """Stop the exchanges in flight; end the writes in the background, which are cancelled once
+        ``give_up`` returns True. Return the rounds whose contribution is durable."""
+        self._closed = True
+        contributed = self.inflight.end()
+        self.tasks.close(give_up)
+        return contributed
 
-    # -- small things ----------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------
 
-    def say(self, state: str) -> None:
+    def set_state(self, state: str) -> None:
+        """Show ``state`` in the lease and the telemetry."""
+        calm = state == "computing" and not len(self.inflight)
         self._lease.update(
-            state=state, round=self._promised_round(), step=self.data_step, message=""
+            state=state, round=self._promised_round(), step=self.data_step, message="", calm=calm
         )
-        self._reporter.phase(state=state, round=self.round)
-
-    def may_create(self) -> bool:
-        """Whether this replica may create: anybody, but for stores without an atomic create."""
-        return self._committer() in (None, self.identity.replica)
-
-    def _committer(self) -> int | None:
-        return None if self._store.atomic_create else self._lease.committer
+        self._context.telemetry.phase(state=state, round=self.round)
 
     def _promised_round(self) -> int:
-        """The oldest round that others may wait for this replica in: one whose contribution is
-        still on its way, or the one it is working for."""
-        return self.open_rounds.unsent() or self.round
+        """Return the oldest round for which the group can wait for this replica: the oldest one
+        without a durable contribution."""
+        return self.inflight.unsent() or self.round
 
     def _check(self) -> None:
-        if self._over:
-            raise Leaving("over")
-        self._leave_check()
-
-    def _place(self) -> int:
-        """Among the live replicas, for turns."""
-        live = sorted(self.observer.live() | {self.identity.replica})
-        return live.index(self.identity.replica)
+        if self._closed:
+            raise StopTraining(StopReason.CLOSED)
+        self._group_check()

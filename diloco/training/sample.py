@@ -1,12 +1,12 @@
-"""A sample of text from the final weights, drawn by whoever published them and stored beside them.
+"""A text sample of the final weights, stored beside them.
 
-So a person sees what a language model has learnt without fetching its weights. It is drawn after
-the final manifest is there, so nobody waits for it; it takes :data:`SAMPLE_S` at most, and a step
-of the model more; and whatever goes wrong is a line in the log, never the end of a run. The seed is
-fixed: the same weights give the same text, but for what hardware rounds differently.
+It shows what a language model has learned without a download of its weights. The replica that
+publishes the final weights draws the sample afterwards, so no process waits for it. It takes at
+most :data:`SAMPLE_S` plus one step of the model, and an error is only logged. The seed is fixed, so
+equal weights give equal text, except for rounding differences between hardware.
 
-What it leaves out: models that are no language models, workloads that cannot do it
-(:func:`sampler_of` has none), and models whose weights are spread over several processes.
+There is no sample for models other than language models, for workloads without ``go_on``
+(:func:`sampler_of`), and for models that are sharded over several processes.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ SEED = 0
 
 
 class GoOn(Protocol):
-    """Text that goes on from ``prompt`` ('' is the start of a line), which is not repeated."""
+    """Samples text that continues ``prompt`` ('' is the start of a line), without the prompt."""
 
     def __call__(self, prompt: bytes, n: int, *, temperature: float, seed: int) -> Iterator[bytes]:
-        """All of it so far, again and again, until it is ``n`` bytes long or has ended."""
+        """Yield the text so far after each token, until it has ``n`` bytes or ends."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """How the model of a run is sampled; ``go_on`` is called when it has the final weights. Of a
-    replica of several processes it is called in one of them alone."""
+    """How to sample the model of a run. ``go_on`` is called once the model has the final weights;
+    in a replica of several processes, only on the leader."""
 
     prompt: str
     go_on: GoOn
 
 
 def sampler_of(workload: object, model: nn.Module) -> Sampler | None:
-    """How ``workload`` samples ``model``; None where it does not say (``go_on`` and
-    ``sample_prompt``, as :class:`~diloco.workloads.byte_gpt.ByteGPTTraining` has them)."""
+    """Return the sampler of a workload, or None if it has no ``go_on`` and ``sample_prompt``
+    (:class:`~diloco.workloads.byte_gpt.ByteGPTTraining` has both)."""
     go_on = getattr(workload, "go_on", None)
     prompt = getattr(workload, "sample_prompt", None)
     if go_on is None or not isinstance(prompt, str):
@@ -72,8 +72,8 @@ def publish_sample(
     clock: Clock,
     gave_up: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Draw a sample and store it in ``identity``'s result. Does not raise: the result is there, and
-    a run has not failed for want of a sample."""
+    """Draw a sample and store it in the result of ``identity``. Errors are logged, not raised: a
+    run without a sample has not failed."""
     try:
         sample = _draw(sampler, round=round, clock=clock, gave_up=gave_up)
         key = keys.final_sample(identity.replica, identity.incarnation)

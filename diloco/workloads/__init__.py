@@ -1,9 +1,10 @@
-"""What can be trained. A workload document's ``kind`` names the class; a new kind is added here."""
+"""Workloads: model, data and loss of a run. :func:`load_workload` maps each ``kind`` to a class."""
 
 from __future__ import annotations
 
 import torch
 
+from diloco.errors import install_extra
 from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.settings import SettingsError
 from diloco.protocol.workload import (
@@ -21,10 +22,10 @@ __all__ = ["HeldOutLoss", "Workload", "load_workload"]
 
 
 def load_workload(document: GroupDocument, *, replica: int, device: torch.device | str) -> Workload:
-    """The workload of ``document`` for one replica, its data already read.
+    """Load the workload of ``document`` for one replica, including its data.
 
-    :class:`SettingsError` where the document or its data is not as it should be; ``ValueError`` for
-    a replica number that has no shard.
+    Raises :class:`SettingsError` if the workload document or the data is invalid, and
+    :class:`ValueError` for a replica number without a data shard.
     """
     settings = document.settings
     if not 0 <= replica < settings.max_replicas:
@@ -52,7 +53,7 @@ def load_workload(document: GroupDocument, *, replica: int, device: torch.device
             raise SettingsError(
                 "workload",
                 f"expected {error.name} for kind {kind!r}, found none; "
-                "pip install 'archipelago-diloco[transformers]'",
+                f"{install_extra('transformers')}",
             ) from None
         return load_training(described, settings, replica=replica, device=device)
     if kind == CustomWorkload.kind:

@@ -1,29 +1,28 @@
-"""Somebody's own model, data and loss, from a function of theirs.
+"""The ``custom`` workload: model, data and loss from a function of the user.
 
-It is called with keywords, once in each process of a replica::
+The function is called with keyword arguments, once in each process of a replica::
 
     def build(*, seed, replica, device, total_steps, settings, arguments): ...
 
 ``seed``
-    of the group: the initial weights may depend on nothing else.
+    seed of the group; the initial weights must depend on nothing else.
 ``replica``
-    this replica's number, from 0 to ``settings.max_replicas`` - 1. Its data is its own part of
-    that many.
+    number of this replica, from 0 to ``settings.max_replicas`` - 1; also its data shard.
 ``device``
-    a :class:`torch.device`, where the model and the batches belong.
+    the :class:`torch.device` of the model and the batches.
 ``total_steps``
     inner steps of the whole run, for a learning rate schedule.
 ``settings``
     the :class:`~diloco.protocol.settings.GroupSettings`: batch size, learning rate and others.
 ``arguments``
-    what the workload document says for this function.
+    the ``arguments`` of the workload document.
 
-and returns a :class:`~diloco.workloads.base.Workload` (whose ``sample`` may be missing). Whatever
-it and its methods return is checked here, because a wrong type would show much later, or never; an
-error says which function it is about. Errors that user code raises are its own, and go through.
+It returns a :class:`~diloco.workloads.base.Workload`; ``sample`` and ``buffers`` are optional. The
+types of all return values are checked, because a wrong type would cause an error much later, or
+none; the error names the function. Exceptions of user code propagate unchanged.
 
-The function's module has to be importable: an archive is put on the path by whoever starts the
-replica, as are requirements.
+The module of the function must be importable. The launcher puts code archives on the path and
+installs requirements.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ import importlib
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,19 +39,25 @@ from torch import Tensor, nn
 
 from diloco.protocol.settings import GroupSettings, SettingsError
 from diloco.protocol.workload import CustomWorkload
-from diloco.workloads.base import HeldOutLoss, Workload
+from diloco.workloads.base import HeldOutLoss, Optimizers, Workload
 
 METHODS = (
-    "build_model", "inner_optimizer", "lr_at", "train_batch", "loss", "tokens", "evaluate",
+    "build_model",
+    "inner_optimizer",
+    "lr_at",
+    "train_batch",
+    "loss",
+    "tokens",
+    "evaluate",
     "config",
-)  # fmt: skip
+)
 
 
 def load_custom(
     workload: CustomWorkload, settings: GroupSettings, *, replica: int, device: torch.device
 ) -> CustomTraining:
-    """Call the function. Raises :class:`SettingsError` where there is none that can be called so,
-    or it returns something else."""
+    """Call the function of the workload. Raises :class:`SettingsError` if it does not exist, does
+    not take these arguments or returns no workload."""
     name = workload.function
     given = {
         "seed": settings.seed,
@@ -68,17 +73,17 @@ def load_custom(
     except TypeError as error:
         raise _wrong(name, f"a function that takes {', '.join(given)}", str(error)) from None
     except ValueError:
-        pass  # one without a signature is found out by calling it
+        pass  # no signature available; the call below shows whether it fits
     try:
-        made = build(**given)
+        workload_object = build(**given)
     except Exception as error:
         error.add_note(f"in {name}, the function of the workload")
         raise
-    missing = [method for method in METHODS if not callable(getattr(made, method, None))]
+    missing = [method for method in METHODS if not callable(getattr(workload_object, method, None))]
     if missing:
-        found = f"{_type(made)} without {', '.join(missing)}"
+        found = f"{_type(workload_object)} without {', '.join(missing)}"
         raise _wrong(name, f"a workload with methods {', '.join(METHODS)}", found)
-    return CustomTraining(name, made)
+    return CustomTraining(name, workload_object)
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -104,26 +109,29 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 class CustomTraining:
-    """A :class:`~diloco.workloads.base.Workload` that checks what another one returns."""
+    """A :class:`~diloco.workloads.base.Workload` that checks the return values of another one."""
 
     def __init__(self, name: str, workload: Workload) -> None:
         self._name = name
         self._workload = workload
+        self.buffers = getattr(workload, "buffers", None)
 
     def build_model(self) -> nn.Module:
         model = self._workload.build_model()
         self._expect("build_model", "a torch.nn.Module", model, isinstance(model, nn.Module))
         return model
 
-    def inner_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        optimizer = self._workload.inner_optimizer(model)
-        is_one = isinstance(optimizer, torch.optim.Optimizer)
-        self._expect("inner_optimizer", "a torch.optim.Optimizer", optimizer, is_one)
-        return optimizer
+    def inner_optimizer(self, model: nn.Module) -> Optimizers:
+        made = self._workload.inner_optimizer(model)
+        parts = made if isinstance(made, Sequence) and made else [made]
+        is_right = all(isinstance(part, torch.optim.Optimizer) for part in parts)
+        expected = "a torch.optim.Optimizer, or a sequence of them"
+        self._expect("inner_optimizer", expected, made, is_right)
+        return made
 
     def lr_at(self, step: int) -> float:
         lr = self._workload.lr_at(step)
-        self._expect("lr_at", "a number that is not negative", lr, _is_number(lr) and lr >= 0)
+        self._expect("lr_at", "a number of 0 or more", lr, _is_number(lr) and lr >= 0)
         return float(lr)
 
     def train_batch(self, step: int) -> Any:
@@ -142,11 +150,11 @@ class CustomTraining:
         return tokens
 
     def evaluate(self, model: nn.Module) -> HeldOutLoss:
-        found = self._workload.evaluate(model)
-        is_pair = isinstance(found, tuple) and len(found) == 2
-        is_right = is_pair and _is_number(found[0], finite=False) and isinstance(found[1], int)
-        self._expect("evaluate", "(mean loss, tokens), a float and an int", found, is_right)
-        return HeldOutLoss(float(found[0]), found[1])
+        result = self._workload.evaluate(model)
+        is_pair = isinstance(result, tuple) and len(result) == 2
+        is_right = is_pair and _is_number(result[0], finite=False) and isinstance(result[1], int)
+        self._expect("evaluate", "(mean loss, tokens), a float and an int", result, is_right)
+        return HeldOutLoss(float(result[0]), result[1])
 
     def config(self) -> Mapping[str, Any]:
         config = self._workload.config()
@@ -155,7 +163,7 @@ class CustomTraining:
             is_one = isinstance(config, Mapping)
         except (TypeError, ValueError):
             is_one = False
-        self._expect("config", "an object that JSON can hold", config, is_one)
+        self._expect("config", "a JSON-serialisable mapping", config, is_one)
         return config
 
     def sample(
@@ -163,7 +171,7 @@ class CustomTraining:
     ) -> bytes:
         sample = getattr(self._workload, "sample", None)
         if sample is None:
-            raise _wrong(self._name, "a workload that can be sampled", "one without sample")
+            raise _wrong(self._name, "a workload that can be sampled", "one without sample()")
         sampled: bytes = sample(model, prompt, n, temperature=temperature, seed=seed)
         return sampled
 

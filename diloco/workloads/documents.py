@@ -1,16 +1,16 @@
-"""Text of any source as tokens: this replica's shard and the held-out windows.
+"""Tokenized text: the training shard of a replica and the held-out windows.
 
-Sources are files of text, or rows with a text column (JSON lines, Parquet, CSV, any data set of the
-hub), streamed by the ``datasets`` library: nothing is written to a cache, and replicas on one
-machine wait for no lock. Every process reads all of the text and tokenizes its own part.
+A source is a set of text files, or rows with a text column (JSON lines, Parquet, CSV, any data set
+on the Hub) that the ``datasets`` library streams, without a cache and without locks between the
+replicas on one machine. Every process reads the whole text and tokenizes its own part.
 
-Documents are cut into pieces at white space. A piece is *held out* if the hash of its text says so
-(one in twenty), so that a copy of it elsewhere is held out too; the others are dealt out to the
-shards like cards. A shard's pieces, put end to end with the end-of-text token after each document
-(where the tokenizer has one), are one long row of tokens.
+Documents are cut at white space into pieces. A hash of its text decides whether a piece is *held
+out* (one in twenty), so that duplicates of it are held out too. The other pieces are assigned to
+the shards in turn. A shard is the concatenation of its pieces, with the end-of-text token after
+each document if the tokenizer has one.
 
-Left out: shuffling (batches pick random windows) and shards bigger than memory. Errors:
-:class:`SettingsError` on ``data`` or the field that is wrong, with what was expected and found.
+There is no shuffling (batches use random windows), and a shard must fit in memory. Errors:
+:class:`SettingsError` on ``data`` or on the invalid field.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Tokens = npt.NDArray[np.int32]
 _FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 _COMPRESSED = frozenset({".gz", ".zst", ".bz2", ".xz"})
 _SMALL = 1 << 22
-"""Characters of text up to which it is looked at as a whole before it is cut."""
+"""Texts of up to this many characters are read completely before they are cut."""
 _PIECE, _MIN_PIECE, _PIECES_PER_SHARD = 8192, 256, 64
 _TOKENIZED_TOGETHER = 256
 _HELD_OUT_CHARACTERS = 16
@@ -55,7 +55,7 @@ class TokenCorpus:
 class _Piece:
     text: str
     ends: bool
-    """Whether it is the last of its document."""
+    """Whether this is the last piece of its document."""
 
     @property
     def held_out(self) -> bool:
@@ -66,22 +66,22 @@ class _Piece:
 def load_tokens(
     workload: HuggingFaceWorkload, tokenizer: Tokenizer, *, shard: int, shards: int
 ) -> TokenCorpus:
-    """Shard ``shard`` of ``shards``, and the same held-out windows for all of them."""
+    """Load shard ``shard`` of ``shards``, and the held-out windows, which all shards share."""
     assert 0 <= shard < shards, (shard, shards)
     enough = workload.eval_tokens * _HELD_OUT_CHARACTERS
-    mine: list[_Piece] = []
+    own: list[_Piece] = []
     held_out: list[_Piece] = []
-    dealt = held_characters = 0
-    for piece, kept_back in _sorted_out(_documents(workload), shards):
-        if kept_back:
+    assigned = held_characters = 0
+    for piece, is_held_out in _classified_pieces(_documents(workload), shards):
+        if is_held_out:
             if held_characters < enough:
                 held_out.append(piece)
                 held_characters += len(piece.text)
         else:
-            if dealt % shards == shard:
-                mine.append(piece)
-            dealt += 1
-    train, spare = _tokenize(mine, tokenizer), _tokenize(held_out, tokenizer)
+            if assigned % shards == shard:
+                own.append(piece)
+            assigned += 1
+    train, spare = _tokenize(own, tokenizer), _tokenize(held_out, tokenizer)
     window = workload.context + 1
     if len(train) < window or len(spare) < window:
         raise SettingsError(
@@ -96,9 +96,9 @@ def load_tokens(
 # -- from documents to tokens ------------------------------------------------------------------
 
 
-def _sorted_out(documents: Iterable[str], shards: int) -> Iterator[tuple[_Piece, bool]]:
-    """Every piece, and whether it is held out. A little text is cut smaller, so that there is
-    something for everybody."""
+def _classified_pieces(documents: Iterable[str], shards: int) -> Iterator[tuple[_Piece, bool]]:
+    """Yield every piece and whether it is held out. Small texts are cut into smaller pieces, so
+    that each shard gets some."""
     rest = iter(documents)
     first: list[str] = []
     size = 0
@@ -119,7 +119,7 @@ def _sorted_out(documents: Iterable[str], shards: int) -> Iterator[tuple[_Piece,
 
 
 def _pieces(documents: Iterable[str], length: int) -> Iterator[_Piece]:
-    """Documents cut after white space into pieces of ``length`` characters or less."""
+    """Cut documents after white space into pieces of at most ``length`` characters."""
     for document in documents:
         start = 0
         while len(document) - start > length:
@@ -136,9 +136,9 @@ def _tokenize(pieces: list[_Piece], tokenizer: Tokenizer) -> Tokens:
     rows: list[Tokens] = [np.empty(0, np.int32)]
     end = np.array([] if tokenizer.end is None else [tokenizer.end], np.int32)
     for start in range(0, len(pieces), _TOKENIZED_TOGETHER):
-        together = pieces[start : start + _TOKENIZED_TOGETHER]
-        encoded = tokenizer.encode([piece.text for piece in together])
-        for piece, row in zip(together, encoded, strict=True):
+        batch = pieces[start : start + _TOKENIZED_TOGETHER]
+        encoded = tokenizer.encode([piece.text for piece in batch])
+        for piece, row in zip(batch, encoded, strict=True):
             rows += [row, end] if piece.ends else [row]
     return np.concatenate(rows)
 
@@ -147,8 +147,8 @@ def _tokenize(pieces: list[_Piece], tokenizer: Tokenizer) -> Tokens:
 
 
 def _documents(workload: HuggingFaceWorkload) -> Iterator[str]:
-    found = _all_documents(workload)
-    return itertools.islice(found, workload.documents) if workload.documents else found
+    documents = _all_documents(workload)
+    return itertools.islice(documents, workload.documents) if workload.documents else documents
 
 
 def _all_documents(workload: HuggingFaceWorkload) -> Iterator[str]:
@@ -158,11 +158,11 @@ def _all_documents(workload: HuggingFaceWorkload) -> Iterator[str]:
         if not local and not hub_is_there():
             raise SettingsError(
                 "data",
-                f"expected files at {data!r}, or the hub to stream the data set of that name from, "
-                "found neither (the hub cannot be reached, or HF_HUB_OFFLINE is set)",
+                f"expected files at {data!r} or a data set of that name on the Hub, found neither "
+                "(the Hub cannot be reached, or HF_HUB_OFFLINE is set)",
             )
-        return _rows(workload, path=data, name=workload.data_config or None,
-                     split=workload.data_split)  # fmt: skip
+        name = workload.data_config or None
+        return _rows(workload, path=data, name=name, split=workload.data_split)
     fs, files = find_files(data)
     if form == "auto":
         form = _format([file.path for file in files])
@@ -173,14 +173,14 @@ def _all_documents(workload: HuggingFaceWorkload) -> Iterator[str]:
 
 
 def _is_files(data: str) -> bool:
-    """Whether ``data`` cannot be a name on the hub."""
+    """Return whether ``data`` cannot be a name on the Hub."""
     if data == STDLIB or data.startswith(("/", ".")) or "://" in data:
         return True
     return bool(set(data) & set("*?[")) or Path(data).exists()
 
 
 def _format(paths: list[str]) -> str:
-    """What all of the files are by their names; text where they are not all of one kind."""
+    """Derive the format from the file names; text if they differ."""
     kinds = set()
     for path in paths:
         suffixes = [suffix for suffix in PurePosixPath(path).suffixes if suffix not in _COMPRESSED]
@@ -211,7 +211,7 @@ def _rows(workload: HuggingFaceWorkload, **source: Any) -> Iterator[str]:
             yield text
     except SettingsError:
         raise
-    except Exception as error:  # the library raises its own, the hub's and the file systems' errors
+    except Exception as error:  # errors of the library, the Hub or the file system
         raise SettingsError(
             "data", f"expected rows at {workload.data!r}, found {type(error).__name__}: {error}"
         ) from error

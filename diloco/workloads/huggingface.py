@@ -1,11 +1,12 @@
-"""Any causal language model of the Transformers library as a workload.
+"""The ``huggingface`` workload: any causal language model of the Transformers library.
 
-The model comes from a ``config`` (its weights from the group's seed) or from a checkpoint, a
-directory or a name on the hub; of that only safetensors are read and no code is run. Weights are
-fp32; on a GPU passes are in bf16 by autocast. Dropout is a function of (seed, replica, step).
+The model is created from a ``config``, with weights from the group's seed, or loaded from a
+checkpoint: a directory or a name on the Hub. Only safetensors are loaded, and no remote code is
+executed. Weights are fp32; on a GPU, autocast runs passes in bf16. Dropout is a function of (seed,
+replica, step).
 
-Left out: losses of a model's own (those of mixtures of experts), adapters, a key-value cache in
-:meth:`HuggingFaceTraining.sample`.
+Not supported: auxiliary losses of the model (mixtures of experts), adapters, and a key-value cache
+in :meth:`HuggingFaceTraining.sample`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from diloco.protocol.settings import GroupSettings, SettingsError
 from diloco.protocol.workload import HuggingFaceWorkload
 from diloco.workloads.base import (
     HeldOutLoss,
-    adamw,
+    Optimizers,
     first_words,
+    inner_optimizers,
     random_starts,
     warmup_cosine,
 )
@@ -33,12 +35,11 @@ from diloco.workloads.documents import TokenCorpus, load_tokens
 from diloco.workloads.tokens import Tokenizer, load_tokenizer, pretrained
 
 _EVALUATED_TOGETHER = 8
-"""Windows per forward pass of an evaluation: a constant, so that the result depends on nothing
-that is set."""
+"""Windows per forward pass of an evaluation: a constant, so that no setting changes the result."""
 
 
 class Batch(NamedTuple):
-    """``tokens``: (batch_size, context + 1) int64, inputs and, one on, their targets."""
+    """``tokens``: (batch_size, context + 1) int64; the targets are the inputs shifted by one."""
 
     step: int
     tokens: Tensor
@@ -51,7 +52,8 @@ def load_training(
     replica: int,
     device: torch.device,
 ) -> HuggingFaceTraining:
-    """The workload of one replica. :class:`SettingsError` where something cannot be had."""
+    """Load the workload of one replica. Raises :class:`SettingsError` if the tokenizer, the model
+    or the data cannot be loaded."""
     tokenizer = load_tokenizer(workload.tokenizer_name, revision=_revision(workload))
     config = model_config(workload, tokenizer)
     corpus = load_tokens(workload, tokenizer, shard=replica, shards=settings.max_replicas)
@@ -61,7 +63,8 @@ def load_training(
 
 
 def model_config(workload: HuggingFaceWorkload, tokenizer: Tokenizer) -> Any:
-    """Transformers' configuration of the model; what the tokenizer decides may be left out."""
+    """Return the Transformers configuration of the model. A ``config`` of the workload can omit
+    fields that the tokenizer determines."""
     if workload.model:
         name = workload.model
         config = pretrained(
@@ -135,14 +138,14 @@ class HuggingFaceTraining:
         )
         return loaded
 
-    def inner_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return adamw(model, self._settings)
+    def inner_optimizer(self, model: nn.Module) -> Optimizers:
+        return inner_optimizers(model, self._settings)
 
     def lr_at(self, step: int) -> float:
         return warmup_cosine(step, self._settings)
 
     def train_batch(self, step: int) -> Batch:
-        """Random windows of the shard."""
+        """Return random windows of the shard."""
         positions = len(self._train) - len(self._window) + 1
         starts = random_starts(
             self._settings, replica=self._replica, step=step, positions=positions
@@ -151,7 +154,7 @@ class HuggingFaceTraining:
         return Batch(step, self._to_device(windows))
 
     def _to_device(self, windows: Tensor) -> Tensor:
-        """int32 on the host -> int64 on the device."""
+        """Move int32 windows to the device as int64."""
         if self._device.type == "cuda":
             windows = windows.pin_memory().to(self._device, non_blocking=True)
         return windows.to(self._device, torch.int64)
@@ -184,14 +187,14 @@ class HuggingFaceTraining:
         return HeldOutLoss(loss=float(total) / count, tokens=count)
 
     def config(self) -> Mapping[str, Any]:
-        """What ``from_pretrained`` reads, and where the tokenizer is from."""
+        """Return the configuration that ``from_pretrained`` reads."""
         name = AutoModelForCausalLM._model_mapping[type(self._config)].__name__
         return {**self._config.to_dict(), "architectures": [name]}
 
     def sample(
         self, model: nn.Module, prompt: bytes, n: int, *, temperature: float, seed: int
     ) -> bytes:
-        """``n`` bytes or, where the model says that the text ends, fewer."""
+        """Return ``n`` bytes, or fewer if the model samples the end of the text."""
         texts = self.go_on(model, prompt, n, temperature=temperature, seed=seed)
         return ([b"", *texts][-1])[:n]
 
@@ -203,13 +206,13 @@ class HuggingFaceTraining:
     def go_on(
         self, model: nn.Module, prompt: bytes, n: int, *, temperature: float, seed: int
     ) -> Iterator[bytes]:
-        """As :meth:`sample`, longer by a token each time
+        """Like :meth:`sample`, but yield the text after each token
         (:class:`~diloco.training.sample.GoOn`)."""
         generator = torch.Generator().manual_seed(seed)
         (start,) = self._tokenizer.encode([prompt.decode(errors="replace") or "\n"])
         seen = [int(token) for token in start]
         if not seen and self._tokenizer.end is not None:
-            seen = [self._tokenizer.end]  # its tokenizer drops what a line starts with
+            seen = [self._tokenizer.end]  # the tokenizer strips leading white space
         first = len(seen)
         text = b""
         with _evaluating(model):
@@ -234,7 +237,7 @@ class HuggingFaceTraining:
 
     @contextlib.contextmanager
     def _random(self, seed: int) -> Iterator[None]:
-        """Torch's own random state is ``seed``'s inside, and as it was afterwards."""
+        """Seed torch's random state inside the block and restore it afterwards."""
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(seed)
@@ -242,7 +245,7 @@ class HuggingFaceTraining:
 
 
 def _revision(workload: HuggingFaceWorkload) -> str:
-    """The model's revision is that of its own tokenizer, and of no other."""
+    """Return the revision of the tokenizer: the model's, if the tokenizer is the model's."""
     return "" if workload.tokenizer else workload.revision
 
 

@@ -1,19 +1,18 @@
-"""Text as bytes: this replica's shard of the training text and the held-out windows.
+"""Text as bytes: the training shard of a replica and the held-out windows.
 
 A source is :data:`~diloco.protocol.workload.STDLIB` or any fsspec URI of a file, a folder or a
-glob. The files in order of name, put end to end, are one long text:
+glob. The text is the concatenation of the files in order of name:
 
-- *held out* are the files whose hashed name says so (about one in twenty), so that a file is held
-  out wherever it is found; where that takes too little or too much, as with a single file, the last
-  twentieth of every file is. No byte of it is ever in a shard.
-- the rest is cut into blocks dealt out like cards, so that shards are disjoint, equally big and
-  alike, whatever the number of files.
+- A hash of its name decides whether a file is *held out* (about one in twenty), so that a file is
+  held out in every source. If this would hold out too little or too much, as with a single file,
+  the last twentieth of every file is held out instead. No shard contains held-out bytes.
+- The rest is cut into blocks that are assigned to the shards in turn, so that shards are disjoint,
+  of equal size and similar, for any number of files.
 
-Only the shard and the evaluation windows are read, as uint8; a big file is read by ranges.
+Only the shard and the evaluation windows are read, as uint8; large files are read by ranges.
 
-Left out: decompression, tokenizers, shuffling (batches pick random windows) and texts whose shard
-is bigger than memory. Errors: :class:`SettingsError` on the field ``data``, with what was expected
-and what was found.
+There is no decompression, no tokenizer and no shuffling (batches use random windows), and a shard
+must fit in memory. Errors: :class:`SettingsError` on the field ``data``.
 """
 
 from __future__ import annotations
@@ -43,18 +42,18 @@ HELD_OUT = 1 / 20
 
 _NOT_SOURCE = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 _GENERATED = frozenset({"encodings", "pydoc_data"})
-"""Tables and one file of 0.75 MB that would be most of the held-out text."""
+"""Generated tables, and one file of 0.75 MB that would be most of the held-out text."""
 _MIN_BLOCK, _MAX_BLOCK, _BLOCKS_PER_SHARD = 1 << 12, 1 << 23, 64
 _WHOLE_FILE = 1 << 23
-"""Files up to this many bytes are read at once, bigger ones by ranges."""
+"""Files of up to this many bytes are read whole, larger ones by ranges."""
 _REQUESTS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """``train``: one shard, (bytes,) uint8. ``held_out``: windows, (windows, context + 1) uint8.
+    """``train``: one shard, (bytes,) uint8. ``held_out``: (windows, context + 1) uint8.
 
-    ``text_bytes`` is the size of the whole text, all shards and held-out part together.
+    ``text_bytes`` is the size of the whole text, including all shards and the held-out part.
     """
 
     train: Bytes
@@ -73,6 +72,8 @@ class _Extent:
 
 @dataclass(frozen=True, kw_only=True)
 class TextFile:
+    """A file of the source; ``name`` is its path relative to the source."""
+
     path: str
     name: str
     size: int
@@ -87,9 +88,10 @@ class TextFile:
 
 
 def load_corpus(source: str, *, shard: int, shards: int, context: int, eval_bytes: int) -> Corpus:
-    """Shard ``shard`` of ``shards`` and windows of ``context + 1`` bytes for ``eval_bytes`` tokens.
+    """Load shard ``shard`` of ``shards``, and windows of ``context + 1`` bytes that together
+    predict ``eval_bytes`` tokens.
 
-    Every process that sees the same files gets the same windows, and shards that never overlap.
+    From the same files, every process gets the same windows, and shards never overlap.
     """
     assert 0 <= shard < shards, (shard, shards)
     fs, files = find_files(source)
@@ -114,7 +116,8 @@ def load_corpus(source: str, *, shard: int, shards: int, context: int, eval_byte
 
 
 def find_files(source: str) -> tuple[Any, list[TextFile]]:
-    """The file system of ``source`` and its files that are not empty, by name; at least one."""
+    """Return the file system of ``source`` and its non-empty files (at least one), sorted by
+    name."""
     try:
         fs, files = _stdlib_files() if source == STDLIB else _uri_files(source)
     except SettingsError:
@@ -122,7 +125,7 @@ def find_files(source: str) -> tuple[Any, list[TextFile]]:
     except Exception as error:  # fsspec raises whatever the backend's client raises
         raise unreadable(source, error) from error
     if not files:
-        raise SettingsError("data", f"expected text at {source!r}, found no file that is not empty")
+        raise SettingsError("data", f"expected text at {source!r}, found no non-empty file")
     return fs, files
 
 
@@ -157,13 +160,13 @@ def _uri_files(uri: str) -> tuple[Any, list[TextFile]]:
     else:
         root, infos = path, fs.find(path, detail=True)
     files = []
-    for found, info in infos.items():
-        name = str(found)[len(root) :].lstrip("/")
+    for file_path, info in infos.items():
+        name = str(file_path)[len(root) :].lstrip("/")
         if any(part.startswith(".") for part in PurePosixPath(name).parts):
             continue
         if info.get("size") is None:
-            raise SettingsError("data", f"expected a store that tells sizes, found none of {found}")
-        files.append(TextFile(path=str(found), name=name, size=int(info["size"])))
+            raise SettingsError("data", f"expected the size of {file_path}, found none")
+        files.append(TextFile(path=str(file_path), name=name, size=int(info["size"])))
     return fs, _in_order(files)
 
 
@@ -176,15 +179,16 @@ def _in_order(files: list[TextFile]) -> list[TextFile]:
 
 
 def unreadable(source: str, error: Exception) -> SettingsError:
+    """Convert an error of the file system into a :class:`SettingsError` on ``data``."""
     if isinstance(error, FileNotFoundError):
-        found = "nothing there"
+        problem = "nothing"
     else:
-        found = f"{type(error).__name__}: {error}"
-    return SettingsError("data", f"expected text that can be read at {source!r}, found {found}")
+        problem = f"{type(error).__name__}: {error}"
+    return SettingsError("data", f"expected readable text at {source!r}, found {problem}")
 
 
 def _split(files: Sequence[TextFile]) -> tuple[list[_Extent], list[_Extent]]:
-    """Training and held-out extents of the text."""
+    """Split the text into training and held-out extents."""
     total = sum(file.size for file in files)
     held_out = sum(file.size for file in files if file.held_out)
     if HELD_OUT / 4 <= held_out / total <= HELD_OUT * 4:
@@ -198,16 +202,16 @@ def _split(files: Sequence[TextFile]) -> tuple[list[_Extent], list[_Extent]]:
 
 
 def _shard_spans(size: int, shard: int, shards: int) -> list[tuple[int, int]]:
-    """Blocks ``shard``, ``shard + shards``, ... of a text; an incomplete last round is left over,
-    so that all shards are of one size."""
+    """Return blocks ``shard``, ``shard + shards``, ... of a text. Blocks after the last complete
+    round of shards are not used, so that all shards have one size."""
     block = min(max(size // (shards * _BLOCKS_PER_SHARD), _MIN_BLOCK), _MAX_BLOCK, size // shards)
-    deals = size // (block * shards)
-    starts = ((deal * shards + shard) * block for deal in range(deals))
+    turns = size // (block * shards)
+    starts = ((turn * shards + shard) * block for turn in range(turns))
     return [(start, start + block) for start in starts]
 
 
 def window_spans(size: int, context: int, eval_bytes: int) -> list[tuple[int, int]]:
-    """Windows of ``context + 1`` bytes, spread evenly; no byte is predicted twice."""
+    """Return evenly spaced windows of ``context + 1`` bytes that predict no byte twice."""
     windows = max(1, min(eval_bytes, size - 1) // context)
     room = size - (context + 1)
     starts = [room * i // max(1, windows - 1) for i in range(windows)]
@@ -216,7 +220,7 @@ def window_spans(size: int, context: int, eval_bytes: int) -> list[tuple[int, in
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
-    """One read of a file, whole where ``start`` and ``end`` are None, and what is cut from it."""
+    """One read of a file (the whole file if ``start`` and ``end`` are None) and its pieces."""
 
     path: str
     start: int | None
@@ -225,7 +229,7 @@ class _Request:
 
 
 class _Text:
-    """Extents put end to end and read by spans of positions."""
+    """A concatenation of extents, read by spans of positions."""
 
     def __init__(self, source: str, fs: Any, extents: Sequence[_Extent]) -> None:
         self._source = source
@@ -235,7 +239,7 @@ class _Text:
         self.size = self._ends[-1] if self._ends else 0
 
     def _pieces(self, spans: Sequence[tuple[int, int]]) -> Iterator[_Extent]:
-        """The file ranges that make up ``spans``, in their order."""
+        """Yield the file ranges of ``spans``, in order."""
         for start, end in spans:
             at = bisect.bisect_right(self._ends, start)
             while start < end:
@@ -246,7 +250,7 @@ class _Text:
                 start, at = start + length, at + 1
 
     def read(self, spans: Sequence[tuple[int, int]]) -> Bytes:
-        """The bytes of ``spans``, put end to end."""
+        """Return the concatenated bytes of ``spans``."""
         out = np.empty(sum(end - start for start, end in spans), np.uint8)
         at = 0
         for piece, data in self._fetch(self._pieces(spans)):
@@ -263,11 +267,11 @@ class _Text:
         return out
 
     def _fetch(self, pieces: Iterator[_Extent]) -> Iterator[tuple[_Extent, bytes]]:
-        """Each piece with its bytes. The requests of a batch go out together."""
+        """Yield each piece with its bytes. The requests of a batch are sent together."""
         requests = self._requests(pieces)
         while batch := list(itertools.islice(requests, _REQUESTS_AT_ONCE)):
             try:
-                answers = self._fs.cat_ranges(
+                contents = self._fs.cat_ranges(
                     [request.path for request in batch],
                     [request.start for request in batch],
                     [request.end for request in batch],
@@ -275,10 +279,10 @@ class _Text:
                 )
             except Exception as error:  # whatever the store's client raises
                 raise unreadable(self._source, error) from error
-            for request, answer in zip(batch, answers, strict=True):
+            for request, content in zip(batch, contents, strict=True):
                 for piece in request.pieces:
                     start = piece.start - (request.start or 0)
-                    yield piece, bytes(answer[start : start + piece.length])
+                    yield piece, bytes(content[start : start + piece.length])
 
     def _requests(self, pieces: Iterator[_Extent]) -> Iterator[_Request]:
         sizes = {extent.path: extent.start + extent.length for extent in self._extents}

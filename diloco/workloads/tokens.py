@@ -1,7 +1,7 @@
-"""Tokenizers, and where they and models come from: a directory, the hub, or the bytes themselves.
+"""Load tokenizers and models from a directory or the Hugging Face Hub; a tokenizer of bytes.
 
-The hub's own message reaches the person: a gated or absent repository says what to do about it.
-Without a network nothing waits for retries; what the hub's cache holds is used.
+Errors contain the Hub's own message, which explains e.g. how to get access to a gated repository.
+Without a network, the Hub's local cache is used without waiting for retries.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from diloco.protocol.workload import BYTES, VOCABULARY
 T = TypeVar("T")
 
 _REACH_S = 5.0
-"""How long the hub may take to give any answer before it counts as out of reach."""
+"""Seconds without a response after which the Hub counts as unreachable."""
 
 
 class Tokenizer:
-    """``transformer`` is Transformers' own object, which an export saves beside the weights."""
+    """A tokenizer; ``transformer`` is the Transformers object that an export saves."""
 
     def __init__(self, transformer: Any, *, is_bytes: bool = False) -> None:
         self.transformer = transformer
@@ -37,18 +37,18 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """One more than the largest token number."""
+        """The largest token number plus one."""
         return len(self.transformer)
 
     @property
     def end(self) -> int | None:
-        """The token after each document, if there is one."""
+        """The end-of-text token, if the tokenizer has one."""
         end: int | None = self.transformer.eos_token_id
         return end
 
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
-        """Tokens of each text, without any that mark a beginning or an end."""
-        if self._is_bytes:  # the same tokens a hundred times as fast
+        """Return the tokens of each text, (tokens,) int32, without special tokens."""
+        if self._is_bytes:  # equal tokens, a hundred times faster
             return [
                 np.frombuffer(text.encode(errors="replace"), np.uint8).astype(np.int32)
                 for text in texts
@@ -59,6 +59,7 @@ class Tokenizer:
         return [np.asarray(row, np.int32) for row in rows]
 
     def decode(self, tokens: Sequence[int]) -> bytes:
+        """Return the text of ``tokens`` as UTF-8."""
         if self._is_bytes:
             return bytes(token for token in tokens if token < VOCABULARY)
         text: str = self.transformer.decode(list(tokens))
@@ -66,20 +67,22 @@ class Tokenizer:
 
 
 def load_tokenizer(name: str, *, revision: str = "") -> Tokenizer:
-    """The tokenizer called ``name``. :class:`SettingsError` where it cannot be had."""
+    """Load the tokenizer ``name``. Raises :class:`SettingsError` if it cannot be loaded."""
     if name == BYTES:
         return Tokenizer(byte_tokenizer(), is_bytes=True)
     return Tokenizer(
         pretrained(
-            "tokenizer", name, lambda **how: AutoTokenizer.from_pretrained(name, **how), revision
+            "tokenizer",
+            name,
+            lambda **options: AutoTokenizer.from_pretrained(name, **options),
+            revision,
         )
     )
 
 
 def byte_tokenizer() -> Any:
-    """A tokenizer of Transformers for which every byte is the token of its own number."""
-    # The 256 characters that stand for bytes, as GPT-2's tokenizer names them: printable ones for
-    # themselves, the others from U+0100 on.
+    """Create a Transformers tokenizer that maps every byte to the token of the same number."""
+    # GPT-2's characters for the 256 bytes: printable bytes as themselves, the others from U+0100.
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     names, spare = {}, 0x100
     for byte in range(VOCABULARY):
@@ -92,24 +95,24 @@ def byte_tokenizer() -> Any:
 
 
 def pretrained(field: str, name: str, load: Callable[..., T], revision: str = "") -> T:
-    """What ``load`` finds under ``name``, a directory or a name on the hub.
+    """Call ``load`` for ``name``, a directory or a name on the Hub, and return its result.
 
-    It is called with ``local_files_only`` and perhaps ``revision``. :class:`SettingsError` on
-    ``field``, with the library's own message.
+    ``load`` gets the keyword arguments ``local_files_only`` and, if it is set, ``revision``. Raises
+    :class:`SettingsError` on ``field``, with the library's message.
     """
-    how: dict[str, Any] = {"local_files_only": Path(name).is_dir() or not hub_is_there()}
+    options: dict[str, Any] = {"local_files_only": Path(name).is_dir() or not hub_is_there()}
     if revision and not Path(name).is_dir():
-        how["revision"] = revision
+        options["revision"] = revision
     try:
-        return load(**how)
-    except (OSError, ValueError) as error:  # the hub's errors are OSErrors
+        return load(**options)
+    except (OSError, ValueError) as error:  # the Hub's errors are OSErrors
         raise SettingsError(
-            field, f"expected a directory or a name on the hub, found {name!r}: {error}"
+            field, f"expected a directory or a name on the Hub, found {name!r}: {error}"
         ) from error
 
 
 def hub_is_there() -> bool:
-    """Whether the hub gives any answer; never asked where HF_HUB_OFFLINE is set."""
+    """Return whether the Hub responds; False without a request if HF_HUB_OFFLINE is set."""
     if constants.HF_HUB_OFFLINE:
         return False
     request = urllib.request.Request(constants.ENDPOINT, method="HEAD")  # noqa: S310
@@ -117,6 +120,6 @@ def hub_is_there() -> bool:
         with urllib.request.urlopen(request, timeout=_REACH_S):  # noqa: S310
             return True
     except urllib.error.HTTPError:
-        return True  # it has answered
+        return True  # any response means that the Hub is reachable
     except OSError:
         return False

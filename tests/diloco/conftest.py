@@ -1,4 +1,4 @@
-"""A whole group in one process: members are threads, training a tiny model on a local store."""
+"""A group in one process: replicas are threads that train a tiny model on a local store."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import fnmatch
 import random
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.exchange.reduce import Reducer
+from diloco.exchange.reduce import Reduction
+from diloco.exchange.timings import Timings
 from diloco.group import Group, join
 from diloco.init import create_group
+from diloco.model.buffers import Buffers
 from diloco.model.flat_parameters import Layout
 from diloco.model.outer_optimizer import OuterOptimizer
 from diloco.protocol import keys
@@ -33,34 +34,20 @@ from diloco.store.base import (
     Pages,
     Store,
 )
-from diloco.store.faulty import Faults, FaultyStore
 from diloco.syncer import Syncer
 from diloco.training.checkpoint import load_checkpoint
 from diloco.training.sample import Sampler
-
-
-class FastClock:
-    """Runs fifty times as fast as the wall, so that waiting in a protocol costs a test nothing."""
-
-    speed = 50.0
-
-    def wall(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        return time.monotonic() * self.speed
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds / self.speed)
+from tests.diloco.clocks import FastClock
+from tests.diloco.faulty_store import Faults, FaultyStore
 
 
 class Killed(BaseException):
-    """What a member's thread sees when it is "killed": no handler of ours catches it."""
+    """Raised in the thread of a replica that is "killed"; no handler of the library catches it."""
 
 
 @dataclass
 class Trap:
-    """Kills the member at its ``nth`` ``operation`` on a key like ``pattern``."""
+    """Kills the replica at its ``nth`` ``operation`` on a key that matches ``pattern``."""
 
     operation: str
     pattern: str
@@ -69,7 +56,7 @@ class Trap:
 
 
 class MortalStore:
-    """A store that dies: from the trap on, every operation of every thread raises Killed."""
+    """A store of a killed replica: after the trap, all operations of all threads raise Killed."""
 
     def __init__(self, inner: Store, trap: Trap | None) -> None:
         self.inner = inner
@@ -80,15 +67,15 @@ class MortalStore:
         self._hits = 0
         self._spoilt: tuple[str, str] | None = None
         self.spoil_reads: Callable[[str, bytes], bytes] = lambda key, data: data
-        """Changes what a read answers; the object stays as it is."""
+        """Changes the result of a read; the object is unchanged."""
         self._garbled = ""
 
     def garble(self, pattern: str) -> None:
-        """Damage what this member reads of keys like ``pattern``, and only what it reads."""
+        """Damage this replica's reads of keys that match ``pattern``, not the objects."""
         self._garbled = pattern
 
     def spoil(self, pattern: str, damage: str) -> None:
-        """Damage what is put under keys like ``pattern``, as a store that lost it would."""
+        """Damage the objects written to keys that match ``pattern``."""
         self._spoilt = (pattern, damage)
 
     def _alive(self, operation: str, key: str, when: str) -> None:
@@ -114,7 +101,7 @@ class MortalStore:
             self.inner.put(key, data[:-3])
 
     def put_stream(self, key: str, make_parts: MakeParts) -> None:
-        """As one put, to the traps and to what is spoilt."""
+        """Counts as one put for traps and damage."""
         self._alive("put", key, "before")
         if self._spoilt is None or not fnmatch.fnmatch(key, self._spoilt[0]):
             self.inner.put_stream(key, make_parts)
@@ -153,7 +140,7 @@ class MortalStore:
 
 
 def batch_loss(model: nn.Module, replica: int, step: int) -> torch.Tensor:
-    """What a member minimises at a step: least squares on data of its own."""
+    """The loss of a replica's step: least squares on its own data."""
     generator = torch.Generator().manual_seed(1000 * replica + step)
     x = torch.randn(8, 4, generator=generator)
     loss: torch.Tensor = (model(x) - x[:, :2]).square().mean()
@@ -162,7 +149,7 @@ def batch_loss(model: nn.Module, replica: int, step: int) -> torch.Tensor:
 
 @dataclass
 class Member:
-    """One member: its thread, and what became of it."""
+    """One replica: its thread and its result."""
 
     replica: int
     store: MortalStore
@@ -180,7 +167,7 @@ class Member:
 
 
 class TinyGroup:
-    """Makes a group and runs members of it."""
+    """Creates a group and runs its replicas."""
 
     trap = Trap
     batch_loss = staticmethod(batch_loss)
@@ -189,10 +176,19 @@ class TinyGroup:
         self.root = root
         self.store = LocalStore(root)
         chosen: dict[str, object] = {
-            "sync_every": 3, "total_rounds": 4, "num_replicas": 3, "warmup_steps": 0,
-            "heartbeat_timeout_s": 3600.0, "round_timeout_s": 7200.0, "start_wait_s": 3000.0,
-            "grace_s": 3000.0, "checkpoint_every": 2, "eval_every": 0, "state_every": 0, **settings,
-        }  # fmt: skip
+            "sync_every": 3,
+            "total_rounds": 4,
+            "num_replicas": 3,
+            "warmup_steps": 0,
+            "heartbeat_timeout_s": 3600.0,
+            "round_timeout_s": 7200.0,
+            "start_wait_s": 3000.0,
+            "grace_s": 3000.0,
+            "checkpoint_every": 2,
+            "eval_every": 0,
+            "state_every": 0,
+            **settings,
+        }
         self.settings = GroupSettings(**chosen)  # type: ignore[arg-type]
         create_group(str(root), self.settings)
         self.members: list[Member] = []
@@ -213,9 +209,10 @@ class TinyGroup:
         lr: float = 0.05,
         momentum: float = 0.0,
         sample: Sampler | None = None,
+        buffers: Buffers | None = None,
         on_step: Callable[[Member, Group], None] = lambda member, group: None,
     ) -> Member:
-        torch.manual_seed(100 + replica)  # every member starts from other weights
+        torch.manual_seed(100 + replica)  # every replica starts from different weights
         model = make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
         store: Store = self.store
@@ -230,7 +227,7 @@ class TinyGroup:
         if spoil_reads is not None:
             member.store.spoil_reads = spoil_reads
         member.thread = threading.Thread(
-            target=self._train, args=(member, on_step, sample), daemon=True
+            target=self._train, args=(member, on_step, sample, buffers), daemon=True
         )
         self.members.append(member)
         member.thread.start()
@@ -241,6 +238,7 @@ class TinyGroup:
         member: Member,
         on_step: Callable[[Member, Group], None],
         sample: Sampler | None,
+        buffers: Buffers | None,
     ) -> None:
         optimizer = member.optimizer
         try:
@@ -251,6 +249,7 @@ class TinyGroup:
                 replica=member.replica,
                 store=member.store,
                 sample=sample,
+                buffers=buffers,
                 heartbeat_interval_s=0.02,
                 telemetry_interval_s=0.05,
                 clock=FastClock(),
@@ -269,7 +268,7 @@ class TinyGroup:
             member.error = error
 
     def start_syncer(self, *, trap: Trap | None = None) -> Syncer:
-        """A syncer in a thread; a killed one dies quietly."""
+        """Run a syncer in a thread; a killed one raises nothing."""
         syncer = Syncer(MortalStore(self.store, trap), clock=FastClock(), heartbeat_interval_s=0.02)
 
         def serve() -> None:
@@ -281,26 +280,27 @@ class TinyGroup:
         thread.start()
         return syncer
 
-    def wait(self, *members: Member, seconds: float = 60.0) -> None:
-        """Join threads; a member that hangs fails the test."""
+    def wait(self, *members: Member, seconds: float = 600.0) -> None:
+        """Join threads; a replica that hangs fails the test."""
         for member in members or self.members:
             member.thread.join(seconds)
             assert not member.thread.is_alive(), f"replica {member.replica} hangs"
 
     def commits(self) -> list[Commit]:
-        found: list[Commit] = []
+        result: list[Commit] = []
         while True:
             try:
-                data = self.store.get(f"rounds/{len(found) + 1:08d}/commit.json")
+                data = self.store.get(f"rounds/{len(result) + 1:08d}/commit.json")
             except MissingKey:
-                return found
-            found.append(Commit.from_bytes(data))
+                return result
+            result.append(Commit.from_bytes(data))
 
     def plan(self, round: int) -> Plan:
         return Plan.from_bytes(self.store.get(f"rounds/{round:08d}/plan.json"))
 
-    def replayed(self) -> torch.Tensor:
-        """The global weights by hand: checkpoint 0, then every committed round in order (I3)."""
+    def replayed(self, *, start: int = 0) -> torch.Tensor:
+        """Compute the global weights from checkpoint ``start`` and every later committed round in
+        order (I3)."""
         settings = self.settings
         layout = Layout(
             self.members[0].model,
@@ -310,22 +310,22 @@ class TinyGroup:
         outer = OuterOptimizer(
             lr=settings.outer_lr, momentum=settings.outer_momentum, numel=layout.numel
         )
-        manifest = CheckpointManifest.from_bytes(self.store.get(keys.checkpoint_manifest(0)))
+        manifest = CheckpointManifest.from_bytes(self.store.get(keys.checkpoint_manifest(start)))
         weights = load_checkpoint(self.store, manifest, layout, outer).weights
-        reducer = Reducer(self.store, settings, FastClock())
-        for commit in self.commits():
+        for commit in self.commits()[start:]:
             if commit.void:
                 continue
             slots = layout.table.slots_of(commit.fragment)
             plan = self.plan(commit.round)
-            merged = reducer.committed(plan, commit, slots, None, reducer.meter())
+            reduction = Reduction(self.store, settings, plan, slots, timings=Timings(FastClock()))
+            merged = reduction.committed(commit)
             assert merged.digest == commit.merged_digest
             outer.step(weights, merged.vector, layout.span(commit.fragment))
-        tensors = layout.split(weights)  # fragments lie side by side; members show model order
+        tensors = layout.split(weights)  # fragments are contiguous; replicas return model order
         return torch.cat([tensors[tensor.name].flatten() for tensor in layout.tensors])
 
     def assert_log(self) -> list[Commit]:
-        """No round is skipped or done twice, nobody is in one twice, every base is right."""
+        """Check that no round or contributor is missing or duplicated, and every base correct."""
         commits = self.commits()
         committed, tokens, base_of = 0, 0, dict[int, int]()
         for number, commit in enumerate(commits, start=1):
@@ -348,7 +348,7 @@ class TinyGroup:
         return commits
 
     def assert_agreed(self, *members: Member) -> None:
-        """All ended without error, with the same bits, having followed the same log."""
+        """All replicas ended without an error, with equal bits, and applied the same log."""
         for member in members:
             assert member.error is None, repr(member.error)
         first = members[0].weights()
@@ -362,11 +362,11 @@ def tiny_group(tmp_path: Path) -> Callable[..., TinyGroup]:
 
 @pytest.fixture
 def make_groups(tmp_path: Path) -> Callable[..., TinyGroup]:
-    """Several groups in one test, each with a name of its own."""
+    """Several groups in one test, with different names."""
     return lambda name, **settings: TinyGroup(tmp_path / name, **settings)
 
 
 @pytest.fixture
 def tiny_group_class() -> type[TinyGroup]:
-    """For tests that make their groups themselves."""
+    """For tests that create their groups themselves."""
     return TinyGroup

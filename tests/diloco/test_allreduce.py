@@ -1,4 +1,4 @@
-"""The plain average through a store: ranks are threads over one folder."""
+"""ObjectStoreAllReduce: ranks are threads over one folder."""
 
 from __future__ import annotations
 
@@ -18,20 +18,9 @@ from torch import Tensor
 
 from diloco.allreduce import ObjectStoreAllReduce
 from diloco.exchange.payload import BadPayload
-from diloco.store.base import LocalStore, MeteredStore
-
-
-class FastClock:
-    """Fifty times as fast as the wall: a timeout of 20 s takes 0.4 s."""
-
-    def wall(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        return time.monotonic() * 50
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds / 50)
+from diloco.store.base import LocalStore
+from diloco.store.metered import MeteredStore
+from tests.diloco.clocks import FastClock
 
 
 def make(uri: str | Path, rank: int, size: int, timeout_s: float = 500.0) -> ObjectStoreAllReduce:
@@ -39,7 +28,7 @@ def make(uri: str | Path, rank: int, size: int, timeout_s: float = 500.0) -> Obj
 
 
 def together(size: int, work: Callable[[int], object]) -> list[Any]:
-    """``work(rank)`` on all ranks at once: what each returned or raised."""
+    """Call ``work(rank)`` on all ranks in parallel; return each result or exception."""
     with ThreadPoolExecutor(size) as pool:
         futures = [pool.submit(work, rank) for rank in range(size)]
         return [future.exception(60) or future.result() for future in futures]
@@ -59,12 +48,16 @@ def mean_in_order(tensors: list[Tensor]) -> Tensor:
     return (total / len(tensors)).to(tensors[0].dtype)
 
 
-def test_the_average_of_every_kind_of_tensor_in_place(tmp_path: Path) -> None:
+def test_tensors_of_every_kind_are_averaged_in_place(tmp_path: Path) -> None:
     kinds: list[tuple[tuple[int, ...], torch.dtype]] = [
-        ((5, 3), torch.float32), ((), torch.float32), ((0, 4), torch.float32),
-        ((), torch.bfloat16), ((7,), torch.bfloat16), ((2, 2), torch.float16),
+        ((5, 3), torch.float32),
+        ((), torch.float32),
+        ((0, 4), torch.float32),
+        ((), torch.bfloat16),
+        ((7,), torch.bfloat16),
+        ((2, 2), torch.float16),
         ((3, 1, 2), torch.float64),
-    ]  # fmt: skip
+    ]
 
     def work(rank: int) -> list[Tensor]:
         reduce = make(tmp_path, rank, 3)
@@ -80,17 +73,20 @@ def test_the_average_of_every_kind_of_tensor_in_place(tmp_path: Path) -> None:
         strided = whole[::2]
         strided += rank
         return [
-            *averages, parameter.detach(), reduce.allreduce(transposed),
-            reduce.allreduce(strided), whole,
-        ]  # fmt: skip
+            *averages,
+            parameter.detach(),
+            reduce.allreduce(transposed),
+            reduce.allreduce(strided),
+            whole,
+        ]
 
     results = together(3, work)
     for rank in range(3):
         result = results[rank]
         assert isinstance(result, list), repr(result)
-        for (shape, dtype), found in zip(kinds, result, strict=False):
+        for (shape, dtype), averaged in zip(kinds, result, strict=False):
             expected = mean_in_order([values(r, shape, dtype) for r in range(3)])
-            assert found.dtype == dtype and torch.equal(found, expected), (shape, dtype)
+            assert averaged.dtype == dtype and torch.equal(averaged, expected), (shape, dtype)
         parameter, transposed, strided, whole = result[len(kinds) :]
         assert torch.equal(
             parameter, mean_in_order([values(r, (4,), torch.float32) for r in range(3)])
@@ -108,7 +104,7 @@ def test_a_world_of_one_needs_no_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "size", "more", "said"),
+    ("rank", "size", "more", "message"),
     [
         (0, 0, {}, "world_size: expected at least 1, found 0"),
         (2, 2, {}, "rank: expected 0 to 1, found 2"),
@@ -119,10 +115,10 @@ def test_a_world_of_one_needs_no_store(tmp_path: Path) -> None:
         (0, 2, {"round_id": ""}, "round_id: expected letters"),
     ],
 )
-def test_odd_arguments_are_refused(
-    tmp_path: Path, rank: int, size: int, more: dict[str, float], said: str
+def test_invalid_arguments_are_refused(
+    tmp_path: Path, rank: int, size: int, more: dict[str, float], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         ObjectStoreAllReduce(str(tmp_path), rank, size, **more)  # type: ignore[arg-type]
 
 
@@ -138,7 +134,7 @@ def test_a_tensor_or_name_that_cannot_be_averaged_is_refused_before_anything_is_
 
 
 @pytest.mark.parametrize(
-    ("other", "name", "said"),
+    ("other", "name", "message"),
     [
         (torch.zeros(3), None, r"expected shape \(2, 2\) as on this rank, found \(3,\) on rank 1"),
         (
@@ -150,7 +146,7 @@ def test_a_tensor_or_name_that_cannot_be_averaged_is_refused_before_anything_is_
     ],
 )
 def test_calls_that_differ_are_an_error_on_every_rank(
-    tmp_path: Path, other: Tensor, name: str | None, said: str
+    tmp_path: Path, other: Tensor, name: str | None, message: str
 ) -> None:
     def work(rank: int) -> None:
         reduce = make(tmp_path, rank, 2)
@@ -167,7 +163,7 @@ def test_calls_that_differ_are_an_error_on_every_rank(
 
     first, second = together(2, work)
     assert isinstance(first, ValueError)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         raise first
     assert second is None
 
@@ -176,12 +172,12 @@ def test_world_sizes_that_differ_are_an_error_on_every_rank(tmp_path: Path) -> N
     alone = threading.Event()
 
     class UntilSeen(FastClock):
-        """Rank 0 looks once in vain, and again only when rank 1 has seen it."""
+        """Rank 0 reads once too early, and again only when rank 1 has read its session."""
 
         def sleep(self, seconds: float) -> None:
             alone.set()
-            theirs = tmp_path / "allreduce/default/sessions/00001.json"
-            while not theirs.exists() or '"0": ' not in theirs.read_text():
+            peer = tmp_path / "allreduce/default/sessions/00001.json"
+            while not peer.exists() or '"0": ' not in peer.read_text():
                 time.sleep(0.001)
 
     def work(rank: int) -> None:
@@ -191,25 +187,25 @@ def test_world_sizes_that_differ_are_an_error_on_every_rank(tmp_path: Path) -> N
             torch.zeros(1)
         )
 
-    found = together(2, work)
-    assert "world_size: expected 2 on every rank, found 3 on rank 1" in str(found[0])
-    assert "world_size: expected 3 on every rank, found 2 on rank 0" in str(found[1])
+    result = together(2, work)
+    assert "world_size: expected 2 on every rank, found 3 on rank 1" in str(result[0])
+    assert "world_size: expected 3 on every rank, found 2 on rank 0" in str(result[1])
 
 
 def average(uri: Path, size: int, offset: float) -> list[float]:
-    """A whole run of ``size`` ranks, of two calls."""
+    """A run of ``size`` ranks with two calls."""
 
     def work(rank: int) -> float:
         reduce = make(uri, rank, size)
         reduce.allreduce(torch.tensor([0.0]))
         return reduce.allreduce(torch.tensor([offset + rank])).item()
 
-    found = together(size, work)
-    assert all(isinstance(value, float) for value in found), found
-    return found
+    result = together(size, work)
+    assert all(isinstance(value, float) for value in result), result
+    return result
 
 
-def test_a_second_run_in_the_same_place_never_reads_the_first(tmp_path: Path) -> None:
+def test_a_second_run_under_one_uri_never_reads_the_first(tmp_path: Path) -> None:
     assert average(tmp_path, 3, 10.0) == [11.0] * 3
     left = {info.key for info in LocalStore(tmp_path).list("") if info.key.endswith(".bin")}
     assert len(left) == 3, "the payloads of the last call, one per rank"
@@ -218,36 +214,36 @@ def test_a_second_run_in_the_same_place_never_reads_the_first(tmp_path: Path) ->
     assert len(now) == 3 and not now & left, "leftovers are deleted"
 
 
-def test_a_lone_restarted_rank_times_out(tmp_path: Path) -> None:
-    """The former run's sessions and payloads are all there, and none of them is taken."""
+def test_a_single_restarted_rank_times_out(tmp_path: Path) -> None:
+    """All sessions and payloads of the first run exist, and none is used."""
 
     def work(rank: int) -> None:
         make(tmp_path, rank, 2).allreduce(torch.ones(1))
 
     assert together(2, work) == [None, None]
     lone = torch.zeros(1)
-    with pytest.raises(TimeoutError, match="rank 1 is left by a former run"):
+    with pytest.raises(TimeoutError, match="rank 1 is from an earlier run"):
         make(tmp_path, 0, 2, timeout_s=20.0).allreduce(lone)
     assert lone.item() == 0.0
 
 
-def test_a_rank_that_restarts_between_calls_is_not_averaged_with(tmp_path: Path) -> None:
+def test_a_rank_that_restarts_between_calls_is_not_averaged(tmp_path: Path) -> None:
     survivors = [make(tmp_path, rank, 2, timeout_s=20.0) for rank in range(2)]
     assert together(2, lambda rank: survivors[rank].allreduce(torch.ones(1)).item()) == [1.0, 1.0]
     restarted = make(tmp_path, 1, 2, timeout_s=20.0)
-    found = together(2, lambda rank: [survivors[0], restarted][rank].allreduce(torch.ones(1)))
-    assert all(isinstance(error, TimeoutError) for error in found), found
+    result = together(2, lambda rank: [survivors[0], restarted][rank].allreduce(torch.ones(1)))
+    assert all(isinstance(error, TimeoutError) for error in result), result
     assert "call 2: expected the tensors of 2 ranks within 20 s, found none of ranks [1]" in str(
-        found[0]
+        result[0]
     )
 
 
-def test_whoever_never_came_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TimeoutError, match="rank 1 is not there; rank 2 is not there"):
+def test_missing_ranks_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match="rank 1 is missing; rank 2 is missing"):
         make(tmp_path, 0, 3, timeout_s=5.0).allreduce(torch.ones(1))
 
 
-def test_instances_with_round_ids_of_their_own_do_not_meet(tmp_path: Path) -> None:
+def test_instances_with_different_round_ids_are_independent(tmp_path: Path) -> None:
     def work(rank: int) -> list[float]:
         reducers = [
             ObjectStoreAllReduce(str(tmp_path), rank, 2, round_id=round_id, clock=FastClock())
@@ -261,13 +257,13 @@ def test_instances_with_round_ids_of_their_own_do_not_meet(tmp_path: Path) -> No
             two = pool.submit(
                 lambda: order[1].allreduce(torch.tensor(float(order[1] is reducers[0])))
             )
-            found = {id(order[0]): one.result(60).item(), id(order[1]): two.result(60).item()}
-        return [found[id(reducer)] for reducer in reducers]
+            result = {id(order[0]): one.result(60).item(), id(order[1]): two.result(60).item()}
+        return [result[id(reducer)] for reducer in reducers]
 
     assert together(2, work) == [[1.0, 0.0]] * 2
 
 
-def test_garbage_is_bounded(tmp_path: Path) -> None:
+def test_the_number_of_objects_is_bounded(tmp_path: Path) -> None:
     most = 0
     lock = threading.Lock()
 
@@ -307,7 +303,7 @@ def test_a_damaged_payload_is_refused(tmp_path: Path, damage: str) -> None:
     assert second is None
 
 
-def test_a_session_object_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_session_object_is_refused(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     for text in ("[]", "{", json.dumps({"session": 1, "world_size": 2, "seen": {}})):
         store.put("allreduce/default/sessions/00001.json", text.encode())
@@ -333,8 +329,8 @@ def test_it_is_exported_lazily() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_payload_of_any_size_is_not_read_whole(tmp_path: Path) -> None:
-    """Another rank's tensor is larger: the error names its shape, and a few kilobytes are read."""
+def test_an_oversized_payload_is_not_read_completely(tmp_path: Path) -> None:
+    """If another rank's tensor is larger, the error names its shape; few kilobytes are read."""
 
     def call(rank: int) -> None:
         shape = (4,) if rank == 0 else (3_000_000,)
@@ -343,6 +339,6 @@ def test_a_payload_of_any_size_is_not_read_whole(tmp_path: Path) -> None:
     ranks = [make(tmp_path, rank, 2, timeout_s=60.0) for rank in range(2)]
     metered = MeteredStore(ranks[0].store)
     ranks[0]._store.inner = metered
-    found = together(2, call)
-    assert isinstance(found[0], ValueError) and "(3000000,)" in str(found[0])
+    result = together(2, call)
+    assert isinstance(result[0], ValueError) and "(3000000,)" in str(result[0])
     assert metered.usage.bytes_down < 1_000_000

@@ -1,12 +1,10 @@
-"""What a replica is refused for, or warned of, when it joins or steps; and the command lines."""
+"""Errors and warnings of ``join`` and ``step``, and the command lines."""
 
 from __future__ import annotations
 
 import importlib
-import logging
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ from torch import nn
 import diloco
 from diloco.clock import Clock
 from diloco.errors import ModelMismatch, ReplicaError
-from diloco.exchange.step_accounting import Work
+from diloco.exchange.step_accounting import StepCounter
 from diloco.init import create_group, main, replace_model
 from diloco.model import named_parameters
 from diloco.model.flat_parameters import Layout
@@ -30,7 +28,7 @@ from diloco.store.uris import check_rendezvous
 from diloco.torchft.configuration import find_store
 from diloco.training.checkpoint import save_checkpoint
 from diloco.training.initial_state import newest_state
-from tests.diloco.conftest import FastClock
+from tests.diloco.clocks import FastClock
 
 ME = Identity(replica=3, incarnation="00001-00000001")
 
@@ -54,7 +52,7 @@ ME = Identity(replica=3, incarnation="00001-00000001")
         ("file://x", "expected file:///absolute/folder"),
     ],
 )
-def test_a_rendezvous_that_names_no_shared_place_is_refused(uri: str, message: str) -> None:
+def test_a_rendezvous_that_is_not_shared_is_refused(uri: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as refused:
         find_store(uri, None)
     assert "Enter a URI such as" in str(refused.value)
@@ -92,9 +90,16 @@ def described(store: LocalStore, model: nn.Module) -> None:
     layout = Layout(model)
     outer = OuterOptimizer(lr=1.0, momentum=0.9, numel=layout.numel)
     save_checkpoint(
-        store, ME, layout, round=0, weights=layout.read(), base_rounds=(0,), outer=outer,
-        totals=Totals(), wall_s=0.0,
-    )  # fmt: skip
+        store,
+        ME,
+        layout,
+        round=0,
+        weights=layout.read(),
+        base_rounds=(0,),
+        outer=outer,
+        totals=Totals(),
+        wall_s=0.0,
+    )
 
 
 def mismatch(store: LocalStore, model: nn.Module, clock: Clock) -> str:
@@ -132,11 +137,11 @@ def test_a_wrong_first_model_can_be_replaced_before_the_first_commit(tmp_path: P
 def test_an_optimizer_of_another_model_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     model, other = model_of(4, 3, 2), model_of(4, 3, 2)
     with pytest.raises(ValueError, match="found none of its 4"):
-        named_parameters.check_optimizer(model, torch.optim.SGD(other.parameters(), 0.1))
-    named_parameters.check_optimizer(model, torch.optim.SGD(model.parameters(), 0.1))
+        named_parameters.check_optimizers(model, [torch.optim.SGD(other.parameters(), 0.1)])
+    named_parameters.check_optimizers(model, [torch.optim.SGD(model.parameters(), 0.1)])
     assert not caplog.records
-    named_parameters.check_optimizer(model, torch.optim.SGD(model[0].parameters(), 0.1))
-    assert "2 trained parameters are not in the inner optimizer" in caplog.text
+    named_parameters.check_optimizers(model, [torch.optim.SGD(model[0].parameters(), 0.1)])
+    assert "2 trained parameters are in no inner optimizer" in caplog.text
 
 
 def test_parameters_unfrozen_after_the_join_are_an_error() -> None:
@@ -144,52 +149,51 @@ def test_parameters_unfrozen_after_the_join_are_an_error() -> None:
     model[1].requires_grad_(False)
     names = frozenset(name for name, _ in named_parameters.trained(model))
     named_parameters.check_trained(model, names)
-    model[0].requires_grad_(False)
     model[1].weight.requires_grad_(True)
     with pytest.raises(ValueError, match=r"found 1 more: 1\.weight"):
         named_parameters.check_trained(model, names)
 
 
-def test_buffers_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        named_parameters.warn_of_buffers(model_of(4, 3))
-        assert not caplog.records
-        named_parameters.warn_of_buffers(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
-    assert "buffers are never exchanged" in caplog.text
-    assert "1.running_mean, 1.running_var" in caplog.text
+def test_parameters_frozen_after_the_join_are_an_error() -> None:
+    model = model_of(4, 3, 2)
+    names = frozenset(name for name, _ in named_parameters.trained(model))
+    model[1].requires_grad_(False)
+    with pytest.raises(ValueError, match=r"2 without requires_grad: 1\.bias, 1\.weight\."):
+        named_parameters.check_trained(model, names)
 
 
 @pytest.mark.parametrize("loss", [torch.ones(8), torch.ones(2, 1), torch.ones(0)])
 def test_a_loss_that_is_no_scalar_is_refused_with_its_shape(loss: torch.Tensor) -> None:
     with pytest.raises(ValueError, match=r"loss: expected a scalar.*shape \(.*loss\.mean\(\)"):
-        Work(FastClock()).count(tokens=1, loss=loss)
-    Work(FastClock()).count(tokens=1, loss=torch.ones(1, 1))
+        StepCounter(FastClock()).count(tokens=1, loss=loss)
+    StepCounter(FastClock()).count(tokens=1, loss=torch.ones(1, 1))
 
 
 def test_a_negative_count_of_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="tokens: expected 0 or more, found -1"):
-        Work(FastClock()).count(tokens=-1, loss=1.0)
+        StepCounter(FastClock()).count(tokens=-1, loss=1.0)
 
 
-def test_a_group_without_tokens_goes_on_and_warns(
-    tiny_group: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count = Work.count
-
-    def without(self: Work, *, tokens: int, loss: Any) -> float:
-        return count(self, tokens=0, loss=loss)
-
-    monkeypatch.setattr(Work, "count", without)
-    group = tiny_group(num_replicas=2, total_rounds=2)
-    members = [group.start(0), group.start(1)]
-    group.wait(*members)
-    assert [member.error for member in members] == [None, None]
+def test_a_step_without_tokens_is_a_warning_to_the_caller(tmp_path: Path) -> None:
+    settings = GroupSettings(num_replicas=1, sync_every=2, total_rounds=2, warmup_steps=0)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        diloco.join(
+            str(tmp_path), model=model, inner_optimizer=optimizer, replica=0, settings=settings
+        ) as group,
+        pytest.warns(UserWarning, match="step 0 has tokens=0.*Pass the tokens") as shown,
+    ):
+        while not group.done:
+            group.step(tokens=0, loss=1.0)
+    assert len(shown) == 1 and shown[0].filename == __file__
+    assert group.reason == "completed"
 
 
 # -- command lines -------------------------------------------------------------------------------
 
 
-def test_dir_lists_what_the_package_offers() -> None:
+def test_dir_lists_the_public_names() -> None:
     assert set(diloco.__all__) <= set(dir(diloco))
     assert "join" in dir(diloco)
 

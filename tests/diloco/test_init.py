@@ -17,25 +17,25 @@ def document(root: Path) -> GroupDocument:
     return GroupDocument.from_bytes(LocalStore(root).get(keys.GROUP))
 
 
-def test_options_win_over_the_file(tmp_path: Path) -> None:
+def test_options_override_the_file(tmp_path: Path) -> None:
     chosen = tmp_path / "settings.json"
     chosen.write_text(json.dumps({"sync_every": 20, "outer_lr": 0.5, "warmup_steps": 0}))
     root = tmp_path / "run"
     assert main([str(root), "--settings", str(chosen), "--sync-every", "40"]) == 0
-    found = document(root)
-    assert (found.settings.sync_every, found.settings.outer_lr) == (40, 0.5)
-    assert found.workload["kind"] == "byte_gpt"
+    result = document(root)
+    assert (result.settings.sync_every, result.settings.outer_lr) == (40, 0.5)
+    assert result.workload["kind"] == "byte_gpt"
 
 
-def test_whoever_brings_a_loop_gets_no_workload(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_own_loop_has_no_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path), "--own-loop"]) == 0
     assert document(tmp_path).workload == {"kind": "caller"}
     assert "diloco.join(" in capsys.readouterr().out
 
 
-def test_there_is_one_group_under_a_uri(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_group_under_a_uri_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(tmp_path)]) == 0
     before = document(tmp_path)
     assert main([str(tmp_path), "--sync-every", "7"]) == 1
@@ -43,7 +43,9 @@ def test_there_is_one_group_under_a_uri(tmp_path: Path, capsys: pytest.CaptureFi
     assert document(tmp_path) == before
 
 
-def test_a_wrong_setting_makes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_setting_creates_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(tmp_path / "run"), "--sync-every", "0"]) == 1
     assert "sync_every: expected 1 or more, found 0" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -54,8 +56,8 @@ def test_a_workload_comes_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     described = {"kind": "huggingface", "config": {"model_type": "llama"}, "context": 32}
     file.write_text(json.dumps(described))
     assert main([str(tmp_path / "run"), "--workload", str(file)]) == 0
-    found = document(tmp_path / "run").workload
-    assert found | described == found
+    result = document(tmp_path / "run").workload
+    assert result | described == result
     file.write_text(json.dumps({**described, "kind": "jax"}))
     assert main([str(tmp_path / "other"), "--workload", str(file)]) == 1
     assert "expected an object of a kind byte_gpt, huggingface" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What preflight finds on good and on poor buckets, and that it leaves nothing behind."""
+"""Preflight on good and bad buckets; it leaves no objects."""
 
 from __future__ import annotations
 
@@ -15,13 +15,20 @@ from diloco.store.base import LocalStore, StoreDenied
 from diloco.store.open import open_store
 
 EVERYTHING = [
-    "write", "read", "read a range", "list", "write in parts", "create", "refuse to create twice",
-    "let one of many create", "delete",
-]  # fmt: skip
+    "write",
+    "read",
+    "read a range",
+    "list",
+    "write in parts",
+    "create",
+    "refuse to create twice",
+    "let one of many create",
+    "delete",
+]
 
 
 @pytest.mark.parametrize("fixture", ["tmp_path", "s3_uri", "gcs_uri", "azure_uri"])
-def test_a_good_bucket_has_everything_and_is_left_clean(
+def test_a_good_bucket_passes_and_is_left_clean(
     request: pytest.FixtureRequest, fixture: str
 ) -> None:
     uri = str(request.getfixturevalue(fixture))
@@ -31,17 +38,19 @@ def test_a_good_bucket_has_everything_and_is_left_clean(
     assert open_store(uri).list("") == []
 
 
-def test_the_hub_lacks_only_the_create(hub_uri: str) -> None:
+def test_the_hub_fails_only_the_create_check(hub_uri: str) -> None:
     report = preflight(hub_uri)
     assert [check.name for check in report.missing] == [
-        "create", "refuse to create twice", "let one of many create",
-    ]  # fmt: skip
-    assert "designated committer" in report.missing[0].detail
-    assert "not tried without: create" in report.missing[1].detail
+        "create",
+        "refuse to create twice",
+        "let one of many create",
+    ]
+    assert "coordinator" in report.missing[0].detail
+    assert "skipped without: create" in report.missing[1].detail
     assert open_store(hub_uri).list("") == []
 
 
-def test_quick_leaves_out_the_large_object_and_the_race(tmp_path: Path) -> None:
+def test_quick_skips_the_large_object_and_the_race(tmp_path: Path) -> None:
     names = [check.name for check in preflight(str(tmp_path), quick=True).checks]
     assert names == [n for n in EVERYTHING if n not in ("write in parts", "let one of many create")]
 
@@ -58,7 +67,7 @@ def test_quick_leaves_out_the_large_object_and_the_race(tmp_path: Path) -> None:
         ("delete", {"delete"}),
     ],
 )
-def test_what_is_denied_is_named_and_the_rest_is_tried(
+def test_a_denied_request_is_named_and_the_rest_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, missing: set[str]
 ) -> None:
     def denied(*args: Any) -> None:
@@ -71,14 +80,12 @@ def test_what_is_denied_is_named_and_the_rest_is_tried(
     assert (first.detail, bool(first.needs)) == ("policy forbids it", True)
 
 
-def test_a_create_that_lets_racing_writers_win_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_non_atomic_create_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class CheckThenWrite(LocalStore):
         def create(self, key: str, data: Any) -> bool:
             new = not (self.root / key).exists()
             if "race" in key:
-                return True  # as if all had looked before any wrote
+                return True  # as if all had checked before any wrote
             self.put(key, data)
             return new
 
@@ -89,14 +96,14 @@ def test_a_create_that_lets_racing_writers_win_is_found(
     assert "conditional writes" in problem.needs
 
 
-def test_a_refusal_of_a_real_server_says_what_would_grant_it(
+def test_a_denied_request_names_the_missing_permission(
     s3_uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     assert main([s3_uri]) == 1
-    said = capsys.readouterr().out
-    assert "SignatureDoesNotMatch" in said
-    assert "needs s3:PutObject" in said
+    output = capsys.readouterr().out
+    assert "SignatureDoesNotMatch" in output
+    assert "needs s3:PutObject" in output
 
 
 def test_the_command_prints_a_table_and_needs_no_torch(tmp_path: Path) -> None:
@@ -113,6 +120,6 @@ def test_the_command_prints_a_table_and_needs_no_torch(tmp_path: Path) -> None:
     assert [line.split(" ok ")[0].strip() for line in lines[1:]] == EVERYTHING
 
 
-def test_a_scheme_nobody_knows_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_scheme_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["moon://crater/1"]) == 1
     assert "moon" in capsys.readouterr().out

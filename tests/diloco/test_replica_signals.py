@@ -1,12 +1,10 @@
-"""``python -m diloco.replica`` under signals: what a backend's SIGTERM does, as real processes."""
+"""SIGTERM to ``python -m diloco.replica``, in real processes."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -14,68 +12,75 @@ import pytest
 from diloco.exit_codes import EX_TERMINATED
 from diloco.init import create_group
 from diloco.protocol import keys
-from diloco.protocol.records import Beat, Plan
+from diloco.protocol.records import Heartbeat, Plan
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import ByteGPTWorkload
 from diloco.replica import leave_within_s
 from diloco.store.base import LocalStore, MissingKey
 from diloco.training.checkpoint import read_final
 from diloco.training.replica_state import load_replica_state
+from tests import torch_process
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"),
+    ("environment", "seconds"),
     [({}, 10.0), ({"DILOCO_LEAVE_WITHIN_S": "120"}, 120.0), ({"DILOCO_LEAVE_WITHIN_S": "0"}, 0.0)]
     + [({"DILOCO_LEAVE_WITHIN_S": word}, 10.0) for word in ("", "soon", "-1", "nan", "inf")],
 )
-def test_the_time_there_is_comes_from_the_environment(said: dict[str, str], seconds: float) -> None:
-    assert leave_within_s(said) == seconds
+def test_the_shutdown_time_comes_from_the_environment(
+    environment: dict[str, str], seconds: float
+) -> None:
+    assert leave_within_s(environment) == seconds
 
 
-def start(uri: Path, text: Path) -> subprocess.Popen[bytes]:
+def start(uri: Path, text: Path) -> BaseProcess:
     environment = os.environ | {
-        "REPLICA_RANK": "0", "OMP_NUM_THREADS": "1", "DILOCO_LEAVE_WITHIN_S": "4",
-    }  # fmt: skip
-    log = (text.parent / "log.txt").open("ab")
-    return subprocess.Popen(
-        [sys.executable, "-m", "diloco.replica", str(uri)], env=environment, stdout=log, stderr=log
-    )
+        "REPLICA_RANK": "0",
+        "OMP_NUM_THREADS": "1",
+        "DILOCO_LEAVE_WITHIN_S": "4",
+    }
+    log = text.parent / "log.txt"
+    return torch_process.start(["-m", "diloco.replica", str(uri)], env=environment, output=log)
 
 
-def newest_beat(store: LocalStore) -> Beat | None:
+def newest_beat(store: LocalStore) -> Heartbeat | None:
     listed = [info.key for info in store.list(keys.member(0)) if keys.parse_beat(info.key)]
     try:
-        return Beat.from_bytes(store.get(max(listed))) if listed else None
+        return Heartbeat.from_bytes(store.get(max(listed))) if listed else None
     except MissingKey:
         return None
 
 
-def terminated_in_training(uri: Path, text: Path) -> tuple[int, Beat]:
-    """Exit code and last beat of a process that gets SIGTERM in the middle of a round."""
+def terminated_in_training(uri: Path, text: Path) -> tuple[int, Heartbeat]:
+    """Return exit code and last heartbeat of a process that gets SIGTERM in a round."""
     store, process = LocalStore(uri), start(uri, text)
     try:
         give_up = time.monotonic() + 120
         while (beat := newest_beat(store)) is None or beat.pid != process.pid or beat.step == 0:
-            assert process.poll() is None and time.monotonic() < give_up
+            assert process.is_alive() and time.monotonic() < give_up
             time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        code = process.wait(60)
+        process.terminate()
     finally:
-        process.kill()
+        (code,) = torch_process.wait([process], 60)
     last = newest_beat(store)
     assert last is not None
     return code, last
 
 
-def test_sigterm_hands_the_work_in_and_the_next_process_goes_on(tmp_path: Path) -> None:
-    """Nobody else is there, so it closes the round itself, long before all its steps are made."""
+def test_sigterm_contributes_early_and_the_next_process_continues(tmp_path: Path) -> None:
+    """A single replica closes the round itself, before all its steps are made."""
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 2000)
     uri, store = tmp_path / "run", LocalStore(tmp_path / "run")
     settings = GroupSettings(
-        num_replicas=1, max_replicas=1, sync_every=100_000, total_rounds=2, batch_size=1,
-        warmup_steps=0, max_tokens=0,
-    )  # fmt: skip
+        num_replicas=1,
+        max_replicas=1,
+        sync_every=100_000,
+        total_rounds=2,
+        batch_size=1,
+        warmup_steps=0,
+        max_tokens=0,
+    )
     workload = ByteGPTWorkload(size="demo", data=str(text), eval_bytes=512).to_dict()
     create_group(str(uri), settings, workload=workload)
 

@@ -1,4 +1,4 @@
-"""On a store without an atomic create there is one committer, and a syncer is not it."""
+"""Without atomic create there is one coordinator, which is never a syncer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from diloco.protocol import keys
 MakeGroup = Callable[..., Any]
 
 
-def test_a_syncer_leaves_the_commit_to_the_named_committer(tiny_group: MakeGroup) -> None:
+def test_a_syncer_leaves_the_commit_to_the_coordinator(tiny_group: MakeGroup) -> None:
     group = tiny_group(reduce_plan="syncer", num_replicas=2, total_rounds=3)
-    group.store.atomic_create = False  # as it seems to the syncer
+    group.store.atomic_create = False  # as the syncer observes it
     group.start_syncer()
     while not group.store.list(keys.member(group.settings.max_replicas)):
         pass

@@ -1,8 +1,8 @@
-"""torchft's own tests, from its wheel, on our Manager.
+"""Run torchft's own tests, from its wheel, with our Manager.
 
-Their modules take the name ``Manager`` from ``torchft.manager``; :func:`patched` puts ours there.
-What their world has besides is handed on: a lighthouse names a group, and so a folder; the fault
-injector arms an error on a fake process group, which no call of ours passes through.
+The test modules import ``Manager`` from ``torchft.manager``; :func:`patched` replaces it. The
+lighthouse address of a test becomes the folder of a group. torchft's fault injector sets an error
+on a fake process group that our Manager does not call, so the adapter raises the error itself.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from diloco.manager import Manager
 from diloco.store.base import LocalStore
 from diloco.torchft.work import ManagedWork
 
+PATIENCE = timedelta(minutes=5)
+"""The minimum of all timeouts of a Manager: 10 s are too short on a busy machine."""
+
 MODULES = (
     "torchft._test.diloco_trainer",
     "torchft.manager_integ_test",
@@ -30,18 +33,20 @@ MODULES = (
 
 
 def adapted(root: Path) -> type[Manager]:
-    """Our Manager, with its groups in folders of ``root``."""
+    """Our Manager, with its groups in folders below ``root``."""
 
     class AdaptedManager(Manager):
         def __init__(self, pg: Any, *arguments: Any, lighthouse_addr: str, **given: Any) -> None:
             folder = root / lighthouse_addr.rpartition(":")[2]
-            # torchft's lighthouse, as its tests start it, waits a tenth of a second for stragglers.
+            # torchft's tests start a lighthouse that waits 0.1 s for late replicas.
             limits = {
                 "join_timeout": timedelta(seconds=0.1),
                 "heartbeat_interval": timedelta(seconds=0.1),
                 "heartbeat_timeout": timedelta(seconds=5),
                 "rendezvous": LocalStore(folder),
             }
+            for name in {"timeout", "quorum_timeout", "connect_timeout"} & given.keys():
+                given[name] = max(given[name], PATIENCE)
             super().__init__(pg, *arguments, **limits | given)
 
         def allreduce(self, *arguments: Any, **given: Any) -> ManagedWork:
@@ -62,10 +67,10 @@ def patched(root: Path) -> Iterator[None]:
     manager = adapted(root)
     modules = [importlib.import_module(name) for name in MODULES]
     patches = [patch.object(module, "Manager", manager) for module in modules]
-    for one in patches:
-        one.start()
+    for active in patches:
+        active.start()
     try:
         yield
     finally:
-        for one in patches:
-            one.stop()
+        for active in patches:
+            active.stop()

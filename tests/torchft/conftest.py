@@ -1,4 +1,4 @@
-"""What torchft's own tests need, and what they leave behind."""
+"""Cleans up the process group and the environment after torchft's tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 @pytest.fixture(scope="module", autouse=True)
 def own_process_group() -> Iterator[None]:
-    """torchft's trainers make a default process group and set torchrun's variables."""
+    """torchft's trainers create a default process group and set the variables of torchrun."""
     with patch.dict(os.environ):
         yield
     if dist.is_initialized():

@@ -1,4 +1,4 @@
-"""Our Manager against torchft's: the same histories, and a broken one is told from a whole one."""
+"""Our Manager produces the histories of torchft's, and the comparison detects broken Managers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ need_torchft()
 
 from diloco.manager import Manager  # noqa: E402
 from diloco.torchft.work import LazyFuture, ManagedWork  # noqa: E402
-from tests.torchft.twins import Seen, Training, ours, theirs  # noqa: E402
+from tests.torchft.paired_training import (  # noqa: E402
+    History,
+    Training,
+    train_with_archipelago,
+    train_with_torchft,
+)
 
 STREAMING = {"sync_every": 4, "fragment_sync_delay": 1, "fragment_update_alpha": 0.5}
 TRAININGS = {
@@ -30,23 +35,23 @@ TRAININGS = {
 }
 
 
-def assert_same(found: list[Seen], expected: list[Seen]) -> None:
-    for replica, (one, other) in enumerate(zip(found, expected, strict=True)):
-        for step, (ours_, theirs_) in enumerate(zip(one, other, strict=True)):
+def assert_same(actual: list[History], expected: list[History]) -> None:
+    for replica, (one, other) in enumerate(zip(actual, expected, strict=True)):
+        for step, (own, reference) in enumerate(zip(one, other, strict=True)):
             where = f"replica {replica} after step {step}"
-            assert ours_[:2] == theirs_[:2], where
-            torch.testing.assert_close(ours_[2], theirs_[2], msg=lambda m, at=where: f"{at}: {m}")
+            assert own[:2] == reference[:2], where
+            torch.testing.assert_close(own[2], reference[2], msg=lambda m, at=where: f"{at}: {m}")
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_the_same_history(name: str, tmp_path: Path) -> None:
-    expected = theirs(TRAININGS[name])
+def test_histories_are_the_same(name: str, tmp_path: Path) -> None:
+    expected = train_with_torchft(TRAININGS[name])
     assert expected[0][-1][0] > 1
-    assert_same(ours(TRAININGS[name], tmp_path), expected)
+    assert_same(train_with_archipelago(TRAININGS[name], tmp_path), expected)
 
 
-def never_communicating(whole: type[Manager]) -> type[Manager]:
-    class Broken(whole):  # type: ignore[misc, valid-type]
+def never_communicating(manager: type[Manager]) -> type[Manager]:
+    class Broken(manager):  # type: ignore[misc, valid-type]
         def allreduce(self, tensor: Any, *arguments: Any, **given: Any) -> ManagedWork:
             self.wait_quorum()
             return ManagedWork(tensor, lambda timeout_s: None, self.report_error)
@@ -54,8 +59,8 @@ def never_communicating(whole: type[Manager]) -> type[Manager]:
     return Broken
 
 
-def stepping_in_start_quorum(whole: type[Manager]) -> type[Manager]:
-    class Broken(whole):  # type: ignore[misc, valid-type]
+def stepping_in_start_quorum(manager: type[Manager]) -> type[Manager]:
+    class Broken(manager):  # type: ignore[misc, valid-type]
         def start_quorum(self, *arguments: Any, **given: Any) -> None:
             super().start_quorum(*arguments, **given)
             self.wait_quorum()
@@ -69,24 +74,24 @@ def stepping_in_start_quorum(whole: type[Manager]) -> type[Manager]:
     return Broken
 
 
-def sum_for_average(whole: type[Manager]) -> type[Manager]:
-    class Broken(whole):  # type: ignore[misc, valid-type]
+def sum_for_average(manager: type[Manager]) -> type[Manager]:
+    class Broken(manager):  # type: ignore[misc, valid-type]
         def allreduce(self, tensor: Any, *arguments: Any, **given: Any) -> ManagedWork:
             return super().allreduce(tensor, *arguments, **given | {"reduce_op": "sum"})
 
     return Broken
 
 
-def no_initial_sync(whole: type[Manager]) -> type[Manager]:
-    class Broken(whole):  # type: ignore[misc, valid-type]
+def no_initial_sync(manager: type[Manager]) -> type[Manager]:
+    class Broken(manager):  # type: ignore[misc, valid-type]
         def __init__(self, *arguments: Any, **given: Any) -> None:
             super().__init__(*arguments, **given | {"init_sync": False})
 
     return Broken
 
 
-def healed_sends_zeros(whole: type[Manager]) -> type[Manager]:
-    class Broken(whole):  # type: ignore[misc, valid-type]
+def healed_sends_zeros(manager: type[Manager]) -> type[Manager]:
+    class Broken(manager):  # type: ignore[misc, valid-type]
         healed = False
 
         def _recover(self, quorum: Any, place: Any) -> None:
@@ -101,8 +106,8 @@ def healed_sends_zeros(whole: type[Manager]) -> type[Manager]:
     return Broken
 
 
-def commit_never_fails(whole: type[Manager]) -> type[Manager]:
-    class Broken(whole):  # type: ignore[misc, valid-type]
+def commit_never_fails(manager: type[Manager]) -> type[Manager]:
+    class Broken(manager):  # type: ignore[misc, valid-type]
         def should_commit(self, *arguments: Any, **given: Any) -> bool:
             self._errored = None
             return super().should_commit(*arguments, **given)
@@ -110,13 +115,13 @@ def commit_never_fails(whole: type[Manager]) -> type[Manager]:
     return Broken
 
 
-def eager_callbacks(whole: type[Manager]) -> type[Manager]:
+def eager_callbacks(manager: type[Manager]) -> type[Manager]:
     class Eager(LazyFuture):
         def then(self, callback: Any) -> LazyFuture:
             callback(self)
             return self
 
-    class Broken(whole):  # type: ignore[misc, valid-type]
+    class Broken(manager):  # type: ignore[misc, valid-type]
         def allreduce(self, *arguments: Any, **given: Any) -> ManagedWork:
             work = super().allreduce(*arguments, **given)
             work.tail = Eager(work)
@@ -142,9 +147,9 @@ def eager_callbacks(whole: type[Manager]) -> type[Manager]:
         (eager_callbacks, "DiLoCo, in buckets"),
     ],
 )
-def test_a_broken_manager_is_found_out(
+def test_broken_manager_is_detected(
     broken: Callable[[type[Manager]], type[Manager]], name: str, tmp_path: Path
 ) -> None:
-    expected = ours(TRAININGS[name], tmp_path / "whole")
+    expected = train_with_archipelago(TRAININGS[name], tmp_path / "correct")
     with pytest.raises(AssertionError):
-        assert_same(ours(TRAININGS[name], tmp_path / "broken", broken), expected)
+        assert_same(train_with_archipelago(TRAININGS[name], tmp_path / "broken", broken), expected)

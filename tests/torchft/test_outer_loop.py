@@ -1,7 +1,8 @@
-"""The older names: a fixed world's Manager and torchft's DiLoCo made of it."""
+"""The older API: a Manager with a fixed number of ranks, and torchft's DiLoCo with it."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.diloco.conftest import FastClock
+from tests.diloco.clocks import FastClock
 from tests.torchft.wheel import need_torchft
 
 need_torchft()
@@ -25,7 +26,7 @@ def train(folder: Path, rank: int) -> nn.Linear:
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     outer = torch.optim.SGD(model.parameters(), lr=1.0)
     limits: dict[str, Any] = {"clock": FastClock(), "timeout": timedelta(seconds=1000)}
-    limits["init_sync"] = False  # the second rank would take over what the first has trained
+    limits["init_sync"] = False  # the second rank would load the trained state of the first
     manager = diloco.MockManager(
         store, load_state_dict=model.load_state_dict, state_dict=model.state_dict, **limits
     )
@@ -41,10 +42,8 @@ def train(folder: Path, rank: int) -> nn.Linear:
 
 
 def test_two_ranks_train_one_model(tmp_path: Path) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor(2) as pool:
         models = list(pool.map(lambda rank: train(tmp_path, rank), range(2)))
-    # Two outer steps by the mean of what two inner steps of gradients 1 and 3 move: 0.4 each.
+    # Two outer steps; each moves the weights by the mean over gradients 1 and 3: 2 * 0.1 * 2 = 0.4.
     for model in models:
         torch.testing.assert_close(model.weight.data, torch.full((1, 2), 1.0 - 2 * 0.4))

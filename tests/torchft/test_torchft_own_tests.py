@@ -1,4 +1,4 @@
-"""torchft's own integration tests, unmodified, with our Manager in the place of theirs."""
+"""torchft's integration tests, unmodified, with our Manager."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ def cases_of(name: str) -> list[unittest.TestCase]:
 
 
 def run(case: unittest.TestCase) -> None:
-    """Run one as unittest does; what it says is this test's outcome."""
+    """Run one with unittest and report its result to pytest."""
     result = unittest.TestResult()
     case.run(result)
     for _, text in result.errors + result.failures:
         pytest.fail(text, pytrace=False)
     for _, reason in result.skipped:
-        pytest.skip(f"torchft's own reason: {reason}")
+        pytest.skip(f"skipped by torchft: {reason}")
     assert result.testsRun == 1
 
 
 class InitTogether:
-    """torchft's ``INIT_LOCK``, which its threads leave together.
+    """A replacement of torchft's ``INIT_LOCK`` that all threads leave together.
 
-    Its own lets a replica draw its first batch while the other is between the seed and the model;
-    they share one generator, so that on a busy machine the two begin with different weights.
+    With the original, a replica can draw its first batch while the other is between seed and model.
+    They share a generator, so on a busy machine they would start with different weights.
     """
 
     def __init__(self, replicas: int) -> None:
         self.lock = threading.Lock()
-        self.ready = threading.Barrier(replicas, timeout=60)
+        self.ready = threading.Barrier(replicas, timeout=600)
 
     def __enter__(self) -> None:
         self.lock.acquire()
@@ -72,7 +72,7 @@ def test_integration(
 
 @pytest.fixture
 def fixtures(tmp_path: Path) -> Iterator[Path]:
-    """Where the regression tests look for their fixtures, which are not in the wheel."""
+    """The folder for fixtures of the regression tests, which the wheel does not have."""
     module: ModuleType = importlib.import_module("torchft.diloco_regression_test")
     folder = tmp_path / "test_fixtures"
     folder.mkdir()
@@ -84,7 +84,7 @@ def fixtures(tmp_path: Path) -> Iterator[Path]:
 def test_histories_equal_those_of_torchfts_manager(
     case: unittest.TestCase, fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torchft's Manager, with its Lighthouse and Gloo, writes the fixture that ours is held to."""
+    """torchft's Manager, with Lighthouse and Gloo, writes the fixture that ours must reproduce."""
     monkeypatch.setenv("WRITE_FIXTURE", "true")
     run(case)
     assert [path.name for path in fixtures.iterdir()] == [f"{case.id()}.json"]

@@ -1,4 +1,4 @@
-"""torchft is there for few platforms: its tests are skipped elsewhere, but never in CI."""
+"""torchft has wheels for few platforms: its tests are skipped elsewhere, except in CI."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def need_torchft() -> None:
-    """Skip the module that calls this where torchft is not installed."""
+    """Skip the calling module if torchft is not installed."""
     if importlib.util.find_spec("torchft") is None:
         if os.environ.get("CI"):
             raise RuntimeError("expected torchft, found none: CI must run its tests")

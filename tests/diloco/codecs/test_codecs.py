@@ -1,10 +1,9 @@
-"""Codecs: golden bytes, error bounds, slices, and the same bits on every CPU."""
+"""Codecs: golden bytes, error bounds, slices, and equal bits on every CPU."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from diloco.codecs import ALIGNMENT, get_codec, reduced_codec
-from diloco.protocol.payload_size import CODEC_SHAPES, payload_bytes
+from diloco.codecs import ALIGNMENT, get_codec
+from diloco.protocol.payload_size import CODEC_SHAPES, payload_bytes, reduced_codec
+from tests import torch_process
 
 NAMES = tuple(CODEC_SHAPES)
 SCALED = ("int8", "e3m0", "topk")
 LARGEST = torch.finfo(torch.float32).max
-# The tail of one value, odd ones, and both sides of every chunk's border.
+# A tail of one value, odd lengths, and both sides of every chunk boundary.
 SIZES = (0, 1, 2, 3, 255, 256, 257, 4095, 4096, 4097, 5001)
 
 vectors = st.lists(
@@ -51,20 +51,20 @@ def hex_of(body: Tensor) -> str:
     [
         ("fp32", [1.0, -2.5], "00 00 80 3f 00 00 20 c0"),
         ("bf16", [1.0, -2.5], "80 3f 20 c0"),
-        # Scale 1, then the values; 0.5 and 1.5 go to the even neighbour.
+        # Scale 1, then the values; 0.5 and 1.5 round to even.
         ("int8", [127.0, -127.0, 0.5, 1.5, -1.0, 0.0], "00 00 80 3f 7f 81 00 02 ff 00"),
-        # Scale 4: 4 is code 7, -2 is -6, 0 is 0, 1 is 5; the odd fifth has a zero beside it.
+        # Scale 4: 4 is code 7, -2 is -6, 0 is 0, 1 is 5; the odd fifth value is padded with zero.
         ("e3m0", [4.0, -2.0, 0.0, 1.0, -4.0], "00 00 80 40 e7 50 0f"),
         # Scale 2, indices 1 and 3, values 127 and -64.
         ("topk", [0.0, 254.0, 1.0, -128.0, 2.0], "00 00 00 40 01 00 03 00 7f c0"),
     ],
 )
-def test_bytes_of_a_short_vector(name: str, values: list[float], body: str) -> None:
+def test_golden_bytes_of_a_short_vector(name: str, values: list[float], body: str) -> None:
     codec = get_codec(name, topk=2)
     assert hex_of(codec.encode(torch.tensor(values))) == body
 
 
-def test_every_e3m0_code_has_its_level_and_its_threshold() -> None:
+def test_levels_and_thresholds_of_the_e3m0_codes() -> None:
     levels = [2.0**-exponent for exponent in range(7)]
     exact = torch.tensor([*levels, *(-level for level in levels), 0.0])
     assert torch.equal(round_trip("e3m0", exact), exact)
@@ -80,14 +80,14 @@ def test_every_e3m0_code_has_its_level_and_its_threshold() -> None:
     assert rounded(2.0**-6 * 0.9999) == 2.0**-6
 
 
-def test_scales_stand_before_the_values_of_each_block() -> None:
+def test_a_scale_precedes_the_values_of_each_block() -> None:
     vector = torch.cat([torch.full((256,), 127.0), torch.full((3,), 254.0)])
     body = get_codec("int8").encode(vector)
     assert hex_of(body[:5]) == "00 00 80 3f 7f"
     assert hex_of(body[260:]) == "00 00 00 40 7f 7f 7f"
 
 
-def test_top_k_keeps_the_largest_of_each_chunk_and_of_equal_ones_the_earlier() -> None:
+def test_top_k_keeps_the_largest_and_of_equal_values_the_first() -> None:
     vector = torch.zeros(ALIGNMENT + 3)
     vector[[4000, 17, 300]] = torch.tensor([3.0, -3.0, 3.0])
     vector[ALIGNMENT + 2] = -1e-3
@@ -98,12 +98,12 @@ def test_top_k_keeps_the_largest_of_each_chunk_and_of_equal_ones_the_earlier() -
     assert decoded[-1].item() == pytest.approx(-1e-3, rel=1e-6)
 
 
-# -- properties that all share -----------------------------------------------------------------
+# -- properties of all codecs ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("numel", SIZES)
-def test_any_length_comes_back_in_the_size_the_formula_says(name: str, numel: int) -> None:
+def test_any_length_round_trips_with_the_computed_size(name: str, numel: int) -> None:
     codec = get_codec(name)
     vector = normal(numel, seed=numel)
     before = vector.clone()
@@ -118,7 +118,9 @@ def test_any_length_comes_back_in_the_size_the_formula_says(name: str, numel: in
 @pytest.mark.parametrize("name", NAMES)
 @given(seed=seeds, cuts=st.tuples(st.integers(0, 4), st.integers(0, 4)), tail=st.integers(0, 5000))
 @settings(max_examples=25, deadline=None)
-def test_aligned_slices_stand_alone(name: str, seed: int, cuts: tuple[int, int], tail: int) -> None:
+def test_aligned_slices_are_encoded_separately(
+    name: str, seed: int, cuts: tuple[int, int], tail: int
+) -> None:
     codec = get_codec(name, topk=7)
     vector = normal(4 * ALIGNMENT + tail, seed=seed)
     body = codec.encode(vector)
@@ -136,7 +138,7 @@ def test_aligned_slices_stand_alone(name: str, seed: int, cuts: tuple[int, int],
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_vectors_longer_than_one_step_are_seamless(name: str) -> None:
+def test_vectors_longer_than_one_step_have_no_seams(name: str) -> None:
     from diloco.codecs import base
 
     numel = base.CPU_STEP + 2 * ALIGNMENT + 11
@@ -167,13 +169,32 @@ def test_any_1d_view_is_encoded_like_its_copy(name: str, view: Callable[[Tensor]
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("offset", [1, 2, 3])
-def test_a_body_may_start_at_any_byte(name: str, offset: int) -> None:
+def test_a_body_can_start_at_any_byte(name: str, offset: int) -> None:
     codec = get_codec(name, topk=3)
     vector = normal(4100)
     body = codec.encode(vector)
     shifted = torch.zeros(body.numel() + offset, dtype=torch.uint8)
     shifted[offset:] = body
     assert torch.equal(codec.decode(shifted[offset:], 4100), codec.decode(body, 4100))
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_bodies_and_vectors_are_written_into_given_memory(name: str, offset: int) -> None:
+    codec, vector = get_codec(name), normal(5001)
+    body = codec.encode(vector)
+    memory = torch.full((offset + body.numel() + 3,), 7, dtype=torch.uint8)
+    out = memory[offset : offset + body.numel()]
+    assert codec.encode(vector, out).data_ptr() == out.data_ptr()
+    assert torch.equal(out, body)
+    assert memory[:offset].tolist() + memory[-3:].tolist() == [7] * (offset + 3)
+
+    room = torch.full((5003,), 7.0)
+    decoded = codec.decode(out, 5001, room[1:-1])
+    assert torch.equal(room[1:-1], codec.decode(body, 5001)) and torch.equal(decoded, room[1:-1])
+    assert room[[0, -1]].tolist() == [7.0, 7.0]
+    with pytest.raises(ValueError, match="expected a body of"):
+        codec.encode(vector, memory)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -187,7 +208,7 @@ def test_zeros_stay_zeros(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
-def test_what_is_not_finite_shows(name: str, value: float) -> None:
+def test_non_finite_values_decode_to_non_finite_values(name: str, value: float) -> None:
     vector = normal(9000)
     vector[4999] = value
     decoded = round_trip(name, vector)
@@ -198,7 +219,7 @@ def test_what_is_not_finite_shows(name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["int8", "e3m0"])
-def test_a_block_that_is_not_finite_has_a_scale_of_nan_and_nothing_else(name: str) -> None:
+def test_a_non_finite_block_has_the_scale_nan_and_zeros(name: str) -> None:
     body = get_codec(name).encode(torch.tensor([torch.nan, 1.0, torch.inf, -torch.inf]))
     assert body[:4].view(torch.float32).isnan().all()
     assert (body[4:] == 0).all()
@@ -223,7 +244,7 @@ def blocks(vector: Tensor, size: int) -> list[Tensor]:
 
 @given(vector=vectors)
 @settings(max_examples=60, deadline=None)
-def test_int8_is_off_by_half_a_step_at_most(vector: Tensor) -> None:
+def test_the_int8_error_is_at_most_half_a_step(vector: Tensor) -> None:
     decoded = round_trip("int8", vector)
     for old, new in zip(blocks(vector, 256), blocks(decoded, 256), strict=True):
         bound = old.abs().max().double() / 254 * (1 + 1e-5) + 2.0**-100
@@ -232,7 +253,7 @@ def test_int8_is_off_by_half_a_step_at_most(vector: Tensor) -> None:
 
 @given(vector=vectors)
 @settings(max_examples=60, deadline=None)
-def test_e3m0_is_off_by_its_thresholds_at_most(vector: Tensor) -> None:
+def test_the_e3m0_error_is_bounded_by_its_thresholds(vector: Tensor) -> None:
     decoded = round_trip("e3m0", vector)
     for old, new in zip(blocks(vector, 256), blocks(decoded, 256), strict=True):
         largest = old.abs().max().double()
@@ -260,16 +281,16 @@ def test_top_k_drops_nothing_larger_than_what_it_keeps(vector: Tensor, topk: int
     assert (decoded[indices].double() - vector[indices].double()).abs().max() <= bound
 
 
-def test_e3m0_neither_shrinks_nor_swells_normal_data() -> None:
+def test_e3m0_is_unbiased_on_normal_data() -> None:
     vector = normal(2**20)
     decoded = round_trip("e3m0", vector)
     assert float(decoded.dot(vector) / vector.dot(vector)) == pytest.approx(1, abs=0.006)
     assert float((decoded - vector).norm() / vector.norm()) == pytest.approx(0.197, abs=0.002)
 
 
-def test_error_feedback_makes_the_sum_of_top_k_true() -> None:
-    """u = g + r; r = u - decode(encode(u)): what was held back is sent later, so that after n
-    rounds the sum sent is the sum meant less one residual, which does not grow with n."""
+def test_error_feedback_preserves_the_sum_with_top_k() -> None:
+    """u = g + r; r = u - decode(encode(u)): omitted values are sent later, so that after n rounds
+    the sent sum is the true sum less one residual, which does not grow with n."""
     codec = get_codec("topk", topk=256)
     numel, rounds, decay = ALIGNMENT + 100, 100, 1.0
     mean = normal(numel, seed=1)
@@ -313,7 +334,7 @@ def test_foreign_top_k_indices_are_refused(indices: tuple[int, int]) -> None:
     codec = get_codec("topk", topk=2)
     body = codec.encode(normal(10))
     body[4:8] = torch.tensor(indices, dtype=torch.int16).view(torch.uint8)
-    with pytest.raises(ValueError, match="expected rising indices below 10"):
+    with pytest.raises(ValueError, match="expected ascending indices below 10"):
         codec.decode(body, 10)
 
 
@@ -323,22 +344,27 @@ def test_top_k_out_of_range_is_refused(topk: int) -> None:
         get_codec("topk", topk=topk)
 
 
-def test_an_unknown_codec_is_named() -> None:
+def test_the_error_names_an_unknown_codec() -> None:
     with pytest.raises(ValueError, match=r"expected a codec of fp32, .*, found 'zip'"):
         get_codec("zip")
 
 
-def test_means_of_coarse_payloads_travel_whole() -> None:
+def test_means_of_lossy_payloads_use_fp32() -> None:
     assert {name: reduced_codec(name) for name in NAMES} == {
-        "fp32": "fp32", "bf16": "bf16", "int8": "fp32", "e3m0": "fp32", "topk": "fp32",
-    }  # fmt: skip
+        "fp32": "fp32",
+        "bf16": "bf16",
+        "int8": "fp32",
+        "e3m0": "fp32",
+        "topk": "fp32",
+    }
+    assert {reduced_codec(name, "e3m0") for name in NAMES} == {"e3m0"}
 
 
-# -- the same bits everywhere ------------------------------------------------------------------
+# -- equal bits on every CPU -------------------------------------------------------------------
 
 
 def digests() -> str:
-    """One line a codec: sha256 of an encoded and of a decoded vector with awkward blocks."""
+    """One line per codec: the sha256 of an encoded and a decoded vector with edge cases."""
     # Integers, because torch's own random numbers and exponentials differ between CPUs.
     position = torch.arange(300_001)
     vector = (position * 2654435761 % 2**24 - 2**23).float() * 2.0 ** -(position // 7 % 40)
@@ -358,18 +384,15 @@ def digests() -> str:
 
 
 @pytest.mark.parametrize(("capability", "threads"), [("default", 2), ("avx2", 1)])
-def test_bits_do_not_depend_on_the_cpu_or_the_threads(capability: str, threads: int) -> None:
+def test_bits_are_independent_of_cpu_and_threads(capability: str, threads: int) -> None:
     program = f"import torch; torch.set_num_threads({threads}); import test_codecs as t; "
-    result = subprocess.run(
-        [sys.executable, "-c", program + "print(t.digests())"],
+    result = torch_process.run(
+        ["-c", program + "print(t.digests())"],
         env={
             **os.environ,
             "ATEN_CPU_CAPABILITY": capability,
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
         },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
     )
+    assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == digests()

@@ -1,4 +1,5 @@
-"""The cosine of what each replica gave to what came of it: whole groups against the payloads."""
+"""The cosine of each replica's contribution to the round's mean, compared with the stored
+payloads."""
 
 from __future__ import annotations
 
@@ -15,16 +16,18 @@ from torch import Tensor, nn
 from diloco.clock import SystemClock
 from diloco.codecs import get_codec
 from diloco.exchange.cosine import PIECE, cosine_to_mean
-from diloco.exchange.reduce import Own, Reducer
+from diloco.exchange.reduce import Own, Reduction
+from diloco.exchange.timings import Timings
 from diloco.model.flat_parameters import Layout
 from diloco.protocol import blocks, keys
 from diloco.protocol.blocks import HEADER_BYTES, Span
+from diloco.protocol.payload_size import CODEC_SHAPES
 from diloco.protocol.records import Identity
 from diloco.protocol.telemetry import RoundReport, Segment
 
 MakeGroup = Callable[..., Any]
 ME = Identity(replica=0, incarnation="00001-00000000")
-CODECS = ("fp32", "bf16", "int8", "e3m0", "topk")
+CODECS = tuple(CODEC_SHAPES)
 
 
 def cosine(x: Tensor, y: Tensor) -> float:
@@ -41,27 +44,27 @@ def whole(vector: Tensor) -> Callable[[Span], Tensor]:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("numel", [1, 300, 3 * PIECE + 17, 2**19 + 5])
-def test_it_is_the_cosine_of_the_decoded_payload(codec: str, numel: int) -> None:
+def test_the_cosine_uses_the_decoded_payload(codec: str, numel: int) -> None:
     generator = torch.Generator().manual_seed(numel)
     own, noise = torch.randn(2, numel, generator=generator)
     mean = 0.5 * own + noise
     before = own.clone(), mean.clone()
     coder = get_codec(codec, topk=64)
     given = Own(identity=ME, digest="", vector=own)
-    found = cosine_to_mean(lambda where: given.decoded(where, coder), mean)
+    result = cosine_to_mean(lambda where: given.decoded(where, coder), mean)
     decoded = coder.decode(coder.encode(own), numel)
-    assert found == pytest.approx(cosine(decoded, mean), abs=1e-12)
+    assert result == pytest.approx(cosine(decoded, mean), abs=1e-12)
     assert torch.equal(own, before[0]) and torch.equal(mean, before[1])
 
 
 @pytest.mark.parametrize("scale", [1e-37, 1e37])
-def test_lengths_at_the_ends_of_float32_do_not_matter(scale: float) -> None:
+def test_extreme_norms_do_not_change_the_cosine(scale: float) -> None:
     own, mean = torch.tensor([3.0, 4.0]), torch.tensor([4.0, 3.0])
-    found = cosine_to_mean(whole(own * scale), mean * scale)
-    assert found == pytest.approx(24 / 25)
+    result = cosine_to_mean(whole(own * scale), mean * scale)
+    assert result == pytest.approx(24 / 25)
 
 
-def test_it_is_never_beyond_one() -> None:
+def test_the_cosine_never_exceeds_one() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         own = torch.randn(7, generator=generator)
@@ -70,7 +73,7 @@ def test_it_is_never_beyond_one() -> None:
 
 
 @pytest.mark.parametrize("odd", [0.0, math.nan, math.inf])
-def test_without_a_direction_there_is_none(odd: float) -> None:
+def test_a_zero_or_non_finite_vector_has_no_cosine(odd: float) -> None:
     one, other = torch.ones(5), torch.full((5,), odd)
     assert cosine_to_mean(whole(one), other) is None
     assert cosine_to_mean(whole(other), one) is None
@@ -96,7 +99,7 @@ class Odd(nn.Module):
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the model has blocks to share out."""
+    """Small blocks, so that the model has several to share."""
     monkeypatch.setattr(blocks, "SMALLEST_BLOCK", 4096)
 
 
@@ -110,32 +113,33 @@ def train(group: Any, *, syncer: bool = False, replicas: int = 3, **start: Any) 
     return members
 
 
-def told(group: Any, replica: int) -> dict[int, RoundReport]:
-    found = group.store.list(f"telemetry/{replica:05d}/")
-    segments = [Segment.from_bytes(group.store.get(info.key)) for info in found]
+def reports_of(group: Any, replica: int) -> dict[int, RoundReport]:
+    result = group.store.list(f"telemetry/{replica:05d}/")
+    segments = [Segment.from_bytes(group.store.get(info.key)) for info in result]
     return {report.round: report for segment in segments for report in segment.rounds}
 
 
 def expected(group: Any, commit: Any) -> dict[int, float]:
-    """By replica, from the payloads as they lie in the store."""
+    """Return the cosines by replica, computed from the stored payloads."""
     layout = Layout(
         Odd(), fragments=group.settings.num_fragments, pattern=group.settings.fragment_pattern
     )
     slots, plan = layout.table.slots_of(commit.fragment), group.plan(commit.round)
-    reducer = Reducer(group.store, group.settings, SystemClock())
-    mean = reducer.committed(plan, commit, slots, None, reducer.meter()).vector
+    timings = Timings(SystemClock())
+    reduction = Reduction(group.store, group.settings, plan, slots, timings=timings)
+    mean = reduction.committed(commit).vector
     codec = get_codec(group.settings.codec, topk=group.settings.topk)
-    found = {}
+    result = {}
     for c in plan.contributions:
         key = keys.contribution_payload(commit.round, c.replica, c.incarnation)
         body = torch.frombuffer(bytearray(group.store.get(key)[HEADER_BYTES:]), dtype=torch.uint8)
-        found[c.replica] = cosine(codec.decode(body, mean.numel()), mean)
-    return found
+        result[c.replica] = cosine(codec.decode(body, mean.numel()), mean)
+    return result
 
 
-def assert_told(group: Any, replicas: int) -> None:
+def assert_reported(group: Any, replicas: int) -> None:
     commits = group.commits()
-    reports = [told(group, number) for number in range(replicas)]
+    reports = [reports_of(group, number) for number in range(replicas)]
     for commit in commits:
         by_replica = expected(group, commit)
         assert sorted(by_replica) == list(range(replicas))
@@ -148,7 +152,7 @@ def assert_told(group: Any, replicas: int) -> None:
 @pytest.mark.parametrize(
     ("codec", "merge"), [*((codec, "mean") for codec in CODECS), ("int8", "rda"), ("fp32", "rda")]
 )
-def test_every_replica_tells_its_own_by_every_plan_and_codec(
+def test_every_replica_reports_its_cosine_with_every_plan_and_codec(
     tiny_group: MakeGroup, plan: str, codec: str, merge: str
 ) -> None:
     group = tiny_group(
@@ -157,39 +161,41 @@ def test_every_replica_tells_its_own_by_every_plan_and_codec(
     members = train(group, syncer=plan == "syncer")
     group.assert_agreed(*members)
     assert group.plan(1).mode == plan
-    assert_told(group, 3)
+    assert_reported(group, 3)
 
 
 @pytest.mark.parametrize("overlap", [0, 1, 3])
-def test_fragments_are_told_one_by_one(tiny_group: MakeGroup, overlap: int) -> None:
+def test_the_cosine_is_reported_per_fragment(tiny_group: MakeGroup, overlap: int) -> None:
     group = tiny_group(
         num_fragments=2, overlap_steps=overlap, sync_every=4, codec="bf16", checkpoint_every=100
     )
     train(group)
-    assert_told(group, 3)
+    assert_reported(group, 3)
 
 
-def test_nothing_is_told_of_a_void_round(tiny_group: MakeGroup) -> None:
+def test_a_void_round_reports_no_cosine(tiny_group: MakeGroup) -> None:
     group = tiny_group(reduce_plan="sharded")
     train(group, spoil=("rounds/00000002/contributions/00000.*.bin", "corrupt"))
     assert group.commits()[1].void
     for number in range(3):
-        reports = told(group, number)
+        reports = reports_of(group, number)
         assert reports[2].cosine is None
         assert reports[1].cosine is not None and reports[3].cosine is not None
 
 
-def test_nothing_is_told_of_a_round_that_was_missed(tiny_group: MakeGroup) -> None:
+def test_a_missed_round_reports_no_cosine(tiny_group: MakeGroup) -> None:
     group = tiny_group(num_replicas=2, grace_s=0.0, total_rounds=5)
     first_commit = threading.Event()
 
     def watch(member: Any, joined: Any) -> None:
         if member.replica == 0 and joined.round == 2:
             first_commit.set()
-        if member.replica == 1 and member.steps == 3:  # all of round 1, but not yet handed in
+        if (
+            member.replica == 1 and member.steps == 3
+        ):  # after round 1's steps, before the contribution
             assert first_commit.wait(60)
 
     train(group, replicas=2, on_step=watch)
-    late = told(group, 1)[1]
+    late = reports_of(group, 1)[1]
     assert late.outcome == "late" and late.cosine is None
-    assert told(group, 0)[1].cosine == pytest.approx(1.0), "it was alone in the mean"
+    assert reports_of(group, 0)[1].cosine == pytest.approx(1.0), "it was alone in the mean"

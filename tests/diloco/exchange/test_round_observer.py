@@ -1,25 +1,37 @@
-"""What one process has read of the log, while another thread of it forgets."""
+"""Records read by one thread while another thread drops them from the cache."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from diloco.clock import SystemClock
-from diloco.exchange.round_observer import Sight
-from diloco.membership.lease import Observer
+from diloco.exchange.round_observer import RoundObserver
+from diloco.membership.lease import Lease
+from diloco.membership.observer import Observer
 from diloco.model.fragments import Slot, Table
 from diloco.protocol import keys
-from diloco.protocol.records import Commit, ContributionRecord, Identity
+from diloco.protocol.records import (
+    BadRecord,
+    Commit,
+    ContributionRecord,
+    Heartbeat,
+    Identity,
+    Plan,
+    PlannedContribution,
+)
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import LocalStore, MissingKey
 
 ME = Identity(replica=0, incarnation="00001-00000000")
 
 
-class Watched:
-    """A store with a hook before each get, as if another thread ran just then."""
+class HookedStore:
+    """A store with a hook before each get, in place of a concurrent thread."""
 
     atomic_create = True
 
@@ -37,64 +49,98 @@ class Watched:
 
 def record(replica: int) -> ContributionRecord:
     return ContributionRecord(
-        round=1, fragment=0, base_round=0, base_digest="", replica=replica,
-        incarnation="00001-00000000", model_hash="", codec="fp32", numel=1, tokens=1,
-        new_tokens=1, steps=1, loss=0.0, norm=0.0, norms=(0.0,), size_bytes=260, digest="",
-        checksums="", compute_s=0.0, encode_s=0.0, wall_s=0.0,
-    )  # fmt: skip
+        round=1,
+        fragment=0,
+        base_round=0,
+        base_digest="",
+        replica=replica,
+        incarnation="00001-00000000",
+        model_hash="",
+        codec="fp32",
+        numel=1,
+        tokens=1,
+        new_tokens=1,
+        steps=1,
+        rounds=1,
+        loss=0.0,
+        norm=0.0,
+        norms=(0.0,),
+        size_bytes=260,
+        digest="",
+        checksums="",
+        compute_s=0.0,
+        encode_s=0.0,
+        wall_s=0.0,
+    )
 
 
-def make(tmp_path: Path) -> tuple[Watched, Sight]:
-    store = Watched(LocalStore(tmp_path))
-    settings = GroupSettings()
-    sight = Sight(
+def make(tmp_path: Path, **chosen: Any) -> tuple[HookedStore, RoundObserver]:
+    store = HookedStore(LocalStore(tmp_path))
+    settings = GroupSettings(**chosen)
+    round_observer = RoundObserver(
         store,  # type: ignore[arg-type]
-        ME,
         settings,
+        lease=Lease(
+            store,  # type: ignore[arg-type]
+            ME,
+            clock=SystemClock(),
+            interval_s=1.0,
+            heartbeat_timeout_s=15.0,
+            device="cpu",
+        ),
         observer=Observer(store, clock=SystemClock(), timeout_s=15.0),  # type: ignore[arg-type]
         model_hash="",
         table=Table(
             [Slot(name="w", shape=(1,), dtype="float32", numel=1)], fragments=1, pattern="strided"
         ),
-        committer=lambda: None,
     )
-    return store, sight
+    return store, round_observer
 
 
-def seen(sight: Sight) -> list[int]:
+def a_commit(round: int) -> Commit:
+    return Commit(
+        round=round,
+        fragment=0,
+        committer=ME,
+        contributors=(ME,),
+        void="",
+        tokens_total=0,
+        committed_total=round,
+        wall_s=0.0,
+    )
+
+
+def seen(round_observer: RoundObserver) -> list[int]:
     from diloco.exchange.round_observer import Base
 
-    view = sight.before_plan(1, Base(round=0, digest=""), waited_s=0.0, sync_s=0.0)
+    view = round_observer.before_plan(1, Base(round=0, digest=""), waited_s=0.0, sync_s=0.0)
     return sorted(view.contributions)
 
 
-def test_records_forgotten_while_they_are_listed_are_still_seen(tmp_path: Path) -> None:
-    store, sight = make(tmp_path)
+def test_records_dropped_during_a_listing_are_still_returned(tmp_path: Path) -> None:
+    store, round_observer = make(tmp_path)
     for replica in range(3):
         key = keys.contribution_record(1, replica, "00001-00000000")
         store.put(key, record(replica).to_bytes())
-    store.hook = lambda key: sight.forget_before(5)
-    assert seen(sight) == [0, 1, 2]
+    store.hook = lambda key: round_observer.forget_before(5)
+    assert seen(round_observer) == [0, 1, 2]
 
 
-def test_a_commit_forgotten_while_it_is_read_is_still_returned(tmp_path: Path) -> None:
-    store, sight = make(tmp_path)
-    commit = Commit(
-        round=1, fragment=0, committer=ME, contributors=(ME,), void="", tokens_total=0,
-        committed_total=1, wall_s=0.0,
-    )  # fmt: skip
+def test_a_commit_dropped_while_it_is_read_is_still_returned(tmp_path: Path) -> None:
+    store, round_observer = make(tmp_path)
+    commit = a_commit(1)
     store.put(keys.commit(1), commit.to_bytes())
 
     class Forgetful(dict[int, Commit]):
         def __setitem__(self, round: int, value: Commit) -> None:
-            """Another thread has put a new dict in its place already."""
+            """Another thread has already replaced the dict."""
 
-    sight._commits = Forgetful()
-    assert sight.commit_of(1) == commit
+    round_observer._commits = Forgetful()
+    assert round_observer.commit_of(1) == commit
 
 
-def test_a_record_that_is_listed_before_it_can_be_read_is_read_later(tmp_path: Path) -> None:
-    store, sight = make(tmp_path)
+def test_a_record_listed_before_it_is_readable_is_read_later(tmp_path: Path) -> None:
+    store, round_observer = make(tmp_path)
     key = keys.contribution_record(1, 2, "00001-00000000")
     store.put(key, record(2).to_bytes())
 
@@ -103,20 +149,176 @@ def test_a_record_that_is_listed_before_it_can_be_read_is_read_later(tmp_path: P
             raise MissingKey(wanted)
 
     store.hook = not_yet
-    assert seen(sight) == []
+    assert seen(round_observer) == []
     store.hook = lambda key: None
-    assert seen(sight) == [2]
+    assert seen(round_observer) == [2]
 
 
-def test_a_record_that_its_writer_mends_after_many_refusals_is_read(tmp_path: Path) -> None:
-    """Two replicas that refuse each other's first upload for ever would never plan a round."""
-    store, sight = make(tmp_path)
+def test_a_repaired_record_is_read_after_many_refusals(tmp_path: Path) -> None:
+    """Two replicas that refused each other's first upload forever would never plan a round."""
+    store, round_observer = make(tmp_path)
     key = keys.contribution_record(1, 2, "00001-00000000")
     good = record(2).to_bytes()
     store.put(key, good[:-1])
     reads: list[str] = []
     store.hook = reads.append
-    assert [seen(sight) for _ in range(30)] == [[]] * 30
+    assert [seen(round_observer) for _ in range(30)] == [[]] * 30
     assert reads.count(key) <= 6, "most lists do not read it again"
     store.put(key, good)
-    assert [2] in [seen(sight) for _ in range(10)]
+    assert [2] in [seen(round_observer) for _ in range(10)]
+
+
+def plan(round: int, *weights: float) -> Plan:
+    contributions = tuple(
+        PlannedContribution(
+            replica=replica,
+            incarnation="00001-00000000",
+            weight=weight,
+            tokens=1,
+            new_tokens=1,
+            steps=1,
+            rounds=1,
+            compute_s=0.0,
+            loss=0.0,
+            size_bytes=260,
+            digest="",
+            checksums="",
+        )
+        for replica, weight in enumerate(weights or (1.0,))
+    )
+    return Plan(
+        round=round,
+        fragment=0,
+        mode="gather",
+        planner=ME,
+        contributions=contributions,
+        wall_s=0.0,
+    )
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), 0.0, -0.5, 1.5])
+def test_a_plan_with_impossible_weights_is_refused(tmp_path: Path, weight: float) -> None:
+    """NaN would reach the weights of every replica; weights without a sum divide by zero."""
+    store, round_observer = make(tmp_path)
+    store.put(keys.plan(1), plan(1, 0.5, weight).to_bytes())
+    with pytest.raises(BadRecord, match=f"with weights above 0, up to 1, found {weight}"):
+        round_observer.plan_of(1)
+
+
+def test_a_plan_without_contributions_is_refused(tmp_path: Path) -> None:
+    store, round_observer = make(tmp_path)
+    store.put(keys.plan(1), dataclasses.replace(plan(1), contributions=()).to_bytes())
+    with pytest.raises(BadRecord, match="found no contribution"):
+        round_observer.plan_of(1)
+
+
+def previous(round_observer: RoundObserver, round: int) -> Plan | None:
+    from diloco.exchange.round_observer import Base
+
+    view = round_observer.before_plan(round, Base(round=0, digest=""), waited_s=0.0, sync_s=0.0)
+    return view.previous
+
+
+def test_the_previous_plan_is_read_once(tmp_path: Path) -> None:
+    store, round_observer = make(tmp_path)
+    store.put(keys.plan(3), plan(3).to_bytes())
+    reads: list[str] = []
+    store.hook = reads.append
+    assert previous(round_observer, 4) == previous(round_observer, 4) == plan(3)
+    assert reads.count(keys.plan(3)) == 1
+    round_observer.remember_plan(plan(4))
+    assert previous(round_observer, 5) == plan(4)
+    assert keys.plan(4) not in reads, "this process has created it"
+
+
+def test_an_unreadable_or_missing_previous_plan_is_unknown(tmp_path: Path) -> None:
+    store, round_observer = make(tmp_path)
+    store.put(keys.plan(3), b"{")
+    assert previous(round_observer, 4) is None
+    assert previous(round_observer, 6) is None
+    round_observer.remember_plan(plan(2))
+    assert previous(round_observer, 4) == plan(2), "the newest that is known"
+
+
+def beat_all(store: HookedStore, replicas: range, *, round: int = 1) -> None:
+    for replica in replicas:
+        lease = Heartbeat(
+            replica=replica,
+            incarnation="00001-00000000",
+            count=1,
+            interval_s=15.0,
+            state="computing",
+            round=round,
+            step=0,
+            tokens=0,
+            started_wall_s=0.0,
+            wall_s=0.0,
+        )
+        store.put(keys.beat(replica, lease.incarnation), lease.to_bytes())
+
+
+def leases_read(store: HookedStore, action: Callable[[], object]) -> set[int]:
+    found: set[int] = set()
+    store.hook = lambda key: found.update([p[0]] if (p := keys.parse_beat(key)) else [])
+    action()
+    return found
+
+
+def test_the_first_listing_of_a_large_group_reads_no_lease_of_a_contributor(
+    tmp_path: Path,
+) -> None:
+    store, round_observer = make(tmp_path, num_replicas=16)
+    beat_all(store, range(1, 16))
+    for replica in range(14):
+        key = keys.contribution_record(1, replica, "00001-00000000")
+        store.put(key, record(replica).to_bytes())
+    assert leases_read(store, lambda: seen(round_observer)) == {14, 15}
+
+
+def test_a_listing_asks_the_missing_calm_replicas_for_heartbeats(tmp_path: Path) -> None:
+    store, round_observer = make(tmp_path)
+    beat_all(store, range(3))
+    for replica in (0, 1):
+        key = keys.contribution_record(1, replica, "00001-00000000")
+        store.put(key, record(replica).to_bytes())
+    seen(round_observer)
+    assert [i.key for i in store.list(keys.ROUNDS) if i.key == keys.awaited(1)]
+
+
+def test_a_listing_that_finds_all_contributions_asks_for_nothing(tmp_path: Path) -> None:
+    store, round_observer = make(tmp_path)
+    beat_all(store, range(2))
+    for replica in (0, 1):
+        key = keys.contribution_record(1, replica, "00001-00000000")
+        store.put(key, record(replica).to_bytes())
+    seen(round_observer)
+    assert keys.awaited(1) not in [info.key for info in store.list(keys.ROUNDS)]
+
+
+@pytest.mark.parametrize("owners, read_at_first", [(3, {0, 1, 2}), (16, set())])
+def test_leases_of_many_owners_are_read_with_the_second_listing(
+    tmp_path: Path, owners: int, read_at_first: set[int]
+) -> None:
+    store, round_observer = make(tmp_path)
+    beat_all(store, range(owners))
+    plan = Plan(
+        round=1,
+        fragment=0,
+        mode="sharded",
+        planner=ME,
+        contributions=(),
+        owners=tuple(range(owners)),
+        wall_s=0.0,
+    )
+    look = lambda: round_observer.reduced_shards(plan)  # noqa: E731
+    assert leases_read(store, look) == read_at_first
+    assert leases_read(store, look) == set(range(owners))
+
+
+def test_commits_are_read_ahead_up_to_a_missing_or_damaged_one(tmp_path: Path) -> None:
+    store, round_observer = make(tmp_path)
+    for round in (3, 4, 5, 7):
+        store.put(keys.commit(round), a_commit(round).to_bytes())
+    store.put(keys.commit(5), a_commit(6).to_bytes())  # another round's
+    round_observer.read_ahead(3)
+    assert [commit.round for commit in round_observer.known_commits()] == [3, 4]

@@ -1,4 +1,4 @@
-"""Trainers in a group: each one is a thread with a model of its own, and they share a folder."""
+"""Trainers in a group: threads with separate models and a shared folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 from diloco.errors import ReplicaError
 from diloco.integrations.transformers import DiLoCoCallback, follow
 from diloco.training.checkpoint import load_tensors, read_final
-from tests.diloco.conftest import FastClock, TinyGroup
+from tests.diloco.clocks import FastClock
+from tests.diloco.conftest import TinyGroup
 
 MakeGroup = Callable[..., TinyGroup]
 
@@ -25,9 +26,14 @@ VOCABULARY, TIME = 32, 12
 
 def tiny_model(seed: int) -> GPT2LMHeadModel:
     config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=TIME, n_embd=16, n_layer=1, n_head=2,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        n_positions=TIME,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     torch.manual_seed(seed)
     return GPT2LMHeadModel(config)
 
@@ -35,18 +41,18 @@ def tiny_model(seed: int) -> GPT2LMHeadModel:
 def rows(replica: int, n: int = 64) -> list[dict[str, Tensor]]:
     """Runs of consecutive numbers, whose last ``replica`` labels are not predicted."""
     random = torch.Generator().manual_seed(replica)
-    found = []
+    result = []
     for start in torch.randint(0, VOCABULARY, (n,), generator=random):
         tokens = (start + torch.arange(TIME)) % VOCABULARY
         labels = tokens.clone()
         labels[TIME - replica :] = -100
-        found.append({"input_ids": tokens, "labels": labels})
-    return found
+        result.append({"input_ids": tokens, "labels": labels})
+    return result
 
 
 @dataclass
 class Training:
-    """One Trainer in a thread of its own, and what became of it."""
+    """A Trainer in a thread, and its result."""
 
     trainer: Trainer
     callback: DiLoCoCallback
@@ -81,7 +87,7 @@ class Training:
 
 
 class Watch(TrainerCallback):  # type: ignore[misc]
-    """Calls something after each step, before the group has seen it."""
+    """Calls a function after each step, before the group counts it."""
 
     def __init__(self, on_step: Callable[[Trainer, Any], None]) -> None:
         self.on_step = on_step
@@ -104,13 +110,21 @@ def make_training(tmp_path: Path) -> Callable[..., Training]:
         trainer = Trainer(
             model=tiny_model(100 + replica if seed is None else seed),
             args=TrainingArguments(
-                output_dir=str(tmp_path / f"trainer-{replica}"), max_steps=max_steps,
-                per_device_train_batch_size=4, learning_rate=3e-3, logging_steps=1, use_cpu=True,
-                save_strategy="no", report_to=[], disable_tqdm=True, seed=replica, **arguments,
+                output_dir=str(tmp_path / f"trainer-{replica}"),
+                max_steps=max_steps,
+                per_device_train_batch_size=4,
+                learning_rate=3e-3,
+                logging_steps=1,
+                use_cpu=True,
+                save_strategy="no",
+                report_to=[],
+                disable_tqdm=True,
+                seed=replica,
+                **arguments,
             ),
             train_dataset=rows(replica),
             eval_dataset=rows(7, 8),
-        )  # fmt: skip
+        )
         callback = DiLoCoCallback(
             str(group.root), replica=replica, trainer=trainer, clock=FastClock()
         )
@@ -123,8 +137,8 @@ def make_training(tmp_path: Path) -> Callable[..., Training]:
 
 
 def run_together(*trainings: Training) -> None:
-    """All are made before the first starts: a Trainer that is made resets what accelerate keeps
-    for the whole process."""
+    """Create all Trainers before the first starts, because creating one resets the global state of
+    accelerate."""
     for training in trainings:
         training.start()
     for training in trainings:
@@ -146,16 +160,18 @@ def test_two_trainers_end_with_the_same_weights(
     assert not torch.equal(one, weights(tiny_model(100)))
     for training in trainings:
         assert training.reason == "completed"
-        assert training.trainer.state.global_step == 12  # of 40: the group was done
+        assert training.trainer.state.global_step == 12  # of 40: the group had ended
         assert [entry["diloco/round"] for entry in training.rounds] == [1, 2, 3, 4]
         assert {entry["diloco/outcome"] for entry in training.rounds} == {"included"}
-        # The Trainer's own logging goes on.
+        # The Trainer's logging continues.
         assert len([e for e in training.trainer.state.log_history if "grad_norm" in e]) == 12
     evaluations = [
-        entry["eval_loss"] for t in trainings for entry in t.trainer.state.log_history
+        entry["eval_loss"]
+        for t in trainings
+        for entry in t.trainer.state.log_history
         if "eval_loss" in entry
-    ]  # fmt: skip
-    assert len(evaluations) == 4  # one a round, by whoever's turn it was
+    ]
+    assert len(evaluations) == 4  # one per round, by the scheduled replica
     final = read_final(group.store)
     assert final is not None
     published = load_tensors(group.store, final.weights)
@@ -178,15 +194,15 @@ def test_tokens_and_losses_are_those_of_the_labels(
     model.register_forward_hook(loss_by_hand, with_kwargs=True)
     training.start().wait()
     (commit,) = group.commits()
-    # The first label is predicted by nothing, and the last two are not asked for.
+    # The first label is never predicted, and the last two are ignored.
     assert commit.tokens_total == 2 * 2 * 4 * (TIME - 3)
-    asked = torch.stack(expected).reshape(2, -1)
-    per_step = asked.sum(dim=1) / (2 * 4 * (TIME - 3))
+    predicted = torch.stack(expected).reshape(2, -1)
+    per_step = predicted.sum(dim=1) / (2 * 4 * (TIME - 3))
     assert commit.loss == pytest.approx(float(per_step.mean()), rel=1e-5)
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["relaunched", "late"])
-def test_a_trainer_that_comes_later_goes_on_where_the_run_is(
+def test_a_late_trainer_continues_at_the_runs_position(
     tiny_group: MakeGroup, make_training: Callable[..., Training], number: int
 ) -> None:
     group = tiny_group(num_replicas=1, sync_every=2, total_rounds=6, state_every=1)
@@ -207,12 +223,12 @@ def test_a_trainer_that_comes_later_goes_on_where_the_run_is(
     second.start().wait()
     assert second.reason == "completed"
     assert second.trainer.state.global_step == 8  # rounds 3 to 6
-    # Its rate is that of step 4 of the run, not of its own first one.
+    # The learning rate of step 4 of the run, not of its first own step.
     assert rates[0] == pytest.approx(3e-3 * (1 - 5 / 40))
-    assert (moments[0] > 1) == (number == 0)  # the inner optimizer's state came back
+    assert (moments[0] > 1) == (number == 0)  # the state of the inner optimizer was restored
 
 
-def test_a_trainer_that_ends_first_leaves(
+def test_a_trainer_that_ends_early_leaves_the_group(
     tiny_group: MakeGroup, make_training: Callable[..., Training]
 ) -> None:
     group = tiny_group(num_replicas=2, sync_every=3, total_rounds=4, grace_s=5.0)
@@ -222,7 +238,7 @@ def test_a_trainer_that_ends_first_leaves(
     assert [len(commit.contributors) for commit in group.commits()] == [2, 2, 1, 1]
 
 
-def test_a_run_that_is_over_leaves_the_result_in_the_model(
+def test_joining_an_ended_run_loads_the_result(
     tiny_group: MakeGroup, make_training: Callable[..., Training]
 ) -> None:
     group = tiny_group(num_replicas=1, sync_every=2, total_rounds=2)
@@ -234,7 +250,7 @@ def test_a_run_that_is_over_leaves_the_result_in_the_model(
     assert torch.equal(weights(late.trainer.model), weights(first.trainer.model))
 
 
-def test_what_goes_wrong_in_the_group_comes_out_of_train(
+def test_group_errors_propagate_from_train(
     tiny_group: MakeGroup, make_training: Callable[..., Training], tmp_path: Path
 ) -> None:
     group = tiny_group(num_replicas=1)
@@ -243,7 +259,7 @@ def test_what_goes_wrong_in_the_group_comes_out_of_train(
         make_training(group, 0).start().wait()
 
 
-def test_losses_that_the_model_does_not_give_are_refused(
+def test_losses_outside_the_model_output_are_refused(
     tiny_group: MakeGroup, make_training: Callable[..., Training]
 ) -> None:
     group = tiny_group(num_replicas=1)

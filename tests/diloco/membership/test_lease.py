@@ -1,8 +1,7 @@
-"""Leases judged on the observer's own clock, commands, retries and telemetry numbering."""
+"""Leases on the observer's clock, commands, retries and telemetry numbers."""
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -10,38 +9,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from diloco.membership.lease import LIST_EVERY, Lease, Observer, claim_incarnation
+from diloco.membership.lease import LIST_EVERY, Lease, claim_incarnation
+from diloco.membership.observer import Observer
 from diloco.protocol import keys
-from diloco.protocol.records import Beat, Command, Identity
+from diloco.protocol.control_pace import CHECK_EVERY
+from diloco.protocol.records import Command, Identity
 from diloco.protocol.telemetry import Segment
-from diloco.store.base import LocalStore, StoreDenied, StoreUnavailable
+from diloco.store.base import (
+    LISTED,
+    LocalStore,
+    ObjectInfo,
+    StoreDenied,
+    StoreUnavailable,
+)
 from diloco.store.retry import RetryingStore
-from diloco.telemetry.writer import Reporter
-
-ME = Identity(replica=1, incarnation="00001-00000000")
-
-
-class ManualClock:
-    """Time moves only when somebody sleeps."""
-
-    now_s = 0.0
-
-    def wall(self) -> float:
-        return 1e9 + self.now_s
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
-def beat(**changes: object) -> Beat:
-    first = Beat(
-        replica=7, incarnation="00001-00000000", count=1, interval_s=2.0, state="computing",
-        round=3, step=0, tokens=0, started_wall_s=0.0, wall_s=0.0,
-    )  # fmt: skip
-    return dataclasses.replace(first, **changes)  # type: ignore[arg-type]
+from diloco.telemetry.writer import TelemetryWriter
+from tests.diloco.clocks import ManualClock
+from tests.diloco.membership.lease_harness import ME, beat, write
 
 
 @pytest.fixture
@@ -49,14 +33,10 @@ def store(tmp_path: Path) -> LocalStore:
     return LocalStore(tmp_path)
 
 
-def write(store: LocalStore, a_beat: Beat) -> None:
-    store.put(keys.beat(a_beat.replica, a_beat.incarnation), a_beat.to_bytes())
-
-
-def test_a_lease_that_does_not_change_dies_on_the_observers_clock(store: LocalStore) -> None:
+def test_an_unchanged_lease_expires_on_the_observers_clock(store: LocalStore) -> None:
     clock = ManualClock()
     observer = Observer(store, clock=clock, timeout_s=10)
-    write(store, beat(wall_s=-1e12))  # what the other machine's clock says is nobody's business
+    write(store, beat(wall_s=-1e12))  # the other machine's clock is ignored
     observer.look()
     clock.now_s = 9.9
     observer.look()
@@ -69,7 +49,7 @@ def test_a_lease_that_does_not_change_dies_on_the_observers_clock(store: LocalSt
     assert observer.live() == {7}
 
 
-def test_one_that_left_or_is_in_a_later_round_is_not_waited_for(store: LocalStore) -> None:
+def test_rounds_do_not_wait_for_ended_or_later_replicas(store: LocalStore) -> None:
     observer = Observer(store, clock=ManualClock(), timeout_s=10)
     write(store, beat(replica=1, state="done"))
     write(store, beat(replica=2, state="failed"))
@@ -80,7 +60,7 @@ def test_one_that_left_or_is_in_a_later_round_is_not_waited_for(store: LocalStor
     assert observer.working_towards(3) == {4}
 
 
-def test_only_the_newest_incarnation_counts_and_a_bad_lease_is_passed_over(
+def test_the_newest_incarnation_counts_and_invalid_leases_are_skipped(
     store: LocalStore,
 ) -> None:
     observer = Observer(store, clock=ManualClock(), timeout_s=10)
@@ -91,7 +71,7 @@ def test_only_the_newest_incarnation_counts_and_a_bad_lease_is_passed_over(
     assert observer.live() == frozenset()
 
 
-def test_every_process_start_is_a_higher_incarnation(store: LocalStore) -> None:
+def test_every_process_claims_a_higher_incarnation(store: LocalStore) -> None:
     assert claim_incarnation(store, 7, nonce="ffffffff").incarnation == "00001-ffffffff"
     write(store, beat())
     assert claim_incarnation(store, 7, nonce="00000000").incarnation == "00002-00000000"
@@ -99,36 +79,45 @@ def test_every_process_start_is_a_higher_incarnation(store: LocalStore) -> None:
     assert claim_incarnation(store, 8, nonce="00000000").incarnation == "00001-00000000"
 
 
-def test_a_stale_list_gives_no_process_a_number_that_was_taken(
+def test_a_stale_listing_does_not_duplicate_an_incarnation(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An incarnation with a number of a process that has died can be the lower one: the new process
-    is then fenced out, and is not started again."""
+    """A new process that reuses the number of a dead one can have the lower incarnation, and would
+    be fenced out."""
     first = claim_incarnation(store, 7, nonce="ffffffff")
     monkeypatch.setattr(store, "list", lambda prefix: [])
     assert claim_incarnation(store, 7, nonce="00000000") > first
 
 
-def lease(store: LocalStore, on_drain: Callable[[float, str], None] | None = None) -> Lease:
+def lease(
+    store: LocalStore,
+    on_drain: Callable[[float, str], None] | None = None,
+    identity: Identity = ME,
+) -> Lease:
     return Lease(
-        store, ME, clock=ManualClock(), interval_s=1.0, heartbeat_timeout_s=10.0, device="cpu",
+        store,
+        identity,
+        clock=ManualClock(),
+        interval_s=1.0,
+        heartbeat_timeout_s=10.0,
+        device="cpu",
         on_drain=on_drain,
-    )  # fmt: skip
+    )
 
 
-def test_commands_are_obeyed_in_order_and_bad_ones_passed_over(store: LocalStore) -> None:
+def test_commands_run_in_order_and_invalid_ones_are_skipped(store: LocalStore) -> None:
     store.put(keys.control(1), b"{}")
     store.put(keys.control(2), Command(n=2, command="dance", wall_s=0.0).to_bytes())
     store.put(keys.control(3), Command(n=3, command="stop", replica=9, wall_s=0.0).to_bytes())
-    mine = lease(store)
-    mine.look_around()
-    assert not mine.stop_requested
+    own_lease = lease(store)
+    own_lease.look_around()
+    assert not own_lease.stop_requested
     store.put(keys.control(4), Command(n=4, command="stop", wall_s=0.0).to_bytes())
-    mine.look_around()
-    assert mine.stop_requested
+    own_lease.look_around()
+    assert own_lease.stop_requested
 
 
-def test_commands_after_a_lost_one_are_obeyed(store: LocalStore) -> None:
+def test_commands_after_a_lost_one_run(store: LocalStore) -> None:
     store.put(keys.control(2), Command(n=2, command="stop", wall_s=0.0).to_bytes())
     started_later = lease(store)
     started_later.look_around()
@@ -143,35 +132,35 @@ def test_commands_after_a_lost_one_are_obeyed(store: LocalStore) -> None:
     assert running.stop_requested
 
 
-def test_a_number_far_beyond_hides_no_command(store: LocalStore) -> None:
+def test_a_distant_command_number_hides_no_command(store: LocalStore) -> None:
     store.put(keys.control(99_999_999), Command(n=99_999_999, command="stop", wall_s=0).to_bytes())
-    mine = lease(store)
-    mine.look_around()
-    assert not mine.stop_requested
+    own_lease = lease(store)
+    own_lease.look_around()
+    assert not own_lease.stop_requested
     store.put(keys.control(1), Command(n=1, command="stop", wall_s=0.0).to_bytes())
-    mine.look_around()
-    assert mine.stop_requested
+    own_lease.look_around()
+    assert own_lease.stop_requested
 
 
-def test_a_resume_takes_back_the_stops_before_it_and_no_later_one(store: LocalStore) -> None:
+def test_a_resume_cancels_only_earlier_stops(store: LocalStore) -> None:
     for n, name in enumerate(("stop", "stop", "resume"), start=1):
         store.put(keys.control(n), Command(n=n, command=name, wall_s=0.0).to_bytes())
-    mine = lease(store)
-    mine.look_around()
-    assert not mine.stop_requested
+    own_lease = lease(store)
+    own_lease.look_around()
+    assert not own_lease.stop_requested
     store.put(keys.control(4), Command(n=4, command="stop", wall_s=0.0).to_bytes())
-    mine.look_around()
-    assert mine.stop_requested
+    own_lease.look_around()
+    assert own_lease.stop_requested
 
 
 @pytest.mark.parametrize("round", [None, True, -1, "3"])
-def test_a_save_says_after_which_round(store: LocalStore, round: object) -> None:
-    mine = lease(store)
+def test_a_save_command_has_a_round(store: LocalStore, round: object) -> None:
+    own_lease = lease(store)
     for n, value in enumerate((3, round), start=1):
         command = Command(n=n, command="save", arguments={"round": value}, wall_s=0.0)
         store.put(keys.control(n), command.to_bytes())
-    mine.look_around()
-    assert mine.save_after == 3
+    own_lease.look_around()
+    assert own_lease.save_after == 3
 
 
 def drain(store: LocalStore, n: int, **arguments: object) -> None:
@@ -179,49 +168,124 @@ def drain(store: LocalStore, n: int, **arguments: object) -> None:
     store.put(keys.control(n), command.to_bytes())
 
 
-def test_a_drain_is_for_the_process_it_was_written_for(store: LocalStore) -> None:
-    told: list[tuple[float, str]] = []
+def test_a_drain_applies_to_its_target_process(store: LocalStore) -> None:
+    drains: list[tuple[float, str]] = []
     drain(store, 1)
     drain(store, 2, incarnation="00000-ffffffff")
     drain(store, 3, incarnation=ME.incarnation, reason="named")
-    mine = lease(store, on_drain=lambda within_s, reason: told.append((within_s, reason)))
-    mine.start()
-    mine.end("left")
-    assert told == [(30.0, "named")], "the first was for an earlier one, the second names it"
+    own_lease = lease(store, on_drain=lambda within_s, reason: drains.append((within_s, reason)))
+    own_lease.start()
+    own_lease.end("left")
+    assert drains == [(30.0, "named")], (
+        "the first is for an earlier process, the second names this one"
+    )
     drain(store, 4, within_s=5)
     drain(store, 5, incarnation="00000-ffffffff")
     drain(store, 6, incarnation="00002-00000000", within_s=0.5, reason="x" * 1000)
-    mine.look_around()
-    assert told[1:] == [(5.0, "drained by command 4"), (0.5, "x" * 200)]
+    own_lease.look_around()
+    assert drains[1:] == [(5.0, "drained by command 4"), (0.5, "x" * 200)]
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"within_s": "soon"}, {"within_s": True}, {"within_s": -1}, {"within_s": float("nan")},
-        {"within_s": float("inf")}, {"reason": 3}, {"incarnation": 3},
+        {"within_s": "soon"},
+        {"within_s": True},
+        {"within_s": -1},
+        {"within_s": float("nan")},
+        {"within_s": float("inf")},
+        {"reason": 3},
+        {"incarnation": 3},
     ],
-)  # fmt: skip
-def test_a_drain_that_says_nonsense_is_refused(
+)
+def test_an_invalid_drain_is_refused(
     store: LocalStore, arguments: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[object] = []
-    mine = lease(store, on_drain=lambda *what: told.append(what))
+    drains: list[object] = []
+    own_lease = lease(store, on_drain=lambda *what: drains.append(what))
     drain(store, 1, **arguments)
-    mine.look_around()
-    assert not told
+    own_lease.look_around()
+    assert not drains
     assert "command 1 is refused: " in caplog.text and "expected" in caplog.text
 
 
-def test_a_fenced_lease_says_nothing_more(store: LocalStore) -> None:
-    mine = lease(store)
-    mine.beat()
+def test_a_fenced_lease_writes_no_heartbeat(store: LocalStore) -> None:
+    own_lease = lease(store)
+    own_lease.beat()
     write(store, beat(replica=1, incarnation="00002-00000000"))
-    mine.look_around()
-    assert mine.fenced
+    own_lease.look_around()
+    assert own_lease.fenced
     before = store.get(keys.beat(1, ME.incarnation))
-    mine.end("failed")
+    own_lease.end("failed")
     assert store.get(keys.beat(1, ME.incarnation)) == before
+
+
+class CountedStore(LocalStore):
+    """Records the keys that are read and the prefixes that are listed."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.requests: list[str] = []
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self.requests.append(f"get {key}")
+        return super().get_range(key, start, length)
+
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
+        self.requests.append(f"get {key}")
+        return super().get(key, limit=limit)
+
+    def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
+        self.requests.append(f"list {prefix}")
+        return super().list(prefix, limit=limit)
+
+
+def test_a_newer_process_is_found_by_one_get(tmp_path: Path) -> None:
+    counted = CountedStore(tmp_path)
+    first = claim_incarnation(counted, 1, nonce="ffffffff")
+    own_lease = lease(counted, identity=first)
+    own_lease.look_around()  # the first look lists
+    counted.requests.clear()
+    own_lease.look_around()
+    assert counted.requests == [f"get {keys.claim(1, 2)}", f"get {keys.control(1)}"]
+    assert not own_lease.fenced
+    claim_incarnation(counted, 1, nonce="00000000")
+    own_lease.look_around(newer=False)
+    assert not own_lease.fenced
+    own_lease.look_around()
+    assert own_lease.fenced
+
+
+def test_without_atomic_create_a_newer_process_is_found_by_its_lease(tmp_path: Path) -> None:
+    counted = CountedStore(tmp_path)
+    counted.atomic_create = False
+    own_lease = lease(counted)
+    for _ in range(2):
+        own_lease.look_around()
+    write(counted, beat(replica=1, incarnation="00002-00000000"))
+    own_lease.look_around()
+    assert own_lease.fenced
+
+
+def test_a_newer_process_is_found_although_its_claim_is_lost(store: LocalStore) -> None:
+    own_lease = lease(store)
+    own_lease.look_around()
+    write(store, beat(replica=1, incarnation="00002-00000000"))
+    for _ in range(LIST_EVERY):
+        own_lease.look_around()
+    assert own_lease.fenced
+
+
+def test_a_failed_read_does_not_end_the_listings_of_processes(store: LocalStore) -> None:
+    """The thread checks for newer processes at every fifth look only."""
+    own_lease = lease(store)
+    for look in range(1, 8):
+        own_lease.look_around(newer=look % CHECK_EVERY == 0)
+    own_lease._looks -= 1  # a look that failed before it read the commands
+    write(store, beat(replica=1, incarnation="00002-00000000"))
+    for look in range(8, 8 + 2 * LIST_EVERY):
+        own_lease.look_around(newer=look % CHECK_EVERY == 0)
+    assert own_lease.fenced
 
 
 class Flaky(LocalStore):
@@ -253,27 +317,27 @@ def retrying(inner: LocalStore) -> tuple[RetryingStore, ManualClock]:
     return RetryingStore(inner, clock=clock, rng=random.Random(0), deadline_s=30.0), clock
 
 
-def test_a_store_that_recovers_is_waited_for(tmp_path: Path) -> None:
+def test_start_waits_for_a_store_that_recovers(tmp_path: Path) -> None:
     store, clock = retrying(Flaky(tmp_path, 4))
     store.put("a", b"1")
     assert store.get("a") == b"1"
     assert 0.5 < clock.now_s < 5
 
 
-def test_a_store_that_does_not_is_given_up_within_the_deadline(tmp_path: Path) -> None:
+def test_start_gives_up_after_the_deadline(tmp_path: Path) -> None:
     store, clock = retrying(Flaky(tmp_path, 1000))
     with pytest.raises(StoreUnavailable, match="503"):
         store.put("a", b"1")
     assert 10 < clock.now_s <= 30
 
 
-def test_a_create_whose_answer_was_lost_is_still_ours(tmp_path: Path) -> None:
+def test_a_create_with_a_lost_response_is_recognised(tmp_path: Path) -> None:
     store, _ = retrying(Flaky(tmp_path, 1, after=True))
     assert store.create("a", b"written by me") is True
     assert store.create("a", b"written by another") is False
 
 
-def test_what_waiting_cannot_mend_is_not_tried_again(tmp_path: Path) -> None:
+def test_permanent_errors_are_not_retried(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"")
     store, clock = retrying(LocalStore(tmp_path))
     with pytest.raises(StoreDenied):
@@ -281,28 +345,28 @@ def test_what_waiting_cannot_mend_is_not_tried_again(tmp_path: Path) -> None:
     assert clock.now_s == 0
 
 
-def test_a_segment_that_could_not_be_written_keeps_its_number(tmp_path: Path) -> None:
+def test_an_unwritten_segment_keeps_its_number(tmp_path: Path) -> None:
     store = Flaky(tmp_path, 1)
-    reporter = Reporter(store, ME, clock=ManualClock(), interval_s=1.0)
+    telemetry = TelemetryWriter(store, ME, clock=ManualClock(), interval_s=1.0)
     numbers = {"round": 1, "tokens": 8, "lr": 0.1, "grad_norm": 1.0, "step_s": 0.1}
-    reporter.step(step=0, loss=torch.tensor(2.5), **numbers)  # type: ignore[arg-type]
+    telemetry.step(step=0, loss=torch.tensor(2.5), **numbers)  # type: ignore[arg-type]
     with pytest.raises(StoreUnavailable):
-        reporter.flush()
-    reporter.step(step=1, loss=1.5, **numbers)  # type: ignore[arg-type]
-    reporter.flush()
+        telemetry.flush()
+    telemetry.step(step=1, loss=1.5, **numbers)  # type: ignore[arg-type]
+    telemetry.flush()
     read = [Segment.from_bytes(store.get(keys.telemetry(1, ME.incarnation, n))) for n in (1, 2)]
     assert [segment.steps.loss for segment in read] == [(2.5,), (1.5,)]
-    reporter.flush()
-    assert len(store.list("telemetry/")) == 2, "nothing to tell, nothing written"
+    telemetry.flush()
+    assert len(store.list("telemetry/")) == 2, "without new rows nothing is written"
 
 
-def test_a_flood_of_log_lines_is_cut_and_says_so(tmp_path: Path) -> None:
+def test_excess_log_lines_are_dropped_and_counted(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
-    reporter = Reporter(store, ME, clock=ManualClock(), interval_s=1.0)
-    for n in range(Reporter.MAX_LOGS + 5):
-        reporter.log("INFO", str(n))
-    reporter.flush()
+    telemetry = TelemetryWriter(store, ME, clock=ManualClock(), interval_s=1.0)
+    for n in range(TelemetryWriter.MAX_LOGS + 5):
+        telemetry.log("INFO", str(n))
+    telemetry.flush()
     segments = [info.key for info in store.list("telemetry/")]
     logs = [line for key in segments for line in Segment.from_bytes(store.get(key)).logs]
     assert logs[0].message == "5 older log lines were dropped"
-    assert [logs[1].message, logs[-1].message] == ["5", str(Reporter.MAX_LOGS + 4)]
+    assert [logs[1].message, logs[-1].message] == ["5", str(TelemetryWriter.MAX_LOGS + 4)]

@@ -1,4 +1,4 @@
-"""Before round 1: who waits for whom."""
+"""The start barrier before round 1."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from diloco.membership.lease import Observer
+from diloco.membership.observer import Observer
 from diloco.protocol import keys
-from diloco.protocol.records import Beat
+from diloco.protocol.records import Heartbeat
 from diloco.store.base import MissingKey, Store
 
 MakeGroup = Callable[..., Any]
@@ -22,37 +22,37 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def lease_of(store: Store, replica: int) -> Beat | None:
+def lease_of(store: Store, replica: int) -> Heartbeat | None:
     listed = [info.key for info in store.list(keys.member(replica)) if keys.parse_beat(info.key)]
     try:
-        return Beat.from_bytes(store.get(max(listed))) if listed else None
+        return Heartbeat.from_bytes(store.get(max(listed))) if listed else None
     except MissingKey:
         return None
 
 
-def until_it_says(group: Any, replica: int, words: str) -> Beat:
-    """The lease of a replica, once its message has ``words``."""
+def until_message(group: Any, replica: int, text: str) -> Heartbeat:
+    """The lease of a replica, once its message contains ``text``."""
     give_up = time.monotonic() + 60
     while time.monotonic() < give_up:
         beat = lease_of(group.store, replica)
-        if beat is not None and words in beat.message:
+        if beat is not None and text in beat.message:
             return beat
-    raise AssertionError(f"replica {replica} never said {words!r}")
+    raise AssertionError(f"replica {replica} never showed {text!r}")
 
 
-def test_nobody_takes_a_step_before_enough_are_there_whoever_dies_meanwhile(
+def test_no_replica_steps_before_enough_are_ready(
     tiny_group: MakeGroup,
 ) -> None:
     group = tiny_group(
         num_replicas=4, start_replicas=3, start_wait_s=0.0, heartbeat_timeout_s=40.0, grace_s=0.0
     )
     first, dying = group.start(0), group.start(1)
-    beat = until_it_says(group, 0, "2 of 4 replicas are here, the first step is taken with 3")
+    beat = until_message(group, 0, "2 of 4 replicas are ready, training starts with 3")
     assert (beat.state, beat.step) == ("waiting", 0)
     dying.store.dead = True
-    until_it_says(group, 0, "1 of 4")
+    until_message(group, 0, "1 of 4")
     second = group.start(2)
-    until_it_says(group, 2, "2 of 4")
+    until_message(group, 2, "2 of 4")
     assert [member.steps for member in group.members] == [0, 0, 0]
     third = group.start(3)
     group.wait(first, second, third)
@@ -60,8 +60,8 @@ def test_nobody_takes_a_step_before_enough_are_there_whoever_dies_meanwhile(
     assert 1 not in [c.replica for commit in group.commits() for c in commit.contributors]
 
 
-def test_who_comes_after_the_first_step_waits_for_nobody(tiny_group: MakeGroup) -> None:
-    """Though those that had begun together are fewer by now than have to begin together."""
+def test_a_replica_that_joins_after_the_first_step_does_not_wait(tiny_group: MakeGroup) -> None:
+    """Even if fewer replicas are alive than must start together."""
     group = tiny_group(
         num_replicas=3, start_replicas=3, start_wait_s=0.0, heartbeat_timeout_s=40.0, grace_s=0.0
     )
@@ -81,13 +81,21 @@ def test_who_comes_after_the_first_step_waits_for_nobody(tiny_group: MakeGroup) 
     assert late.steps > 0
 
 
-def test_a_step_is_seen_in_a_lease_that_has_died(tiny_group: MakeGroup) -> None:
+def test_an_expired_lease_shows_that_training_has_started(tiny_group: MakeGroup) -> None:
     group = tiny_group()
     observer = Observer(group.store, clock=group_clock(), timeout_s=1e-9)
-    base = Beat(
-        replica=1, incarnation="00001-00000000", count=1, interval_s=2.0, state="waiting",
-        round=1, step=0, tokens=0, started_wall_s=0.0, wall_s=0.0,
-    )  # fmt: skip
+    base = Heartbeat(
+        replica=1,
+        incarnation="00001-00000000",
+        count=1,
+        interval_s=2.0,
+        state="waiting",
+        round=1,
+        step=0,
+        tokens=0,
+        started_wall_s=0.0,
+        wall_s=0.0,
+    )
     for changes, begun in (
         ({}, False),
         ({"state": "computing"}, True),
@@ -112,6 +120,6 @@ def group_clock() -> Any:
             return time.monotonic()
 
         def sleep(self, seconds: float) -> None:
-            raise AssertionError("nobody waits here")
+            raise AssertionError("expected no wait")
 
     return Now()

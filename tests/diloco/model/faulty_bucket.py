@@ -1,7 +1,7 @@
-"""A bucket in memory with strong consistency, and each process' faulty view of it.
+"""A strongly consistent bucket in memory, and each process's faulty view of it.
 
 The bucket keeps the first bytes written under every key of the log (``written``), so that the
-oracle can replay rounds whose payloads were damaged or swept.
+oracle can replay rounds whose payloads were damaged or deleted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Bucket:
-    """The objects themselves, without any fault."""
+    """The objects, without faults."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -44,7 +44,7 @@ class Bucket:
         self.keeps_past = True
         self.ever_damaged: set[str] = set()
         self.damaged: dict[str, str] = {}
-        """Keys whose stored bytes were damaged for good, and how."""
+        """Keys whose stored bytes were damaged permanently, with the kind of damage."""
 
     def put(self, key: str, data: bytes) -> None:
         self._remember()
@@ -73,7 +73,7 @@ class Bucket:
             self.damaged.pop(key, None)
 
     def list(self, prefix: str, *, before_s: float = 0.0) -> builtins.list[ObjectInfo]:
-        """As it was ``before_s`` seconds ago, as far as that is remembered."""
+        """Return the listing of ``before_s`` seconds ago, as far as it is recorded."""
         sizes = {key: len(data) for key, data in self.objects.items()}
         if before_s:
             then_s = self.scheduler.now_s - before_s
@@ -84,13 +84,13 @@ class Bucket:
         return [ObjectInfo(key, sizes[key]) for key in sorted(sizes) if key.startswith(prefix)]
 
     def damage(self, key: str, how: str, data: bytes) -> None:
-        """Damage what is stored, for good."""
+        """Damage the stored object permanently."""
         self.objects[key] = data
         self.damaged[key] = how
         self.ever_damaged.add(key)
 
     def _remember(self) -> None:
-        """What a stale listing shows; a few seconds of it are kept."""
+        """Record the state for stale listings; a few seconds are kept."""
         if not self.keeps_past:
             return
         now_s = self.scheduler.now_s
@@ -100,7 +100,7 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True)
 class Chances:
-    """Probability of each fault, at each operation that can have it; none by default."""
+    """Probability of each fault per operation that can have it; none by default."""
 
     kill: float = 0.0
     drop: float = 0.0
@@ -191,7 +191,7 @@ class FaultyView:
         return True
 
     def _pass_time(self) -> None:
-        """A request takes a while, and its process may be killed meanwhile."""
+        """Let a request take some time, during which its process can be killed."""
         self._counts["operations"] += 1
         slow_s = self._chances().slow_s if self._strikes("slow") else 0.0
         self._scheduler.sleep(self._rng.uniform(0.005, 0.1) + self._rng.uniform(0, slow_s))
@@ -207,7 +207,7 @@ class FaultyView:
             raise StoreUnavailable(f"{what}: dropped")
         answer = operation()
         if self._strikes("lose"):
-            raise StoreUnavailable(f"{what}: the answer was lost")
+            raise StoreUnavailable(f"{what}: the response was lost")
         self._scheduler.sleep(0.001)
         if self._strikes("kill"):
             self._scheduler.kill(self._process)
@@ -220,7 +220,7 @@ class FaultyView:
             late = _after(self._scheduler, delay_s, operation)
             self._scheduler.spawn(f"late {what}", late, self._bucket.network)
             self._pass_time()
-            raise StoreUnavailable(f"{what}: no answer yet")
+            raise StoreUnavailable(f"{what}: no response yet")
         return self._request(what, operation)
 
     def _store(self, key: str, data: bytes, *, create: bool = False) -> bool:
@@ -246,7 +246,7 @@ class FaultyView:
         self._scheduler.spawn(f"decay of {key}", decay, self._bucket.network)
 
     def _damage(self, key: str) -> None:
-        """What is stored under ``key`` is damaged for good."""
+        """Damage the object under ``key`` permanently."""
         if data := self._bucket.objects.get(key):
             how, damaged = _damaged(data, self._rng, self._bucket, key)
             self._bucket.damage(key, how, damaged)
@@ -266,7 +266,7 @@ def _after(scheduler: Scheduler, delay_s: float, operation: Callable[[], Any]) -
 
 
 def _damaged(data: bytes, rng: random.Random, bucket: Bucket, key: str) -> tuple[str, bytes]:
-    """``data`` with a bit flipped, cut short, or another key's bytes in its place."""
+    """Return ``data`` with a flipped bit, truncated, or replaced by another key's bytes."""
     how = rng.choice(("flip", "flip", "cut", "other"))
     if how == "cut":
         return how, data[: rng.randrange(len(data))]

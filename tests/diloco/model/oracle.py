@@ -1,7 +1,7 @@
-"""What must hold of a run, from the bucket's bytes alone.
+"""Checks the invariants of a run from the bucket's bytes.
 
-It shares no code with the library but the layout of keys and payloads as ``docs/protocol.md`` has
-them: records are read as plain JSON, payloads decoded and rounds replayed with NumPy.
+It shares no code with the library except the layout of keys and payloads in ``docs/protocol.md``:
+records are read as plain JSON, payloads decoded and rounds replayed with NumPy.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from numpy.typing import NDArray
 Array = NDArray[np.float32]
 
 HEADER = 256
+HUNG_AFTER = 8
+LONGEST_DELAY = 8
+"""Rounds after which a share of a step is too small to be recognised."""
 TOLERANCE = 1e-2
-"""Of a step's share in a contribution: local weights are rounded at each round, and by int8."""
+"""Tolerance of a step's share in a contribution: each round, and int8, round local weights."""
 
 
 class Violation(AssertionError):
-    """Something that must hold does not."""
+    """An invariant does not hold."""
 
 
 def check(
@@ -35,10 +38,12 @@ def check(
     swept_s: float,
     list_lag_s: float = 0.0,
 ) -> Log:
-    """``objects`` is what lies in the bucket at the end, ``written`` the bytes that were stored
-    last under each key, ``written_s`` when, whatever became of them. The last sweep that succeeded
-    began at ``swept_s``; a listing is as old as ``list_lag_s``, at most. Raises
-    :class:`Violation`."""
+    """Check all invariants. Raises :class:`Violation`.
+
+    ``objects`` is the content of the bucket at the end, ``written`` the last bytes stored under
+    each key, ``written_s`` their time, including deleted objects. The last successful sweep began
+    at ``swept_s``; a listing is at most ``list_lag_s`` old.
+    """
     log = Log(written, settings)
     log.replay()
     log.check_steps()
@@ -55,7 +60,7 @@ def require(condition: bool, message: str) -> None:
 
 
 class Log:
-    """The committed rounds, replayed. ``digests`` has those of each fragment after each round."""
+    """The committed rounds, replayed. ``digests`` are those of each fragment after each round."""
 
     def __init__(self, written: dict[str, bytes], settings: dict[str, Any]) -> None:
         self.written = written
@@ -66,12 +71,13 @@ class Log:
         self.momentum: list[Array] = []
         self.digests: dict[tuple[int, int], str] = {}
         self.taken: list[tuple[int, str, int, Array]] = []
+        self.missed: dict[int, int] = {}
 
     def json(self, key: str) -> dict[str, Any]:
         require(key in self.written, f"{key}: was never written")
-        found = json.loads(self.written[key])
-        assert isinstance(found, dict)
-        return found
+        result = json.loads(self.written[key])
+        assert isinstance(result, dict)
+        return result
 
     def replay(self) -> None:
         self._begin()
@@ -96,6 +102,7 @@ class Log:
                 named == members or (unread and not named),
                 f"{where}: commit and plan have other contributors",
             )
+            self._check_weights(round, plan)
             if not commit["void"]:
                 committed += 1
                 tokens += sum(c["new_tokens"] for c in plan["contributions"])
@@ -132,9 +139,11 @@ class Log:
 
     def _check_stored(self, stored: dict[str, Any]) -> None:
         data = self.written[stored["key"]]
-        require(
-            hashlib.sha256(data).hexdigest() == stored["sha256"], f"{stored['key']}: wrong sha256"
+        checksums = "".join(
+            xxhash.xxh3_64_hexdigest(data[start : start + 2**24])
+            for start in range(0, len(data), 2**24)
         )
+        require(stored["checksums"] == checksums, f"{stored['key']}: wrong checksums")
 
     def _apply(self, round: int, fragment: int, plan: dict[str, Any], base_round: int) -> None:
         mean = np.zeros_like(self.weights[fragment])
@@ -162,8 +171,39 @@ class Log:
         update *= np.float32(self.settings["outer_lr"])
         self.weights[fragment] -= update
 
+    def _check_weights(self, round: int, plan: dict[str, Any]) -> None:
+        """Check that all live replicas divide the weights, so that a round of work enters once."""
+        where = f"round {round}"
+        is_kept = self.settings["late_keep"] > 0 and self.settings["world_size_mode"] == "dynamic"
+        by_tokens = self.settings["weighting"] == "tokens"
+        late = {entry["replica"]: entry for entry in plan["late"]}
+        decided = {c["replica"] for c in (*plan["contributions"], *plan["refused"])}
+        require(not late or is_kept, f"{where}: the weights leave room for work that is dropped")
+        require(len(late) == len(plan["late"]), f"{where}: a replica is late twice")
+        require(not decided & late.keys(), f"{where}: a replica is decided and late")
+        room = 0.0
+        for replica, entry in late.items():
+            beats = f"members/{replica:05d}/"
+            require(any(key.startswith(beats) for key in self.written), f"{where}: {replica} late")
+            before = self.missed.get(replica, 0)  # a damaged plan is unknown to later planners
+            require(1 <= entry["missed"] <= before + 1, f"{where}: missed {entry['missed']}")
+            self.missed[replica] = max(before, entry["missed"])
+            require(entry["units"] > 0 and (by_tokens or entry["units"] == 1), f"{where}: units")
+            room += entry["units"] if entry["missed"] <= HUNG_AFTER else 0.0
+        units = [c["tokens"] / c["rounds"] if by_tokens else 1.0 for c in plan["contributions"]]
+        for c, unit in zip(plan["contributions"], units, strict=True):
+            expected = unit / (sum(units) + room)
+            require(
+                abs(c["weight"] - expected) < 1e-12,
+                f"{where}: replica {c['replica']} has weight {c['weight']}, expected {expected}",
+            )
+
     def check_steps(self) -> None:
-        """Every step is in one committed contribution at most, and whole, unless overlap mixes."""
+        """Check that every step is in at most one committed contribution: as a power of the share
+        that a late replica keeps, one factor for each round that it missed; unless overlap mixes.
+        """
+        keep = self.settings["late_keep"]
+        shares = np.array([0.0, *(keep**missed for missed in range(LONGEST_DELAY))])
         totals = [np.zeros(w.size, np.float64) for w in self.weights]
         mixes = self.settings["overlap_steps"] > 0 and self.settings["mixing_alpha"] < 1
         for round, name, fragment, vector in self.taken:
@@ -174,18 +214,25 @@ class Log:
                 f"round {round}: {name} holds a step {high:.3f} or {low:.3f} times",
             )
             if not mixes:
-                odd = np.minimum(abs(share), abs(share - 1)).max(initial=0.0)
+                odd = abs(share[:, None] - shares).min(axis=1).max(initial=0.0)
                 require(odd < TOLERANCE, f"round {round}: {name} holds {odd:.3f} of a step")
             totals[fragment] += share
         most = max(total.max(initial=0.0) for total in totals)
         require(most < 1 + 2 * TOLERANCE, f"a step counts {most:.3f} times")
 
     def check_lost(self, steps: list[int], who: tuple[int, str], *, tail: int) -> None:
-        """Of one process that saw the run's end, all ``steps`` are in the log but the last.
+        """Check that the log contains all ``steps`` but the last of a process that saw the end of
+        the run.
 
-        The work of a late contribution goes into the next one, and of a process that is late until
-        the end there is no next: then all steps before the newest one in the log are there.
+        The work of a late contribution moves to the next one, with the share that is kept for each
+        missed round. A process that is late until the end has no next one: then all steps before
+        the newest one in the log must be included.
         """
+        missed = sum(
+            not commit["void"] and who[0] not in [c["replica"] for c in commit["contributors"]]
+            for commit in self.commits.values()
+        )
+        least = self.settings["late_keep"] ** missed
         totals = [np.zeros(w.size, np.float64) for w in self.weights]
         for _, _, fragment, vector in self.taken:
             totals[fragment] -= vector
@@ -193,11 +240,11 @@ class Log:
         if self._took_to_the_end(who):
             kept = set(steps[: max(0, len(steps) - tail)])
         else:
-            newest = {f: step for step, f, share in shares if share > 0.5}
+            newest = {f: step for step, f, share in shares if share > least / 2}
             kept = {step for step, f, _ in shares if step < newest.get(f, 0)}
         for step, _, share in shares:
             require(
-                step not in kept or share > 1 - 2 * TOLERANCE,
+                step not in kept or share > least - 2 * TOLERANCE,
                 f"step {step} is lost: {share:.3f} of it is in the log",
             )
 
@@ -205,14 +252,15 @@ class Log:
         return step < 512 * sum(len(names) for names in self.slots)
 
     def _share(self, step: int, totals: list[NDArray[np.float64]]) -> tuple[int, float]:
-        """The fragment of a step's coordinate, and how much of the step is in the log."""
+        """Return the fragment of a step's coordinate, and the included share of the step."""
         tensors = sum(len(names) for names in self.slots)
         tensor, at = step % tensors, step // tensors
         fragment = tensor % self.fragments
         return fragment, float(totals[fragment][tensor // self.fragments * 512 + at])
 
     def _took_to_the_end(self, who: tuple[int, str]) -> bool:
-        """Whether the last round of every fragment took a contribution of this process."""
+        """Return whether the last round of every fragment included a contribution of this
+        process."""
         last = sorted(self.commits)[-self.fragments :]
         return all(
             who in [(c["replica"], c["incarnation"]) for c in self.commits[round]["contributors"]]
@@ -221,16 +269,16 @@ class Log:
 
 
 def check_result(objects: dict[str, bytes], written: dict[str, bytes], log: Log) -> None:
-    """Final weights and all checkpoints are the log's."""
+    """Check that the final weights and all checkpoints match the log."""
     final = log.json("final/manifest.json")
     last = log.commits[max(log.commits)]
     require(bool(last["last"]), "the run ended before its last round")
     require(final["round"] <= last["round"], "the result is of a later round than the last")
     tensors = _safetensors(objects[final["weights"]["key"]])
     for fragment, names in enumerate(log.slots):
-        found = np.concatenate([tensors[name].ravel() for name in names])
+        result = np.concatenate([tensors[name].ravel() for name in names])
         require(
-            found.tobytes() == log.weights[fragment].tobytes(),
+            result.tobytes() == log.weights[fragment].tobytes(),
             f"the final weights of fragment {fragment} are not the log's",
         )
     for key in sorted(written):
@@ -238,9 +286,9 @@ def check_result(objects: dict[str, bytes], written: dict[str, bytes], log: Log)
             manifest, round = log.json(key), int(match[1])
             tensors = _safetensors(written[manifest["weights"]["key"]])
             for fragment, names in enumerate(log.slots):
-                found = np.concatenate([tensors[name].ravel() for name in names])
+                result = np.concatenate([tensors[name].ravel() for name in names])
                 require(
-                    _digest(found) == log.digests[round, fragment],
+                    _digest(result) == log.digests[round, fragment],
                     f"checkpoint {round} has other weights than the log in fragment {fragment}",
                 )
 
@@ -248,8 +296,8 @@ def check_result(objects: dict[str, bytes], written: dict[str, bytes], log: Log)
 def check_leftovers(
     objects: dict[str, bytes], in_time: dict[str, bytes], written: dict[str, bytes]
 ) -> None:
-    """Of what was written ``in_time``, nothing large is left but the newest two checkpoints, what
-    was exchanged after the older of them, and the result."""
+    """Check that of the objects written ``in_time`` nothing large is left but the newest two
+    checkpoints, the exchanged objects after the older of them, and the result."""
     rounds = sorted(
         int(match[1])
         for key in objects
@@ -271,20 +319,22 @@ def check_leftovers(
     winner = json.loads(written["final/manifest.json"])["writer"]
     own = f"final/{winner['replica']:05d}.{winner['incarnation']}/"
     left += [
-        key for key in in_time
+        key
+        for key in in_time
         if key.startswith("final/") and key != "final/manifest.json" and not key.startswith(own)
-    ]  # fmt: skip
+    ]
     require(not left, f"{len(left)} objects are left behind: {', '.join(sorted(left)[:5])}")
 
 
 def check_states(
     objects: dict[str, bytes], written_s: dict[str, float], *, list_lag_s: float
 ) -> None:
-    """Each save deletes all older ones of its replica number but one.
+    """Check that old saved states were deleted.
 
-    A process that has saved again was not killed between its save before and the sweep that follows
-    it. So of everything that sweep could list, one older save at most is left. What arrived later,
-    and the saves of a process that was killed before its sweep, stay until the next save.
+    Each save deletes all older ones of its replica number but one. A process that has saved again
+    was not killed between its previous save and the sweep that follows it. So of the saves that
+    this sweep could list, at most one older save is left. Later ones, and those of a process that
+    was killed before its sweep, stay until the next save.
     """
     saved: dict[str, list[tuple[float, str]]] = {}
     for key, when_s in written_s.items():
@@ -316,18 +366,18 @@ def check_states(
 
 def _safetensors(data: bytes) -> dict[str, Array]:
     length = int.from_bytes(data[:8], "little")
-    found = {}
+    result = {}
     for name, entry in json.loads(data[8 : 8 + length]).items():
         if name == "__metadata__" or entry["dtype"] != "F32":
             continue
         start, stop = entry["data_offsets"]
         body = data[8 + length + start : 8 + length + stop]
-        found[name] = np.frombuffer(body, np.float32).reshape(entry["shape"])
-    return found
+        result[name] = np.frombuffer(body, np.float32).reshape(entry["shape"])
+    return result
 
 
 def _fragments(tensors: list[tuple[str, list[int]]], log: Log) -> list[list[str]]:
-    """Tensor i is in fragment i mod P: each tensor of the model is a layer of its own."""
+    """Tensor i is in fragment i mod P: each tensor of the model is a separate layer."""
     return [
         [name for index, (name, _) in enumerate(tensors) if index % log.fragments == fragment]
         for fragment in range(log.fragments)
@@ -346,7 +396,7 @@ def _decode(body: bytes, codec: str, numel: int) -> Array:
 
 
 def _rounded_to_bf16(vector: Array) -> Array:
-    """To the nearest, halves to even."""
+    """Round to nearest even."""
     bits = vector.view(np.uint32)
     rounded = bits + 0x7FFF + ((bits >> 16) & 1)
     return (rounded & np.uint32(0xFFFF0000)).view(np.float32)

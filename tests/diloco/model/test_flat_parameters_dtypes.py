@@ -1,4 +1,4 @@
-"""Parameters of every kind go through the flat vector and come back: 0-dim, empty, frozen, tied,
+"""Parameters of every kind round-trip through the flat vector: 0-dim, empty, frozen, tied,
 non-contiguous, bf16, fp16 and float64."""
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from diloco.codecs import get_codec
 from diloco.model.flat_parameters import Layout
+from diloco.protocol.payload_size import CODEC_SHAPES
 
 
-class Menagerie(nn.Module):
+class MixedParameters(nn.Module):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
@@ -38,7 +39,7 @@ class Menagerie(nn.Module):
         self.register_buffer("steps", torch.tensor(3))
 
 
-TRAINED = {  # in the model's own order: what it holds itself comes before its modules
+TRAINED = {  # in the model's order: direct parameters come before those of submodules
     "scalar": (),
     "nothing": (0, 4),
     "transposed": (4, 3),
@@ -59,8 +60,8 @@ def parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 @cuts
-def test_what_is_trained_has_one_slot_and_nothing_else_has(fragments: int, pattern: str) -> None:
-    model = Menagerie()
+def test_exactly_the_trained_parameters_have_a_slot(fragments: int, pattern: str) -> None:
+    model = MixedParameters()
     assert not model.transposed.is_contiguous() and not model.every_second.is_contiguous()
     layout = Layout(model, fragments=fragments, pattern=pattern)
     assert {slot.name: slot.shape for slot in layout.slots} == TRAINED
@@ -72,7 +73,7 @@ def test_what_is_trained_has_one_slot_and_nothing_else_has(fragments: int, patte
 
 @cuts
 def test_read_has_every_value_in_logical_order(fragments: int, pattern: str) -> None:
-    model = Menagerie()
+    model = MixedParameters()
     layout = Layout(model, fragments=fragments, pattern=pattern)
     vector = layout.read()
     assert vector.dtype == torch.float32 and vector.shape == (layout.numel,)
@@ -89,7 +90,7 @@ def test_read_has_every_value_in_logical_order(fragments: int, pattern: str) -> 
 def test_write_sets_every_value_and_keeps_dtype_stride_and_identity(
     fragments: int, pattern: str
 ) -> None:
-    source, target = Menagerie(seed=1), Menagerie(seed=2)
+    source, target = MixedParameters(seed=1), MixedParameters(seed=2)
     before = {name: (p.dtype, p.stride(), p.data_ptr()) for name, p in target.named_parameters()}
     frozen = target.frozen.clone()
     vector = Layout(source, fragments=fragments, pattern=pattern).read()
@@ -111,7 +112,7 @@ def test_write_sets_every_value_and_keeps_dtype_stride_and_identity(
 
 @cuts
 def test_join_is_the_inverse_of_split(fragments: int, pattern: str) -> None:
-    layout = Layout(Menagerie(), fragments=fragments, pattern=pattern)
+    layout = Layout(MixedParameters(), fragments=fragments, pattern=pattern)
     vector = layout.read()
     views = layout.split(vector)
     assert torch.equal(layout.join({name: view.clone() for name, view in views.items()}), vector)
@@ -121,10 +122,10 @@ def test_join_is_the_inverse_of_split(fragments: int, pattern: str) -> None:
         layout.join({name: view for name, view in views.items() if name != "nothing"})
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "e3m0", "topk"])
-def test_what_travels_comes_back_into_the_model(name: str) -> None:
-    """base - local, encoded, decoded and taken off base: as close as the codec is."""
-    base, local = Menagerie(seed=1), Menagerie(seed=2)
+@pytest.mark.parametrize("name", list(CODEC_SHAPES))
+def test_an_encoded_pseudo_gradient_updates_the_model(name: str) -> None:
+    """base - local, encoded, decoded and subtracted from base: as close as the codec's error."""
+    base, local = MixedParameters(seed=1), MixedParameters(seed=2)
     layout = Layout(local, fragments=3)
     start = Layout(base, fragments=3).read()
     codec = get_codec(name, topk=layout.numel)
@@ -141,8 +142,8 @@ def test_what_travels_comes_back_into_the_model(name: str) -> None:
             assert torch.allclose(parameter, expected, rtol=0.01, atol=tolerance + 1e-6), key
 
 
-def test_the_rounding_of_a_narrow_parameter_is_no_progress() -> None:
-    model = Menagerie()
+def test_the_rounding_of_a_narrow_parameter_is_not_progress() -> None:
+    model = MixedParameters()
     layout = Layout(model)
     weights = layout.read() + 1e-4 * torch.arange(layout.numel)
     layout.write(weights)
@@ -158,27 +159,27 @@ def test_the_rounding_of_a_narrow_parameter_is_no_progress() -> None:
 
 @cuts
 @pytest.mark.parametrize("add", [False, True])
-def test_progress_is_put_in_place_piece_by_piece(
+def test_put_progress_writes_chunk_by_chunk(
     fragments: int, pattern: str, add: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same bits as in a vector of its own, and nothing larger than a chunk is made for it."""
+    """The bits equal those of a separate vector, and no temporary is larger than a chunk."""
     monkeypatch.setattr("diloco.model.flat_parameters.CHUNK", 4)
-    layout = Layout(Menagerie(seed=1), fragments=fragments, pattern=pattern)
-    base = Layout(Menagerie(seed=2), fragments=fragments, pattern=pattern).read()
+    layout = Layout(MixedParameters(seed=1), fragments=fragments, pattern=pattern)
+    base = Layout(MixedParameters(seed=2), fragments=fragments, pattern=pattern).read()
     for fragment in (None, *range(fragments)):
         span = layout.span(fragment)
         into = torch.randn(span.numel)
         whole = layout.progress(base[span.start : span.stop], fragment)
         expected = whole.add_(into) if add else whole
-        with Largest() as largest:
+        with LargestTensor() as largest:
             layout.put_progress(into, base[span.start : span.stop], fragment, add=add)
         assert torch.equal(into, expected)
-        # What is not contiguous is read whole: a tensor, never the fragment.
+        # A non-contiguous tensor is read as a whole, but never the fragment.
         assert largest.numel <= max(4, 2 * 3 * 4 * 5)
 
 
-class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that is made, views left out."""
+class LargestTensor(TorchDispatchMode):
+    """Records the number of elements of the largest tensor that is created, except views."""
 
     numel = 0
 
@@ -190,8 +191,8 @@ class Largest(TorchDispatchMode):
         return made
 
 
-def test_a_step_of_an_optimizer_moves_every_trained_kind() -> None:
-    model = Menagerie()
+def test_an_optimizer_step_changes_every_kind_of_parameter() -> None:
+    model = MixedParameters()
     layout = Layout(model)
     before = layout.read()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -199,4 +200,6 @@ def test_a_step_of_an_optimizer_moves_every_trained_kind() -> None:
     optimizer.step()
     progress = layout.split(layout.progress(before))
     assert all(tensor.ne(0).all() for tensor in progress.values())
-    assert torch.equal(before, Layout(Menagerie()).read()), "a vector read once stays as it was"
+    assert torch.equal(before, Layout(MixedParameters()).read()), (
+        "a vector read once stays as it was"
+    )

@@ -1,6 +1,7 @@
-"""A model is the same model whatever it is wrapped in: names, fingerprint, vector, final weights.
+"""Wrappers do not change a model's names, fingerprint, vector or final weights.
 
-Models cut over several ranks are in ``test_ranks.py``."""
+``test_ranks.py`` tests models that are sharded over several ranks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from diloco.model.flat_parameters import Layout
 
 
 class Model(nn.Module):
-    """Its own submodule is called ``module``, as a wrapper's is."""
+    """A model with a submodule called ``module``, like a wrapper's attribute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,22 +56,26 @@ def test_wrappers_change_nothing(wrap: Callable[[Model], nn.Module]) -> None:
     model = wrap(wrapped)
     layout = Layout(model)
     assert [slot.name for slot in layout.tensors] == [
-        "module.weight", "module.bias", "blocks.0.weight", "blocks.0.bias",
-        "blocks.1.weight", "blocks.1.bias",
-    ]  # fmt: skip
+        "module.weight",
+        "module.bias",
+        "blocks.0.weight",
+        "blocks.0.bias",
+        "blocks.1.weight",
+        "blocks.1.bias",
+    ]
     assert layout.model_hash == Layout(bare).model_hash
     layout.write(vector)
     assert torch.equal(wrapped.module.weight, bare.module.weight)
     assert torch.equal(Layout(model).read(), vector)
-    expected, found = dict(named_parameters.state(bare)), dict(named_parameters.state(model))
-    assert list(found) == list(expected)
-    assert set(found) == {slot.name for slot in layout.tensors} | {"scale"}, "the tied one once"
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    expected, result = dict(named_parameters.state(bare)), dict(named_parameters.state(model))
+    assert list(result) == list(expected)
+    assert set(result) == {slot.name for slot in layout.tensors} | {"scale"}, "the tied one once"
+    assert all(torch.equal(result[name], expected[name]) for name in expected)
 
 
 def test_a_model_sharded_by_fsdp1_is_refused() -> None:
     class FullyShardedDataParallel(nn.Module):
-        """What FSDP1 looks like from outside; the real one needs a process group."""
+        """Looks like FSDP1 from outside; the real class needs a process group."""
 
         def __init__(self) -> None:
             super().__init__()

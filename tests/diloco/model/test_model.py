@@ -1,4 +1,4 @@
-"""A few seeds of the model check; ``bench/model_check.py`` makes many."""
+"""A few seeds of the model check; ``bench/model_check.py`` runs many."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from tests.diloco.model.check import run_seed
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_library_holds_under_faults(seed: int) -> None:
+def test_the_invariants_hold_under_faults(seed: int) -> None:
     outcome = run_seed(seed)
     assert outcome.failure == "", f"python bench/model_check.py --first {seed} --seeds 1 --verbose"
 
 
-def test_a_seed_makes_the_same_run_again() -> None:
+def test_a_seed_is_deterministic() -> None:
     first, second = run_seed(4), run_seed(4)
     assert (first.counts, first.rounds, first.virtual_s) == (
-        second.counts, second.rounds, second.virtual_s,
-    )  # fmt: skip
+        second.counts,
+        second.rounds,
+        second.virtual_s,
+    )

@@ -1,4 +1,4 @@
-"""State trees: what torch's optimizers hold comes back, and nothing else gets in."""
+"""State trees: the states of torch's optimizers round-trip, and other values are refused."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load as load_safetensors
 from torch import nn
 
 from diloco.model.state_tree import join_tree, split_tree
+from diloco.model.tensor_file import TensorWriter
 
 
-def test_an_optimizers_state_survives_the_trip_through_json() -> None:
+def test_an_optimizers_state_round_trips_through_json() -> None:
     model = nn.Linear(2, 3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     model(torch.ones(1, 2)).sum().backward()
@@ -26,14 +28,15 @@ def test_an_optimizers_state_survives_the_trip_through_json() -> None:
         assert other.state[parameter]["step"] == state["step"]
 
 
-def test_tuples_number_keys_and_shared_tensors_are_kept_apart() -> None:
+def test_tuples_numeric_keys_and_shared_tensors_are_preserved() -> None:
     shared = torch.arange(4.0)
     tree = {1: (shared, [shared[:2]]), "1": None, "n": {"deep": True}}
     skeleton, tensors = split_tree(tree)
-    again = join_tree(json.loads(json.dumps(skeleton)), tensors)
+    stored = load_safetensors(b"".join(TensorWriter(tensors).parts()))
+    again = join_tree(json.loads(json.dumps(skeleton)), stored)
     assert set(again) == {1, "1", "n"} and isinstance(again[1], tuple)
     assert torch.equal(again[1][1][0], torch.tensor([0.0, 1.0]))
-    assert len({tensor.data_ptr() for tensor in tensors.values()}) == 2
+    assert len({tensor.data_ptr() for tensor in stored.values()}) == 2
 
 
 @pytest.mark.parametrize(
@@ -44,12 +47,12 @@ def test_tuples_number_keys_and_shared_tensors_are_kept_apart() -> None:
         ({(1, 2): 3}, r"state: expected keys of str or int, found \(1, 2\)"),
     ],
 )
-def test_anything_else_is_refused_by_its_place(tree: object, words: str) -> None:
+def test_other_values_are_refused_with_their_path(tree: object, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         split_tree(tree)
 
 
 @pytest.mark.parametrize("skeleton", [{"tensor": "7"}, {"exec": "rm"}, {"list": 3}])
-def test_a_skeleton_that_does_not_fit_is_refused(skeleton: object) -> None:
+def test_a_skeleton_that_does_not_match_is_refused(skeleton: object) -> None:
     with pytest.raises(ValueError, match="expected"):
         join_tree(skeleton, {})

@@ -1,4 +1,4 @@
-"""State trees that nobody wrote are refused, whatever they are."""
+"""Invalid state trees raise ValueError, whatever they contain."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from diloco.model.state_tree import join_tree
     "skeleton",
     [{"dict": [1]}, {"dict": [[[1], 2]]}, {"dict": [["a"]]}, {"dict": [[None, 1]]}, {"list": 1}],
 )
-def test_a_tree_that_is_none_is_a_value_error(skeleton: object) -> None:
+def test_an_invalid_tree_is_a_value_error(skeleton: object) -> None:
     with pytest.raises(ValueError, match="expected a"):
         join_tree(skeleton, {})

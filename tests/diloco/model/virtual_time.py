@@ -1,20 +1,20 @@
-"""Threads under virtual time: one runs at a time, a seed chooses which, and waiting costs nothing.
+"""Threads in virtual time: one runs at a time, a seed selects which, and waiting takes no real
+time.
 
-Each thread of the code under test is a greenlet. It runs until it waits: for time, for another
-thread, or at a store operation. Then the :class:`Scheduler` picks one of those that can go on, and
-when none can it moves the clock to the earliest deadline. A run is therefore a function of its seed
-alone, on any machine and under any load.
+Each thread of the code under test is a greenlet. It runs until it waits for time, for another
+thread, or at a store operation. Then the :class:`Scheduler` selects one of the ready tasks; if
+there is none, it advances the clock to the earliest deadline. A run is therefore a function of its
+seed, on any machine and under any load.
 
-Below are the parts of ``threading`` and ``concurrent.futures`` that the replica library uses, under
-the names it uses them by.
+The module also has the parts of ``threading`` and ``concurrent.futures`` that the replica library
+uses, under the same names.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -25,16 +25,16 @@ EPOCH_S = 1_700_000_000.0
 
 
 class Killed(BaseException):
-    """What every thread of a killed process sees; no handler of the library catches it."""
+    """Raised in every thread of a killed process; no handler of the library catches it."""
 
 
 class Hang(AssertionError):
-    """Every thread waits for another, or virtual time is over."""
+    """Every thread waits for another one, or virtual time is over."""
 
 
 @dataclass(eq=False)
 class Process:
-    """A group of threads that die together."""
+    """A group of threads that are killed together."""
 
     name: str
     dead: bool = False
@@ -42,7 +42,7 @@ class Process:
 
 @dataclass(eq=False)
 class Task:
-    """One thread. It is ready when ``ready`` says so or ``wake_s`` has come."""
+    """One thread. It is ready if ``ready`` returns True or ``wake_s`` has passed."""
 
     name: str
     process: Process | None
@@ -53,7 +53,7 @@ class Task:
 
 
 class Scheduler:
-    """Runs tasks one at a time; also the clock of everything in the run."""
+    """Runs tasks one at a time; also the clock of the whole run."""
 
     def __init__(self, rng: random.Random) -> None:
         self.now_s = 1000.0
@@ -78,7 +78,7 @@ class Scheduler:
 
     @property
     def process(self) -> Process | None:
-        """Whose thread is running."""
+        """The process of the running thread."""
         return self._current.process if self._current else None
 
     def spawn(self, name: str, work: Callable[[], object], process: Process | None = None) -> Task:
@@ -95,7 +95,7 @@ class Scheduler:
         return task
 
     def block(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until ``ready()``, or for so long; returns whether it is ready."""
+        """Wait until ``ready()`` or for the given time; return whether it is ready."""
         task = self._current
         assert task is not None, "only a task can wait"
         self._die_if_killed(task)
@@ -106,7 +106,7 @@ class Scheduler:
         return ready()
 
     def kill(self, process: Process) -> None:
-        """End all threads of a process, each where it stands."""
+        """End all threads of a process at their current position."""
         process.dead = True
 
     @staticmethod
@@ -115,7 +115,7 @@ class Scheduler:
             raise Killed
 
     def run(self, *, until: Callable[[], bool], deadline_s: float) -> None:
-        """Let tasks run until ``until()``. Raises :class:`Hang` at ``deadline_s``."""
+        """Run tasks until ``until()``. Raises :class:`Hang` at ``deadline_s``."""
         while not until():
             self._tasks = [task for task in self._tasks if not task.done]
             able = [
@@ -143,7 +143,7 @@ class Scheduler:
             self._current = None
 
     def close(self) -> None:
-        """End whatever still runs."""
+        """End all running tasks."""
         for task in self._tasks:
             if task.process is None:
                 task.process = Process("closing")
@@ -161,13 +161,13 @@ _ACTIVE: list[Scheduler] = []
 
 
 def active() -> Scheduler:
-    """The scheduler of the run that is being made; there is one at a time."""
+    """Return the scheduler of the current run; there is one at a time."""
     return _ACTIVE[-1]
 
 
 @contextlib.contextmanager
 def activated(scheduler: Scheduler) -> Iterator[None]:
-    """Give the names below this scheduler's time."""
+    """Use this scheduler's time for the classes below."""
     _ACTIVE.append(scheduler)
     try:
         yield
@@ -260,7 +260,7 @@ class Future:
 
 
 class CancelledError(Exception):
-    """A future that never ran."""
+    """The future never ran."""
 
 
 class ThreadPoolExecutor:
@@ -307,16 +307,24 @@ class ThreadPoolExecutor:
         self.shutdown()
 
 
-def wait(futures: builtins.list[Future], timeout: float | None = None) -> SimpleNamespace:
-    """As ``concurrent.futures.wait``, of which the library uses ``done``."""
+def call_in_daemon(work: Callable[[], Any], *, name: str) -> Future:
+    """Like :func:`diloco.store.daemon.call_in_daemon`."""
+    future = Future()
+    active().spawn(name, lambda: future.run(work))
+    return future
+
+
+def wait(futures: Collection[Future], timeout: float | None = None) -> SimpleNamespace:
+    """Like ``concurrent.futures.wait``."""
 
     def everything() -> bool:
         return all(future.done() for future in futures)
 
     if not everything():
         active().block(everything, timeout)
-    return SimpleNamespace(done={future for future in futures if future.done()})
+    done = {future for future in futures if future.done()}
+    return SimpleNamespace(done=done, not_done={*futures} - done)
 
 
 threading = SimpleNamespace(Thread=Thread, Event=Event, Lock=Lock, get_ident=lambda: 0)
-"""What the library uses of the module."""
+"""The part of ``threading`` that the library uses."""

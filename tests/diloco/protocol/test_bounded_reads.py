@@ -1,4 +1,4 @@
-"""No read of a record is without a limit: neither in the control plane nor on a replica."""
+"""Every read of a record has a size limit, in the control plane and in replicas."""
 
 from __future__ import annotations
 
@@ -13,20 +13,27 @@ import pytest
 from diloco.protocol import keys
 from diloco.protocol.group_document import GROUP_LIMIT, GroupDocument
 from diloco.protocol.parsing import abridged, check_depth, parse_json
-from diloco.protocol.records import BadRecord, Beat, Command, Commit, ContributionRecord, Record
+from diloco.protocol.records import (
+    BadRecord,
+    Command,
+    Commit,
+    ContributionRecord,
+    Heartbeat,
+    Record,
+)
 from diloco.protocol.settings import GroupSettings, SettingsError
 from diloco.store.base import LocalStore
 
 ROOT = Path(__file__).parents[3]
 STORES = {"store", "_store", "inner", "source", "into", "access"}
 PAYLOADS = {
-    "runs/export/hub_files.py",  # files of the Hub: its source is no store
-    "diloco/preflight.py",  # what this process has just written
+    "runs/export/hub_files.py",  # files of the Hub, which is not read through a store
+    "diloco/preflight.py",  # an object that this process has just written
 }
 
 
 def unlimited_gets(source: str) -> Iterator[int]:
-    """Lines that call ``get`` of a store with a key alone."""
+    """Return the lines that call a store's ``get`` with a key only."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
@@ -38,17 +45,17 @@ def unlimited_gets(source: str) -> Iterator[int]:
 
 
 def test_every_read_of_a_record_has_a_limit() -> None:
-    found = {
+    result = {
         f"{path.relative_to(ROOT)}:{line}"
         for folder in ("diloco", "runs", "dashboard", "executors", "archipelago")
         for path in (ROOT / folder).rglob("*.py")
         if str(path.relative_to(ROOT)) not in PAYLOADS
         for line in unlimited_gets(path.read_text())
     }
-    assert found == set()
+    assert result == set()
 
 
-def test_the_search_for_unlimited_reads_finds_one() -> None:
+def test_the_search_finds_an_unlimited_read() -> None:
     assert list(unlimited_gets("x = self._store.get(key)\ny = store.get(key, limit=1)")) == [1]
 
 
@@ -59,15 +66,15 @@ def sparse(store: LocalStore, key: str) -> None:
         file.truncate(3 * 10**9)
 
 
-@pytest.mark.parametrize("kind", [Beat, Commit, Command, ContributionRecord])
-def test_a_sparse_record_of_gigabytes_is_refused_unread(tmp_path: Path, kind: type[Record]) -> None:
+@pytest.mark.parametrize("kind", [Heartbeat, Commit, Command, ContributionRecord])
+def test_a_sparse_record_of_gigabytes_is_not_read(tmp_path: Path, kind: type[Record]) -> None:
     store = LocalStore(tmp_path)
     sparse(store, "rounds/00000001/commit.json")
     with pytest.raises(BadRecord, match=f"{kind.__name__}: expected at most {kind.LIMIT} bytes"):
         kind.read(store, keys.commit(1))
 
 
-def test_a_sparse_group_document_is_refused_unread(tmp_path: Path) -> None:
+def test_a_sparse_group_document_is_not_read(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     sparse(store, keys.GROUP)
     with pytest.raises(SettingsError, match=f"at most {GROUP_LIMIT} bytes"):
@@ -76,9 +83,14 @@ def test_a_sparse_group_document_is_refused_unread(tmp_path: Path) -> None:
 
 def body(**more: str) -> bytes:
     fields = {
-        "v": "2", "n": "1", "command": '"stop"', "replica": "null", "arguments": "{}",
-        "wall_s": "1.0", **more,
-    }  # fmt: skip
+        "v": "3",
+        "n": "1",
+        "command": '"stop"',
+        "replica": "null",
+        "arguments": "{}",
+        "wall_s": "1.0",
+        **more,
+    }
     return ("{" + ",".join(f'"{name}": {text}' for name, text in fields.items()) + "}").encode()
 
 
@@ -99,18 +111,18 @@ def body(**more: str) -> bytes:
         ("command", '"stop", "strange' + "y" * 100_000 + '": 1', "Command: unknown field"),
         ("replica", '"' + "x" * 100_000 + '"', "Command.replica: expected int"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_field_is_named_in_a_short_message(field: str, text: str, where: str) -> None:
     with pytest.raises(BadRecord, match=where) as caught:
         Command.from_bytes(body(**{field: text}))
     assert len(str(caught.value)) < 400
 
 
-def test_of_a_key_that_comes_twice_the_last_counts() -> None:
+def test_the_last_of_duplicate_keys_counts() -> None:
     assert Command.from_bytes(body().replace(b'"n": 1', b'"n": 1, "n": 2')).n == 2
 
 
-def test_raw_bytes_are_no_record() -> None:
+def test_raw_bytes_are_refused() -> None:
     for data in (b"", b"\x00" * 9, b"\xff\xfe{", b"\x80", b'"\xed\xa0\x80"', b"[" * 10**6):
         with pytest.raises(BadRecord):
             Command.from_bytes(data)
@@ -119,13 +131,22 @@ def test_raw_bytes_are_no_record() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"run_id": 3}, {"name": None}, {"name": "\ud800"}, {"name": "a\x00b"}, {"workload": []},
-        {"settings": {"sync_every": math.inf}}, {"settings": {"sync_every": math.nan}},
-        {"settings": {"sync_every": 10**400}}, {"settings": []}, {"code": {}},
-        {"protocol": "x" * 10**6}, {"format": "x" * 10**6}, {"fingerprint": "x" * 10**6},
+        {"run_id": 3},
+        {"name": None},
+        {"name": "\ud800"},
+        {"name": "a\x00b"},
+        {"workload": []},
+        {"settings": {"sync_every": math.inf}},
+        {"settings": {"sync_every": math.nan}},
+        {"settings": {"sync_every": 10**400}},
+        {"settings": []},
+        {"code": {}},
+        {"protocol": "x" * 10**6},
+        {"format": "x" * 10**6},
+        {"fingerprint": "x" * 10**6},
     ],
-)  # fmt: skip
-def test_a_wrong_group_document_is_refused_by_name(change: dict[str, object]) -> None:
+)
+def test_an_invalid_group_document_error_names_the_field(change: dict[str, object]) -> None:
     document = GroupDocument(
         run_id="x", name="a", settings=GroupSettings(), workload={"kind": "spirals"}
     )
@@ -135,7 +156,7 @@ def test_a_wrong_group_document_is_refused_by_name(change: dict[str, object]) ->
     assert len(str(caught.value)) < 600
 
 
-def test_a_group_document_that_is_nested_too_deeply_is_refused() -> None:
+def test_a_deeply_nested_group_document_is_refused() -> None:
     with pytest.raises(SettingsError, match="nesting"):
         GroupDocument.from_bytes(b'{"a":' * 99_000)
 

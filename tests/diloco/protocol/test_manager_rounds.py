@@ -1,6 +1,6 @@
-"""Who is in a quorum of the Manager, who heals, and what a vote comes to: scenarios as text.
+"""Quorums, healing and votes of the Manager: scenarios as text.
 
-``a@3`` is replica a, which has done 3 steps; ``a/1of2@3`` its second rank of two.
+``a@3`` is replica a after 3 steps; ``a/1of2@3`` is its second rank of two.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import pytest
 
 from diloco.protocol.manager_records import Join, Quorum, Vote
 from diloco.protocol.manager_rounds import (
-    Disagreement,
+    ConfigMismatch,
     counts,
+    decide_commit,
     decide_quorum,
-    decide_verdict,
+    member_view,
     participants,
-    standing,
 )
 from diloco.protocol.records import Identity
 
@@ -85,23 +85,23 @@ def shown(quorum: Quorum | None) -> str:
         ("a@3", {}, "step 3: a"),
         ("a@3", {"min_replicas": 2}, "wait"),
         ("b@3 a@3", {"min_replicas": 2}, "step 3: a, b"),
-        # Everyone who lives is waited for, but not for ever ...
+        # Every live member is waited for, up to the timeout ...
         ("a@3 b@3", {"live": "a b c"}, "wait"),
         ("a@3 b@3", {"live": "a b c", "waited_s": 59.0}, "wait"),
         ("a@3 b@3", {"live": "a b c", "waited_s": 60.0}, "step 3: a, b"),
         ("a@3 b@3 c@0", {"live": "a b c"}, "step 3: a, b, heal c"),
-        # ... and a newcomer that is not ready holds nobody up.
+        # ... and a newcomer that is not ready delays no other member.
         ("a@3 b@3", {"live": "a b c", "before": "a@2 b@2"}, "step 3: a, b"),
         ("a@3 c@0", {"live": "a b c", "before": "a@2 b@2"}, "wait"),
         ("a@3 c@0", {"live": "a c", "before": "a@2 b@2"}, "step 3: a, heal c"),
-        # At step 0 all but one heal, unless they begin alike.
+        # At step 0 all but one heal, unless they start with equal weights.
         ("a@0 b@0", {}, "step 0: a, heal b"),
         ("a@0 b@0", {"init_sync": False}, "step 0: a, b"),
         ("a@0 b@2 c@1", {"init_sync": False}, "step 2: heal a, b, heal c"),
-        # Nobody new when shrinking.
+        # No newcomers with shrink_only.
         ("a@3 c@0", {"live": "a c", "before": "a@2 b@2", "shrink_only": True}, "step 3: a"),
         ("a@3", {"live": "a c", "before": "a@2 b@2", "shrink_only": True}, "step 3: a"),
-        # A replica is there when all its ranks are, and as far as the last of them.
+        # A replica is present when all its ranks are; its step is the lowest of them.
         ("a/0of2@3 a/1of2@3 b/0of2@3", {}, "step 3: a"),
         ("a/0of2@3 a/1of2@3 b/0of2@3 b/1of2@0", {}, "step 3: a, heal b"),
     ],
@@ -113,19 +113,19 @@ def test_a_quorum(joins: str, given: dict[str, object], expected: str) -> None:
 @pytest.mark.parametrize(
     ("joins", "given", "expected"),
     [
-        # More than half of the healthy replicas, however long the others are waited for.
+        # More than half of the healthy replicas are required, even after the timeout.
         ("a@3", {"live": "a b"}, "wait"),
         ("a@3", {"live": "a b c"}, "wait"),
         ("a@3 b@3", {"live": "a b c"}, "step 3: a, b"),
         ("a@3 b@3", {"live": "a b c d"}, "wait"),
         ("a@3 b@3 c@0", {"live": "a b c d"}, "step 3: a, b, heal c"),
-        # Those whose lease has run out do not count, so a group can shrink and can start.
+        # Members with an expired lease do not count, so a group can shrink and start.
         ("a@3", {"live": "a"}, "step 3: a"),
         ("a@3", {}, "step 3: a"),
-        # Everybody of the quorum before goes on, as with torchft's lighthouse.
+        # The complete previous quorum continues, as with torchft's lighthouse.
         ("a@3", {"live": "a b c", "before": "a@2"}, "step 3: a"),
         ("a@3", {"live": "a b c", "before": "a@2 b@2"}, "wait"),
-        # When shrinking, a newcomer that asks is counted on both sides, as with torchft's.
+        # With shrink_only a joining newcomer counts on both sides, as with torchft's.
         ("a@3 c@0", {"live": "a b c", "before": "a@2 b@2", "shrink_only": True}, "step 3: a"),
         ("a@3", {"live": "a b c", "before": "a@2 b@2", "shrink_only": True}, "wait"),
         # Replicas are counted, not ranks.
@@ -139,8 +139,8 @@ def test_the_majority_guard(joins: str, given: dict[str, object], expected: str)
         assert shown(quorum_of(joins, waited_s=1e9, **given)) != "wait"  # type: ignore[arg-type]
 
 
-def test_a_process_started_again_is_not_the_one_of_the_quorum_before() -> None:
-    """It has a saved state at best, and a replica that lives may have a newer one."""
+def test_a_restarted_process_is_not_a_member_of_the_previous_quorum() -> None:
+    """It has at best a saved state, and a live replica can have a newer one."""
     previous = quorum_of("a@3", waited_s=99.0)
     joins = [join("a@2", incarnation="00002-00000002")]
     given: dict[str, object] = {"n": 3, "me": ME, "previous": previous, "waited_s": 1e9}
@@ -150,14 +150,14 @@ def test_a_process_started_again_is_not_the_one_of_the_quorum_before() -> None:
 
 
 def test_ranks_of_one_replica_count_once() -> None:
-    """Two members that live and have not asked are one replica where their names say so."""
+    """Two live members that have not joined are one replica if they have its name."""
     given = {"live": "a b c", "waited_s": 1e9, "majority_guard": True}
     assert shown(quorum_of("a@3", **given)) == "wait"  # type: ignore[arg-type]
     names = {number("b"): "a", number("c"): "a"}
     assert shown(quorum_of("a@3", replica_of=names, **given)) == "step 3: a"  # type: ignore[arg-type]
 
 
-def test_of_a_members_processes_the_newest_counts() -> None:
+def test_the_newest_process_of_a_member_counts() -> None:
     old, new = join("a@3"), join("a@0", incarnation="00002-00000000")
     quorum = decide_quorum(
         [new, old], n=1, me=ME, previous=None, live=[], waited_s=0.0, join_timeout_s=0.0
@@ -166,30 +166,28 @@ def test_of_a_members_processes_the_newest_counts() -> None:
     assert [(seat.incarnation, seat.step) for seat in quorum.seats] == [(new.incarnation, 0)]
 
 
-def test_members_set_up_differently_make_no_quorum() -> None:
+def test_members_with_different_configurations_form_no_quorum() -> None:
     joins = [join("a@1", mode="x"), join("b@1", mode="y")]
-    with pytest.raises(Disagreement, match="same mode of every member, found"):
-        decide_quorum(
-            joins, n=1, me=ME, previous=None, live=[], waited_s=0.0, join_timeout_s=0.0
-        )  # fmt: skip
+    with pytest.raises(ConfigMismatch, match="same mode of every member, found"):
+        decide_quorum(joins, n=1, me=ME, previous=None, live=[], waited_s=0.0, join_timeout_s=0.0)
 
 
 def place(joins: str, replica: str, **given: object) -> tuple[object, ...]:
     quorum = quorum_of(joins)
     assert quorum is not None
     options: dict[str, object] = {"healed_take_part": False, "heal": True, "at_most": None}
-    stand = standing(quorum, number(replica), **options | given)  # type: ignore[arg-type]
+    stand = member_view(quorum, number(replica), **options | given)  # type: ignore[arg-type]
     contributors = "".join(seat.replica_id for seat in stand.contributors)
     return stand.rank, stand.size, stand.newest_rank, stand.newest_size, contributors
 
 
-def test_who_is_behind_contributes_once_it_has_healed() -> None:
+def test_a_replica_behind_contributes_after_healing() -> None:
     assert place("a@0 b@2 c@2", "a") == (0, 3, None, 2, "bc")
     assert place("a@0 b@2 c@2", "c") == (2, 3, 1, 2, "bc")
     assert place("a@0 b@2 c@2", "a", healed_take_part=True) == (0, 3, None, 2, "abc")
 
 
-def test_at_the_first_step_all_count_but_only_the_source_gives() -> None:
+def test_at_step_0_all_count_but_only_the_source_contributes() -> None:
     assert place("a@0 b@0", "b") == (1, 2, 1, 2, "a")
     assert place("a@0 b@0", "b", heal=False) == (1, 2, 1, 2, "ab")
 
@@ -198,13 +196,13 @@ def test_spares_contribute_nothing() -> None:
     assert place("a@2 b@2 c@2", "c", at_most=2) == (2, 3, 2, 3, "ab")
 
 
-def verdict(joins: str, votes: str, *, gone: str = "", late: bool = False) -> str:
-    """``votes``: a for, A against. The replicas for which the step counts, in brackets the members
-    that are in; or wait."""
+def decision(joins: str, votes: str, *, gone: str = "", late: bool = False) -> str:
+    """Format a commit decision: ``votes``: a for, A against. The result lists the replicas for
+    which the step counts, and in brackets the included members; or wait."""
     quorum = quorum_of(joins)
     assert quorum is not None
     needed = participants(quorum, healed_take_part=False)
-    made = decide_verdict(
+    made = decide_commit(
         quorum,
         {
             number(one.lower()): Vote(
@@ -232,11 +230,11 @@ def verdict(joins: str, votes: str, *, gone: str = "", late: bool = False) -> st
     [
         ("a@2 b@2", "ab", {}, "ab"),
         ("a@2 b@2", "a", {}, "wait"),
-        ("a@2 b@2", "A", {}, ""),  # settled: nobody need wait for b
+        ("a@2 b@2", "A", {}, ""),  # decided without b
         ("a@2 b@2", "aB", {}, ""),
-        ("a@2 b@2", "a", {"gone": "b"}, ""),  # its tensors were counted on
+        ("a@2 b@2", "a", {"gone": "b"}, ""),  # its tensors were needed
         ("a@2 b@2", "a", {"late": True}, ""),
-        # One that heals is not counted on: without it the step counts for the others.
+        # A healing member is not needed: without it the step counts for the others.
         ("a@2 b@2 c@0", "ab", {}, "wait"),
         ("a@2 b@2 c@0", "abC", {}, "ab"),
         ("a@2 b@2 c@0", "abc", {}, "abc"),
@@ -244,10 +242,10 @@ def verdict(joins: str, votes: str, *, gone: str = "", late: bool = False) -> st
     ],
 )
 def test_a_vote(joins: str, votes: str, given: dict[str, object], expected: str) -> None:
-    assert verdict(joins, votes, **given) == expected  # type: ignore[arg-type]
+    assert decision(joins, votes, **given) == expected  # type: ignore[arg-type]
 
 
-def test_a_replica_commits_with_all_its_ranks_or_not_at_all() -> None:
+def test_a_replica_commits_with_all_its_ranks_or_none() -> None:
     quorum = quorum_of("a/0of2@2 a/1of2@2 b/0of2@0 b/1of2@0")
     assert quorum is not None
     needed = participants(quorum, healed_take_part=False)
@@ -257,7 +255,7 @@ def test_a_replica_commits_with_all_its_ranks_or_not_at_all() -> None:
         )
         for seat in quorum.seats
     }
-    made = decide_verdict(quorum, votes, c=0, me=ME, needed=needed, gone=[], out_of_time=False)
+    made = decide_commit(quorum, votes, c=0, me=ME, needed=needed, gone=[], out_of_time=False)
     assert made is not None
     results = [counts(quorum, made, needed=needed, member=seat.member) for seat in quorum.seats]
     assert results == [True, True, False, False]

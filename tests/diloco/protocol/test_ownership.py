@@ -1,4 +1,4 @@
-"""Whose a prefix is: the marker, and what a prefix may hold before there is one."""
+"""Ownership of a prefix: the marker, and the objects that a prefix can hold before it exists."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def empty(store: Store) -> None:
     store.delete([info.key for info in store.list("")])
 
 
-def test_an_empty_prefix_becomes_the_runs_and_stays_it(store: Store) -> None:
+def test_a_run_claims_an_empty_prefix_repeatedly(store: Store) -> None:
     assert owner_of(store) is None
     claim(store, "mine")
     assert owner_of(store) == "mine"
@@ -43,7 +43,7 @@ def test_an_empty_prefix_becomes_the_runs_and_stays_it(store: Store) -> None:
     assert owner_of(store) == "mine"
 
 
-def test_a_prefix_that_holds_something_is_refused_by_name(store: Store) -> None:
+def test_the_error_names_objects_of_a_taken_prefix(store: Store) -> None:
     for n in range(7):
         store.put(f"code/{n}.py", b"x")
     with pytest.raises(PrefixTaken, match=r"found 'code/0\.py', .* and 2 more in "):
@@ -51,7 +51,7 @@ def test_a_prefix_that_holds_something_is_refused_by_name(store: Store) -> None:
     assert owner_of(store) is None
 
 
-def test_what_an_interrupted_preflight_left_is_removed(store: Store) -> None:
+def test_objects_of_an_interrupted_preflight_are_removed(store: Store) -> None:
     store.put(keys.preflight("0123456789abcdef", "parts"), b"x")
     check_empty(store)
     assert len(store.list("")) == 1
@@ -63,18 +63,24 @@ def test_what_an_interrupted_preflight_left_is_removed(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{}", b"[]", b'{"v":2,"run_id":1}', bytes(MARKER_BYTES + 1)]
+    "body", [b"", b"{}", b"[]", b'{"v":3,"run_id":1}', bytes(MARKER_BYTES + 1)]
 )
-def test_a_marker_that_is_none_is_refused(store: Store, body: bytes) -> None:
+def test_an_invalid_marker_is_refused(store: Store, body: bytes) -> None:
     store.put(keys.OWNER, body)
-    with pytest.raises(PrefixTaken, match="no marker of a run"):
+    with pytest.raises(PrefixTaken, match="is not the marker of a run"):
         claim(store, "mine")
 
 
-def test_of_two_claims_at_once_one_wins(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other looked before the marker was there."""
+def test_a_marker_of_protocol_2_is_read_so_that_its_run_can_be_deleted(store: Store) -> None:
+    store.put(keys.OWNER, b'{"v":2,"run_id":"old"}')
+    assert owner_of(store) == "old"
+
+
+def test_one_of_two_concurrent_claims_wins(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other run listed the prefix before the marker existed."""
     looks = 0
-    real = type(store).get_range
+    client = type(getattr(store, "inner", store))
+    real = client.get_range
 
     def get_range(self: Store, key: str, start: int, length: int) -> bytes:
         nonlocal looks
@@ -84,7 +90,7 @@ def test_of_two_claims_at_once_one_wins(store: Store, monkeypatch: pytest.Monkey
         return real(self, key, start, length)
 
     real_create = store.create
-    monkeypatch.setattr(type(store), "get_range", get_range)
+    monkeypatch.setattr(client, "get_range", get_range)
     with pytest.raises(PrefixTaken, match="of run quicker"):
         claim(store, "slower")
 

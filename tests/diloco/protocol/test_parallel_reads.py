@@ -1,33 +1,54 @@
-"""Reads ahead: in order, bounded, and nothing left behind when one fails or nobody reads on."""
+"""Parallel reads: ordered, bounded, and without leftover threads after a failure or an early
+end."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from diloco.clock import SystemClock
 from diloco.protocol.parallel_reads import Range, read_each, read_parts
 from diloco.protocol.records import BadRecord, Command
-from diloco.store.base import LocalStore, MissingKey
+from diloco.store.base import LocalStore, MissingKey, StoreUnavailable
+from diloco.store.transfers import Line
+
+
+@dataclass(frozen=True)
+class Reads:
+    """A number of reads that have begun, as an event."""
+
+    condition: threading.Condition
+    is_reached: Callable[[], bool]
+
+    def wait(self, timeout_s: float) -> bool:
+        with self.condition:
+            return self.condition.wait_for(self.is_reached, timeout_s)
 
 
 class Watched(LocalStore):
-    """Counts reads begun; those of parts named in ``held`` wait until they are let go."""
+    """Counts started reads; reads of parts named in ``held`` block until they are released."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.begun = 0
-        self.held: dict[int, threading.Event] = {}
-        self._lock = threading.Lock()
+        self.held: dict[int, threading.Event | Reads] = {}
+        self._begins = threading.Condition()
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        with self._lock:
+        with self._begins:
             self.begun += 1
+            self._begins.notify_all()
         if start in self.held:
-            assert self.held[start].wait(30)
+            assert self.held[start].wait(300)
         return super().get_range(key, start, length)
+
+    def reached(self, begun: int) -> Reads:
+        """Return an event that is set when ``begun`` reads have begun."""
+        return Reads(self._begins, lambda: self.begun >= begun)
 
 
 @pytest.fixture
@@ -45,59 +66,111 @@ def readers() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith("read_parts")]
 
 
-@pytest.mark.parametrize("in_flight", [1, 3, 20])
-def test_parts_come_in_the_order_asked_for(store: Watched, in_flight: int) -> None:
+def line_of(limit: int, *, budget_bytes: int = 1000) -> Line:
+    return Line(clock=SystemClock(), most=limit, budget_bytes=budget_bytes)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 20])
+def test_parts_arrive_in_the_requested_order(store: Watched, limit: int) -> None:
     backwards = ranges(10)[::-1]
-    found = list(read_parts(store, backwards, in_flight=in_flight))
-    assert b"".join(found[::-1]) == bytes(range(100))
+    result = list(read_parts(store, backwards, line=line_of(limit)))
+    assert b"".join(result[::-1]) == bytes(range(100))
     assert list(read_parts(store, [])) == []
     assert readers() == []
 
 
-def test_a_slow_first_part_is_waited_for_while_the_next_are_read(store: Watched) -> None:
-    store.held[0] = threading.Event()
-    threading.Timer(0.05, store.held[0].set).start()
-    assert b"".join(read_parts(store, ranges(10), in_flight=4)) == bytes(range(100))
+def test_later_parts_are_read_while_the_first_is_slow(store: Watched) -> None:
+    """The first read ends only after five others have begun, although four are in flight."""
+    store.held[0] = store.reached(6)
+    assert b"".join(read_parts(store, ranges(10), line=line_of(4))) == bytes(range(100))
 
 
-def test_no_more_is_asked_for_than_may_be_in_memory(store: Watched) -> None:
-    asked = 0
+def test_parts_beyond_the_limit_or_the_budget_are_not_requested(store: Watched) -> None:
+    for limit, budget_bytes, ahead in ((3, 1000, 3), (8, 40, 4), (8, 5, 1)):
+        store.begun = 0
+        store.held = {10 * index: threading.Event() for index in range(1, 10)}
+        parts = read_parts(store, ranges(10), line=line_of(limit, budget_bytes=budget_bytes))
+        first = threading.Thread(target=next, args=(parts,))
+        first.start()
+        first.join(300)
+        assert not first.is_alive()
+        store.reached(ahead + 1).wait(300)
+        assert store.begun == 1 + ahead, "one was taken"
+        for event in store.held.values():
+            event.set()
+        parts.close()  # type: ignore[attr-defined]
+        assert store.begun <= 1 + ahead
+        assert readers() == []
 
-    def requests() -> Iterator[Range]:
-        nonlocal asked
-        for request in ranges(10):
-            asked += 1
-            yield request
 
-    parts = read_parts(store, requests(), in_flight=3)
-    for used in range(1, 7):
-        next(parts)
-        assert asked == used + 3
+def test_a_line_is_empty_after_every_end(store: Watched) -> None:
+    line = line_of(4, budget_bytes=40)
+    list(read_parts(store, ranges(10), line=line))
+    parts = read_parts(store, ranges(10), line=line)
+    next(parts)
     parts.close()  # type: ignore[attr-defined]
-    assert store.begun <= 6 + 3
+    with pytest.raises(MissingKey):
+        list(read_parts(store, [*ranges(3), ("gone", 0, 1), *ranges(9)], line=line))
+    assert (line._in_flight, line._held_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_reads_continue_if_the_system_starts_no_more_threads(
+    store: Watched,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    threads: int,
+) -> None:
+    """Every slot of the line is returned."""
+    start, started = threading.Thread.start, []
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name.startswith("read_parts"):
+            if len(started) == threads:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    line = line_of(4)
+    assert b"".join(read_parts(store, ranges(10), line=line)) == bytes(range(100))
+    assert (line._in_flight, line._held, line._held_bytes) == (0, 0, 0)
+    assert store.begun == 10, "no part is read twice"
+    assert caplog.text.count("fewer parts are read at once: can't start new thread") == 1
+    with pytest.raises(MissingKey):
+        list(read_parts(store, [*ranges(3), ("gone", 0, 1), *ranges(9)], line=line))
+    assert (line._in_flight, line._held, line._held_bytes) == (0, 0, 0)
     assert readers() == []
 
 
-def test_a_failure_comes_after_the_parts_before_it_and_ends_the_threads(store: Watched) -> None:
-    asked = [*ranges(3), ("gone", 0, 1), *ranges(10)]
-    parts = read_parts(store, asked, in_flight=2)
+def test_a_failure_is_raised_after_earlier_parts_and_ends_the_threads(store: Watched) -> None:
+    requested = [*ranges(3), ("gone", 0, 1), *ranges(10), *ranges(10)]
+    parts = read_parts(store, requested, line=line_of(2, budget_bytes=40))
     assert [next(parts)[0] for _ in range(3)] == [0, 10, 20]
     with pytest.raises(MissingKey, match="gone"):
         next(parts)
     assert readers() == []
-    assert store.begun < len(asked) - 1
+    assert store.begun < len(requested) - 1
 
 
-def test_nothing_in_flight_is_refused(store: Watched) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        next(read_parts(store, ranges(1), in_flight=0))
+def test_an_unavailable_store_halves_the_limit(
+    store: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(key: str, start: int, length: int) -> bytes:
+        raise StoreUnavailable("SlowDown")
+
+    monkeypatch.setattr(store, "get_range", refuse)
+    line = line_of(4)
+    with pytest.raises(StoreUnavailable):
+        list(read_parts(store, ranges(10), line=line))
+    assert line.limit == 2
 
 
 def command(n: int) -> Command:
     return Command(n=n, command="stop", wall_s=1.0)
 
 
-def test_records_are_read_side_by_side_and_missing_ones_left_out(tmp_path: Path) -> None:
+def test_records_are_read_in_parallel_and_missing_ones_omitted(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     names = [f"records/{n}" for n in range(20)]
     for n, name in enumerate(names[:15]):
@@ -108,12 +181,12 @@ def test_records_are_read_side_by_side_and_missing_ones_left_out(tmp_path: Path)
     assert list(read_each(store, Command, names[:1])) == names[:1]
 
 
-def test_an_object_that_is_no_record_is_its_error(tmp_path: Path) -> None:
+def test_an_invalid_record_is_returned_as_its_error(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.put("good", command(1).to_bytes())
     store.put("bad", b"{")
     store.put("large", b"0" * (Command.LIMIT + 1))
-    found = read_each(store, Command, ["good", "bad", "large"])
-    assert found["good"] == command(1)
-    assert isinstance(found["bad"], BadRecord)
-    assert "at most" in str(found["large"])
+    result = read_each(store, Command, ["good", "bad", "large"])
+    assert result["good"] == command(1)
+    assert isinstance(result["bad"], BadRecord)
+    assert "at most" in str(result["large"])

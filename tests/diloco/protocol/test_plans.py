@@ -1,4 +1,5 @@
-"""Gather, sharded, syncer: the same bits by any of them, and deaths in between stop nobody."""
+"""Gather, sharded and syncer produce the same bits, and failures in between stop no other
+replica."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a model of 28,002 parameters has seven blocks to share out."""
+    """Small blocks, so that a model of 28,002 parameters has seven blocks to share."""
     monkeypatch.setattr(blocks, "SMALLEST_BLOCK", 4096)
 
 
 class Wide(nn.Module):
-    """28,002 parameters, with an embedding; scaled down so that plain SGD does not run away."""
+    """28,002 parameters with an embedding, scaled down so that plain SGD does not diverge."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +41,7 @@ class Wide(nn.Module):
 
 
 def wide() -> nn.Module:
-    """The same weights everywhere: which member's turn writes checkpoint 0 must not matter here."""
+    """Equal weights in all members, because any of them can write checkpoint 0."""
     torch.manual_seed(7)
     return Wide()
 
@@ -57,7 +58,7 @@ def train(group: Any, replicas: int = 3, *, syncer: bool = False, **start: Any) 
 
 @pytest.mark.parametrize("merge", ["mean", "rda"])
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "topk"])
-def test_all_plans_give_the_same_bits(make_groups: MakeGroup, codec: str, merge: str) -> None:
+def test_all_plans_produce_the_same_bits(make_groups: MakeGroup, codec: str, merge: str) -> None:
     ends = {}
     for plan in ("gather", "sharded", "syncer"):
         group = make_groups(plan, reduce_plan=plan, codec=codec, merge=merge, total_rounds=3)
@@ -100,7 +101,7 @@ TRAPS = [
 
 
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: "-".join(trap))
-def test_an_owner_killed_at_any_step_stops_nobody(
+def test_an_owner_killed_at_any_step_does_not_stop_the_others(
     tiny_group: MakeGroup, trap: tuple[str, str, str]
 ) -> None:
     group = tiny_group(reduce_plan="sharded", heartbeat_timeout_s=40.0)
@@ -114,7 +115,7 @@ def test_an_owner_killed_at_any_step_stops_nobody(
 
 
 @pytest.mark.parametrize("operation", ["put", "list"])
-def test_a_dead_syncers_round_is_finished_by_the_replicas(
+def test_the_replicas_finish_the_round_of_a_dead_syncer(
     tiny_group: MakeGroup, operation: str
 ) -> None:
     group = tiny_group(reduce_plan="syncer", heartbeat_timeout_s=40.0)
@@ -126,7 +127,21 @@ def test_a_dead_syncers_round_is_finished_by_the_replicas(
     commits = group.commits()
     assert not any(commit.void for commit in commits) and commits[-1].last
     assert group.plan(2).mode == "syncer"
-    assert group.plan(4).mode == "gather", "nobody plans for a syncer that is not there"
+
+
+def test_replicas_gather_once_the_syncer_is_dead(tiny_group: MakeGroup) -> None:
+    group = tiny_group(reduce_plan="syncer", heartbeat_timeout_s=100.0, total_rounds=1000)
+    group.start_syncer(trap=group.trap("put", "rounds/00000002/reduced/*"))
+    while not group.store.list(keys.member(group.settings.max_replicas)):
+        pass
+
+    def leave(member: Any, joined: Any) -> None:
+        if joined.round > 3 and group.plan(joined.round - 1).mode == "gather":
+            joined.leave()
+
+    members = train(group, on_step=leave)
+    assert [member.error for member in members] == [None] * 3
+    assert not any(commit.void for commit in group.commits())
 
 
 def test_a_syncer_ends_with_the_run(tiny_group: MakeGroup) -> None:
@@ -137,9 +152,9 @@ def test_a_syncer_ends_with_the_run(tiny_group: MakeGroup) -> None:
 
 
 @pytest.mark.parametrize("damage", ["corrupt", "truncated", "missing"])
-def test_a_damaged_slice_makes_a_sharded_round_void(tiny_group: MakeGroup, damage: str) -> None:
+def test_a_damaged_slice_voids_a_sharded_round(tiny_group: MakeGroup, damage: str) -> None:
     group = tiny_group(reduce_plan="sharded")
-    spoil = ("rounds/00000002/contributions/00000.*.bin", damage)  # its end is the shard of 2
+    spoil = ("rounds/00000002/contributions/00000.*.bin", damage)  # replica 2's shard is at its end
     members = train(group, spoil=spoil)
     group.assert_agreed(*members)
     commits = group.commits()
@@ -147,7 +162,7 @@ def test_a_damaged_slice_makes_a_sharded_round_void(tiny_group: MakeGroup, damag
     assert [bool(commit.void) for commit in commits] == [False, True, False, False, False]
 
 
-def test_a_damaged_shard_is_named_and_the_reader_starts_from_a_checkpoint(
+def test_a_damaged_shard_is_reported_and_the_reader_loads_a_checkpoint(
     tiny_group: MakeGroup,
 ) -> None:
     group = tiny_group(reduce_plan="sharded", checkpoint_every=1, total_rounds=3)

@@ -1,4 +1,4 @@
-"""The cost model: what it counts is what a round really moves, and it picks the least."""
+"""The cost model counts the exact traffic of a round and selects the cheapest plan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.plan_traffic import CODECS, differences, one_round, small_cuts
+from bench.plan_traffic import CODECS, differences, one_round
+from bench.support.cuts import small_cuts
 from diloco.exchange.upload import VERIFY_UPLOAD_BYTES
 from diloco.protocol.blocks import (
     LARGEST_BLOCK,
@@ -25,7 +26,7 @@ NUMEL = 50_003
 
 @pytest.mark.parametrize("replicas", [2, 3, 4, 5])
 @pytest.mark.parametrize("plan", ["gather", "sharded", "syncer"])
-def test_a_round_moves_exactly_what_the_formulas_say(
+def test_a_round_transfers_exactly_the_computed_bytes(
     tmp_path: Path, plan: str, replicas: int
 ) -> None:
     torch.set_num_threads(1)
@@ -36,8 +37,34 @@ def test_a_round_moves_exactly_what_the_formulas_say(
             assert differences(one_round(tmp_path / name, **case), **case) == []
 
 
+@pytest.mark.parametrize("mean_codec", ["int8", "e3m0"])
+@pytest.mark.parametrize("plan", ["sharded", "syncer"])
+def test_a_low_bit_mean_and_its_residual_transfer_exactly_the_computed_bytes(
+    tmp_path: Path, plan: str, mean_codec: str
+) -> None:
+    torch.set_num_threads(1)
+    with small_cuts(part_bytes=16_384):
+        for numel in (10, NUMEL):
+            case = {
+                "replicas": 3,
+                "plan": plan,
+                "codec": "e3m0",
+                "numel": numel,
+                "mean_codec": mean_codec,
+            }
+            assert differences(one_round(tmp_path / str(numel), **case), **case) == []
+
+
+def test_four_bits_up_and_down_take_less_than_the_full_mean_alone() -> None:
+    sharded = {"numel": 10**9, "codec": "e3m0", "replicas": 64, "mode": "sharded"}
+    four_bits = round_cost(**sharded, mean_codec="e3m0")
+    assert four_bits.up + four_bits.down < 1.6e9
+    full = round_cost(**sharded)
+    assert full.up + full.down > 5e9
+
+
 @pytest.mark.parametrize("verify_bytes", [0, 1, 40_000, 150_000, 10**9])
-def test_what_is_read_back_of_an_upload_is_counted(
+def test_reading_back_an_upload_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify_bytes: int
 ) -> None:
     monkeypatch.setenv(VERIFY_UPLOAD_BYTES, str(verify_bytes))
@@ -68,7 +95,7 @@ def test_the_bytes_are_those_of_the_protocol(replicas: int) -> None:
         assert down["syncer"] == sr
 
 
-def test_auto_gathers_what_is_small_and_shards_what_is_large() -> None:
+def test_auto_gathers_small_models_and_shards_large_ones() -> None:
     few, many = 10_000, 100_000_000
     assert cheapest_plan(numel=few, codec="fp32", replicas=4, syncer=False) == "gather"
     assert cheapest_plan(numel=many, codec="fp32", replicas=8, syncer=False) == "sharded"
@@ -76,10 +103,10 @@ def test_auto_gathers_what_is_small_and_shards_what_is_large() -> None:
 
 
 @pytest.mark.parametrize("plan", ["gather", "sharded", "syncer"])
-def test_what_a_model_costs_is_worked_out_and_never_listed(
+def test_the_cost_of_a_huge_model_is_computed_without_lists(
     plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A list of the parts of 10^14 parameters, 24 million a payload, took the machine's memory."""
+    """A list of the parts of 10^14 parameters, 24 million per payload, would exhaust the memory."""
     replicas, made = 64, 0
 
     def counted(self: Span, start: int, stop: int) -> None:
@@ -92,7 +119,7 @@ def test_what_a_model_costs_is_worked_out_and_never_listed(
     round_cost.cache_clear()
     large = round_cost(numel=10**14, codec="fp32", replicas=replicas, mode=plan)
     payload, others = 4 * 10**14, replicas - 1
-    parts = -(-(10**14) // LARGEST_BLOCK)  # a block of fp32 is more than a part can be
+    parts = -(-(10**14) // LARGEST_BLOCK)  # a block of fp32 is larger than a part
     down, gets = {
         "gather": (others * payload, others * parts),
         "sharded": (2 * others * payload // replicas, 2 * others * parts // replicas),
@@ -102,7 +129,7 @@ def test_what_a_model_costs_is_worked_out_and_never_listed(
     assert large.gets == pytest.approx(gets, rel=1e-5)
 
 
-def test_parts_are_counted_as_they_are_cut() -> None:
+def test_part_count_equals_the_number_of_part_spans() -> None:
     for numel in (1, 2**16, 2**16 + 1, 5_000_003, 10**10):
         block = block_elements(numel)
         for size in (block * 4, block, block // 2, 1):

@@ -1,4 +1,4 @@
-"""Group settings: validation, the document, its fingerprint."""
+"""Group settings: validation, the group document and its fingerprint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import json
 import pytest
 
 from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
+from diloco.protocol.payload_size import CODEC_SHAPES
 from diloco.protocol.settings import GroupSettings, SettingsError, setting_fields
+
+CODECS = ", ".join(CODEC_SHAPES)
 
 
 @pytest.mark.parametrize(
@@ -18,7 +21,7 @@ from diloco.protocol.settings import GroupSettings, SettingsError, setting_field
         ({"sync_every": True}, "sync_every", "whole number"),
         ({"inner_lr": "fast"}, "inner_lr", "finite number"),
         ({"inner_lr": float("nan")}, "inner_lr", "finite number"),
-        ({"codec": "zip"}, "codec", "expected one of fp32, bf16, int8, e3m0, topk, found 'zip'"),
+        ({"codec": "zip"}, "codec", f"expected one of {CODECS}, found 'zip'"),
         ({"min_quorum": 5, "num_replicas": 4}, "min_quorum", "at most the target of 4"),
         ({"start_replicas": 5, "num_replicas": 4}, "start_replicas", "at most the target of 4"),
         ({"max_replicas": 2, "num_replicas": 4}, "max_replicas", "at least the target of 4"),
@@ -49,12 +52,21 @@ from diloco.protocol.settings import GroupSettings, SettingsError, setting_field
             "grace_floor_s",
             "at most",
         ),
+        ({"outer_warmup_rounds": 21}, "outer_warmup_rounds", "at most the 20 rounds of the run"),
+        ({"outer_min_lr_ratio": 0.1}, "outer_min_lr_ratio", "expected 0 with the outer schedule"),
+        ({"late_keep": 2}, "late_keep", "expected 1 or less, found 2"),
+        ({"mean_codec": "fp32"}, "mean_codec", "expected one of full, int8, e3m0"),
+        (
+            {"mean_codec": "int8", "reduce_plan": "gather"},
+            "mean_codec",
+            "expected full, because the reduce plan gather stores no mean.* found int8",
+        ),
         ({"grace_gamma": 1}, "grace_gamma", "expected 0 without overlap"),
         ({"grace_s": 901, "round_timeout_s": 900}, "round_timeout_s", "the grace window of 901"),
         ({"round_timeout_s": 5, "heartbeat_timeout_s": 10}, "round_timeout_s", "more than"),
     ],
 )
-def test_a_bad_value_names_its_field_and_says_expected_and_found(
+def test_an_error_names_the_field_and_the_expected_and_found_values(
     changes: dict[str, object], field: str, words: str
 ) -> None:
     with pytest.raises(SettingsError, match=words) as caught:
@@ -62,23 +74,33 @@ def test_a_bad_value_names_its_field_and_says_expected_and_found(
     assert caught.value.field == field
 
 
-def test_every_setting_has_what_a_form_needs() -> None:
+def test_every_setting_has_the_metadata_of_a_form_field() -> None:
     for spec in setting_fields():
         assert spec.label and spec.help.endswith(".")
         assert spec.check(spec.default) == spec.default
 
 
-def test_settings_from_a_document_must_be_complete_and_known() -> None:
+def test_settings_of_a_document_must_be_complete_and_known() -> None:
     values = GroupSettings().to_dict()
     assert GroupSettings.from_dict(values) == GroupSettings()
     del values["sync_every"]
     with pytest.raises(SettingsError, match="sync_every: expected a value"):
         GroupSettings.from_dict(values)
-    del values["weighting"]  # the one that is named first is the same every time
+    del values["weighting"]  # the first one in the error is always the same
     with pytest.raises(SettingsError, match="sync_every: expected a value"):
         GroupSettings.from_dict(values)
     with pytest.raises(SettingsError, match="turbo: is not a group setting"):
         GroupSettings.from_dict({**GroupSettings().to_dict(), "turbo": 1})
+
+
+def test_a_replaced_setting_is_refused_with_what_to_enter() -> None:
+    values = GroupSettings().to_dict() | {"late_policy": "rebase"}
+    with pytest.raises(SettingsError, match="enter late_keep = 1 for rebase, 0 for") as caught:
+        GroupSettings.from_dict(values)
+    assert caught.value.field == "late_policy"
+    del values["late_keep"]  # the settings of an earlier version
+    with pytest.raises(SettingsError, match="late_policy: was replaced by late_keep"):
+        GroupSettings.from_dict(values)
 
 
 def document() -> GroupDocument:
@@ -87,13 +109,13 @@ def document() -> GroupDocument:
     )
 
 
-def test_a_document_survives_the_trip_and_keeps_its_fingerprint() -> None:
+def test_a_document_round_trips_with_its_fingerprint() -> None:
     again = GroupDocument.from_bytes(document().to_bytes())
     assert again == document()
     assert again.fingerprint == document().fingerprint
 
 
-def test_a_document_changed_by_hand_is_refused() -> None:
+def test_an_edited_document_is_refused() -> None:
     body = json.loads(document().to_bytes())
     body["settings"]["sync_every"] += 1
     with pytest.raises(SettingsError, match="expected fingerprint"):
@@ -103,13 +125,17 @@ def test_a_document_changed_by_hand_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"protocol": 1}, ProtocolMismatch, "speaks protocol 2, found protocol 1"),
+        (
+            {"protocol": 2},
+            ProtocolMismatch,
+            "expected protocol 3, the version of this library, found protocol 2",
+        ),
         ({"format": "other"}, SettingsError, "expected format 'archipelago.group', found 'other'"),
         ({"settings": {}}, SettingsError, "expected a value"),
         ({"settings": None}, SettingsError, "settings: expected an object"),
     ],
 )
-def test_a_document_of_another_kind_is_refused(
+def test_a_document_of_another_format_is_refused(
     change: dict[str, object], error: type[Exception], words: str
 ) -> None:
     body = json.loads(document().to_bytes()) | change

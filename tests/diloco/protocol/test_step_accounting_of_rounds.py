@@ -1,7 +1,7 @@
-"""Every step counts once: fragments, overlap, late and void work, summed up to the last unit.
+"""Every step counts exactly once, with fragments, overlap, late and void work.
 
-The model is made so that each inner step lowers each weight by exactly 1, and the outer optimizer
-adds contributions as they are. So the global weights at the end *are* the number of steps counted.
+Each inner step lowers each weight of the model by exactly 1, and the outer optimizer adds
+contributions unchanged. So the final global weights *are* the number of counted steps.
 """
 
 from __future__ import annotations
@@ -42,8 +42,14 @@ def count(group: Any, replicas: int = 1, **start: Any) -> list[Any]:
 
 
 def settings(**changes: object) -> dict[str, object]:
-    return {"outer_lr": 1.0, "outer_momentum": 0.0, "num_replicas": 1, "sync_every": 4,
-            "total_rounds": 5, **changes}  # fmt: skip
+    return {
+        "outer_lr": 1.0,
+        "outer_momentum": 0.0,
+        "num_replicas": 1,
+        "sync_every": 4,
+        "total_rounds": 5,
+        **changes,
+    }
 
 
 def test_without_overlap_every_step_counts(tiny_group: MakeGroup) -> None:
@@ -54,10 +60,10 @@ def test_without_overlap_every_step_counts(tiny_group: MakeGroup) -> None:
 
 
 @pytest.mark.parametrize(("alpha", "total"), [(1.0, 20), (0.5, 16), (0.0, 12)])
-def test_overlapped_steps_count_as_far_as_they_are_mixed_in(
+def test_overlapped_steps_count_with_the_mixing_factor(
     tiny_group: MakeGroup, alpha: float, total: int
 ) -> None:
-    """Two of the four steps of rounds 2 to 5 are made while the round before is exchanged."""
+    """Two of the four steps of rounds 2 to 5 are made during the exchange of the previous round."""
     group = tiny_group(**settings(overlap_steps=2, mixing_alpha=alpha))
     (member,) = count(group)
     assert member.weights().tolist() == [-float(total)] * 4
@@ -71,7 +77,7 @@ def test_fragments_are_exchanged_in_turn(tiny_group: MakeGroup, pattern: str) ->
     )
     members = count(group, 2)
     assert [group.plan(r).fragment for r in range(1, 7)] == [0, 1, 0, 1, 0, 1]
-    # A round is two steps; a fragment's contribution is what was done since its own last round.
+    # A round has two steps; a fragment's contribution covers the steps since its last round.
     steps = [[c.steps for c in group.plan(r).contributions] for r in range(1, 7)]
     assert steps == [[2, 2], [4, 4], [4, 4], [4, 4], [4, 4], [4, 4]]
     ends = members[0].weights().tolist()
@@ -80,7 +86,7 @@ def test_fragments_are_exchanged_in_turn(tiny_group: MakeGroup, pattern: str) ->
     assert group.commits()[-1].tokens_total == 2 * 12 * 8, "in however many fragments it is"
 
 
-def test_several_rounds_may_be_open_and_are_applied_in_order(tiny_group: MakeGroup) -> None:
+def test_rounds_in_flight_are_applied_in_order(tiny_group: MakeGroup) -> None:
     group = tiny_group(
         **settings(num_fragments=4, overlap_steps=3, mixing_alpha=1.0, total_rounds=12)
     )
@@ -91,7 +97,7 @@ def test_several_rounds_may_be_open_and_are_applied_in_order(tiny_group: MakeGro
 
 
 def late_in_round_one(tiny_group: MakeGroup, **changes: object) -> tuple[Any, list[Any]]:
-    """Two replicas; number 1 hands in its first round when it has been committed without it."""
+    """Two replicas; replica 1 contributes to round 1 after it has been committed without it."""
     group = tiny_group(**settings(num_replicas=2, grace_s=0.0, **changes))
     first_commit = threading.Event()
 
@@ -107,24 +113,30 @@ def late_in_round_one(tiny_group: MakeGroup, **changes: object) -> tuple[Any, li
 
 
 def counted(group: Any) -> float:
-    """What the plans say that the weights should have come to: ``sum of weight * steps``."""
+    """Return the weights according to the plans: ``sum of weight * steps``."""
     rounds = range(1, len(group.commits()) + 1)
     return sum(c.weight * c.steps for r in rounds for c in group.plan(r).contributions)
 
 
-def test_late_work_is_rebased_and_counts_once(tiny_group: MakeGroup) -> None:
-    group, members = late_in_round_one(tiny_group)
+def test_late_work_counts_once(tiny_group: MakeGroup) -> None:
+    group, members = late_in_round_one(tiny_group, late_keep=1.0)
     assert members[0].weights().tolist() == [-counted(group)] * 4
     steps = [c.steps for r in range(1, 6) for c in group.plan(r).contributions if c.replica == 1]
     assert not steps or steps[0] >= 8, "the missed steps are in the next contribution"
     assert sum(steps) <= members[1].steps
+    plans = [group.plan(r) for r in range(1, 6)]
+    rounds = [c.rounds for plan in plans for c in plan.contributions if c.replica == 1]
+    assert [4 * n for n in rounds] == steps, "each round of work has four steps"
+    assert [late.replica for late in plans[0].late] == [1]
+    assert [c.weight for c in plans[0].contributions] == [0.5], "room for the late replica"
 
 
-def test_overwritten_work_counts_for_nothing(tiny_group: MakeGroup) -> None:
-    group, members = late_in_round_one(tiny_group, late_policy="overwrite")
+def test_overwritten_work_is_not_counted(tiny_group: MakeGroup) -> None:
+    group, members = late_in_round_one(tiny_group, late_keep=0.0)
     assert members[0].weights().tolist() == [-counted(group)] * 4
     steps = [c.steps for r in range(1, 6) for c in group.plan(r).contributions if c.replica == 1]
     assert set(steps) <= {4}, "the missed steps are gone"
+    assert [c.weight for c in group.plan(1).contributions] == [1.0], "and have no room"
 
 
 def test_void_work_is_in_the_next_contribution(tiny_group: MakeGroup) -> None:
@@ -138,7 +150,7 @@ def test_void_work_is_in_the_next_contribution(tiny_group: MakeGroup) -> None:
     assert commits[-1].tokens_total == 2 * 24 * 8
 
 
-def test_a_spare_follows_and_counts_for_nothing(tiny_group: MakeGroup) -> None:
+def test_the_work_of_a_spare_is_not_counted(tiny_group: MakeGroup) -> None:
     group = tiny_group(
         **settings(num_replicas=2, min_quorum=2, world_size_mode="fixed_with_spares")
     )

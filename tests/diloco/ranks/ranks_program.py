@@ -1,9 +1,9 @@
-"""One process of the tests of replicas with many ranks; see ``test_ranks.py``.
+"""One process of the tests of replicas with several ranks; see ``test_ranks.py``.
 
     python ranks_program.py ROOT PLACE [SCENARIO ...]
 
 Places 0 and 1 are the two ranks of replica 0, place 2 is replica 1, alone. All scenarios are run in
-one process per place, because starting torch is what takes time. What became of each scenario is
+one process per place, because starting torch is slow. The result of each scenario is
 written to ``ROOT/<scenario>.<place>.json``.
 """
 
@@ -28,10 +28,10 @@ from torch.nn.parallel import DistributedDataParallel
 import diloco
 from diloco.errors import ReplicaError
 from diloco.model.flat_parameters import Layout
-from diloco.model.named_parameters import is_sharded, state
+from diloco.model.named_parameters import is_sharded, local, state
 from diloco.model.outer_optimizer import digest
 from diloco.ranks import collective_ops
-from diloco.ranks.command_channel import Channel, Word
+from diloco.ranks.command_channel import CommandChannel, StepMessage
 
 LOSSES = (1.0, 4.0)
 TOKENS = (8, 16)
@@ -40,7 +40,7 @@ ALONE = 8
 
 
 class Tiny(nn.Module):
-    """Odd sizes that two ranks cannot share evenly, a tied and a frozen parameter, a buffer."""
+    """Odd sizes that two ranks cannot split evenly, a tied and a frozen parameter, a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,11 +93,11 @@ class LeftAlone(Exception):
 
 
 class Scenario:
-    """Takes part in one group as one place; what is seen goes into ``said``."""
+    """Trains in one group as one place; observations are stored in ``observed``."""
 
     def __init__(self, root: Path, name: str, place: int) -> None:
         self.root, self.name, self.place = root, name, place
-        self.said: dict[str, Any] = {"evaluated": 0, "steps": 0, "words": []}
+        self.observed: dict[str, Any] = {"evaluated": 0, "steps": 0, "messages": []}
 
     def run(
         self,
@@ -107,11 +107,11 @@ class Scenario:
         on_step: Callable[[Any, nn.Module], None] = lambda group, model: None,
     ) -> None:
         model = make(self.place)
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.02)
+        optimizers = self._optimizers([p for p in model.parameters() if p.requires_grad])
         counter = Counter()
 
         def evaluate() -> tuple[float, int]:
-            self.said["evaluated"] += 1
+            self.observed["evaluated"] += 1
             with torch.no_grad():
                 model(torch.zeros(1, dtype=torch.long))
             if self.name == "leader-raises-in-step" and self.place == 0:
@@ -122,47 +122,60 @@ class Scenario:
             str(self.root / "runs" / (group or self.name)),
             replica=self.place // 2,
             model=model,
-            inner_optimizer=optimizer,
+            inner_optimizer=optimizers,
             evaluate=evaluate,
             heartbeat_interval_s=0.2,
             telemetry_interval_s=0.2,
             stateful={"counter": counter},
+            buffers="average" if self.name == "between" else None,
         ) as joined:
-            self.said["joined"] = [joined.round, joined.schedule_step, joined.data_step]
-            self.said["restored"] = {"count": counter.count, "moments": moments(optimizer)}
+            self.observed["joined"] = [joined.round, joined.schedule_step, joined.data_step]
+            self.observed["restored"] = {"count": counter.count, "moments": moments(optimizers)}
             try:
-                self._train(joined, model, optimizer, counter, on_step)
+                self._train(joined, model, optimizers, counter, on_step)
             except LeftAlone:
                 return
-        self.said["reason"] = joined.reason
-        self.said["adam_steps"] = max(int(entry["step"]) for entry in optimizer.state.values())
-        whole = {name: tensor.detach().float().flatten() for name, tensor in state(model)}
-        self.said["names"] = sorted(whole)
-        self.said["weights"] = digest(torch.cat([whole[name] for name in sorted(whole)]))
+        self.observed["reason"] = joined.reason
+        self.observed["adam_steps"] = max(
+            int(entry["step"]) for optimizer in optimizers for entry in optimizer.state.values()
+        )
+        full = {name: tensor.detach().float().flatten() for name, tensor in state(model)}
+        self.observed["names"] = sorted(full)
+        self.observed["weights"] = digest(torch.cat([full[name] for name in sorted(full)]))
+
+    def _optimizers(self, parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
+        if self.name not in ("first-half", "second-half"):
+            return [torch.optim.AdamW(parameters, lr=0.02)]
+        return [
+            torch.optim.AdamW(parameters[:1], lr=0.02),
+            torch.optim.RAdam(parameters[1:], lr=0.02),
+        ]
 
     def _train(
-        self, joined: Any, model: nn.Module, optimizer: Any, counter: Counter, on_step: Any
+        self, joined: Any, model: nn.Module, optimizers: Any, counter: Counter, on_step: Any
     ) -> None:
         while not joined.done:
-            self.said["position"] = [joined.round, joined.schedule_step, joined.data_step]
+            self.observed["position"] = [joined.round, joined.schedule_step, joined.data_step]
             data = torch.Generator().manual_seed(joined.data_step * 10 + self.place)
             x = torch.randint(5, (4,), generator=data)
             loss = nn.functional.cross_entropy(model(x), (x + 1) % 5)
-            optimizer.zero_grad()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
             loss.backward()
             norm = nn.utils.clip_grad_norm_(model.parameters(), 10.0)
-            optimizer.step()
-            self.said["steps"] += 1
+            for optimizer in optimizers:
+                optimizer.step()
+            self.observed["steps"] += 1
             counter.count += 1
             on_step(joined, model)
-            # Losses of two ranks that are easily told apart in the books.
+            # Losses of two ranks that are easy to distinguish.
             shown = loss if self.place == 2 else LOSSES[self.place]
             tokens = ALONE if self.place == 2 else TOKENS[self.place]
-            before = len(spoken)
+            before = len(sent)
             joined.step(tokens=tokens, loss=shown, grad_norm=norm)
-            self.said["words"].append(len(spoken) - before)
-            if self.said["steps"] == 8:
-                self.said["kept"] = {"count": counter.count, "moments": moments(optimizer)}
+            self.observed["messages"].append(len(sent) - before)
+            if self.observed["steps"] == 8:
+                self.observed["kept"] = {"count": counter.count, "moments": moments(optimizers)}
 
     def layout(self) -> None:
         """A sharded model as a vector, without any group."""
@@ -171,48 +184,66 @@ class Scenario:
         assert any(is_sharded(parameter) for parameter in model.parameters())
         vector = torch.arange(float(layout.numel))
         layout.write(vector)
-        self.said["read"] = layout.read().tolist()
+        self.observed["read"] = layout.read().tolist()
         with torch.no_grad():
-            model(torch.zeros(1, dtype=torch.long))  # leaves whole parameters behind
+            model(torch.zeros(1, dtype=torch.long))  # leaves full parameters
         layout.write(vector + 1)
-        self.said["read_after_forward"] = layout.read().tolist()
-        self.said["computed"] = model(torch.tensor([4])).detach().flatten().tolist()
-        self.said["hash"] = layout.model_hash
+        self.observed["read_after_forward"] = layout.read().tolist()
+        self.observed["computed"] = model(torch.tensor([4])).detach().flatten().tolist()
+        self.observed["hash"] = layout.model_hash
         reference = tiny(self.place)
         bare = Layout(reference)
         bare.write(vector + 1)
-        self.said["expected"] = reference(torch.tensor([4])).detach().flatten().tolist()
-        self.said["bare_hash"] = bare.model_hash
+        self.observed["expected"] = reference(torch.tensor([4])).detach().flatten().tolist()
+        self.observed["bare_hash"] = bare.model_hash
 
 
-def moments(optimizer: torch.optim.Optimizer) -> float:
-    """Sum over this rank's part of the first moments."""
+def moments(optimizers: list[torch.optim.Optimizer]) -> float:
+    """Return the sum of this rank's part of the first moments."""
     total = 0.0
-    for entry in optimizer.state.values():
+    for entry in (entry for optimizer in optimizers for entry in optimizer.state.values()):
         moment = entry["exp_avg"]
         total += float((moment.to_local() if is_sharded(moment) else moment).abs().sum())
     return total
 
 
-spoken: list[Word] = []
-"""Every word of this process."""
+def parts(model: nn.Module) -> str:
+    """Return the digest of the parts of the parameters that this rank holds."""
+    held = [local(parameter).float().flatten() for parameter in model.parameters()]
+    return digest(torch.cat(held))
+
+
+def weights(model: nn.Module) -> str:
+    """Return the digest of the full weights; all ranks call it together."""
+    return digest(torch.cat([tensor.float().flatten() for _, tensor in state(model)]))
+
+
+def mean(place: int) -> float:
+    """Return the mean of the places of both ranks."""
+    total = torch.tensor([float(place)])
+    dist.all_reduce(total)
+    return float(total) / 2
+
+
+sent: list[StepMessage] = []
+"""Every message of this process."""
 
 
 def listen() -> None:
-    say = Channel.say
+    all_reduce = CommandChannel.all_reduce
 
-    def heard(self: Channel, word: Word, **options: Any) -> Word:
-        spoken.append(word)
-        return say(self, word, **options)
+    def recording(self: CommandChannel, message: StepMessage, **options: Any) -> StepMessage:
+        sent.append(message)
+        return all_reduce(self, message, **options)
 
-    Channel.say = heard  # type: ignore[method-assign]
+    CommandChannel.all_reduce = recording  # type: ignore[method-assign]
 
 
 def crash() -> None:
     raise KeyError("out of luck")
 
 
-def part() -> None:
+def leave_alone() -> None:
     raise LeftAlone
 
 
@@ -235,9 +266,29 @@ def play(scenario: Scenario) -> None:
         return on_step
 
     def poison(group: Any, model: Any) -> None:
-        if scenario.said["steps"] == 2:
+        if scenario.observed["steps"] == 2:
             with torch.no_grad():
                 model.body.bias.fill_(float("nan"))
+
+    def between(group: Any, model: nn.Module) -> None:
+        """Hooks that communicate, an evaluation in each round, a buffer that differs by rank."""
+        observed = scenario.observed
+        with torch.no_grad():
+            model.scale.add_(0.1 + place)  # type: ignore[operator]
+        if observed["steps"] == 1:
+            observed["hooks"], observed["swapped"] = [], []
+            group.register_round_hook(
+                before=lambda round: observed["hooks"].append([round, mean(place)]),
+                after=lambda progress: observed["hooks"].append(
+                    [progress.outcome, mean(place), weights(model)]
+                ),
+            )
+        if group.data_step % 4 == 1:
+            local = [parts(model), weights(model)]
+            inside = group.evaluate(lambda: weights(model))
+            restored = [parts(model), weights(model)] == local
+            observed["swapped"].append([inside, inside != local[1], restored])
+        group.checkpoint()
 
     def leave(group: Any, model: nn.Module) -> None:
         if place == 1 and group.round == 3:
@@ -247,7 +298,7 @@ def play(scenario: Scenario) -> None:
         if place == 1 and group.data_step == 5:
             group.leave(within_s=600.0)
         if place == 0 and group.data_step == 6:
-            group._departure.share = 0.0  # the time for further steps is over
+            group._shutdown.share = 0.0  # the time for further steps is over
 
     match scenario.name:
         case "handed-in":
@@ -265,6 +316,8 @@ def play(scenario: Scenario) -> None:
             scenario.layout()
         case "non-finite":
             scenario.run(fsdp, on_step=poison)
+        case "between":
+            scenario.run(fsdp, on_step=between)
         case "first-half":
             scenario.run(fsdp, group="resumed", on_step=leave)
         case "second-half":
@@ -276,7 +329,7 @@ def play(scenario: Scenario) -> None:
         case "leader-raises-in-step":
             scenario.run(ddp)
         case "follower-parts":
-            scenario.run(ddp, on_step=at(1, 2, part))
+            scenario.run(ddp, on_step=at(1, 2, leave_alone))
         case "no-group":
             scenario.run(ddp, group="nothing-here")
         case "other-model":
@@ -286,12 +339,23 @@ def play(scenario: Scenario) -> None:
 
 
 ALONE_TOO = ("ddp", "fsdp", "overlap")
-"""Scenarios in which replica 1 takes part."""
+"""Scenarios with replica 1."""
 SCENARIOS = (
-    *ALONE_TOO, "layout", "non-finite", "first-half", "second-half", "handed-in",
-    "follower-raises", "leader-raises", "leader-raises-in-step", "follower-parts", "no-group",
-    "other-model", "killed",
-)  # fmt: skip
+    *ALONE_TOO,
+    "layout",
+    "non-finite",
+    "between",
+    "first-half",
+    "second-half",
+    "handed-in",
+    "follower-raises",
+    "leader-raises",
+    "leader-raises-in-step",
+    "follower-parts",
+    "no-group",
+    "other-model",
+    "killed",
+)
 
 
 def main() -> None:
@@ -304,15 +368,18 @@ def main() -> None:
         scenario = Scenario(root, name, place)
         if place < 2:
             dist.init_process_group(
-                "gloo", init_method=f"file://{root / name}.meet", rank=place, world_size=2,
+                "gloo",
+                init_method=f"file://{root / name}.meet",
+                rank=place,
+                world_size=2,
                 timeout=timedelta(seconds=60),
-            )  # fmt: skip
+            )
         try:
             play(scenario)
         except Exception as error:
-            scenario.said["error"] = f"{type(error).__name__}: {error}"
-            scenario.said["replica_error"] = isinstance(error, ReplicaError)
-        (root / f"{name}.{place}.json").write_text(json.dumps(scenario.said))
+            scenario.observed["error"] = f"{type(error).__name__}: {error}"
+            scenario.observed["replica_error"] = isinstance(error, ReplicaError)
+        (root / f"{name}.{place}.json").write_text(json.dumps(scenario.observed))
         if place < 2:
             dist.destroy_process_group()
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,16 +15,17 @@ from diloco.protocol.workload import ByteGPTWorkload
 from diloco.replica import Rank
 from diloco.store.base import LocalStore
 from diloco.training.checkpoint import read_final
+from tests import torch_process
 
 
-def test_ranks_share_a_batch_out_among_them() -> None:
+def test_ranks_split_a_batch() -> None:
     batch = torch.arange(12).view(6, 2)
     shares = [Rank(number, 3).share({"ids": batch})["ids"] for number in range(3)]
     assert sorted(torch.cat(shares)[:, 0].tolist()) == batch[:, 0].tolist()
     assert Rank().share(batch) is batch
 
 
-def test_a_batch_that_cannot_be_shared_out_is_refused() -> None:
+def test_an_indivisible_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="expected a multiple of the replica's 4 ranks, found 6"):
         Rank(0, 4).share(torch.zeros(6, 2))
 
@@ -38,17 +37,27 @@ def test_two_ranks_train_the_built_in_workload_as_one_replica(tmp_path: Path) ->
     create_group(
         uri,
         GroupSettings(
-            num_replicas=1, max_replicas=1, sync_every=2, total_rounds=2, batch_size=2,
+            num_replicas=1,
+            max_replicas=1,
+            sync_every=2,
+            total_rounds=2,
+            batch_size=2,
             warmup_steps=0,
         ),
         workload=ByteGPTWorkload(size="demo", data=str(text), eval_bytes=512).to_dict(),
-    )  # fmt: skip
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "-m", "diloco.replica", uri,
-    ]  # fmt: skip
+    )
+    arguments = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "diloco.replica",
+        uri,
+    ]
     environment = os.environ | {"REPLICA_RANK": "0", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True)
+    done = torch_process.run(arguments, env=environment, timeout_s=120)
     assert done.returncode == 0, done.stderr
     store = LocalStore(Path(uri))
     final = read_final(store)

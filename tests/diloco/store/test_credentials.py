@@ -1,7 +1,7 @@
-"""A store that is opened with a credential uses that and nothing of the process it is opened in.
+"""A store opened with a credential uses only that credential, not the process's environment.
 
-Every test surrounds the credential with an environment that would lead the client elsewhere, or
-let it in where the credential does not.
+Every test adds environment variables that would redirect the client, or grant access where the
+credential does not.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STRAY = {
     "AZURE_STORAGE_ACCOUNT_KEY": "c3RyYXk=",
     "HF_TOKEN": "hf_stray",
 }
-"""What would lead every client astray."""
+"""Variables that would redirect every client."""
 
 ENGINES: dict[str, Open] = {"obstore": open_store, "s3fs": FsspecStore}
 
@@ -51,7 +51,7 @@ ENGINES: dict[str, Open] = {"obstore": open_store, "s3fs": FsspecStore}
 def stray(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in STRAY.items():
         monkeypatch.setenv(name, value)
-    # Read when gcsfs is imported; with it each new bucket of the test's server takes a minute.
+    # gcsfs reads it on import; otherwise each new bucket of the test server takes a minute.
     monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     strays = {"key": "stray", "secret": "stray", "token": "stray", "endpoint_url": NOWHERE}
     monkeypatch.setitem(fsspec.config.conf, "s3", strays)
@@ -60,7 +60,7 @@ def stray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_s3_is_opened_by_the_credential_alone(s3: S3Server, stray: None, engine: str) -> None:
+def test_s3_uses_only_the_credential(s3: S3Server, stray: None, engine: str) -> None:
     store = ENGINES[engine](f"s3://{s3.bucket}/access-{engine}", environment=s3.env)
     store.put("a/b", b"mine")
     assert store.create("a/b", b"theirs") is False
@@ -69,7 +69,7 @@ def test_s3_is_opened_by_the_credential_alone(s3: S3Server, stray: None, engine:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_wrong_credential_is_not_helped_by_the_process(
+def test_a_wrong_credential_does_not_fall_back_to_the_environment(
     s3: S3Server, s3_uri: str, engine: str
 ) -> None:
     make = ENGINES[engine]
@@ -81,7 +81,7 @@ def test_a_wrong_credential_is_not_helped_by_the_process(
         make(s3_uri, environment={})
 
 
-def test_two_credentials_of_one_uri_live_side_by_side(s3: S3Server) -> None:
+def test_two_credentials_for_one_uri_are_independent(s3: S3Server) -> None:
     uri = f"s3://{s3.bucket}/side-by-side"
     right = open_store(uri, environment=s3.env)
     wrong = open_store(uri, environment={**s3.env, "AWS_SECRET_ACCESS_KEY": "wrong"})
@@ -92,18 +92,18 @@ def test_two_credentials_of_one_uri_live_side_by_side(s3: S3Server) -> None:
         assert right.get(f"a/{n}") == b"x"
 
 
-def test_google_s_is_opened_where_the_credential_says(gcs: BucketServer, stray: None) -> None:
+def test_gcs_uses_the_endpoint_of_the_credential(gcs: BucketServer, stray: None) -> None:
     store = open_store(f"{gcs.uri}/access", environment=gcs.env)
     assert store.create("a", b"mine")
     assert store.get("a") == b"mine"
 
 
-def test_azure_s_is_opened_by_the_credential_alone(azure: BucketServer, stray: None) -> None:
+def test_azure_uses_only_the_credential(azure: BucketServer, stray: None) -> None:
     report = preflight(f"{azure.uri}/access", quick=True, environment=azure.env)
     assert report.missing == []
 
 
-def test_the_hub_is_opened_by_the_credential_alone(hub: BucketServer, stray: None) -> None:
+def test_the_hub_uses_only_the_credential(hub: BucketServer, stray: None) -> None:
     store = open_store(f"{hub.uri}/access", environment=hub.env)
     store.put("a", b"mine")
     assert store.get("a") == b"mine"
@@ -111,7 +111,7 @@ def test_the_hub_is_opened_by_the_credential_alone(hub: BucketServer, stray: Non
         open_store(f"{hub.uri}/access", environment={**hub.env, "HF_TOKEN": "hf_other"}).get("a")
 
 
-def test_what_is_not_said_is_the_service_s_own_address(stray: None) -> None:
+def test_the_default_endpoint_is_the_service(stray: None) -> None:
     key = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
     options = credentials.fsspec_options("s3://b/p", {**key, "AWS_REGION": "cn-north-1"})
     assert options["endpoint_url"] == "https://s3.cn-north-1.amazonaws.com.cn"
@@ -124,7 +124,7 @@ def test_what_is_not_said_is_the_service_s_own_address(stray: None) -> None:
     assert "'k'" not in repr(plain)
 
 
-def test_azure_s_keys_become_connection_strings() -> None:
+def test_azure_keys_become_connection_strings() -> None:
     account = {"AZURE_STORAGE_ACCOUNT_NAME": "isle"}
     by_key = credentials.fsspec_options("az://c/p", {**account, "AZURE_STORAGE_ACCOUNT_KEY": "a="})
     assert by_key["connection_string"] == (
@@ -138,18 +138,18 @@ def test_azure_s_keys_become_connection_strings() -> None:
         credentials.fsspec_options("az://c/p", account)
 
 
-def test_a_principal_is_refused_where_the_client_would_use_another(stray: None) -> None:
+def test_a_principal_is_refused_if_the_client_would_use_the_environment(stray: None) -> None:
     principal = {
         "AZURE_STORAGE_ACCOUNT_NAME": "isle",
         "AZURE_STORAGE_CLIENT_ID": "i",
         "AZURE_STORAGE_CLIENT_SECRET": "s",
         "AZURE_STORAGE_TENANT_ID": "11111111-1111-1111-1111-111111111111",
     }
-    with pytest.raises(StoreDenied, match="no AZURE_STORAGE_CONNECTION_STRING of its own"):
+    with pytest.raises(StoreDenied, match="no AZURE_STORAGE_CONNECTION_STRING in its"):
         open_store("az://c/p", environment=principal)
 
 
-def test_what_has_no_credentials_takes_none(tmp_path: Path) -> None:
+def test_folders_take_no_credential(tmp_path: Path) -> None:
     for uri in (str(tmp_path), tmp_path.as_uri()):
         with pytest.raises(StoreDenied, match="found a folder"):
             open_store(uri, environment={})
@@ -160,13 +160,13 @@ def test_what_has_no_credentials_takes_none(tmp_path: Path) -> None:
 
 
 class Tokens(ThreadingHTTPServer):
-    """Google's token endpoint: gives an access token for a signed assertion."""
+    """Google's token endpoint: returns an access token for a signed assertion."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Token)
-        self.asked: list[dict[str, list[str]]] = []
+        self.requests: list[dict[str, list[str]]] = []
 
 
 class _Token(BaseHTTPRequestHandler):
@@ -174,7 +174,7 @@ class _Token(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.asked.append(parse_qs(body.decode()))
+        self.server.requests.append(parse_qs(body.decode()))
         answer = json.dumps({"access_token": "minted", "expires_in": 3600}).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -214,7 +214,7 @@ def service_account(token_uri: str) -> dict[str, str]:
     }
 
 
-def test_a_service_account_s_key_travels_by_its_content(
+def test_a_service_account_key_is_passed_by_content(
     gcs: BucketServer, tokens: Tokens, stray: None
 ) -> None:
     key = service_account(f"http://127.0.0.1:{tokens.server_address[1]}/token")
@@ -222,5 +222,5 @@ def test_a_service_account_s_key_travels_by_its_content(
     store = open_store(f"{gcs.uri}/account", environment=environment)
     store.put("a", b"mine")
     assert store.get("a") == b"mine"
-    [asked] = tokens.asked
-    assert asked["assertion"][0].count(".") == 2
+    [request] = tokens.requests
+    assert request["assertion"][0].count(".") == 2

@@ -1,4 +1,4 @@
-"""One place has one spelling: what is rewritten, what is refused, and what contains what."""
+"""Canonical rendezvous URIs: normalization, rejected spellings, and containment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from diloco.store.open import open_store
         ("hf://models/ada/net/run", "hf://ada/net/run"),
     ],
 )
-def test_a_bucket_has_one_spelling(uri: str, expected: str) -> None:
+def test_bucket_uris_are_normalized(uri: str, expected: str) -> None:
     assert canonical(uri).uri == expected
     assert canonical(expected).uri == expected
 
@@ -33,28 +33,42 @@ def test_a_bucket_has_one_spelling(uri: str, expected: str) -> None:
 @pytest.mark.parametrize(
     "spelling",
     [
-        "{0}/run", "{0}/run/", "{0}//run", "{0}/./run", "{0}/x/../run", "//{0}/run", "file://{0}/run",
-        "FILE://{0}/run", "file:{0}/run", "file://localhost{0}/run", "local://{0}/run",
-        "file://{0}/%72un", "file://{0}/%2e/run", "file://{0}/x/%2E%2e/run", "file:///{0}/run",
+        "{0}/run",
+        "{0}/run/",
+        "{0}//run",
+        "{0}/./run",
+        "{0}/x/../run",
+        "//{0}/run",
+        "file://{0}/run",
+        "FILE://{0}/run",
+        "file:{0}/run",
+        "file://localhost{0}/run",
+        "local://{0}/run",
+        "file://{0}/%72un",
+        "file://{0}/%2e/run",
+        "file://{0}/x/%2E%2e/run",
+        "file:///{0}/run",
         "{0}/link",
     ],
-)  # fmt: skip
-def test_a_folder_has_one_spelling(spelling: str, tmp_path: Path) -> None:
+)
+def test_folder_uris_are_normalized(spelling: str, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "run")
-    found = canonical(spelling.format(tmp_path))
-    assert found.uri == (tmp_path / "run").as_uri()
-    assert found.folder == tmp_path / "run"
-    assert canonical(found.uri) == found
+    result = canonical(spelling.format(tmp_path))
+    assert result.uri == (tmp_path / "run").as_uri()
+    assert result.folder == tmp_path / "run"
+    assert canonical(result.uri) == result
 
 
-def test_a_relative_path_begins_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_resolved_against_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert canonical("run").folder == tmp_path / "run"
     assert canonical("s3/run").folder == tmp_path / "s3" / "run"
 
 
 @pytest.mark.parametrize("name", ["a b", "a%b", "a?b", "a#b", "ä", "a:b", "a@b", "~a"])
-def test_a_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
+def test_a_folder_can_have_any_name(name: str, tmp_path: Path) -> None:
     location = canonical(str(tmp_path / name))
     assert location.folder == tmp_path / name
     assert canonical(location.uri) == location
@@ -64,21 +78,45 @@ def test_a_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "uri",
     [
-        "", "s3://", "s3:///run", "s3:/bucket/run", "s3:bucket/run", "s3//bucket/run",
-        "s3://Bucket/run", "s3://bucket:443/run", "s3://bucket//run", "s3://bucket/./run",
-        "s3://bucket/run/..", "s3://bucket/%72un", "s3://bucket/a\\b", "s3://bucket/run?x=1",
-        "s3://bucket/run#x", "s3://bucket/r\nun", "s3://bucket/\0", "gs://Bucket/run", "az://Box/run",
-        "az://box@account.dfs.core.windows.net/run", "hf://datasets/ada", "hf://ada/net@main/run",
-        "file://host/run", "file:run", "file:///run?x", "file:///run#x", "file:///a%00b",
-        "memory://run", "http://host/run", "simplecache::s3://bucket/run", "moon://crater/1",
+        "",
+        "s3://",
+        "s3:///run",
+        "s3:/bucket/run",
+        "s3:bucket/run",
+        "s3//bucket/run",
+        "s3://Bucket/run",
+        "s3://bucket:443/run",
+        "s3://bucket//run",
+        "s3://bucket/./run",
+        "s3://bucket/run/..",
+        "s3://bucket/%72un",
+        "s3://bucket/a\\b",
+        "s3://bucket/run?x=1",
+        "s3://bucket/run#x",
+        "s3://bucket/r\nun",
+        "s3://bucket/\0",
+        "gs://Bucket/run",
+        "az://Box/run",
+        "az://box@account.dfs.core.windows.net/run",
+        "hf://datasets/ada",
+        "hf://ada/net@main/run",
+        "file://host/run",
+        "file:run",
+        "file:///run?x",
+        "file:///run#x",
+        "file:///a%00b",
+        "memory://run",
+        "http://host/run",
+        "simplecache::s3://bucket/run",
+        "moon://crater/1",
     ],
-)  # fmt: skip
-def test_what_names_no_single_place_is_refused(uri: str) -> None:
+)
+def test_ambiguous_uris_are_rejected(uri: str) -> None:
     with pytest.raises(BadLocation, match="expected "):
         canonical(uri)
 
 
-def test_a_refusal_does_not_repeat_a_password() -> None:
+def test_an_error_does_not_contain_a_password() -> None:
     with pytest.raises(BadLocation) as caught:
         canonical("s3://key:hunter2@bucket/run")
     assert "hunter2" not in str(caught.value)
@@ -107,7 +145,7 @@ def test_one_location_contains_another(
     assert canonical(one).overlaps(canonical(other)) is overlaps
 
 
-def test_parents_are_the_locations_above() -> None:
+def test_parents_are_the_enclosing_locations() -> None:
     above = [location.uri for location in canonical("s3://b/x/y").parents]
     assert above == ["s3://b/x", "s3://b"]
     assert [location.uri for location in Location(scheme="file", bucket="", path="x").parents] == [
@@ -117,7 +155,7 @@ def test_parents_are_the_locations_above() -> None:
 
 
 @pytest.mark.parametrize("uri", ["", "s3//bucket/run", "file://host/run", "file:run"])
-def test_a_library_opens_no_folder_that_was_not_meant(
+def test_a_misspelt_uri_opens_no_folder(
     uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

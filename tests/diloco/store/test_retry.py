@@ -1,4 +1,4 @@
-"""Trying again: how long, how often, and what is not worth it."""
+"""Retries: pauses, deadline, and errors that are not retried."""
 
 from __future__ import annotations
 
@@ -21,26 +21,11 @@ from diloco.store.base import (
     StoreUnavailable,
 )
 from diloco.store.retry import LONGEST_PAUSE_S, RUN_HAS_TRAINED, RetryingStore
-
-
-class ManualClock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.pauses: list[float] = []
-
-    def wall(self) -> float:
-        return self.now_s
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.now_s += seconds
+from tests.diloco.clocks import ManualClock
 
 
 class Down(LocalStore):
-    """Answers nothing for the next ``failures`` requests."""
+    """Fails the next ``failures`` requests with StoreUnavailable."""
 
     def __init__(self, root: Path, failures: int) -> None:
         super().__init__(root)
@@ -63,7 +48,7 @@ class Down(LocalStore):
 
 
 class Denying(LocalStore):
-    """Denies the kinds of operation in ``denied`` while ``clock`` shows a time in its window."""
+    """Denies the kinds of operation in ``denied`` while ``clock`` is within its window."""
 
     def __init__(self, root: Path, *, denied: set[str]) -> None:
         super().__init__(root)
@@ -115,7 +100,7 @@ def test_pauses_grow_with_jitter_and_end_at_the_deadline(tmp_path: Path) -> None
     assert len(firsts) == 5
 
 
-def test_a_store_that_is_back_at_the_deadline_is_met_there(tmp_path: Path) -> None:
+def test_the_last_attempt_is_made_at_the_deadline(tmp_path: Path) -> None:
     away = Down(tmp_path, 10**6)
     store, clock = retrying(away)
     with pytest.raises(StoreUnavailable):
@@ -126,7 +111,7 @@ def test_a_store_that_is_back_at_the_deadline_is_met_there(tmp_path: Path) -> No
     assert clock.now_s == pytest.approx(60)
 
 
-def test_each_try_of_a_stream_makes_the_parts_anew(tmp_path: Path) -> None:
+def test_each_attempt_of_a_stream_calls_make_parts(tmp_path: Path) -> None:
     made = 0
 
     def parts() -> Iterator[bytes]:
@@ -138,10 +123,54 @@ def test_each_try_of_a_stream_makes_the_parts_anew(tmp_path: Path) -> None:
     store, _ = retrying(Down(tmp_path, 3))
     store.put_stream("a", parts)
     assert store.get("a") == b"12"
-    assert made == 4 + 1  # of each try, and of the one that was stored
+    assert made == 4 + 1  # of each attempt, and of the stored one
 
 
-def test_an_error_of_ones_own_parts_is_not_tried_again(tmp_path: Path) -> None:
+class SlowUploads(LocalStore):
+    """Takes 20 s for each part of a stream; the next ``failures`` streams fail after two."""
+
+    def __init__(self, root: Path, failures: int) -> None:
+        super().__init__(root)
+        self.clock = ManualClock()
+        self.failures = failures
+        self.uploads = 0
+
+    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+        self.uploads += 1
+        fails = self.uploads <= self.failures
+
+        def parts() -> Iterator[Data]:
+            for count, part in enumerate(make_parts(), start=1):
+                self.clock.now_s += 20.0
+                if fails and count > 2:
+                    raise StoreUnavailable("503")
+                yield part
+
+        super().put_stream(key, parts)
+
+
+def slow_uploads(root: Path, failures: int) -> tuple[SlowUploads, RetryingStore]:
+    slow = SlowUploads(root, failures)
+    store = RetryingStore(slow, clock=slow.clock, rng=random.Random(0), deadline_s=30.0)
+    return slow, store
+
+
+def test_an_upload_that_takes_longer_than_the_deadline_is_retried(tmp_path: Path) -> None:
+    """The deadline counts from its last part."""
+    slow, store = slow_uploads(tmp_path, 1)
+    store.put_stream("a", lambda: [b"x"] * 6)
+    assert store.get("a") == b"x" * 6
+    assert slow.uploads == 2
+
+
+def test_an_upload_that_comes_no_further_is_given_up(tmp_path: Path) -> None:
+    slow, store = slow_uploads(tmp_path, 1000)
+    with pytest.raises(StoreUnavailable, match="503"):
+        store.put_stream("a", lambda: [b"x"] * 6)
+    assert slow.uploads == 2, "the second attempt has reached no part that is new"
+
+
+def test_an_error_of_the_parts_iterator_is_not_retried(tmp_path: Path) -> None:
     def parts() -> Iterable[bytes]:
         raise RuntimeError("bug")
 
@@ -175,8 +204,8 @@ def test_a_denial_of_the_first_operation_is_raised_at_once(tmp_path: Path) -> No
     assert clock.pauses == []
 
 
-def test_what_permits_one_kind_of_operation_says_nothing_of_another(tmp_path: Path) -> None:
-    """A credential that may read and not write is found at the start."""
+def test_permissions_are_tracked_per_kind_of_operation(tmp_path: Path) -> None:
+    """A credential that permits reads but not writes fails at the start."""
     _, store, clock = denying(tmp_path, denied={"write", "list"})
     with pytest.raises(MissingKey):
         store.get("a")
@@ -187,7 +216,7 @@ def test_what_permits_one_kind_of_operation_says_nothing_of_another(tmp_path: Pa
     assert clock.pauses == []
 
 
-def test_a_bucket_that_denies_for_a_while_is_waited_for(tmp_path: Path) -> None:
+def test_a_temporary_denial_is_retried(tmp_path: Path) -> None:
     inner, store, clock = denying(tmp_path, denied=EVERY_KIND)
     inner.from_s, inner.until_s = 1.0, 16.0
     store.put("a", b"1")
@@ -207,7 +236,7 @@ def test_a_bucket_that_denies_for_a_while_is_waited_for(tmp_path: Path) -> None:
     assert store.get("a") == b"2"
 
 
-def test_a_denial_that_stays_ends_the_process_so_that_it_is_launched_again(
+def test_a_lasting_denial_ends_the_process_as_unavailable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inner, store, clock = denying(tmp_path, denied=EVERY_KIND)
@@ -225,7 +254,7 @@ def test_a_denial_that_stays_ends_the_process_so_that_it_is_launched_again(
     assert "put a: denied for 60 s, though it was permitted before: 403" in capsys.readouterr().err
 
 
-def test_a_denial_at_the_start_is_an_outage_once_the_run_has_trained(
+def test_a_denial_at_the_start_is_an_outage_if_the_run_has_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(RUN_HAS_TRAINED, "1")

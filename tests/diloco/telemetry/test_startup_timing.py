@@ -1,4 +1,4 @@
-"""What a replica says of the time before its first step."""
+"""The durations that a replica reports for the time before its first step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from diloco.telemetry.startup_timing import Startup, process_age_s, startup_of_p
 
 
 class Now:
-    """A clock that stands still, ``age`` seconds after this process' own beginning."""
+    """A stopped clock, ``age`` seconds after the start of this process."""
 
     def __init__(self) -> None:
         self.now_s = SystemClock().monotonic()
@@ -28,17 +28,17 @@ class Now:
         return self.now_s
 
     def sleep(self, seconds: float) -> None:
-        raise AssertionError("nobody waits here")
+        raise AssertionError("expected no wait")
 
 
 def startup(**environment: str) -> tuple[dict[str, float], float]:
-    """Phases when the start is over now, and how old the process was then."""
+    """The phases if the start ends now, and the age of the process."""
     clock = Now()
-    found = startup_of_process(environment, clock)
-    return found.until(clock.now_s), process_age_s(clock)
+    result = startup_of_process(environment, clock)
+    return result.until(clock.now_s), process_age_s(clock)
 
 
-def test_the_bootstrap_is_taken_out_of_the_age_of_the_process() -> None:
+def test_the_bootstrap_is_subtracted_from_the_process_age() -> None:
     phases, age_s = startup(DILOCO_BOOTSTRAP='{"install_s": 0.2, "fetch_s": 0.1}')
     assert phases["bootstrap"] == pytest.approx(0.3)
     assert phases["start"] == pytest.approx(age_s - 0.3, abs=0.5)
@@ -48,30 +48,36 @@ def test_the_bootstrap_is_taken_out_of_the_age_of_the_process() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
-        "soon", "[]", "{}", '{"install_s": 1}', '{"install_s": -1, "fetch_s": 0}',
-        '{"install_s": NaN, "fetch_s": 0}', '{"install_s": 1e999, "fetch_s": 0}',
-        '{"install_s": [], "fetch_s": 0}', "[" * 100_000,
+        "soon",
+        "[]",
+        "{}",
+        '{"install_s": 1}',
+        '{"install_s": -1, "fetch_s": 0}',
+        '{"install_s": NaN, "fetch_s": 0}',
+        '{"install_s": 1e999, "fetch_s": 0}',
+        '{"install_s": [], "fetch_s": 0}',
+        "[" * 100_000,
     ],
-)  # fmt: skip
-def test_what_makes_no_sense_is_ignored_with_a_warning(
-    said: str, caplog: pytest.LogCaptureFixture
+)
+def test_invalid_values_are_ignored_with_a_warning(
+    text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    phases, age_s = startup(DILOCO_BOOTSTRAP=said)
+    phases, age_s = startup(DILOCO_BOOTSTRAP=text)
     assert list(phases) == ["start"] and phases["start"] == pytest.approx(age_s, abs=0.5)
     assert "DILOCO_BOOTSTRAP: expected JSON with install_s and fetch_s" in caplog.text
     assert len(caplog.text) < 1000
 
 
-def test_nothing_said_is_nothing_wrong(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_variable_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert list(startup()[0]) == ["start"]
     assert not caplog.text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
-def test_the_age_of_a_process_counts_its_interpreter_and_survives_exec() -> None:
-    """It waited before it became what asks: that is in its age, as the bootstrap is."""
+def test_the_process_age_includes_the_interpreter_and_survives_exec() -> None:
+    """The process waited before its exec; its age includes that time, like the bootstrap."""
     ask = (
         "from diloco.telemetry.startup_timing import process_age_s, IMPORTED_S; "
         "from diloco.clock import SystemClock as C; "
@@ -93,9 +99,7 @@ def test_the_age_of_a_process_counts_its_interpreter_and_survives_exec() -> None
         ("x", "y"),
     ],
 )
-def test_where_proc_knows_nothing_the_age_is_since_the_import(
-    tmp_path: Path, stat: str, uptime: str
-) -> None:
+def test_without_proc_the_age_is_since_the_import(tmp_path: Path, stat: str, uptime: str) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "self/stat").write_text(stat)
     (tmp_path / "uptime").write_text(uptime)
@@ -103,7 +107,9 @@ def test_where_proc_knows_nothing_the_age_is_since_the_import(
     assert process_age_s(clock, tmp_path) == process_age_s(clock, tmp_path / "nothing")
 
 
-def test_it_is_told_once_with_the_first_round(tiny_group: Callable[..., Any]) -> None:
+def test_startup_phases_are_reported_once_with_the_first_round(
+    tiny_group: Callable[..., Any],
+) -> None:
     group = tiny_group(num_replicas=1, total_rounds=3)
     member = group.start(0)
     group.wait()
@@ -115,7 +121,7 @@ def test_it_is_told_once_with_the_first_round(tiny_group: Callable[..., Any]) ->
     assert not any({"start", "bootstrap"} & set(phases) for phases in others)
 
 
-def test_phases_before_and_the_start_itself() -> None:
+def test_phases_include_the_start() -> None:
     assert Startup(began_s=5.0, phases={"bootstrap": 3.0}).until(7.0) == {
         "bootstrap": 3.0,
         "start": 2.0,

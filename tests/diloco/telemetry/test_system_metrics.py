@@ -1,4 +1,4 @@
-"""What a process uses of its machine: measured, or left out, never 0 for unknown."""
+"""Resource usage of a process: measured or omitted, never 0 for unknown."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Watch:
         self.now += seconds
 
 
-def test_cores_are_processor_seconds_over_seconds_since_the_last_time() -> None:
+def test_cores_are_cpu_seconds_per_second_since_the_last_read() -> None:
     clock, spent = Watch(), [5.0]
     meter = Usage(clock, cpu_s=lambda: spent[0])
-    assert "cpu_cores" not in meter.read()  # no time has passed: nothing is known
+    assert "cpu_cores" not in meter.read()  # no time has passed, so the rate is unknown
     clock.now, spent[0] = 104.0, 11.0
     assert meter.read()["cpu_cores"] == 1.5
     clock.now = 106.0
@@ -36,7 +36,7 @@ def test_cores_are_processor_seconds_over_seconds_since_the_last_time() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
-def test_resident_memory_grows_with_what_is_held() -> None:
+def test_resident_memory_grows_with_an_allocation() -> None:
     meter = Usage(Watch())
     before = meter.read()["rss_bytes"]
     held = bytearray(b"x" * 64_000_000)
@@ -46,28 +46,31 @@ def test_resident_memory_grows_with_what_is_held() -> None:
     del held
 
 
-def test_without_a_gpu_there_are_no_figures_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_there_are_no_gpu_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    found = Usage(Watch(), gpu_busy=lambda: 0.5).read()
-    assert not [name for name in found if name.startswith("gpu")]
+    result = Usage(Watch(), gpu_busy=lambda: 0.5).read()
+    assert not [name for name in result if name.startswith("gpu")]
 
 
 @pytest.mark.parametrize("busy", [None, 0.0, 0.75])
-def test_a_gpu_whose_driver_does_not_tell_is_not_idle(
+def test_unknown_utilisation_is_omitted(
     monkeypatch: pytest.MonkeyPatch, busy: float | None
 ) -> None:
     for name, value in (
-        ("is_available", True), ("is_initialized", True), ("memory_allocated", 7),
-        ("max_memory_allocated", 9), ("mem_get_info", (1, 80)),
-    ):  # fmt: skip
+        ("is_available", True),
+        ("is_initialized", True),
+        ("memory_allocated", 7),
+        ("max_memory_allocated", 9),
+        ("mem_get_info", (1, 80)),
+    ):
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
-    found = Usage(Watch(), gpu_busy=lambda: busy).read()
-    assert found["gpu_memory_bytes"] == 7.0
-    assert found["gpu_memory_total_bytes"] == 80.0
-    assert found.get("gpu_busy") == busy
+    result = Usage(Watch(), gpu_busy=lambda: busy).read()
+    assert result["gpu_memory_bytes"] == 7.0
+    assert result["gpu_memory_total_bytes"] == 80.0
+    assert result.get("gpu_busy") == busy
 
 
-def test_a_machine_without_the_drivers_library_does_not_know() -> None:
+def test_without_nvml_utilisation_is_unknown() -> None:
     nvml = system_metrics._Nvml()
     if not torch.cuda.is_available():
         assert nvml.busy() is None

@@ -16,7 +16,7 @@ WRAPPERS = [DistributedDataParallel, PureDistributedDataParallel]
 
 
 class Lazy:
-    """A work that does nothing until it is waited for, as torchft's may."""
+    """A work that does nothing until it is awaited, like torchft's."""
 
     def __init__(self, finish: Callable[[], None]) -> None:
         self._finish = finish
@@ -25,8 +25,8 @@ class Lazy:
         self._finish()
 
 
-class World:
-    """Averages over threads: call n of every member meets call n of the others."""
+class Harness:
+    """Averages over threads: call n of every member matches call n of the others."""
 
     def __init__(self, members: int) -> None:
         self.members = members
@@ -39,22 +39,22 @@ class World:
 
 
 class Member:
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
         self.shapes: list[tuple[int, ...]] = []
         self.waited = 0
 
     def allreduce(self, tensor: torch.Tensor) -> Lazy:
         number = len(self.shapes)
         self.shapes.append(tuple(tensor.shape))
-        with self.world.lock:
-            self.world.calls.setdefault(number, []).append(tensor)
+        with self.harness.lock:
+            self.harness.calls.setdefault(number, []).append(tensor)
 
         def finish() -> None:
             self.waited += 1
-            self.world.barrier.wait()
-            mean = torch.stack([t.double() for t in self.world.calls[number]]).mean(0)
-            self.world.barrier.wait()
+            self.harness.barrier.wait()
+            mean = torch.stack([t.double() for t in self.harness.calls[number]]).mean(0)
+            self.harness.barrier.wait()
             tensor.copy_(mean)
 
         return Lazy(finish)
@@ -104,7 +104,7 @@ def together(members: int, work: Callable[[int], None]) -> None:
 
 
 def expected_gradients(shared: nn.Module, members: int) -> dict[str, torch.Tensor]:
-    """The mean of what each member's own backward pass gives."""
+    """The mean of the gradients of each member."""
     totals: dict[str, torch.Tensor] = {}
     for member in range(members):
         model = copy.deepcopy(shared)
@@ -117,9 +117,9 @@ def expected_gradients(shared: nn.Module, members: int) -> dict[str, torch.Tenso
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_gradients_are_the_mean_when_backward_returns(wrapper: type[nn.Module]) -> None:
-    shared, world = Net(), World(3)
+    shared, harness = Net(), Harness(3)
     expected = expected_gradients(shared, 3)
-    managers = [world.manager() for _ in range(3)]
+    managers = [harness.manager() for _ in range(3)]
 
     def train(member: int) -> None:
         model = wrapper(managers[member], copy.deepcopy(shared))
@@ -139,11 +139,11 @@ def test_gradients_are_the_mean_when_backward_returns(wrapper: type[nn.Module]) 
 def test_no_sync_accumulates_and_the_next_backward_reduces_the_sum(
     wrapper: type[nn.Module],
 ) -> None:
-    shared, world = nn.Linear(3, 1, bias=False), World(2)
+    shared, harness = nn.Linear(3, 1, bias=False), Harness(2)
     totals = [batch(m).sum(0) + batch(m + 10).sum(0) for m in range(2)]
 
     def train(member: int) -> None:
-        manager = world.manager()
+        manager = harness.manager()
         model = wrapper(manager, copy.deepcopy(shared))
         with model.no_sync():
             model(batch(member)).sum().backward()
@@ -154,11 +154,11 @@ def test_no_sync_accumulates_and_the_next_backward_reduces_the_sum(
     together(2, train)
 
 
-def test_a_parameter_that_only_another_replica_used_gets_its_share() -> None:
-    shared, world = Net(), World(2)
+def test_a_parameter_used_by_another_replica_gets_a_gradient() -> None:
+    shared, harness = Net(), Harness(2)
 
     def train(member: int) -> None:
-        model = DistributedDataParallel(world.manager(), copy.deepcopy(shared))
+        model = DistributedDataParallel(harness.manager(), copy.deepcopy(shared))
         model(batch(member), use_second=member == 0).backward()
         gradient = model.module.second.weight.grad
         assert gradient is not None and bool(gradient.any())
@@ -166,15 +166,15 @@ def test_a_parameter_that_only_another_replica_used_gets_its_share() -> None:
     together(2, train)
 
 
-def test_a_parameter_that_nobody_used_has_no_gradient() -> None:
-    model = DistributedDataParallel(World(1).manager(), Net())
+def test_an_unused_parameter_has_no_gradient() -> None:
+    model = DistributedDataParallel(Harness(1).manager(), Net())
     model(batch(0), use_second=False).backward()
     assert model.module.second.weight.grad is None
 
 
-def test_buckets_are_begun_in_one_order_whatever_comes_first() -> None:
-    world = World(1)
-    manager = world.manager()
+def test_buckets_start_in_a_fixed_order() -> None:
+    harness = Harness(1)
+    manager = harness.manager()
     module = nn.ModuleDict({"a": nn.Linear(3, 1), "b": nn.Linear(3, 2), "c": nn.Linear(3, 3)})
     wrapped = DistributedDataParallel(manager, module, bucket_cap_mb=1e-6)
     assert len(wrapped.buckets) == 6
@@ -187,8 +187,8 @@ def test_buckets_are_begun_in_one_order_whatever_comes_first() -> None:
     assert manager.shapes[0] == (3,), "the last layer's bias: the backward pass comes by it first"
 
 
-def test_a_communication_hook_takes_the_managers_place() -> None:
-    manager = World(1).manager()
+def test_a_communication_hook_replaces_the_manager() -> None:
+    manager = Harness(1).manager()
     model = DistributedDataParallel(manager, nn.Linear(3, 1, bias=False))
     seen: list[int] = []
 
@@ -206,4 +206,4 @@ def test_a_communication_hook_takes_the_managers_place() -> None:
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_module_without_trainable_parameters_is_refused(wrapper: type[nn.Module]) -> None:
     with pytest.raises(ValueError, match="expected a module with trainable parameters"):
-        wrapper(World(1).manager(), nn.ReLU())
+        wrapper(Harness(1).manager(), nn.ReLU())

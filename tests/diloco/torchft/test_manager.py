@@ -1,4 +1,4 @@
-"""A few Managers over one store: what an allreduce gives, and what a step is."""
+"""Managers over one store: allreduce, steps, errors and configuration."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import torch
 from diloco.errors import FencedOut
 from diloco.manager import Manager
 from diloco.protocol import keys, manager_keys
-from diloco.protocol.manager_rounds import Disagreement
+from diloco.protocol.manager_rounds import ConfigMismatch
 from diloco.store.base import LocalStore
 from diloco.torchft.polling import ShutDown
-from tests.diloco.manager_world import World, step
+from tests.diloco.manager_harness import Harness, step
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    made = Harness(tmp_path)
     yield made
     made.close()
 
 
-def test_a_step_rises_only_when_it_is_committed(world: World) -> None:
+def test_the_step_increments_only_on_a_commit(harness: Harness) -> None:
     def member(replica: int) -> Callable[[], list[object]]:
         def run() -> list[object]:
-            manager = world.make(replica, min_replica_size=2, init_sync=False)
+            manager = harness.make(replica, min_replica_size=2, init_sync=False)
             seen: list[object] = [manager.num_participants(), manager.participating_rank()]
             for _ in range(2):
                 manager.start_quorum()
@@ -47,44 +47,44 @@ def test_a_step_rises_only_when_it_is_committed(world: World) -> None:
 
     counts = {"step": 2, "batches_committed": 4}
     expected = [0, None, 0, 0, 0, 1, 2, 1, counts, 2]
-    assert world.together(member(0), member(1)) == [
+    assert harness.together(member(0), member(1)) == [
         [*expected, 0, True],
         [*expected, 1, True],
     ]
 
 
-def payloads(world: World, n: int) -> list[str]:
+def payloads(harness: Harness, n: int) -> list[str]:
     prefix = f"{manager_keys.round_dir(n)}payloads/"
-    return [info.key for info in world.store.list(prefix)]
+    return [info.key for info in harness.store.list(prefix)]
 
 
-def test_all_calls_of_a_step_are_one_object(world: World) -> None:
-    manager = world.make(0)
+def test_all_calls_of_a_step_are_one_object(harness: Harness) -> None:
+    manager = harness.make(0)
     manager.start_quorum()
     tensors = [torch.full((3,), float(k)) for k in range(20)]
     works = [manager.allreduce(tensor) for tensor in tensors]
-    assert payloads(world, 1) == []
+    assert payloads(harness, 1) == []
     assert all(work.wait() for work in works)
-    assert len(payloads(world, 1)) == 1
+    assert len(payloads(harness, 1)) == 1
     assert manager.should_commit()
 
 
-def test_the_upload_begins_before_anybody_waits(world: World) -> None:
-    manager = world.make(0, coalesce=timedelta(0))
+def test_the_upload_starts_before_a_wait(harness: Harness) -> None:
+    manager = harness.make(0, coalesce=timedelta(0))
     manager.start_quorum()
     work = manager.allreduce(torch.ones(3))
-    clock, tries = world.clock, 0
-    while not payloads(world, 1) and tries < 1000:
+    clock, tries = harness.clock, 0
+    while not payloads(harness, 1) and tries < 1000:
         clock.sleep(0.1)
         tries += 1
-    assert len(payloads(world, 1)) == 1
+    assert len(payloads(harness, 1)) == 1
     assert work.wait()
 
 
-def test_members_may_cut_their_calls_into_objects_as_they_like(world: World) -> None:
+def test_members_can_batch_their_calls_differently(harness: Harness) -> None:
     def member(replica: int, waits: list[int]) -> Callable[[], list[float]]:
         def run() -> list[float]:
-            manager = world.make(replica, min_replica_size=2, init_sync=False)
+            manager = harness.make(replica, min_replica_size=2, init_sync=False)
             manager.start_quorum()
             tensors = [torch.tensor([float(k + replica)]) for k in range(5)]
             works = [manager.allreduce(tensor) for tensor in tensors[: waits[0]]]
@@ -96,13 +96,13 @@ def test_members_may_cut_their_calls_into_objects_as_they_like(world: World) -> 
         return run
 
     expected = [0.5, 1.5, 2.5, 3.5, 4.5]
-    assert world.together(member(0, [1]), member(1, [4])) == [expected, expected]
+    assert harness.together(member(0, [1]), member(1, [4])) == [expected, expected]
 
 
-def test_works_that_nobody_waits_for_are_done_at_the_commit(world: World) -> None:
+def test_works_not_awaited_complete_at_the_commit(harness: Harness) -> None:
     def member(replica: int) -> Callable[[], float]:
         def run() -> float:
-            manager = world.make(replica, min_replica_size=2, init_sync=False)
+            manager = harness.make(replica, min_replica_size=2, init_sync=False)
             manager.start_quorum()
             tensor = torch.tensor([float(replica)])
             manager.allreduce(tensor)
@@ -111,11 +111,11 @@ def test_works_that_nobody_waits_for_are_done_at_the_commit(world: World) -> Non
 
         return run
 
-    assert world.together(member(0), member(1)) == [0.5, 0.5]
+    assert harness.together(member(0), member(1)) == [0.5, 0.5]
 
 
-def test_callbacks_run_in_order_and_only_when_somebody_waits(world: World) -> None:
-    manager = world.make(0)
+def test_callbacks_run_in_order_during_wait(harness: Harness) -> None:
+    manager = harness.make(0)
     manager.start_quorum()
     tensor = torch.tensor([3.0])
     work = manager.allreduce(tensor)
@@ -139,8 +139,8 @@ def test_callbacks_run_in_order_and_only_when_somebody_waits(world: World) -> No
     assert tail._fut.done()
 
 
-def test_a_callback_that_fails_fails_the_step(world: World) -> None:
-    manager = world.make(0)
+def test_a_callback_that_fails_fails_the_step(harness: Harness) -> None:
+    manager = harness.make(0)
     manager.start_quorum()
     work = manager.allreduce(torch.ones(1))
 
@@ -153,12 +153,12 @@ def test_a_callback_that_fails_fails_the_step(world: World) -> None:
     assert not manager.should_commit()
 
 
-def test_after_an_error_calls_do_nothing_and_nobody_commits(world: World) -> None:
+def test_after_an_error_calls_do_nothing_and_no_member_commits(harness: Harness) -> None:
     error = RuntimeError("injected")
 
     def member(replica: int) -> Callable[[], list[object]]:
         def run() -> list[object]:
-            manager = world.make(replica, min_replica_size=2, init_sync=False)
+            manager = harness.make(replica, min_replica_size=2, init_sync=False)
             seen: list[object] = []
             for attempt in range(2):
                 manager.start_quorum()
@@ -174,27 +174,27 @@ def test_after_an_error_calls_do_nothing_and_nobody_commits(world: World) -> Non
 
         return run
 
-    first, second = world.together(member(0), member(1))
+    first, second = harness.together(member(0), member(1))
     assert first == [0.0, False, 0, 0.5, True, 1]
     assert second == [None, False, 0, None, True, 1]
 
 
-def test_members_whose_calls_differ_do_not_average_them(world: World) -> None:
+def test_members_whose_calls_differ_do_not_average_them(harness: Harness) -> None:
     def member(replica: int) -> Callable[[], tuple[bool, str]]:
         def run() -> tuple[bool, str]:
-            manager = world.make(replica, min_replica_size=2, init_sync=False)
+            manager = harness.make(replica, min_replica_size=2, init_sync=False)
             committed = step(manager, torch.ones(2 + replica))
             error = manager.errored()
             return committed, str(error.original_exception if error else "")
 
         return run
 
-    for committed, error in world.together(member(0), member(1)):
+    for committed, error in harness.together(member(0), member(1)):
         assert not committed
         assert "allreduce call 0: expected" in error or "gave up" in error
 
 
-def test_a_damaged_payload_fails_the_step(world: World) -> None:
+def test_a_damaged_payload_fails_the_step(harness: Harness) -> None:
     class Garbling(LocalStore):
         def get(self, key: str, *, limit: int | None = None) -> bytes:
             data = super().get(key, limit=limit)
@@ -202,21 +202,21 @@ def test_a_damaged_payload_fails_the_step(world: World) -> None:
 
     def member(replica: int) -> Callable[[], tuple[bool, str]]:
         def run() -> tuple[bool, str]:
-            store = Garbling(world.store.inner.root) if replica == 1 else None  # type: ignore[attr-defined]
-            manager = world.make(replica, store=store, min_replica_size=2, init_sync=False)
+            store = Garbling(harness.store.inner.root) if replica == 1 else None  # type: ignore[attr-defined]
+            manager = harness.make(replica, store=store, min_replica_size=2, init_sync=False)
             committed = step(manager, torch.ones(3))
             error = manager.errored()
             return committed, str(error.original_exception if error else "")
 
         return run
 
-    (first, _), (second, error) = world.together(member(0), member(1))
+    (first, _), (second, error) = harness.together(member(0), member(1))
     assert (first, second) == (False, False)
     assert "checksum" in error
 
 
-def test_too_many_failures_in_a_row_raise(world: World) -> None:
-    manager = world.make(0, max_retries=1)
+def test_too_many_failures_in_a_row_raise(harness: Harness) -> None:
+    manager = harness.make(0, max_retries=1)
     for _ in range(2):  # a success in between sets the count back
         manager.start_quorum()
         manager.report_error(RuntimeError("injected"))
@@ -230,32 +230,32 @@ def test_too_many_failures_in_a_row_raise(world: World) -> None:
         manager.should_commit()
 
 
-def test_a_quorum_that_does_not_come_times_out(world: World) -> None:
-    manager = world.make(0, min_replica_size=2)
+def test_a_missing_quorum_times_out(harness: Harness) -> None:
+    manager = harness.make(0, min_replica_size=2)
     with pytest.raises(TimeoutError, match=r"expected a quorum of 2 replicas .* found 0/0"):
         manager.start_quorum(timeout=timedelta(seconds=0.5))
     with pytest.raises(TimeoutError):
         manager.should_commit()
 
 
-def test_an_asynchronous_quorum_fails_where_it_is_waited_for(world: World) -> None:
-    manager = world.make(0, min_replica_size=2, use_async_quorum=True)
+def test_an_asynchronous_quorum_fails_where_it_is_awaited(harness: Harness) -> None:
+    manager = harness.make(0, min_replica_size=2, use_async_quorum=True)
     manager.start_quorum(timeout=timedelta(seconds=0.5))
     with pytest.raises(TimeoutError):
         manager.allreduce(torch.ones(1))
-    manager.start_quorum(timeout=timedelta(seconds=0.5))  # it may be tried again
+    manager.start_quorum(timeout=timedelta(seconds=0.5))  # it can be retried
     with pytest.raises(TimeoutError):
         manager.num_participants()
 
 
-def test_a_member_that_falls_silent_fails_the_step_and_the_others_go_on(world: World) -> None:
-    lost = world.make(1, min_replica_size=1, init_sync=False)
+def test_a_silent_member_fails_the_step_and_the_others_continue(harness: Harness) -> None:
+    lost = harness.make(1, min_replica_size=1, init_sync=False)
     keeps = {"min_replica_size": 1, "init_sync": False}
-    other = world.make(0, **keeps, heartbeat_timeout=timedelta(seconds=30))
+    other = harness.make(0, **keeps, heartbeat_timeout=timedelta(seconds=30))
 
     def silent() -> None:
         lost.start_quorum()
-        lost._session._lease._ended.set()  # as if killed: no last beat
+        lost._session.peers.lease._ended.set()  # as if killed: no last heartbeat
 
     def survivor() -> list[object]:
         results: list[object] = []
@@ -267,47 +267,47 @@ def test_a_member_that_falls_silent_fails_the_step_and_the_others_go_on(world: W
         results += [other.num_participants(), other.should_commit()]
         return results
 
-    _, found = world.together(silent, survivor)
-    assert found == [2, False, "member 1 is gone", 1, True]
+    _, result = harness.together(silent, survivor)
+    assert result == [2, False, "member 1 is gone", 1, True]
 
 
-def test_a_newer_process_of_a_member_takes_its_place(world: World) -> None:
-    old = world.make("a")
-    new = world.make("a")
+def test_a_newer_process_replaces_a_member(harness: Harness) -> None:
+    old = harness.make("a")
+    new = harness.make("a")
     assert new._session.me.replica == old._session.me.replica
-    old._session._lease.look_around()
+    old._session.peers.lease.look_around()
     with pytest.raises(FencedOut):
         old.start_quorum()
     assert step(new, torch.ones(1))
 
 
-def test_members_set_up_differently_are_told(world: World) -> None:
+def test_members_with_different_modes_are_refused(harness: Harness) -> None:
     def member(replica: int) -> Callable[[], None]:
         def run() -> None:
-            manager = world.make(replica, min_replica_size=2, use_async_quorum=replica == 0)
+            manager = harness.make(replica, min_replica_size=2, use_async_quorum=replica == 0)
             manager.start_quorum(timeout=timedelta(seconds=50))
             manager.wait_quorum()
 
         return run
 
-    with pytest.raises(Disagreement, match="same mode of every member"):
-        world.together(member(0), member(1))
+    with pytest.raises(ConfigMismatch, match="same mode of every member"):
+        harness.together(member(0), member(1))
 
 
-def test_what_was_exchanged_is_deleted_and_what_was_decided_kept(world: World) -> None:
-    manager = world.make(0)
+def test_payloads_are_deleted_and_decisions_kept(harness: Harness) -> None:
+    manager = harness.make(0)
     for _ in range(6):
         assert step(manager, torch.ones(1))
     manager.shutdown()
-    keys = [info.key for info in world.store.list("manager/")]
+    keys = [info.key for info in harness.store.list("manager/")]
     rounds = {key.split("/")[2] for key in keys if key.startswith("manager/rounds/")}
     assert rounds == {"00000006"}
     assert len([key for key in keys if key.startswith("manager/quorums/")]) == 6
     assert len([key for key in keys if key.startswith("manager/commits/")]) == 6
 
 
-def test_errors_of_a_wrapped_future_become_the_default(world: World) -> None:
-    manager = world.make(0)
+def test_errors_of_a_wrapped_future_become_the_default(harness: Harness) -> None:
+    manager = harness.make(0)
     future: torch.futures.Future[int] = torch.futures.Future()
     wrapped = manager.wrap_future(future, 2)
     assert manager.errored() is None
@@ -317,8 +317,8 @@ def test_errors_of_a_wrapped_future_become_the_default(world: World) -> None:
     assert manager.errored().original_exception is error  # type: ignore[union-attr]
 
 
-def test_a_wrapped_future_that_takes_too_long_too(world: World) -> None:
-    manager = world.make(0)
+def test_a_wrapped_future_that_times_out_becomes_the_default(harness: Harness) -> None:
+    manager = harness.make(0)
     future: torch.futures.Future[int] = torch.futures.Future()
     wrapped = manager.wrap_future(future, 2, timedelta(seconds=0.01))
     assert wrapped.wait() == 2
@@ -328,18 +328,18 @@ def test_a_wrapped_future_that_takes_too_long_too(world: World) -> None:
         raise error.original_exception
 
 
-def test_an_error_of_the_process_group_fails_the_step(world: World) -> None:
+def test_an_error_of_the_process_group_fails_the_step(harness: Harness) -> None:
     class Group:
         def errored(self) -> Exception:
             return RuntimeError("injected")
 
-    manager = world.make(0, pg=Group())
+    manager = harness.make(0, pg=Group())
     manager.start_quorum()
     assert not manager.should_commit()
     assert str(manager.errored().original_exception) == "injected"  # type: ignore[union-attr]
 
 
-def test_where_the_group_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_group_store_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHFT_LIGHTHOUSE", raising=False)
     with pytest.raises(ValueError, match="rendezvous: expected a store's URI"):
         Manager(replica_id="a", lighthouse_addr="http://host:1")
@@ -355,19 +355,19 @@ def test_where_the_group_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_store_without_an_atomic_create_is_refused(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.atomic_create = False
-    with pytest.raises(ValueError, match="expected a store with an atomic create"):
+    with pytest.raises(ValueError, match="expected a store with atomic create"):
         Manager(replica_id="a", rendezvous=store)
 
 
-def test_the_rendezvous_of_a_run_is_refused(tmp_path: Path) -> None:
+def test_the_rendezvous_of_a_diloco_run_is_refused(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.put(keys.GROUP, b"{}")
     with pytest.raises(ValueError, match=r"expected one without group\.json"):
         Manager(replica_id="a", rendezvous=store)
 
 
-def test_the_state_is_shaped_as_torchfts(world: World) -> None:
-    manager = world.make(0)
+def test_the_state_has_torchfts_shape(harness: Harness) -> None:
+    manager = harness.make(0)
     counts = {"step": 0, "batches_committed": 0}
     assert manager.state_dict() == counts
     assert manager._manager_state_dict() == {"user": {"default": {}}, "torchft": counts}
@@ -377,8 +377,8 @@ def test_the_state_is_shaped_as_torchfts(world: World) -> None:
     assert (manager.current_step(), manager.batches_committed()) == (1234, 2345)
 
 
-def test_a_manager_that_is_shut_down_stops_waiting(world: World) -> None:
-    manager = world.make(0, min_replica_size=2, use_async_quorum=True)
+def test_a_manager_that_is_shut_down_stops_waiting(harness: Harness) -> None:
+    manager = harness.make(0, min_replica_size=2, use_async_quorum=True)
     manager.start_quorum(timeout=timedelta(days=1))
     manager.shutdown()
     with pytest.raises((ShutDown, CancelledError)):

@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from diloco.store.open import open_store
-from tests.diloco.manager_world import World
+from tests.diloco.manager_harness import Harness
 
 pytestmark = pytest.mark.processes
 
 
 def test_a_group_over_s3(s3_uri: str, tmp_path: Path) -> None:
-    world = World(tmp_path)
+    harness = Harness(tmp_path)
 
     def member(replica: int) -> Callable[[], list[float]]:
         def run() -> list[float]:
             weight = torch.tensor([float(replica)])
-            manager = world.make(
+            manager = harness.make(
                 replica,
                 store=open_store(s3_uri),
                 min_replica_size=3,
@@ -38,6 +38,6 @@ def test_a_group_over_s3(s3_uri: str, tmp_path: Path) -> None:
         return run
 
     try:
-        assert world.together(*(member(replica) for replica in range(3))) == [[3, -3.0]] * 3
+        assert harness.together(*(member(replica) for replica in range(3))) == [[3, -3.0]] * 3
     finally:
-        world.close()
+        harness.close()

@@ -7,15 +7,15 @@ from typing import Any, cast
 
 import pytest
 
-from bench.support.manager_trials import LEASE_S, VIOLATIONS, Process, Trial, World, run_trial
+from bench.support.manager_trials import LEASE_S, VIOLATIONS, Harness, Process, Trial, run_trial
 from diloco.protocol import manager_keys
-from diloco.protocol.manager_records import Quorum, Seat, Segment, Verdict
+from diloco.protocol.manager_records import CommitDecision, Quorum, QuorumMember, Segment
 from diloco.protocol.records import Identity
 from diloco.torchft import quorum_client as session
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_faults_neither_lose_nor_double_a_step(seed: int) -> None:
+def test_faults_neither_lose_nor_duplicate_a_step(seed: int) -> None:
     trial = Trial(
         seed=seed,
         replicas=3,
@@ -31,14 +31,14 @@ def test_faults_neither_lose_nor_double_a_step(seed: int) -> None:
     assert oracle.counts["commits"] > 5
 
 
-def test_without_faults_a_group_starts_and_goes_on() -> None:
+def test_without_faults_a_group_starts_and_continues() -> None:
     oracle = run_trial(Trial(seed=1, kill=0, pause=0, hang=0, stale=0, faults_s=60.0, quiet_s=40.0))
     assert oracle.violations == []
     assert oracle.counts["quorum timeouts"] == oracle.counts["abandoned rounds"] == 0
 
 
-def test_the_oracle_finds_what_the_rules_prevent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the line and the guard, as the rounds were before, steps are lost."""
+def test_the_oracle_detects_violations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the line and the guard, steps are lost."""
     decide = session.decide_quorum
 
     def without(joins, *, line=None, holders=(), majority_guard=False, **given):  # type: ignore[no-untyped-def]
@@ -50,28 +50,28 @@ def test_the_oracle_finds_what_the_rules_prevent(monkeypatch: pytest.MonkeyPatch
 
 
 class Records:
-    """A trial of replicas with one rank, the records of which a test writes, to judge them."""
+    """A trial of replicas with one rank, whose records the test writes."""
 
     def __init__(self, *, majority_guard: bool = True) -> None:
-        self.world = World(Trial(seed=0, majority_guard=majority_guard))
-        self.oracle = self.world.oracle
+        self.harness = Harness(Trial(seed=0, majority_guard=majority_guard))
+        self.oracle = self.harness.oracle
 
     def process(self, replica: int) -> Process:
-        process = Process(self.world, replica, 0)
+        process = Process(self.harness, replica, 0)
         identity = Identity(replica=replica, incarnation="00001-a")
         process.session = cast(Any, SimpleNamespace(me=identity))
         process.recovery = cast(Any, SimpleNamespace(branch=0, head=0))
-        self.world.processes.append(process)
+        self.harness.processes.append(process)
         return process
 
     def at(self, now_s: float, *alive: Process) -> None:
-        self.world.scheduler.now_s = now_s
+        self.harness.scheduler.now_s = now_s
         for process in alive:
             self.oracle.written(process, "members/beat")
 
     def quorum(self, n: int, *members: Process, **line: Any) -> None:
         seats = tuple(
-            Seat(
+            QuorumMember(
                 member=member.replica,
                 incarnation="00001-a",
                 replica_id=f"r{member.replica}",
@@ -88,7 +88,7 @@ class Records:
     def commit(self, n: int, *members: Process) -> None:
         included = tuple(member.replica for member in members)
         writer = Identity(replica=included[0], incarnation="00001-a")
-        record = Verdict(n=n, c=0, included=included, writer=writer, committed=True)
+        record = CommitDecision(n=n, c=0, included=included, writer=writer, committed=True)
         members[0].store._write(manager_keys.commit(n, 0), record.to_bytes())
 
     def learn(self, n: int, process: Process, *, branch: int = 0) -> None:
@@ -97,8 +97,8 @@ class Records:
         self.oracle.committed(process, n)
 
 
-def test_a_round_whose_only_holder_was_silent_is_not_lost_when_it_comes_back() -> None:
-    """The quorum after the one that left the round out only continues its line."""
+def test_a_round_is_not_lost_when_its_silent_holder_returns() -> None:
+    """The quorum after the one that omitted the round continues only its line."""
     records = Records()
     holder, other = records.process(1), records.process(2)
     records.at(0.0, holder)
@@ -132,7 +132,7 @@ def test_a_round_is_lost_while_a_process_of_its_commit_lives(learnt: bool) -> No
 
 
 def test_an_older_state_of_the_line_and_a_failed_round_are_not_lost() -> None:
-    """Of a process that is in no commit, and of one whose round was closed."""
+    """States of a process in no commit, and of one whose round was closed."""
     records = Records()
     holder, behind = records.process(1), records.process(2)
     records.at(0.0, holder, behind)

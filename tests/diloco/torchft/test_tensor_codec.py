@@ -1,4 +1,4 @@
-"""Payloads of the Manager: what goes in comes out, and nothing else is believed."""
+"""Payloads of the Manager: round trips, and refusal of unexpected data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from diloco.store.base import LocalStore
 from diloco.torchft.allreduce_exchange import _Feed
 from diloco.torchft.polling import Waiting
 from diloco.torchft.tensor_codec import Spec, decode, encode, largest_payload, pack, spec_of, unpack
-from tests.diloco.bucket_world import StillClock
+from tests.diloco.clocks import ManualClock
 
 ME = Identity(replica=3, incarnation="00001-0000000a")
 TENSORS = [
@@ -36,7 +36,7 @@ def packed(first: int = 4) -> tuple[list[Spec], bytes]:
     return specs, pack(ME, calls, n=8, batch=1, first=first)
 
 
-def test_what_goes_in_comes_out() -> None:
+def test_tensors_round_trip() -> None:
     specs, data = packed()
     calls = unpack(data, ME, n=8, batch=1, first=4)
     assert [spec for spec, _ in calls] == specs
@@ -54,13 +54,13 @@ def test_quantised_floats_take_a_byte_each() -> None:
     assert spec_of(torch.tensor([1]), op="sum", quantise=True).codec == ""
 
 
-def test_a_type_that_cannot_travel_is_refused() -> None:
+def test_an_unsupported_dtype_is_refused() -> None:
     with pytest.raises(ValueError, match=r"dtype: expected one of .* found torch\.complex64"):
         spec_of(torch.zeros(1, dtype=torch.complex64), op="sum", quantise=False)
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "expected",
     [
         {"n": 9},
         {"batch": 0},
@@ -69,10 +69,10 @@ def test_a_type_that_cannot_travel_is_refused() -> None:
         {"identity": Identity(replica=3, incarnation="00002-0000000a")},
     ],
 )
-def test_another_payload_than_the_one_asked_for_is_refused(asked: dict[str, object]) -> None:
+def test_an_unexpected_payload_is_refused(expected: dict[str, object]) -> None:
     what: dict[str, object] = {"identity": ME, "n": 8, "batch": 1, "first": 4}
     with pytest.raises(BadPayload, match=r"batch . of member . in round .: expected"):
-        unpack(packed()[1], **what | asked)  # type: ignore[arg-type]
+        unpack(packed()[1], **what | expected)  # type: ignore[arg-type]
 
 
 @given(st.data())
@@ -85,32 +85,38 @@ def test_a_damaged_payload_is_refused(data: st.DataObject) -> None:
         calls = unpack(bytes(whole), ME, n=8, batch=1, first=4)
     except BadPayload:
         return
-    # What the checksum does not cover, the calls' descriptions, the reader compares with its own.
+    # The reader compares the specs, which the checksum does not cover, with its own.
     assert [spec for spec, _ in calls] != packed()[0]
 
 
 @given(st.binary(max_size=300))
-def test_anything_else_is_refused(data: bytes) -> None:
+def test_other_data_is_refused(data: bytes) -> None:
     with pytest.raises(BadPayload):
         unpack(data, ME, n=8, batch=1, first=4)
 
 
-def test_a_header_that_lies_is_refused() -> None:
-    text = json.dumps({"specs": [{"dtype": "torch.float32", "shape": [-1], "op": "", "codec": ""}],
-                       "n": 8, "member": 3, "incarnation": ME.incarnation, "batch": 1, "first": 4,
-                       "checksum": "0"}).encode()  # fmt: skip
+def test_an_inconsistent_header_is_refused() -> None:
+    text = json.dumps(
+        {
+            "specs": [{"dtype": "torch.float32", "shape": [-1], "op": "", "codec": ""}],
+            "n": 8,
+            "member": 3,
+            "incarnation": ME.incarnation,
+            "batch": 1,
+            "first": 4,
+            "checksum": "0",
+        }
+    ).encode()
     data = struct.pack("<8sI", b"ARCHIMG1", len(text)) + text
     with pytest.raises(BadPayload, match="expected tensors"):
         unpack(data, ME, n=8, batch=1, first=4)
 
 
-def test_a_payload_that_is_larger_than_may_be_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_oversized_payload_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diloco.torchft.allreduce_exchange.largest_payload", lambda: 1000)
     store = LocalStore(tmp_path)
     store.put(manager_keys.payload(8, ME.replica, ME.incarnation, 0), bytes(1001))
     feed = _Feed(store, 8, ME, lambda who: "")
     with pytest.raises(BadPayload, match="expected at most 1000 bytes, found more"):
-        feed.fill(Waiting(StillClock(), threading.Event(), timeout_s=1.0, longest_pause_s=1.0))
+        feed.fill(Waiting(ManualClock(), threading.Event(), timeout_s=1.0, longest_pause_s=1.0))
     assert largest_payload() > 2**28

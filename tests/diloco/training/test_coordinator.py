@@ -1,4 +1,4 @@
-"""A store without an atomic create: one named replica creates, and nobody else."""
+"""Without atomic create, only the coordinator creates objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diloco.protocol import keys
-from diloco.protocol.records import Beat, CheckpointManifest, Command
+from diloco.protocol.records import CheckpointManifest, Command, Heartbeat
 from diloco.training.checkpoint import read_final
 
 MakeGroup = Callable[..., Any]
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def beats(group: Any) -> list[Beat]:
-    found = [info.key for info in group.store.list("members/")]
-    return [Beat.from_bytes(group.store.get(key)) for key in found]
+def beats(group: Any) -> list[Heartbeat]:
+    result = [info.key for info in group.store.list("members/")]
+    return [Heartbeat.from_bytes(group.store.get(key)) for key in result]
 
 
-def test_only_the_committer_creates_anything(tiny_group: MakeGroup) -> None:
+def test_only_the_coordinator_creates_objects(tiny_group: MakeGroup) -> None:
     group = tiny_group(total_rounds=3, checkpoint_every=1)
     members = [group.start(n, atomic_create=False) for n in range(3)]
     group.wait()
@@ -40,15 +40,15 @@ def test_only_the_committer_creates_anything(tiny_group: MakeGroup) -> None:
     assert final is not None and final.writer.replica == 0
 
 
-def test_without_its_committer_the_run_stands_until_another_is_named(tiny_group: MakeGroup) -> None:
+def test_a_run_without_its_coordinator_pauses_until_another_is_named(tiny_group: MakeGroup) -> None:
     group = tiny_group(total_rounds=4, heartbeat_timeout_s=40.0)
     trap = group.trap("create", "rounds/00000002/plan.json")
     first = group.start(0, atomic_create=False, trap=trap)
     others = [group.start(n, atomic_create=False) for n in (1, 2)]
     first.thread.join(60)
-    while not any("replica 0 is to plan" in beat.message for beat in beats(group)):
+    while not any("replica 0 to plan" in beat.message for beat in beats(group)):
         others[0].thread.join(0.02)
-    assert len(group.commits()) == 1, "nobody else may create"
+    assert len(group.commits()) == 1, "no other replica can create objects"
     command = Command(n=1, command="committer", arguments={"replica": 2}, wall_s=0.0)
     group.store.create(keys.control(1), command.to_bytes())
     group.wait(*others)

@@ -1,4 +1,4 @@
-"""Damage to one object never stops a run: it is read again, replaced, or named."""
+"""Damage to one object never stops a run: it is read again, replaced or named in an error."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
-from diloco.errors import ReplicaError
+from diloco.errors import DamagedObject, ReplicaError
 from diloco.model.flat_parameters import Layout
 from diloco.model.outer_optimizer import OuterOptimizer
 from diloco.protocol import keys
 from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.reading import MOST_READS, READS, Damaged, read_record
-from diloco.protocol.records import BadRecord, Beat, Command, Commit, Identity
+from diloco.protocol.records import BadRecord, Command, Commit, Heartbeat, Identity
 from diloco.protocol.round_view import Totals
 from diloco.protocol.settings import GroupSettings, SettingsError
 from diloco.store.base import LocalStore
 from diloco.training.checkpoint import load_checkpoint, manifests, save_checkpoint
 from diloco.training.initial_state import DOCUMENT_WAIT_S, newest_state, read_document
-from tests.diloco.bucket_world import StillClock
+from diloco.training.stored_objects import put_tensors
+from tests.diloco.clocks import ManualClock
 
 MakeGroup = Callable[..., Any]
 Spoil = Callable[[str, bytes], bytes]
@@ -36,7 +39,7 @@ def flipped(data: bytes, spot: int = 0) -> bytes:
 
 
 def the_first_reads(pattern: str, times: int, change: Callable[[bytes], bytes]) -> Spoil:
-    """Of each key like ``pattern``, the first reads are wrong and later ones right."""
+    """The first reads of each key that matches ``pattern`` are damaged."""
     seen: Counter[str] = Counter()
 
     def spoil(key: str, data: bytes) -> bytes:
@@ -53,7 +56,7 @@ EVERYTHING = ["rounds/*.bin", "rounds/*/reduced/*", "*.json", "checkpoints/*.saf
 
 @pytest.mark.parametrize("pattern", EVERYTHING)
 @pytest.mark.parametrize("plan", ["gather", "sharded"])
-def test_a_read_that_is_damaged_once_costs_nothing(
+def test_a_single_damaged_read_has_no_effect(
     tiny_group: MakeGroup, pattern: str, plan: str
 ) -> None:
     group = tiny_group(num_replicas=2, min_quorum=2, reduce_plan=plan, checkpoint_every=1)
@@ -65,7 +68,7 @@ def test_a_read_that_is_damaged_once_costs_nothing(
     assert [bool(commit.void) for commit in group.assert_log()] == [False] * 4
 
 
-def test_reads_that_are_damaged_by_chance_cost_no_round(tiny_group: MakeGroup) -> None:
+def test_randomly_damaged_reads_lose_no_round(tiny_group: MakeGroup) -> None:
     group = tiny_group(num_replicas=3, min_quorum=3, total_rounds=6, checkpoint_every=1)
 
     def by_chance(seed: int) -> Spoil:
@@ -78,7 +81,7 @@ def test_reads_that_are_damaged_by_chance_cost_no_round(tiny_group: MakeGroup) -
     assert group.assert_log()[-1].committed_total == 6
 
 
-def test_an_upload_that_is_damaged_is_noticed_by_its_owner_and_made_again(
+def test_a_damaged_upload_is_detected_and_repeated(
     tiny_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = tiny_group(num_replicas=2, min_quorum=2)
@@ -108,19 +111,19 @@ def test_an_upload_that_is_damaged_is_noticed_by_its_owner_and_made_again(
 COMMAND = Command(n=1, command="stop", wall_s=1700000000.25)
 
 
-def test_a_flipped_bit_anywhere_in_a_record_is_noticed() -> None:
+def test_a_flipped_bit_in_a_record_is_detected() -> None:
     data = COMMAND.to_bytes()
     for spot in range(len(data)):
         for bit in range(8):
             damaged = data[:spot] + bytes([data[spot] ^ 1 << bit]) + data[spot + 1 :]
             try:
-                found = Command.from_bytes(damaged)
+                result = Command.from_bytes(damaged)
             except BadRecord:
                 continue
-            assert found == COMMAND, "blanks read the same"
+            assert result == COMMAND, "blanks read the same"
 
 
-def test_a_record_that_is_cut_short_is_noticed_or_whole() -> None:
+def test_a_truncated_record_is_detected() -> None:
     data = COMMAND.to_bytes()
     for length in range(len(data)):
         try:
@@ -129,23 +132,29 @@ def test_a_record_that_is_cut_short_is_noticed_or_whole() -> None:
             continue
 
 
-def test_a_record_without_a_seal_is_read_and_a_sealed_one_is_plain_json() -> None:
+def test_records_without_a_checksum_are_read_and_all_are_plain_json() -> None:
     data = COMMAND.to_bytes()
     assert Command.from_bytes(data.rstrip()) == COMMAND
     assert json.loads(data)["command"] == "stop"
 
 
-def test_a_beat_of_a_replica_that_is_not_blocked_has_only_the_fields_that_all_readers_know() -> (
-    None
-):
-    beat = Beat(
-        replica=0, incarnation="00001-ffffffff", count=1, interval_s=1.0, state="computing",
-        round=1, step=0, tokens=0, started_wall_s=0.0, wall_s=0.0,
-    )  # fmt: skip
+def test_heartbeats_omit_blocked_unless_it_is_set() -> None:
+    beat = Heartbeat(
+        replica=0,
+        incarnation="00001-ffffffff",
+        count=1,
+        interval_s=1.0,
+        state="computing",
+        round=1,
+        step=0,
+        tokens=0,
+        started_wall_s=0.0,
+        wall_s=0.0,
+    )
     assert b"blocked" not in beat.to_bytes()
 
 
-def test_a_record_that_stays_damaged_or_is_anothers_is_named(tmp_path: Any) -> None:
+def test_a_permanently_damaged_or_misplaced_record_is_named(tmp_path: Any) -> None:
     store = LocalStore(tmp_path)
     store.put(keys.control(1), flipped(COMMAND.to_bytes(), 5))
     store.put(keys.control(2), COMMAND.to_bytes())
@@ -163,7 +172,7 @@ def test_a_damaged_group_document_is_read_again(tiny_group: MakeGroup) -> None:
 
 
 class Garbling(LocalStore):
-    """Its first ``times`` reads are damaged, each at another place."""
+    """The first ``times`` reads are damaged, each at another position."""
 
     def __init__(self, root: Any, times: float) -> None:
         super().__init__(root)
@@ -180,32 +189,32 @@ DOCUMENT = GroupDocument(
 )
 
 
-def test_a_group_document_whose_reads_are_damaged_otherwise_each_time_is_waited_for(
+def test_a_group_document_with_differing_damaged_reads_is_retried(
     tmp_path: Any,
 ) -> None:
-    store, clock = Garbling(tmp_path, times=20), StillClock()
+    store, clock = Garbling(tmp_path, times=20), ManualClock()
     store.put(keys.GROUP, DOCUMENT.to_bytes())
     assert read_document(store, clock=clock) == DOCUMENT
-    assert store.reads == 21 and len(clock.slept) == 20
+    assert store.reads == 21 and len(clock.pauses) == 20
 
 
-def test_a_group_document_that_never_arrives_undamaged_is_named(tmp_path: Any) -> None:
-    store, clock = Garbling(tmp_path, times=float("inf")), StillClock()
+def test_a_group_document_that_is_never_read_undamaged_is_an_error(tmp_path: Any) -> None:
+    store, clock = Garbling(tmp_path, times=float("inf")), ManualClock()
     store.put(keys.GROUP, DOCUMENT.to_bytes())
     with pytest.raises(SettingsError, match=f"{keys.GROUP}: expected to read it undamaged within"):
         read_document(store, clock=clock)
-    assert sum(clock.slept) >= DOCUMENT_WAIT_S
+    assert sum(clock.pauses) >= DOCUMENT_WAIT_S
 
 
-def test_a_group_document_that_is_damaged_in_the_store_is_named_soon(tmp_path: Any) -> None:
-    store, clock = LocalStore(tmp_path), StillClock()
+def test_a_group_document_damaged_in_the_store_fails_quickly(tmp_path: Any) -> None:
+    store, clock = LocalStore(tmp_path), ManualClock()
     store.put(keys.GROUP, flipped(DOCUMENT.to_bytes(), 100))
     with pytest.raises(SettingsError, match=keys.GROUP):
         read_document(store, clock=clock)
-    assert sum(clock.slept) < 1
+    assert sum(clock.pauses) < 1
 
 
-def test_a_record_whose_reads_are_damaged_otherwise_each_time_is_read_on(tmp_path: Any) -> None:
+def test_a_record_with_differing_damaged_reads_is_retried(tmp_path: Any) -> None:
     store = Garbling(tmp_path, times=READS + 2)
     store.put(keys.control(1), COMMAND.to_bytes())
     assert read_record(store, keys.control(1), Command) == COMMAND
@@ -221,10 +230,16 @@ def test_a_record_whose_reads_are_damaged_otherwise_each_time_is_read_on(tmp_pat
 def write_checkpoints(store: Any, layout: Any, *rounds: int) -> None:
     for round in rounds:
         save_checkpoint(
-            store, Identity(replica=0, incarnation="00001-00000000"), layout,
-            round=round, weights=layout.read(), base_rounds=(round,), outer=outer_of(layout),
-            totals=Totals(committed=round), wall_s=0.0,
-        )  # fmt: skip
+            store,
+            Identity(replica=0, incarnation="00001-00000000"),
+            layout,
+            round=round,
+            weights=layout.read(),
+            base_rounds=(round,),
+            outer=outer_of(layout),
+            totals=Totals(committed=round),
+            wall_s=0.0,
+        )
 
 
 def outer_of(layout: Any) -> OuterOptimizer:
@@ -232,16 +247,64 @@ def outer_of(layout: Any) -> OuterOptimizer:
 
 
 @pytest.mark.parametrize("which", ["manifest.json", "weights.safetensors", "outer.safetensors"])
-def test_an_older_checkpoint_stands_in_for_a_damaged_one(tmp_path: Any, which: str) -> None:
+def test_an_older_checkpoint_replaces_a_damaged_one(tmp_path: Any, which: str) -> None:
     store, layout = LocalStore(tmp_path), Layout(nn.Linear(4, 2))
     write_checkpoints(store, layout, 2, 4)
     [key] = [i.key for i in store.list("checkpoints/00000004/") if i.key.endswith(which)]
     store.put(key, flipped(store.get(key), 40))
-    restored = newest_state(store, layout, outer_of(layout), 0, StillClock(), lambda: None)
+    restored = newest_state(store, layout, outer_of(layout), 0, ManualClock(), lambda: None)
     assert restored.round == 2
 
 
-def test_where_no_checkpoint_can_be_read_the_error_names_the_object_and_what_to_do(
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"weight": None}, "expected a tensor 'weight', found none"),
+        ({"bias": torch.zeros(3)}, r"bias: expected torch.float32 of \[2\], found .* of \[3\]"),
+        ({"bias": torch.zeros(2).half()}, "bias: expected torch.float32 .*, found torch.float16"),
+        ({"more": torch.zeros(1)}, "more: expected no such tensor"),
+    ],
+)
+def test_an_older_checkpoint_replaces_one_with_other_tensors(
+    tmp_path: Any, changed: dict[str, Any], words: str
+) -> None:
+    store, layout = LocalStore(tmp_path), Layout(nn.Linear(4, 2))
+    write_checkpoints(store, layout, 2, 4)
+    manifest = next(manifests(store))
+    tensors = {**layout.split(layout.read()), **changed}
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    odd = replace(manifest, weights=put_tensors(store, manifest.weights.key, present))
+    store.put(keys.checkpoint_manifest(4), odd.to_bytes())
+    with pytest.raises(DamagedObject, match=f"{manifest.weights.key}: {words}"):
+        load_checkpoint(store, odd, layout, outer_of(layout))
+    restored = newest_state(store, layout, outer_of(layout), 0, ManualClock(), lambda: None)
+    assert restored.round == 2
+
+
+def test_a_damaged_checkpoint_does_not_change_the_outer_state(tmp_path: Any) -> None:
+    store, layout = LocalStore(tmp_path), Layout(nn.Linear(4, 2))
+    write_checkpoints(store, layout, 2)
+    manifest = next(manifests(store))
+    assert manifest.outer is not None
+    store.put(manifest.outer.key, flipped(store.get(manifest.outer.key), -1))
+    outer = outer_of(layout)
+    vector = outer.vectors["momentum"].fill_(5.0)
+    with pytest.raises(DamagedObject, match=manifest.outer.key):
+        load_checkpoint(store, manifest, layout, outer)
+    assert outer.vectors["momentum"] is vector and vector.eq(5.0).all()
+
+
+def test_the_outer_state_of_another_rule_is_refused(tmp_path: Any) -> None:
+    store, layout = LocalStore(tmp_path), Layout(nn.Linear(4, 2))
+    write_checkpoints(store, layout, 2)
+    manifest = next(manifests(store))
+    outer = outer_of(layout)
+    outer.vectors["variance"] = torch.zeros(layout.numel)
+    with pytest.raises(ReplicaError, match=r"expected 10 elements of 'variance', .* found none"):
+        load_checkpoint(store, manifest, layout, outer)
+
+
+def test_without_a_readable_checkpoint_the_error_names_object_and_remedy(
     tmp_path: Any,
 ) -> None:
     store, layout = LocalStore(tmp_path), Layout(nn.Linear(4, 2))
@@ -249,7 +312,7 @@ def test_where_no_checkpoint_can_be_read_the_error_names_the_object_and_what_to_
     manifest = next(manifests(store))
     store.put(manifest.weights.key, b"damaged")
     with pytest.raises(ReplicaError, match=r"checkpoints/00000002/.*backup.*fork"):
-        newest_state(store, layout, outer_of(layout), 1, StillClock(), lambda: None)
+        newest_state(store, layout, outer_of(layout), 1, ManualClock(), lambda: None)
     with pytest.raises(ReplicaError):
         load_checkpoint(store, manifest, layout, outer_of(layout))
 

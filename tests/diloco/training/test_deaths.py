@@ -1,4 +1,4 @@
-"""I4 with fragments exchanged in the background: death at any step, slow peers, everyone dead."""
+"""I4 with fragments exchanged in the background: deaths at any step, slow peers, all dead."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from diloco.clock import SystemClock
-from diloco.exchange.reduce import Reducer
+from diloco.exchange.reduce import Reduction
+from diloco.exchange.timings import Timings
 from diloco.model.flat_parameters import Layout
 from diloco.model.outer_optimizer import OuterOptimizer
 from diloco.protocol import keys
-from diloco.protocol.records import CheckpointManifest
+from diloco.protocol.records import CheckpointManifest, Commit
 from diloco.store.base import MissingKey
 from diloco.training.checkpoint import load_checkpoint, read_final
 
@@ -47,17 +48,99 @@ TRAPS = [
 
 
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: "-".join(trap))
-def test_a_member_killed_while_fragments_overlap_stops_nobody(
+def test_a_replica_killed_during_overlap_does_not_stop_the_group(
     tiny_group: MakeGroup, trap: tuple[str, str, str]
 ) -> None:
     survive(tiny_group(heartbeat_timeout_s=40.0, **FRAGMENTED), trap)
 
 
 @pytest.mark.parametrize("trap", [TRAPS[3], TRAPS[5], TRAPS[7]], ids=lambda trap: "-".join(trap))
-def test_a_member_killed_while_several_rounds_are_open_stops_nobody(
+def test_a_replica_killed_with_several_open_rounds_does_not_stop_the_group(
     tiny_group: MakeGroup, trap: tuple[str, str, str]
 ) -> None:
     survive(tiny_group(heartbeat_timeout_s=40.0, **SEVERAL_OPEN), trap)
+
+
+@pytest.mark.parametrize(
+    "trap",
+    [
+        ("put", "rounds/00000002/reduced/*", "before"),
+        ("put", "rounds/00000002/reduced/*", "after"),
+        ("get", "rounds/00000001/reduced/*", "before"),
+    ],
+    ids=lambda trap: "-".join(trap),
+)
+@pytest.mark.parametrize("changes", [{}, SEVERAL_OPEN], ids=["waiting", "overlapping"])
+def test_a_killed_reducer_takes_no_residual_along(
+    tiny_group: MakeGroup, trap: tuple[str, str, str], changes: dict[str, Any]
+) -> None:
+    """Every committed shard is what a process without state computes, residuals included."""
+    group = tiny_group(
+        heartbeat_timeout_s=40.0,
+        codec="e3m0",
+        mean_codec="e3m0",
+        reduce_plan="sharded",
+        checkpoint_every=100,
+        **changes,
+    )
+    survivors = survive_deaths(group, trap)
+    commits = group.commits()
+    assert sum(reduced_again(group, commit) for commit in commits) >= 8
+    weights = group.replayed()
+    assert all(torch.equal(member.weights(), weights) for member in survivors)
+
+
+@pytest.mark.parametrize("changes", [{}, SEVERAL_OPEN], ids=["one", "open"])
+def test_a_residual_outlives_all_processes_and_the_sweeps(
+    tiny_group: MakeGroup, changes: dict[str, Any]
+) -> None:
+    group = tiny_group(
+        num_replicas=2,
+        total_rounds=12,
+        checkpoint_every=1,
+        heartbeat_timeout_s=40.0,
+        codec="int8",
+        mean_codec="e3m0",
+        reduce_plan="sharded",
+        **changes,
+    )
+    trap = group.trap("put", "rounds/00000009/contributions/*.json", "after")
+    for member in [group.start(replica, trap=trap) for replica in range(2)]:
+        group.wait(member)
+        assert member.store.dead
+    resumed = [group.start(replica) for replica in range(2)]
+    group.wait(*resumed)
+    group.assert_agreed(*resumed)
+    commits = group.commits()
+    assert [bool(commit.void) for commit in commits] == [False] * 12
+    assert not group.store.list(keys.reduced(1)), "the sweeps have deleted it"
+    assert all(reduced_again(group, commit) for commit in commits[10:])
+
+
+def reduced_again(group: Any, commit: Commit) -> int:
+    """Check the shards of a round against those of a process without state; return their number."""
+    table = Layout(nn.Linear(4, 2), fragments=group.settings.num_fragments).table
+    reduction = Reduction(
+        group.store,
+        group.settings,
+        group.plan(commit.round),
+        table.slots_of(commit.fragment),
+        timings=Timings(SystemClock()),
+        commit_of={commit.round: commit for commit in group.commits()}.get,
+    )
+    for shard, digest in enumerate(commit.shards):
+        assert reduction.store_shard(shard) == digest
+    return len(commit.shards)
+
+
+def survive_deaths(group: Any, trap: tuple[str, str, str]) -> list[Any]:
+    """Run four rounds, in one of which replica 0 dies; return the survivors."""
+    group.start(0, trap=group.trap(*trap))
+    survivors = [group.start(replica) for replica in (1, 2)]
+    group.wait()
+    group.assert_agreed(*survivors)
+    assert [bool(commit.void) for commit in group.commits()] == [False] * 4
+    return survivors
 
 
 def survive(group: Any, trap: tuple[str, str, str]) -> None:
@@ -75,10 +158,10 @@ def survive(group: Any, trap: tuple[str, str, str]) -> None:
 
 @pytest.mark.parametrize("record", ["plan.json", "commit.json"])
 @pytest.mark.parametrize("changes", [{}, FRAGMENTED], ids=["waiting", "overlapping"])
-def test_whoever_is_slow_to_create_finds_it_done(
+def test_a_slow_writer_reads_the_object_that_another_created(
     tiny_group: MakeGroup, monkeypatch: pytest.MonkeyPatch, record: str, changes: dict[str, Any]
 ) -> None:
-    """Replica 0's create of round 2 leaves only when another's has arrived."""
+    """Delays replica 0's create of round 2 until another replica has created the object."""
     group = tiny_group(num_replicas=2, **changes)
     key = f"rounds/00000002/{record}"
     done = threading.Event()
@@ -106,7 +189,7 @@ def test_whoever_is_slow_to_create_finds_it_done(
 
 
 class Ahead:
-    """Lets a joiner's reads wait until the group has gone so many rounds further."""
+    """Delays the reads of a joining replica until the group has committed more rounds."""
 
     def __init__(self) -> None:
         self._moved = threading.Condition()
@@ -123,10 +206,10 @@ class Ahead:
             assert self._moved.wait_for(lambda: self._round >= target, 60)
 
 
-def test_a_joiner_that_is_overtaken_by_sweeps_starts_again_from_a_newer_checkpoint(
+def test_a_joining_replica_overtaken_by_sweeps_reloads_a_newer_checkpoint(
     tiny_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """First its checkpoint is swept between manifest and weights, then the rounds it replays."""
+    """The checkpoint is deleted after its manifest was read, then the replayed rounds."""
     group = tiny_group(num_replicas=1, total_rounds=100_000, checkpoint_every=4, **FRAGMENTED)
     ahead, joined_in, missing = Ahead(), threading.Event(), list[str]()
     pauses = {"weights.safetensors": 13, "outer.safetensors": 2, ".bin": 13}
@@ -163,16 +246,16 @@ def test_a_joiner_that_is_overtaken_by_sweeps_starts_again_from_a_newer_checkpoi
     joiner = group.start(1, garble="joiner", on_step=watch)
     group.wait()
     assert (first.error, joiner.error) == (None, None) and joiner.reason == "left"
-    assert not pauses, "it was made to wait at each place"
+    assert not pauses, "its reads were delayed at each position"
     assert any(key.startswith("checkpoints/") for key in missing)
     assert any(key.endswith(".bin") for key in missing)
 
 
 @pytest.mark.parametrize("changes", [{}, FRAGMENTED, SEVERAL_OPEN], ids=["one", "two", "open"])
-def test_everyone_dead_and_resumed_is_the_log_replayed(
+def test_a_group_resumed_after_all_died_equals_the_replayed_log(
     tiny_group: MakeGroup, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    """I3 and I4: nothing is left but the store, and the bits at the end are the log's."""
+    """I3 and I4: with nothing left but the store, the final bits follow from the log."""
     for module in (
         "training.post_round",
         "training.final_export",
@@ -197,16 +280,17 @@ def test_everyone_dead_and_resumed_is_the_log_replayed(
     outer = OuterOptimizer(lr=0.7, momentum=0.9, numel=layout.numel)
     manifest = CheckpointManifest.from_bytes(group.store.get(keys.checkpoint_manifest(0)))
     weights = load_checkpoint(group.store, manifest, layout, outer).weights
-    reducer = Reducer(group.store, settings, SystemClock())
+    timings = Timings(SystemClock())
     for commit in commits:
         slots = layout.table.slots_of(commit.fragment)
-        merged = reducer.gather(group.plan(commit.round), slots, None, reducer.meter())
+        plan = group.plan(commit.round)
+        merged = Reduction(group.store, settings, plan, slots, timings=timings).gather()
         outer.step(weights, merged.vector, layout.span(commit.fragment))
     layout.write(weights)
     assert torch.equal(resumed[0].weights(), _flat(layout))
 
 
 def _flat(layout: Layout) -> torch.Tensor:
-    """In the model's own order, as a member's weights are."""
+    """In model order, like the weights of a replica."""
     by_name = layout.split(layout.read())
     return torch.cat([by_name[tensor.name].flatten() for tensor in layout.tensors])

@@ -1,4 +1,4 @@
-"""Members of a group over a real store: what they agree on, and what happens when one fails."""
+"""Replicas of a group over a real store: agreement, failures and commands."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch import nn
 
 from diloco.clock import SystemClock
 from diloco.errors import FencedOut, ModelMismatch, ReplicaError
-from diloco.exchange.reduce import Reducer
+from diloco.exchange.reduce import Reduction
+from diloco.exchange.timings import Timings
 from diloco.model.flat_parameters import Layout
 from diloco.model.outer_optimizer import OuterOptimizer
 from diloco.protocol import keys
-from diloco.protocol.records import Beat, CheckpointManifest, Command
+from diloco.protocol.records import CheckpointManifest, Command, Heartbeat
 from diloco.protocol.telemetry import Segment
 from diloco.store.base import LocalStore
 from diloco.training.checkpoint import load_checkpoint, manifest_rounds, read_final
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def test_all_members_end_with_the_same_bits_and_one_result(tiny_group: MakeGroup) -> None:
+def test_all_replicas_end_with_the_same_bits_and_one_result(tiny_group: MakeGroup) -> None:
     group = tiny_group()
     members = [group.start(replica) for replica in range(3)]
     group.wait()
@@ -44,8 +45,8 @@ def test_all_members_end_with_the_same_bits_and_one_result(tiny_group: MakeGroup
     assert final is not None and final.round == 4 and final.reason == "completed"
 
 
-def test_the_group_trains_by_the_papers_algorithm(tiny_group: MakeGroup) -> None:
-    """Against DiLoCo written out with torch's own optimizers (arXiv:2311.08105, algorithm 1)."""
+def test_the_group_matches_the_diloco_algorithm(tiny_group: MakeGroup) -> None:
+    """Compare with DiLoCo implemented with torch's optimizers (arXiv:2311.08105, algorithm 1)."""
     group = tiny_group(total_rounds=3, num_replicas=2, checkpoint_every=100)
     members = [group.start(replica) for replica in range(2)]
     group.wait()
@@ -67,15 +68,15 @@ def test_the_group_trains_by_the_papers_algorithm(tiny_group: MakeGroup) -> None
                 inner.zero_grad()
                 loss.backward()
                 inner.step()
-            for ours, theirs in zip(shared.parameters(), local.parameters(), strict=True):
-                change = (ours.detach() - theirs.detach()) / 2
-                ours.grad = change if ours.grad is None else ours.grad + change
+            for parameter, trained in zip(shared.parameters(), local.parameters(), strict=True):
+                change = (parameter.detach() - trained.detach()) / 2
+                parameter.grad = change if parameter.grad is None else parameter.grad + change
         outer.step()
     torch.testing.assert_close(members[0].weights(), layout.read().detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_with_outer_sgd_at_one_it_is_local_sgd(tiny_group: MakeGroup) -> None:
-    """Plain averaging of parameters every H steps is a setting of the outer optimizer."""
+def test_outer_sgd_with_lr_one_is_local_sgd(tiny_group: MakeGroup) -> None:
+    """Outer SGD with learning rate 1 averages the parameters every H steps."""
     group = tiny_group(
         total_rounds=3, num_replicas=2, checkpoint_every=100, outer_lr=1.0, outer_momentum=0.0
     )
@@ -96,10 +97,10 @@ def test_with_outer_sgd_at_one_it_is_local_sgd(tiny_group: MakeGroup) -> None:
                 group.batch_loss(local, replica, 3 * round + step).backward()
                 inner.step()
         with torch.no_grad():
-            for mean, *theirs in zip(
+            for mean, *trained in zip(
                 shared.parameters(), *(local.parameters() for local in locals_), strict=True
             ):
-                mean.copy_(torch.stack(theirs).mean(0))
+                mean.copy_(torch.stack(trained).mean(0))
     torch.testing.assert_close(members[0].weights(), layout.read(), rtol=1e-4, atol=1e-5)
 
 
@@ -135,10 +136,10 @@ TRAPS = [
 
 
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: "-".join(trap))
-def test_a_member_killed_at_any_step_stops_nobody(
+def test_a_replica_killed_at_any_step_does_not_stop_the_group(
     tiny_group: MakeGroup, trap: tuple[str, str, str]
 ) -> None:
-    """I4. Whoever does the step first is killed: planner, committer, checkpointer, publisher."""
+    """I4: the first replica at the step is killed: planner, committer, checkpointer, publisher."""
     group = tiny_group(heartbeat_timeout_s=40.0, num_replicas=3)
     members = [group.start(replica, trap=group.trap(*trap)) for replica in range(1)]
     members += [group.start(replica) for replica in (1, 2)]
@@ -152,7 +153,7 @@ def test_a_member_killed_at_any_step_stops_nobody(
     assert read_final(group.store) is not None
 
 
-def test_a_killed_member_comes_back_as_a_new_incarnation(tiny_group: MakeGroup) -> None:
+def test_a_killed_replica_returns_as_a_new_incarnation(tiny_group: MakeGroup) -> None:
     group = tiny_group(heartbeat_timeout_s=40.0, total_rounds=8)
     died = threading.Event()
     others = [group.start(replica) for replica in (1, 2)]
@@ -171,22 +172,30 @@ def test_a_killed_member_comes_back_as_a_new_incarnation(tiny_group: MakeGroup) 
     assert {keys.incarnation_seq(name) for name in incarnations} <= {1, 2}
 
 
-def test_a_process_that_sees_a_newer_one_of_its_replica_exits(tiny_group: MakeGroup) -> None:
+def test_a_process_with_a_newer_incarnation_exits(tiny_group: MakeGroup) -> None:
     group = tiny_group(total_rounds=1000, num_replicas=1)
     started = threading.Event()
     old = group.start(0, on_step=lambda member, joined: started.set())
     assert started.wait(60)
-    beat = Beat(
-        replica=0, incarnation="00002-ffffffff", count=1, interval_s=1.0, state="computing",
-        round=1, step=0, tokens=0, started_wall_s=0.0, wall_s=0.0,
-    )  # fmt: skip
+    beat = Heartbeat(
+        replica=0,
+        incarnation="00002-ffffffff",
+        count=1,
+        interval_s=1.0,
+        state="computing",
+        round=1,
+        step=0,
+        tokens=0,
+        started_wall_s=0.0,
+        wall_s=0.0,
+    )
     group.store.put(keys.beat(0, "00002-ffffffff"), beat.to_bytes())
     group.wait(old)
     assert isinstance(old.error, FencedOut)
 
 
 @pytest.mark.parametrize("damage", ["corrupt", "truncated", "missing"])
-def test_a_damaged_payload_makes_the_round_void_and_nothing_is_lost(
+def test_a_damaged_payload_voids_the_round_and_loses_nothing(
     tiny_group: MakeGroup, damage: str
 ) -> None:
     group = tiny_group(num_replicas=3)
@@ -198,20 +207,24 @@ def test_a_damaged_payload_makes_the_round_void_and_nothing_is_lost(
     assert commits[1].void.startswith("payload of replica 2: expected")
     assert commits[1].void_replica == 2
     assert [bool(commit.void) for commit in commits] == [False, True, False, False, False]
-    # The void round's work is in the next one: nobody's progress is lost, nothing counts twice.
+    # The next round contains the work of the void round: no progress is lost or counted twice.
     assert [sum(c.steps for c in group.plan(r).contributions) for r in (1, 2, 3)] == [9, 9, 18]
     assert commits[-1].tokens_total == 3 * 5 * 3 * 8
 
 
 def test_late_work_is_rebased_and_counted_once(tiny_group: MakeGroup) -> None:
     group = tiny_group(num_replicas=2, grace_s=0.0, total_rounds=5)
-    first_commit = threading.Event()
+    first_commit, both = threading.Event(), threading.Event()
 
     def watch(member: Any, joined: Any) -> None:
         if member.replica == 0 and joined.round == 2:
             first_commit.set()
-        if member.replica == 1 and member.steps == 3:  # all of round 1, but not yet handed in
-            assert first_commit.wait(60)
+        if member.replica == 0 and joined.round == 3:
+            assert both.wait(600)
+        if member.replica == 1 and joined.round == 4:  # it has contributed to round 3
+            both.set()
+        if member.replica == 1 and member.steps == 3:  # all steps of round 1, not contributed yet
+            assert first_commit.wait(600)
             late.append(Layout(member.model).read().clone())
 
     late: list[torch.Tensor] = []
@@ -219,9 +232,9 @@ def test_late_work_is_rebased_and_counted_once(tiny_group: MakeGroup) -> None:
     group.wait()
     group.assert_agreed(*members)
     assert [c.replica for c in group.commits()[0].contributors] == [0]
-    theirs = [c.steps for r in range(1, 6) for c in group.plan(r).contributions if c.replica == 1]
-    assert theirs[0] >= 6, "the steps of the missed round are in the next contribution"
-    assert sum(theirs) <= members[1].steps, "and nothing counts twice"
+    steps = [c.steps for r in range(1, 6) for c in group.plan(r).contributions if c.replica == 1]
+    assert steps[0] >= 6, "the steps of the missed round are in the next contribution"
+    assert sum(steps) <= members[1].steps, "and nothing counts twice"
 
 
 def test_non_finite_weights_never_reach_the_group(tiny_group: MakeGroup) -> None:
@@ -229,7 +242,7 @@ def test_non_finite_weights_never_reach_the_group(tiny_group: MakeGroup) -> None
     others_are_through = threading.Event()
 
     def poison(member: Any, joined: Any) -> None:
-        # Until the others have committed round 2 without it, but not for ever.
+        # Until the others have committed round 2 without it, with a limit.
         if member.replica == 1 and joined.round == 2:
             assert others_are_through.wait(60)
             with torch.no_grad():
@@ -259,7 +272,7 @@ def test_weights_that_never_stay_finite_end_the_replica(tiny_group: MakeGroup) -
     assert not group.commits()
 
 
-def test_another_model_is_refused_with_expected_and_found(tiny_group: MakeGroup) -> None:
+def test_a_different_model_is_refused(tiny_group: MakeGroup) -> None:
     group = tiny_group(num_replicas=1, total_rounds=1)
     group.wait(group.start(0))
     other = group.start(1, make_model=lambda: nn.Linear(5, 2))
@@ -267,7 +280,7 @@ def test_another_model_is_refused_with_expected_and_found(tiny_group: MakeGroup)
     assert isinstance(other.error, ModelMismatch)
     assert "expected the group's model with fingerprint" in str(other.error)
     beats = [info.key for info in group.store.list("members/00001/")]
-    beat = Beat.from_bytes(group.store.get(beats[0]))
+    beat = Heartbeat.from_bytes(group.store.get(beats[0]))
     assert beat.state == "failed" and "expected the group's model" in beat.message
     assert "found" in _logs(group.store, 1)
 
@@ -280,7 +293,7 @@ def _logs(store: LocalStore, replica: int) -> str:
     return "\n".join(line.message for segment in segments for line in segment.logs)
 
 
-def test_stop_ends_everybody_at_a_committed_round(tiny_group: MakeGroup) -> None:
+def test_stop_ends_all_replicas_at_a_committed_round(tiny_group: MakeGroup) -> None:
     group = tiny_group(total_rounds=100_000)
     reached = threading.Event()
 
@@ -298,7 +311,7 @@ def test_stop_ends_everybody_at_a_committed_round(tiny_group: MakeGroup) -> None
     assert final.round <= len(group.commits())
 
 
-def test_a_checkpoint_that_was_asked_for_is_written_once_by_whoever_has_heard(
+def test_a_save_command_writes_one_checkpoint(
     tiny_group: MakeGroup,
 ) -> None:
     group = tiny_group(total_rounds=9, checkpoint_every=100)
@@ -310,8 +323,8 @@ def test_a_checkpoint_that_was_asked_for_is_written_once_by_whoever_has_heard(
     assert manifest_rounds(group.store) == [0, 5, 9]
 
 
-def test_a_group_that_was_stopped_before_its_end_goes_on(tiny_group: MakeGroup) -> None:
-    """All were killed after a stop was written: with a resume behind it, others finish the run."""
+def test_a_stopped_group_resumes(tiny_group: MakeGroup) -> None:
+    """After a stop and a kill of all replicas, a resume lets new processes finish the run."""
     group = tiny_group(num_replicas=2, total_rounds=5)
     trap = group.trap("create", keys.commit(2), "before")
     dead = [group.start(replica, trap=trap) for replica in range(2)]
@@ -327,7 +340,7 @@ def test_a_group_that_was_stopped_before_its_end_goes_on(tiny_group: MakeGroup) 
     assert done < len(group.assert_log()) == 5
 
 
-def test_a_replica_that_comes_after_the_end_leaves_at_once(tiny_group: MakeGroup) -> None:
+def test_a_replica_that_joins_an_ended_run_leaves_at_once(tiny_group: MakeGroup) -> None:
     group = tiny_group(num_replicas=1, total_rounds=2)
     first = group.start(0)
     group.wait()
@@ -337,7 +350,7 @@ def test_a_replica_that_comes_after_the_end_leaves_at_once(tiny_group: MakeGroup
     group.assert_agreed(first, again)
 
 
-def test_old_payloads_and_checkpoints_are_swept_and_a_joiner_still_gets_in(
+def test_a_replica_can_join_after_old_objects_are_swept(
     tiny_group: MakeGroup,
 ) -> None:
     group = tiny_group(num_replicas=1, total_rounds=9, checkpoint_every=2)
@@ -355,7 +368,7 @@ def test_old_payloads_and_checkpoints_are_swept_and_a_joiner_still_gets_in(
 
 
 def test_the_global_state_is_a_function_of_checkpoint_and_log(tiny_group: MakeGroup) -> None:
-    """I3: replayed by hand from checkpoint 0 and the committed payloads."""
+    """I3: replay checkpoint 0 and the committed payloads."""
     group = tiny_group(checkpoint_every=100)
     members = [group.start(replica) for replica in range(3)]
     group.wait()
@@ -363,10 +376,12 @@ def test_the_global_state_is_a_function_of_checkpoint_and_log(tiny_group: MakeGr
     outer = OuterOptimizer(lr=0.7, momentum=0.9, numel=layout.numel)
     manifest = CheckpointManifest.from_bytes(group.store.get(keys.checkpoint_manifest(0)))
     weights = load_checkpoint(group.store, manifest, layout, outer).weights
-    reducer = Reducer(group.store, group.settings, SystemClock())
+    timings = Timings(SystemClock())
     for commit in group.commits():
         plan = group.plan(commit.round)
-        merged = reducer.gather(plan, layout.slots, None, reducer.meter())
+        merged = Reduction(
+            group.store, group.settings, plan, layout.slots, timings=timings
+        ).gather()
         assert merged.digest == commit.merged_digest
         outer.step(weights, merged.vector)
     assert torch.equal(weights, members[0].weights())
@@ -383,11 +398,16 @@ def test_a_replica_whose_payloads_are_always_damaged_does_not_stop_the_group(
     assert group.assert_log()[-1].committed_total == 4
 
 
-def test_below_quorum_the_run_waits_for_as_long_as_it_takes(tiny_group: MakeGroup) -> None:
+def test_below_quorum_the_run_waits_without_limit(tiny_group: MakeGroup) -> None:
     group = tiny_group(
-        num_replicas=2, min_quorum=2, start_wait_s=0.0, grace_s=5.0, round_timeout_s=20.0,
-        heartbeat_timeout_s=15.0, total_rounds=1,
-    )  # fmt: skip
+        num_replicas=2,
+        min_quorum=2,
+        start_wait_s=0.0,
+        grace_s=5.0,
+        round_timeout_s=20.0,
+        heartbeat_timeout_s=15.0,
+        total_rounds=1,
+    )
     first = group.start(0)
     first.thread.join(1.0)  # fifty seconds on the group's clock
     assert first.thread.is_alive()

@@ -1,4 +1,4 @@
-"""Who may not join a group, and what they are told."""
+"""Joins that are refused, and their errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def test_a_rendezvous_without_a_group_is_named(tmp_path: Path) -> None:
+def test_a_rendezvous_without_a_group_is_an_error(tmp_path: Path) -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ReplicaError, match=r"expected group\.json under .*found none"):
@@ -35,12 +35,21 @@ def test_a_replica_number_outside_the_data_shards_is_refused(tiny_group: MakeGro
     assert "expected a replica number from 0 to 15, found 16" in str(stray.error)
 
 
-def test_a_heartbeat_slower_than_the_groups_timeout_is_refused(tiny_group: MakeGroup) -> None:
+@pytest.mark.parametrize("interval_s", [2.5, 5.0])
+def test_a_heartbeat_interval_of_half_the_timeout_is_refused(
+    tiny_group: MakeGroup, interval_s: float
+) -> None:
+    """Other replicas would suspect this one between two heartbeats and close rounds without it."""
     group = tiny_group(heartbeat_timeout_s=5.0)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="less than the group's timeout of 5 s, found 5 s"):
+    with pytest.raises(
+        ValueError, match=f"half of the group's timeout of 5 s, found {interval_s:g} s"
+    ):
         join(
-            str(group.root), model=model, inner_optimizer=optimizer, replica=0,
-            heartbeat_interval_s=5.0,
-        )  # fmt: skip
+            str(group.root),
+            model=model,
+            inner_optimizer=optimizer,
+            replica=0,
+            heartbeat_interval_s=interval_s,
+        )

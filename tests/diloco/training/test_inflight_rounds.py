@@ -1,4 +1,4 @@
-"""Rounds that are open while something happens to the replica: nothing counts twice, or backwards.
+"""Events while rounds are in flight: no step counts twice, and no schedule goes back.
 
 The model counts: each inner step lowers each weight by 1, the outer optimizer adds contributions.
 """
@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.training.dynamic_steps import Pace
+from diloco.training.dynamic_steps import DynamicLocalUpdates
 from diloco.training.local_progress import MISSES
 
 MakeGroup = Callable[..., Any]
@@ -36,13 +36,18 @@ def one_down(model: nn.Module, replica: int, step: int) -> torch.Tensor:
 
 COUNTING: dict[str, Any] = {"make_model": Counter, "loss": one_down, "lr": 1.0}
 OVERLAPPING: dict[str, Any] = {
-    "outer_lr": 1.0, "outer_momentum": 0.0, "num_replicas": 1, "sync_every": 4,
-    "num_fragments": 2, "overlap_steps": 3, "mixing_alpha": 1.0,
-}  # fmt: skip
+    "outer_lr": 1.0,
+    "outer_momentum": 0.0,
+    "num_replicas": 1,
+    "sync_every": 4,
+    "num_fragments": 2,
+    "overlap_steps": 3,
+    "mixing_alpha": 1.0,
+}
 
 
 def claimed(group: Any, fragment: int) -> float:
-    """What the plans say that a weight of the fragment should have come to."""
+    """The value that a weight of the fragment must have according to the plans."""
     plans = [group.plan(commit.round) for commit in group.commits() if not commit.void]
     return -sum(
         c.weight * c.steps
@@ -52,7 +57,7 @@ def claimed(group: Any, fragment: int) -> float:
     )
 
 
-def test_work_thrown_away_while_it_is_on_its_way_is_not_taken_out_again(
+def test_work_discarded_in_flight_is_not_subtracted_again(
     tiny_group: MakeGroup,
 ) -> None:
     """Round 3 is open when round 4 finds NaN and the local weights are discarded."""
@@ -71,15 +76,16 @@ def test_work_thrown_away_while_it_is_on_its_way_is_not_taken_out_again(
     assert [ends[1], ends[3]] == [claimed(group, 1)] * 2
 
 
-def test_dynamic_local_updates_never_send_a_fragment_that_is_on_its_way(
+def test_dynamic_local_updates_never_send_a_fragment_in_flight(
     tiny_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One step a round, and five steps of overlap: the round before must be applied first."""
-    monkeypatch.setattr(Pace, "steps", lambda pace, replica, most: 1)
+    """One step per round and five steps of overlap: the previous round must be applied first."""
+    monkeypatch.setattr(DynamicLocalUpdates, "steps", lambda pace, replica, most: 1)
     group = tiny_group(
         **OVERLAPPING | {"num_fragments": 1, "sync_every": 6, "overlap_steps": 5},
-        dylu="on", total_rounds=12,
-    )  # fmt: skip
+        dylu="on",
+        total_rounds=12,
+    )
     member = group.start(0, **COUNTING)
     group.wait()
     group.assert_agreed(member)
@@ -87,7 +93,7 @@ def test_dynamic_local_updates_never_send_a_fragment_that_is_on_its_way(
     assert member.weights().tolist() == [claimed(group, 0)] * 4
 
 
-def test_the_learning_rates_step_never_goes_back(tiny_group: MakeGroup) -> None:
+def test_the_schedule_step_never_decreases(tiny_group: MakeGroup) -> None:
     group = tiny_group(**OVERLAPPING, total_rounds=10)
     steps: list[int] = []
     group.start(0, **COUNTING, on_step=lambda member, joined: steps.append(joined.schedule_step))
@@ -96,7 +102,7 @@ def test_the_learning_rates_step_never_goes_back(tiny_group: MakeGroup) -> None:
     assert steps == sorted(steps) and max(steps) <= group.settings.total_steps
 
 
-def test_who_joins_late_has_missed_nothing(
+def test_a_late_joiner_logs_no_missed_rounds(
     tiny_group: MakeGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = tiny_group(num_replicas=1, total_rounds=20, checkpoint_every=100)

@@ -1,18 +1,19 @@
-"""Members come and go: scaling, spares of time, and what a relaunch takes up again."""
+"""Joining and leaving: scaling, joins during exchanges, and restored replica states."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from diloco.protocol import keys
-from diloco.protocol.records import Identity, Plan, PlannedContribution
-from diloco.training.dynamic_steps import Pace
-from diloco.training.replica_state import ReplicaState, load_replica_state, save_replica_state
+from diloco.protocol.records import Identity, LateReplica, Plan, PlannedContribution
+from diloco.training.dynamic_steps import DynamicLocalUpdates
+from diloco.training.replica_state import ReplicaState, StateWriter, load_replica_state
 
 MakeGroup = Callable[..., Any]
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def test_one_run_grows_from_one_to_eight_and_shrinks_to_two(tiny_group: MakeGroup) -> None:
+def test_a_run_grows_to_eight_replicas_and_shrinks_to_two(tiny_group: MakeGroup) -> None:
     group = tiny_group(num_replicas=1, total_rounds=10_000, checkpoint_every=3)
     seen = {8: threading.Event(), 2: threading.Event()}
 
@@ -35,7 +36,7 @@ def test_one_run_grows_from_one_to_eight_and_shrinks_to_two(tiny_group: MakeGrou
             elif commit is not None and len(commit.contributors) == 2:
                 seen[2].set()
         if seen[2].is_set():
-            # The same round for both, so that they end with the same weights.
+            # Both leave in one round, so that they end with equal weights.
             group.store.create(keys.control(1), stop())
 
     def stop() -> bytes:
@@ -54,16 +55,26 @@ def test_one_run_grows_from_one_to_eight_and_shrinks_to_two(tiny_group: MakeGrou
     assert [commit.round for commit in group.commits()] == list(range(1, len(sizes) + 1))
 
 
-@pytest.mark.parametrize("plan", ["gather", "sharded"])
+@pytest.mark.parametrize(
+    ("plan", "mean_codec"), [("gather", "full"), ("sharded", "full"), ("sharded", "int8")]
+)
 @pytest.mark.parametrize("checkpoint_every", [3, 100])
-def test_a_joiner_gets_in_while_fragments_are_exchanged_in_the_background(
-    tiny_group: MakeGroup, plan: str, checkpoint_every: int
+def test_a_replica_joins_while_fragments_are_exchanged(
+    tiny_group: MakeGroup, plan: str, mean_codec: str, checkpoint_every: int
 ) -> None:
     """From a checkpoint between two rounds of a fragment, and from the log alone."""
     group = tiny_group(
-        num_replicas=2, total_rounds=12, num_fragments=2, sync_every=4, overlap_steps=3,
-        reduce_plan=plan, codec="int8", merge="rda", checkpoint_every=checkpoint_every,
-    )  # fmt: skip
+        num_replicas=2,
+        total_rounds=12,
+        num_fragments=2,
+        sync_every=4,
+        overlap_steps=3,
+        reduce_plan=plan,
+        codec="int8",
+        mean_codec=mean_codec,
+        merge="rda",
+        checkpoint_every=checkpoint_every,
+    )
     reached = threading.Event()
 
     def watch(member: Any, joined: Any) -> None:
@@ -81,7 +92,7 @@ def test_a_joiner_gets_in_while_fragments_are_exchanged_in_the_background(
 
 
 @pytest.mark.parametrize("how", ["leaves", "dies"])
-def test_a_relaunch_takes_up_its_inner_optimizer_and_its_count(
+def test_a_relaunched_replica_restores_optimizer_and_counts(
     tiny_group: MakeGroup, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = tiny_group(num_replicas=1, total_rounds=8, checkpoint_every=1, state_every=1)
@@ -96,7 +107,7 @@ def test_a_relaunch_takes_up_its_inner_optimizer_and_its_count(
     saved = load_replica_state(group.store, 0)
     assert saved is not None and saved.round == 3
     buffers = saved.trees["inner_optimizer"]["state"]
-    found: list[Any] = []
+    result: list[Any] = []
     restored: list[dict[int, list[float]]] = []
     load = torch.optim.SGD.load_state_dict
 
@@ -107,56 +118,70 @@ def test_a_relaunch_takes_up_its_inner_optimizer_and_its_count(
     monkeypatch.setattr(torch.optim.SGD, "load_state_dict", watched)
 
     def first_step(member: Any, joined: Any) -> None:
-        if not found:
-            found.append((joined.schedule_step, joined._tokens_trained))
+        if not result:
+            result.append((joined.schedule_step, joined._tokens_trained))
 
     second = group.start(0, momentum=0.9, on_step=first_step)
     group.wait(second)
     assert second.error is None
     assert restored == [{k: v["momentum_buffer"].tolist() for k, v in buffers.items()}]
-    assert found == [(9, 9 * 8)]
+    assert result == [(9, 9 * 8)]
     assert second.steps == 5 * 3, "rounds 4 to 8, from the global weights"
 
 
-def test_old_saves_are_removed_and_a_damaged_one_is_passed_over(tiny_group: MakeGroup) -> None:
+def test_old_saves_are_deleted_and_damaged_ones_skipped(tiny_group: MakeGroup) -> None:
     group = tiny_group()
     who = Identity(replica=3, incarnation="00001-00000000")
     for round in range(1, 6):
         state = ReplicaState(round=round, tokens=10, trees={"a": [round]}, residuals={})
-        save_replica_state(group.store, who, state, wall_s=0.0)
+        StateWriter(state).write(group.store, who, wall_s=0.0)
     kept = {info.key.split("/")[2] for info in group.store.list(keys.replica_state(3))}
     assert kept == {"00001-00000000.00000004", "00001-00000000.00000005"}
     folder = keys.replica_state_dir(3, who.incarnation, 5)
     group.store.put(f"{folder}state.safetensors", b"torn")
-    found = load_replica_state(group.store, 3)
-    assert found is not None and (found.round, found.trees["a"]) == (4, [4])
+    result = load_replica_state(group.store, 3)
+    assert result is not None and (result.round, result.trees["a"]) == (4, [4])
 
 
-def test_a_residual_comes_back_with_its_fragment(tiny_group: MakeGroup) -> None:
+def test_residuals_are_restored_by_fragment(tiny_group: MakeGroup) -> None:
     group = tiny_group()
     who = Identity(replica=3, incarnation="00001-00000000")
     residual = torch.arange(5.0)
     state = ReplicaState(round=1, tokens=0, trees={}, residuals={2: residual})
-    save_replica_state(group.store, who, state, wall_s=0.0)
-    found = load_replica_state(group.store, 3)
-    assert found is not None and list(found.residuals) == [2]
-    assert torch.equal(found.residuals[2], residual)
+    StateWriter(state).write(group.store, who, wall_s=0.0)
+    result = load_replica_state(group.store, 3)
+    assert result is not None and list(result.residuals) == [2]
+    assert torch.equal(result.residuals[2], residual)
 
 
 def planned(replica: int, steps: int, compute_s: float) -> PlannedContribution:
     return PlannedContribution(
-        replica=replica, incarnation="00001-00000000", weight=0.5, tokens=1, new_tokens=1,
-        steps=steps, compute_s=compute_s, loss=0.0, size_bytes=0, digest="", checksums="",
-    )  # fmt: skip
+        replica=replica,
+        incarnation="00001-00000000",
+        weight=0.5,
+        tokens=1,
+        new_tokens=1,
+        steps=steps,
+        rounds=1,
+        compute_s=compute_s,
+        loss=0.0,
+        size_bytes=0,
+        digest="",
+        checksums="",
+    )
 
 
 def test_dynamic_local_updates_follow_the_speeds_of_the_last_plan() -> None:
-    pace = Pace()
-    assert pace.steps(0, 100) == 100, "nothing is known yet"
+    pace = DynamicLocalUpdates()
+    assert pace.steps(0, 100) == 100, "no speed is known yet"
     me = Identity(replica=0, incarnation="00001-00000000")
     contributions = (planned(0, 100, 10.0), planned(1, 33, 10.0), planned(2, 1, 1000.0))
     plan = Plan(
         round=1, fragment=0, mode="gather", planner=me, wall_s=0.0, contributions=contributions
     )
-    pace.learn(plan)
+    pace.update(plan)
     assert [pace.steps(replica, 100) for replica in (0, 1, 2, 3)] == [100, 33, 1, 100]
+    late = (LateReplica(replica=1, units=1.0, missed=1),)
+    pace.update(replace(plan, contributions=(planned(0, 100, 5.0),), late=late))
+    speeds = [pace.steps(replica, 100) for replica in (0, 1, 2)]
+    assert speeds == [100, 16, 100], "a late replica keeps its speed, one that left does not"

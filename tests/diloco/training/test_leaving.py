@@ -1,5 +1,5 @@
-"""A replica that is asked to leave: what it has done counts once, nobody waits for it, and the next
-process of it goes on where it stood.
+"""Graceful shutdown: every step counts once, the group does not wait, and the next process
+continues at the same position.
 
 The model counts: each inner step lowers each weight by 1, the outer optimizer adds contributions.
 """
@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from diloco.protocol import keys
-from diloco.protocol.records import Beat, Command, ReplicaStateManifest
+from diloco.protocol.records import Command, Heartbeat, ReplicaStateManifest
 
 MakeGroup = Callable[..., Any]
 
 LONG_S = 3000.0
-"""A minute of the tests' clock: a test in which anybody waited for it would fail."""
+"""A minute of real time on the tests' clock: a test that waits this long fails."""
 
 
 class Counter(nn.Module):
@@ -40,9 +40,13 @@ def one_down(model: nn.Module, replica: int, step: int) -> torch.Tensor:
 
 COUNTING: dict[str, Any] = {"make_model": Counter, "loss": one_down, "lr": 1.0}
 SETTINGS: dict[str, Any] = {
-    "outer_lr": 1.0, "outer_momentum": 0.0, "num_replicas": 2, "sync_every": 4,
-    "total_rounds": 6, "checkpoint_every": 1,
-}  # fmt: skip
+    "outer_lr": 1.0,
+    "outer_momentum": 0.0,
+    "num_replicas": 2,
+    "sync_every": 4,
+    "total_rounds": 6,
+    "checkpoint_every": 1,
+}
 FRAGMENTS = {"num_fragments": 2, "total_rounds": 8}
 OVERLAP = {"overlap_steps": 2, "mixing_alpha": 1.0}
 SEVERAL_OPEN = {**FRAGMENTS, "overlap_steps": 3, "mixing_alpha": 1.0}
@@ -53,33 +57,32 @@ def drain(group: Any, n: int, replica: int | None, **arguments: object) -> None:
     assert group.store.create(keys.control(n), command.to_bytes())
 
 
-class Book:
-    """The data steps that replica 1 made, by process; and where its processes meet replica 0."""
+class StepRecorder:
+    """Records the data steps of replica 1 by process, and synchronises them with replica 0."""
 
     def __init__(self, group: Any, *, at: int, whole: bool) -> None:
         self.group, self.at, self.whole = group, at, whole
         self.made: list[list[int]] = [[], []]
         self.second_steps = threading.Event()
 
-    def of_first(self, member: Any, joined: Any) -> None:
-        """Told to leave after data step ``at``; what is left of the round is only made if it is to
-        be ``whole``."""
+    def first_process(self, member: Any, joined: Any) -> None:
+        """Drained after data step ``at``; completes its round only if ``whole``."""
         self.made[0].append(joined.data_step)
         if joined.data_step == self.at:
             drain(self.group, 1, 1, within_s=LONG_S, reason="moved")
-            while not joined._departure.asked:
+            while not joined._shutdown.is_requested:
                 time.sleep(0.001)
             if not self.whole:
-                joined._departure.share = 0.0  # the time for further steps is over
+                joined._shutdown.share = 0.0  # the time for further steps is over
 
-    def of_second(self, member: Any, joined: Any) -> None:
+    def second_process(self, member: Any, joined: Any) -> None:
         self.made[1].append(joined.data_step)
         if not self.second_steps.is_set():
             joined._lease.beat()  # at once, so that the next round waits for it
             self.second_steps.set()
 
-    def of_other(self, member: Any, joined: Any) -> None:
-        """Replica 0 is in the middle of a round until the second process of 1 is there."""
+    def other_replica(self, member: Any, joined: Any) -> None:
+        """Replica 0 waits in the middle of a round for the second process of replica 1."""
         if joined.data_step == (9 if self.whole else self.at):
             assert self.second_steps.wait(60)
 
@@ -95,8 +98,8 @@ def steps_in_plans(group: Any, replica: int, fragment: int) -> int:
     )
 
 
-def claimed(group: Any, fragment: int) -> float:
-    """What the plans say that a weight of the fragment should have come to."""
+def planned_weight(group: Any, fragment: int) -> float:
+    """The value that a weight of the fragment must have according to the plans."""
     plans = [group.plan(commit.round) for commit in group.commits() if not commit.void]
     return -sum(
         c.weight * c.steps
@@ -106,16 +109,16 @@ def claimed(group: Any, fragment: int) -> float:
     )
 
 
-def newest_beats(group: Any, replica: int) -> list[Beat]:
+def newest_beats(group: Any, replica: int) -> list[Heartbeat]:
     listed = [i.key for i in group.store.list(keys.member(replica)) if keys.parse_beat(i.key)]
-    return [Beat.from_bytes(group.store.get(key)) for key in sorted(listed)]
+    return [Heartbeat.from_bytes(group.store.get(key)) for key in sorted(listed)]
 
 
-def assert_all_counted(group: Any, book: Book, survivor: Any) -> None:
-    """Each step of both processes is in exactly one contribution to each fragment, but those that
-    were made after a fragment's last round; and the weights are what the plans say."""
+def assert_all_counted(group: Any, recorder: StepRecorder, survivor: Any) -> None:
+    """Each step of both processes is in exactly one contribution to each fragment, except steps
+    after the last round of the fragment; and the weights match the plans."""
     settings, commits = group.settings, group.commits()
-    first, second = book.made
+    first, second = recorder.made
     assert sorted(first + second) == list(range(settings.total_steps)), "each data step once"
     weights = survivor.weights().tolist()
     for fragment in range(settings.num_fragments):
@@ -124,50 +127,54 @@ def assert_all_counted(group: Any, book: Book, survivor: Any) -> None:
         assert steps_in_plans(group, 1, fragment) == made, f"fragment {fragment}"
         assert steps_in_plans(group, 0, fragment) == made
         layers = [n for n in range(4) if n % settings.num_fragments == fragment]
-        assert [weights[n] for n in layers] == [claimed(group, fragment)] * len(layers)
+        assert [weights[n] for n in layers] == [planned_weight(group, fragment)] * len(layers)
     assert commits[-1].tokens_total == 2 * 8 * settings.total_steps
 
 
 @pytest.mark.parametrize("plan", ["gather", "sharded"])
 @pytest.mark.parametrize(
-    ("changes", "at"), [({}, 5), (FRAGMENTS, 4), ({"late_policy": "overwrite"}, 5)],
+    ("changes", "at"),
+    [({}, 5), (FRAGMENTS, 4), ({"late_keep": 0.0}, 5)],
     ids=["one", "fragments", "overwrite"],
-)  # fmt: skip
-def test_a_drained_replica_hands_in_what_it_has_and_its_successor_goes_on(
+)
+def test_a_drained_replica_contributes_early_and_its_next_process_continues(
     tiny_group: MakeGroup, changes: dict[str, Any], at: int, plan: str
 ) -> None:
-    """In the middle of a round, which the others end long after it has gone."""
+    """The drain is in the middle of a round that the others close much later."""
     group = tiny_group(**{**SETTINGS, **changes}, reduce_plan=plan)
-    book = Book(group, at=at, whole=False)
-    other = group.start(0, **COUNTING, on_step=book.of_other)
-    first = group.start(1, **COUNTING, on_step=book.of_first)
+    recorder = StepRecorder(group, at=at, whole=False)
+    other = group.start(0, **COUNTING, on_step=recorder.other_replica)
+    first = group.start(1, **COUNTING, on_step=recorder.first_process)
     group.wait(first)
     assert (first.error, first.reason) == (None, "left")
     (beat,) = newest_beats(group, 1)
     assert (beat.state, beat.message) == ("left", "moved")
-    second = group.start(1, **COUNTING, on_step=book.of_second)
+    second = group.start(1, **COUNTING, on_step=recorder.second_process)
     group.wait()
     group.assert_log()
     group.assert_agreed(other, second)
     assert second.reason == "completed"
-    assert_all_counted(group, book, other)
+    assert_all_counted(group, recorder, other)
     reports = [beat.state for beat in newest_beats(group, 1)]
     assert reports == ["left", "done"]
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, FRAGMENTS, OVERLAP, SEVERAL_OPEN],
+    "changes",
+    [{}, FRAGMENTS, OVERLAP, SEVERAL_OPEN],
     ids=["one", "fragments", "overlap", "several-open"],
-)  # fmt: skip
-def test_with_time_it_ends_its_round_first(tiny_group: MakeGroup, changes: dict[str, Any]) -> None:
+)
+def test_a_drain_with_time_completes_the_round(
+    tiny_group: MakeGroup, changes: dict[str, Any]
+) -> None:
     group = tiny_group(**{**SETTINGS, **changes})
-    book = Book(group, at=4, whole=True)
-    other = group.start(0, **COUNTING, on_step=book.of_other)
-    first = group.start(1, **COUNTING, on_step=book.of_first)
+    recorder = StepRecorder(group, at=4, whole=True)
+    other = group.start(0, **COUNTING, on_step=recorder.other_replica)
+    first = group.start(1, **COUNTING, on_step=recorder.first_process)
     group.wait(first)
     assert (first.error, first.reason) == (None, "left")
     assert first.steps % group.settings.round_steps == 0
-    second = group.start(1, **COUNTING, on_step=book.of_second)
+    second = group.start(1, **COUNTING, on_step=recorder.second_process)
     group.wait()
     group.assert_log()
     group.assert_agreed(other, second)
@@ -177,47 +184,47 @@ def test_with_time_it_ends_its_round_first(tiny_group: MakeGroup, changes: dict[
         weights = [n for n in range(4) if n % group.settings.num_fragments == fragment]
         assert len({other.weights()[n].item() for n in weights}) == 1
         if fragment == last.fragment and not changes.get("overlap_steps"):
-            assert counted == len({*book.made[0], *book.made[1]})
-    assert set(book.made[0]).isdisjoint(book.made[1])
+            assert counted == len({*recorder.made[0], *recorder.made[1]})
+    assert set(recorder.made[0]).isdisjoint(recorder.made[1])
 
 
-def test_steps_on_top_of_an_open_round_are_handed_in_after_its_commit(
+def test_steps_after_an_open_round_are_contributed_after_its_commit(
     tiny_group: MakeGroup,
 ) -> None:
     """Two steps of round 3 are made while round 2 is exchanged: its commit is their base."""
     group = tiny_group(**{**SETTINGS, **OVERLAP})
-    book = Book(group, at=9, whole=False)
-    other = group.start(0, **COUNTING, on_step=book.of_other)
-    first = group.start(1, **COUNTING, on_step=book.of_first)
+    recorder = StepRecorder(group, at=9, whole=False)
+    other = group.start(0, **COUNTING, on_step=recorder.other_replica)
+    first = group.start(1, **COUNTING, on_step=recorder.first_process)
     group.wait(first)
     assert (first.error, first.reason) == (None, "left")
-    second = group.start(1, **COUNTING, on_step=book.of_second)
+    second = group.start(1, **COUNTING, on_step=recorder.second_process)
     group.wait()
     group.assert_log()
     group.assert_agreed(other, second)
-    assert sorted(book.made[0] + book.made[1]) == list(range(26)), "with tau at the end"
+    assert sorted(recorder.made[0] + recorder.made[1]) == list(range(26)), "with tau at the end"
     handed_in = next(c for c in group.plan(3).contributions if c.replica == 1)
     assert (handed_in.incarnation[:5], handed_in.steps) == ("00001", 2)
-    assert other.weights().tolist() == [claimed(group, 0)] * 4
+    assert other.weights().tolist() == [planned_weight(group, 0)] * 4
 
 
-def test_nobody_waits_for_the_successor_to_reduce_what_was_planned_for_its_predecessor(
+def test_no_replica_waits_for_the_next_process_to_reduce_its_predecessors_block(
     tiny_group: MakeGroup,
 ) -> None:
     """The plan names replica 1, whose new process is alive and makes its steps."""
     group = tiny_group(**SETTINGS, reduce_plan="sharded")
-    book = Book(group, at=5, whole=False)
+    recorder = StepRecorder(group, at=5, whole=False)
     committed: list[bool] = []
 
     def busy(member: Any, joined: Any) -> None:
-        book.of_second(member, joined)
+        recorder.second_process(member, joined)
         give_up = time.monotonic() + 30
         while not committed and time.monotonic() < give_up:
             time.sleep(0.005)
             committed.extend([True] * (len(group.commits()) >= 2))
 
-    other = group.start(0, **COUNTING, on_step=book.of_other)
-    first = group.start(1, **COUNTING, on_step=book.of_first)
+    other = group.start(0, **COUNTING, on_step=recorder.other_replica)
+    first = group.start(1, **COUNTING, on_step=recorder.first_process)
     group.wait(first)
     second = group.start(1, **COUNTING, on_step=busy)
     group.wait()
@@ -225,10 +232,10 @@ def test_nobody_waits_for_the_successor_to_reduce_what_was_planned_for_its_prede
     assert committed, "round 2 was committed while the successor made its first step"
 
 
-def test_after_whole_rounds_the_successor_waits_in_its_place(tiny_group: MakeGroup) -> None:
-    """It makes no step of a round whose steps were made: their data is in what was handed in."""
+def test_the_next_process_waits_for_a_complete_early_contribution(tiny_group: MakeGroup) -> None:
+    """It makes no step of the round, because the early contribution contains all of them."""
     group = tiny_group(**SETTINGS)
-    book = Book(group, at=7, whole=False)
+    recorder = StepRecorder(group, at=7, whole=False)
     waiting = threading.Event()
 
     def hold(member: Any, joined: Any) -> None:
@@ -236,34 +243,34 @@ def test_after_whole_rounds_the_successor_waits_in_its_place(tiny_group: MakeGro
             assert waiting.wait(60)
 
     other = group.start(0, **COUNTING, on_step=hold)
-    first = group.start(1, **COUNTING, on_step=book.of_first)
+    first = group.start(1, **COUNTING, on_step=recorder.first_process)
     group.wait(first)
-    second = group.start(1, **COUNTING, on_step=book.of_second)
+    second = group.start(1, **COUNTING, on_step=recorder.second_process)
     while newest_beats(group, 1)[-1].state != "waiting":
         time.sleep(0.001)
-    assert not book.made[1]
+    assert not recorder.made[1]
     waiting.set()
     group.wait()
     group.assert_agreed(other, second)
-    assert_all_counted(group, book, other)
-    assert book.made[1][0] == 8
+    assert_all_counted(group, recorder, other)
+    assert recorder.made[1][0] == 8
 
 
-def test_who_is_alone_closes_the_round_itself(tiny_group: MakeGroup) -> None:
+def test_a_single_replica_closes_its_last_round(tiny_group: MakeGroup) -> None:
     group = tiny_group(**{**SETTINGS, "num_replicas": 1})
-    book = Book(group, at=5, whole=False)
-    first = group.start(1, **COUNTING, on_step=book.of_first)
+    recorder = StepRecorder(group, at=5, whole=False)
+    first = group.start(1, **COUNTING, on_step=recorder.first_process)
     group.wait(first)
     assert [c.steps for r in (1, 2) for c in group.plan(r).contributions] == [4, 2]
     assert len(group.commits()) == 2
-    second = group.start(1, **COUNTING, on_step=book.of_second)
+    second = group.start(1, **COUNTING, on_step=recorder.second_process)
     group.wait(second)
     assert second.weights().tolist() == [-22.0] * 4
-    assert book.made[1][0] == 8, "the round is over, its schedule goes on with the next"
+    assert recorder.made[1][0] == 8, "the round is over, its schedule goes on with the next"
 
 
-def test_all_are_drained_in_the_middle_of_a_round_and_come_back(tiny_group: MakeGroup) -> None:
-    """Nobody is left to close the round: those who come back do, with what lies there."""
+def test_all_replicas_are_drained_in_a_round_and_return(tiny_group: MakeGroup) -> None:
+    """The next processes close the round with the early contributions."""
     group = tiny_group(**SETTINGS, heartbeat_timeout_s=60.0)
     there = threading.Barrier(2)
 
@@ -271,7 +278,7 @@ def test_all_are_drained_in_the_middle_of_a_round_and_come_back(tiny_group: Make
         if joined.data_step == 5:
             there.wait(60)
             joined.leave(within_s=LONG_S, reason="paused")
-            joined._departure.share = 0.0
+            joined._shutdown.share = 0.0
             there.wait(60)
 
     paused = [group.start(replica, **COUNTING, on_step=both) for replica in range(2)]
@@ -284,26 +291,26 @@ def test_all_are_drained_in_the_middle_of_a_round_and_come_back(tiny_group: Make
     made = sum(member.steps for member in (*paused, *resumed))
     counted = sum(steps_in_plans(group, replica, 0) for replica in range(2))
     assert counted == made
-    assert resumed[0].weights().tolist() == [claimed(group, 0)] * 4
+    assert resumed[0].weights().tolist() == [planned_weight(group, 0)] * 4
 
 
-def test_what_a_lossy_codec_left_out_comes_back_with_the_successor(tiny_group: MakeGroup) -> None:
-    """One of four values is sent at a time: most of the work is in the residuals."""
+def test_residuals_are_restored_by_the_next_process(tiny_group: MakeGroup) -> None:
+    """One of four values is sent per round, so that the residuals contain most of the work."""
     group = tiny_group(**SETTINGS, codec="topk", topk=1, error_feedback=1.0)
-    book = Book(group, at=5, whole=False)
-    other = group.start(0, **COUNTING, on_step=book.of_other)
-    first = group.start(1, **COUNTING, on_step=book.of_first)
+    recorder = StepRecorder(group, at=5, whole=False)
+    other = group.start(0, **COUNTING, on_step=recorder.other_replica)
+    first = group.start(1, **COUNTING, on_step=recorder.first_process)
     group.wait(first)
-    second = group.start(1, **COUNTING, on_step=book.of_second)
+    second = group.start(1, **COUNTING, on_step=recorder.second_process)
     group.wait()
     group.assert_agreed(other, second)
     assert [len(c.contributors) for c in group.commits()] == [2] * 6
-    left = [member.group._loop.ledger.residuals.of[0].sum() for member in (other, second)]
+    left = [member.group._loop.progress.residuals.of[0].sum() for member in (other, second)]
     everything = 4.0 * group.settings.total_steps
     assert -other.weights().sum() + sum(left) / 2 == pytest.approx(everything, abs=1e-3)
 
 
-def test_without_time_it_saves_its_state_and_is_gone(tiny_group: MakeGroup) -> None:
+def test_without_time_a_replica_only_saves_its_state(tiny_group: MakeGroup) -> None:
     group = tiny_group(**SETTINGS)
 
     def leave(member: Any, joined: Any) -> None:
@@ -320,7 +327,7 @@ def test_without_time_it_saves_its_state_and_is_gone(tiny_group: MakeGroup) -> N
     assert (manifest.round, manifest.handed_in, manifest.tokens) == (1, (), 4 * 8)
 
 
-def test_who_waits_for_the_first_step_leaves_at_once(tiny_group: MakeGroup) -> None:
+def test_a_replica_at_the_start_barrier_leaves_at_once(tiny_group: MakeGroup) -> None:
     group = tiny_group(**SETTINGS, start_replicas=2)
     member = group.start(0, **COUNTING)
     while not any(beat.message for beat in newest_beats(group, 0)):
@@ -333,10 +340,10 @@ def test_who_waits_for_the_first_step_leaves_at_once(tiny_group: MakeGroup) -> N
     assert not group.store.list(keys.replica_state(0)), "there is nothing to save"
 
 
-def test_the_last_round_completes_the_run_whoever_was_to_leave(tiny_group: MakeGroup) -> None:
+def test_the_last_round_completes_the_run_during_a_drain(tiny_group: MakeGroup) -> None:
     group = tiny_group(**{**SETTINGS, "num_replicas": 1, "total_rounds": 2})
-    book = Book(group, at=6, whole=True)
-    member = group.start(1, **COUNTING, on_step=book.of_first)
+    recorder = StepRecorder(group, at=6, whole=True)
+    member = group.start(1, **COUNTING, on_step=recorder.first_process)
     group.wait(member)
     assert (member.error, member.reason) == (None, "completed")
     assert group.store.list("final/"), "and there was time to publish its result"

@@ -1,5 +1,5 @@
-"""What becomes of the local weights and of the residual when a round is applied: bit for bit the
-plain formulas, whatever is computed in whose place."""
+"""Local weights and residuals after a commit equal the plain formulas bit for bit, although the
+implementation reuses memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from diloco.clock import SystemClock
 from diloco.codecs import get_codec
-from diloco.exchange.inflight_rounds import OpenRound
+from diloco.exchange.inflight_rounds import InflightRound
 from diloco.exchange.reduce import Merged
 from diloco.model.flat_parameters import Layout
 from diloco.protocol.records import Commit, Identity
 from diloco.protocol.round_view import Totals
 from diloco.protocol.settings import GroupSettings
 from diloco.training.checkpoint import Restored
-from diloco.training.local_progress import Ledger
+from diloco.training.local_progress import LocalProgress
 
 ME = Identity(replica=0, incarnation="00001-00000000")
 OTHER = Identity(replica=1, incarnation="00001-00000000")
@@ -32,33 +32,43 @@ def vector(seed: int) -> Tensor:
 
 def commit(round: int, who: Identity) -> Commit:
     return Commit(
-        round=round, fragment=0, committer=who, contributors=(who,), void="",
-        tokens_total=round, committed_total=round, wall_s=0.0,
-    )  # fmt: skip
+        round=round,
+        fragment=0,
+        committer=who,
+        contributors=(who,),
+        void="",
+        tokens_total=round,
+        committed_total=round,
+        wall_s=0.0,
+    )
 
 
-class Books:
-    """A ledger in the middle of an overlapped round: ``opened`` is on its way, and steps were made
-    since."""
+class ProgressHarness:
+    """Local progress in the middle of an overlapped round."""
 
     def __init__(self, **changes: Any) -> None:
         settings = GroupSettings(
-            sync_every=4, overlap_steps=2, mixing_alpha=ALPHA, topk=3, error_feedback=1.0,
-            warmup_steps=0, **changes,
-        )  # fmt: skip
+            sync_every=4,
+            overlap_steps=2,
+            mixing_alpha=ALPHA,
+            topk=3,
+            error_feedback=1.0,
+            warmup_steps=0,
+            **changes,
+        )
         self.layout = Layout(nn.Linear(8, 5, bias=False))
-        self.ledger = Ledger(ME, settings, self.layout, SystemClock())
+        self.progress = LocalProgress(ME, settings, self.layout, SystemClock())
         self.base = vector(0)
         restored = Restored(round=0, weights=self.base.clone(), base_rounds=(0,), totals=Totals())
-        self.ledger.state.load(restored, None)
-        self.ledger.work.begin_round()
+        self.progress.state.load(restored, None)
+        self.progress.counter.begin_round()
 
     def step(self, weights: Tensor) -> None:
         self.layout.write(weights)
-        self.ledger.work.count(tokens=1, loss=0.0)
+        self.progress.counter.count(tokens=1, loss=0.0)
 
-    def open(self) -> OpenRound:
-        opened = self.ledger.open(self.ledger.state.round, 0)
+    def open(self) -> InflightRound:
+        opened = self.progress.open(self.progress.state.round, 0)
         assert opened is not None
         opened.sent = object()  # type: ignore[assignment]
         return opened
@@ -67,38 +77,37 @@ class Books:
         return self.layout.read()
 
     def weights(self) -> Tensor:
-        assert self.ledger.state.weights is not None
-        return self.ledger.state.weights
+        assert self.progress.state.weights is not None
+        return self.progress.state.weights
 
 
 @pytest.mark.parametrize("codec", ["fp32", "topk"])
-@pytest.mark.parametrize("lives", [True, False], ids=["lives", "thrown-away"])
-def test_a_contributor_keeps_a_share_of_what_came_after_its_snapshot(
-    codec: str, lives: bool
-) -> None:
-    books = Books(codec=codec)
+@pytest.mark.parametrize("discarded", [False, True], ids=["kept", "discarded"])
+def test_a_contributor_keeps_alpha_of_its_later_progress(codec: str, discarded: bool) -> None:
+    harness = ProgressHarness(codec=codec)
     for round in (1, 2):
-        books.step(vector(10 * round))
-        before = books.weights().clone()
-        residual = books.ledger.residuals.of[0]
+        harness.step(vector(10 * round))
+        before = harness.weights().clone()
+        residual = harness.progress.residuals.of[0]
         residual = None if residual is None else residual.clone()
-        opened = books.open()
+        opened = harness.open()
         gradient = (vector(10 * round) - before).neg_()
         contributed = gradient if residual is None else residual.mul(1.0).add_(gradient)
         assert torch.equal(opened.contributed, contributed)
-        opened.lives = lives
+        if discarded:
+            harness.progress.mark_discarded()
         after = vector(10 * round + 1)
-        books.step(after)
-        outcome = books.ledger.apply(
-            commit(round, ME), Merged(vector=vector(99)), opened, policy="rebase"
+        harness.step(after)
+        outcome = harness.progress.apply(
+            commit(round, ME), Merged(vector=vector(99)), opened, keep=0.5
         )
         assert outcome == "included"
         kept = after - before
-        if lives:
+        if not discarded:
             kept.add_(gradient)
-        expected = kept.mul_(ALPHA).add_(books.weights())
-        assert torch.equal(books.local(), expected)
-        left = books.ledger.residuals.of[0]
+        expected = kept.mul_(ALPHA).add_(harness.weights())
+        assert torch.equal(harness.local(), expected)
+        left = harness.progress.residuals.of[0]
         if codec == "fp32":
             assert left is None
         else:
@@ -109,15 +118,19 @@ def test_a_contributor_keeps_a_share_of_what_came_after_its_snapshot(
 
 @pytest.mark.parametrize("codec", ["fp32", "topk"])
 @pytest.mark.parametrize("contributed", [True, False])
-def test_who_was_missed_keeps_all_of_its_drift(codec: str, contributed: bool) -> None:
-    books = Books(codec=codec)
-    books.step(vector(1))
-    opened = books.open() if contributed else None
-    books.step(vector(2))
-    outcome = books.ledger.apply(
-        commit(1, OTHER), Merged(vector=vector(99)), opened, policy="rebase"
-    )
+@pytest.mark.parametrize("keep", [1.0, 0.25])
+def test_a_late_replica_keeps_a_share_of_the_work_that_was_missed(
+    codec: str, contributed: bool, keep: float
+) -> None:
+    """Steps after the contributed snapshot were not missed, so they are kept whole."""
+    harness = ProgressHarness(codec=codec)
+    harness.step(vector(1))
+    opened = harness.open() if contributed else None
+    harness.step(vector(2))
+    before = harness.weights().clone()
+    outcome = harness.progress.apply(commit(1, OTHER), Merged(vector=vector(99)), opened, keep=keep)
     assert outcome == "late"
-    expected = (vector(2) - books.base).add_(books.weights())
-    assert torch.equal(books.local(), expected)
-    assert books.ledger.residuals.of == [None], "what was not taken is in the local weights still"
+    missed = vector(1) - before if contributed else vector(2) - before
+    since = vector(2) - vector(1) if contributed else torch.zeros(NUMEL)
+    torch.testing.assert_close(harness.local(), harness.weights() + keep * missed + since)
+    assert harness.progress.residuals.of == [None], "the local weights still have it"

@@ -1,4 +1,4 @@
-"""What a member does beside training, and how it tells what that took."""
+"""Post-round tasks and the durations that they report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from diloco.protocol.settings import GroupSettings
 from diloco.protocol.telemetry import RoundReport, Segment
 from diloco.store.base import LocalStore, Store
 from diloco.training.checkpoint import read_final
-from tests.diloco.conftest import FastClock, Killed, MortalStore, Trap
+from tests.diloco.clocks import FastClock
+from tests.diloco.conftest import Killed, MortalStore, Trap
 
 EVALUATION_S = 7.0
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 class EvaluatingClock(FastClock):
-    """An evaluation takes its time, and nobody waits for it."""
+    """An evaluation that takes some time."""
 
     passed_s = 0.0
 
@@ -44,18 +45,29 @@ def segments(root: Path) -> list[Segment]:
 
 
 def train(root: Path, clock: EvaluatingClock, *, store: Store | None = None, **chosen: Any) -> None:
-    """One replica, to the end; nothing is told in between."""
+    """Run one replica to the end, without telemetry in between."""
     settings = GroupSettings(
-        num_replicas=1, sync_every=4, state_every=0, checkpoint_every=100, start_wait_s=0.0,
-        warmup_steps=0, **chosen,
-    )  # fmt: skip
+        num_replicas=1,
+        sync_every=4,
+        state_every=0,
+        checkpoint_every=100,
+        start_wait_s=0.0,
+        warmup_steps=0,
+        **chosen,
+    )
     create_group(str(root), settings=settings)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     with join(
-        str(root), model=model, inner_optimizer=optimizer, replica=0, clock=clock, store=store,
-        evaluate=clock.evaluate, telemetry_interval_s=1e9,
-    ) as group:  # fmt: skip
+        str(root),
+        model=model,
+        inner_optimizer=optimizer,
+        replica=0,
+        clock=clock,
+        store=store,
+        evaluate=clock.evaluate,
+        telemetry_interval_s=1e9,
+    ) as group:
         going = True
         while going:
             loss = model(torch.ones(1, 4)).sum() ** 2
@@ -64,24 +76,22 @@ def train(root: Path, clock: EvaluatingClock, *, store: Store | None = None, **c
             going = group.step(tokens=1, loss=loss.detach())
 
 
-def test_everything_is_told_before_the_manifest_ends_the_run(tmp_path: Path) -> None:
-    """Who reads the manifest need not wait for a sample to be drawn to have the last step."""
+def test_telemetry_is_written_before_the_final_manifest(tmp_path: Path) -> None:
+    """A reader of the manifest also finds the last step, before the sample is drawn."""
     killer = MortalStore(LocalStore(tmp_path), Trap("create", "final/manifest.json", "after"))
     with pytest.raises(Killed):
         train(tmp_path, EvaluatingClock(), store=killer, total_rounds=2)
     assert read_final(LocalStore(tmp_path)) is not None
-    told = [step for segment in segments(tmp_path) for step in segment.steps.step]
-    assert told == list(range(8))
+    steps = [step for segment in segments(tmp_path) for step in segment.steps.step]
+    assert steps == list(range(8))
 
 
 @pytest.mark.parametrize("overlap", [0, 2])
-def test_evaluating_is_told_apart_from_training_and_exchanging(
-    tmp_path: Path, overlap: int
-) -> None:
+def test_evaluation_time_is_reported_separately(tmp_path: Path, overlap: int) -> None:
     train(tmp_path, EvaluatingClock(), total_rounds=4, eval_every=2, overlap_steps=overlap)
-    found: list[RoundReport] = [r for segment in segments(tmp_path) for r in segment.rounds]
-    assert [report.round for report in found] == [1, 2, 3, 4]
-    other_s = [report.phases.get("other", 0.0) for report in found]
+    result: list[RoundReport] = [r for segment in segments(tmp_path) for r in segment.rounds]
+    assert [report.round for report in result] == [1, 2, 3, 4]
+    other_s = [report.phases.get("other", 0.0) for report in result]
     assert [seconds >= EVALUATION_S for seconds in other_s] == [False, True, False, True]
-    rest_s = [s for r in found for phase, s in r.phases.items() if phase not in ("other", "start")]
+    rest_s = [s for r in result for phase, s in r.phases.items() if phase not in ("other", "start")]
     assert max(rest_s) < EVALUATION_S

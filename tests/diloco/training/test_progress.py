@@ -1,4 +1,4 @@
-"""What a caller of ``join`` is told after each round."""
+"""The ``progress`` argument of ``join``."""
 
 from __future__ import annotations
 
@@ -20,22 +20,29 @@ def train(folder: Path, progress: object) -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with diloco.join(
-        str(folder), model=model, inner_optimizer=optimizer, replica=0,
+        str(folder),
+        model=model,
+        inner_optimizer=optimizer,
+        replica=0,
         progress=progress,  # type: ignore[arg-type]
-    ) as group:  # fmt: skip
+    ) as group:
         while not group.done:
             group.step(tokens=5, loss=2.0)
 
 
-def test_a_function_is_told_of_every_round(tmp_path: Path) -> None:
-    told: list[RoundProgress] = []
-    train(tmp_path, told.append)
-    assert [(p.round, p.committed, p.total_rounds, p.outcome) for p in told] == [
-        (1, 1, 3, "included"), (2, 2, 3, "included"), (3, 3, 3, "included"),
-    ]  # fmt: skip
-    assert [(p.tokens, p.loss, p.contributors) for p in told] == [
-        (10, 2.0, 1), (20, 2.0, 1), (30, 2.0, 1),
-    ]  # fmt: skip
+def test_a_function_receives_every_round(tmp_path: Path) -> None:
+    rounds: list[RoundProgress] = []
+    train(tmp_path, rounds.append)
+    assert [(p.round, p.committed, p.total_rounds, p.outcome) for p in rounds] == [
+        (1, 1, 3, "included"),
+        (2, 2, 3, "included"),
+        (3, 3, 3, "included"),
+    ]
+    assert [(p.tokens, p.loss, p.contributors) for p in rounds] == [
+        (10, 2.0, 1),
+        (20, 2.0, 1),
+        (30, 2.0, 1),
+    ]
 
 
 def test_true_prints_a_line_per_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""A sample of the final weights: one beside the result, bounded, and never the end of a run."""
+"""The sample of the final weights: stored once, bounded, and never fatal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ME = Identity(replica=3, incarnation=keys.incarnation(2, "0123abcd"))
 
 
 class Clock:
-    """A second goes by at every look."""
+    """Each reading of the clock advances it by one second."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -46,7 +46,7 @@ class Clock:
         raise AssertionError("nothing waits")
 
 
-def saying(*texts: bytes) -> Sampler:
+def fake_sampler(*texts: bytes) -> Sampler:
     def go_on(prompt: bytes, n: int, *, temperature: float, seed: int) -> Iterator[bytes]:
         yield from texts
 
@@ -68,35 +68,35 @@ def store(tmp_path: Path) -> LocalStore:
     return LocalStore(tmp_path)
 
 
-def test_the_longest_text_is_stored_with_what_made_it(store: LocalStore) -> None:
-    publish_sample(store, ME, saying(b"up", b"upon", b"upon a t"), round=7, clock=Clock())
+def test_the_longest_text_is_stored_with_its_parameters(store: LocalStore) -> None:
+    publish_sample(store, ME, fake_sampler(b"up", b"upon", b"upon a t"), round=7, clock=Clock())
     assert published(store) == FinalSample(
         round=7, prompt="once ", text="upon a t", temperature=0.7, seed=0, whole=True, wall_s=1e9
     )
 
 
 def test_half_a_character_is_replaced_and_the_size_is_bounded(store: LocalStore) -> None:
-    publish_sample(store, ME, saying(b"\xff" * 10_000), round=1, clock=Clock())
+    publish_sample(store, ME, fake_sampler(b"\xff" * 10_000), round=1, clock=Clock())
     assert published(store).text == "\ufffd" * SAMPLE_BYTES
-    publish_sample(store, ME, saying("ä".encode() * 200 + b"\xc3"), round=1, clock=Clock())
+    publish_sample(store, ME, fake_sampler("ä".encode() * 200 + b"\xc3"), round=1, clock=Clock())
     assert published(store).text == "ä" * 200
 
 
-def test_when_time_is_over_there_is_what_there_is_by_then(store: LocalStore) -> None:
+def test_a_sample_is_truncated_when_its_time_is_over(store: LocalStore) -> None:
     clock = Clock()
     publish_sample(store, ME, Sampler(prompt="", go_on=endless), round=1, clock=clock)
-    found = published(store)
-    assert not found.whole and 0 < len(found.text) <= SAMPLE_S + 1 < SAMPLE_BYTES
+    result = published(store)
+    assert not result.whole and 0 < len(result.text) <= SAMPLE_S + 1 < SAMPLE_BYTES
     assert clock.now_s <= SAMPLE_S + 3
 
 
-def test_who_has_to_go_does_not_stay_for_it(store: LocalStore) -> None:
+def test_a_replica_that_leaves_truncates_its_sample(store: LocalStore) -> None:
     sampler = Sampler(prompt="", go_on=endless)
     publish_sample(store, ME, sampler, round=1, clock=Clock(), gave_up=lambda: True)
     assert (published(store).text, published(store).whole) == ("x", False)
 
 
-def test_what_goes_wrong_is_logged_and_nothing_else(
+def test_sampling_errors_are_only_logged(
     store: LocalStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(prompt: bytes, n: int, *, temperature: float, seed: int) -> Iterator[bytes]:
@@ -107,10 +107,10 @@ def test_what_goes_wrong_is_logged_and_nothing_else(
         raise StoreError("the disk is full")
 
     publish_sample(store, ME, Sampler(prompt="", go_on=broken), round=1, clock=Clock())
-    publish_sample(store, ME, saying(), round=1, clock=Clock())
+    publish_sample(store, ME, fake_sampler(), round=1, clock=Clock())
     assert store.list("") == []
     monkeypatch.setattr(store, "put", full)
-    publish_sample(store, ME, saying(b"text"), round=1, clock=Clock())
+    publish_sample(store, ME, fake_sampler(b"text"), round=1, clock=Clock())
     assert [record.getMessage() for record in caplog.records] == [
         "no sample of the final weights: RuntimeError: out of memory",
         "no sample of the final weights: ValueError: expected text, found none",
@@ -118,7 +118,7 @@ def test_what_goes_wrong_is_logged_and_nothing_else(
     ]
 
 
-def test_only_who_publishes_the_result_draws_one(tiny_group: MakeGroup) -> None:
+def test_only_the_publisher_draws_a_sample(tiny_group: MakeGroup) -> None:
     group = tiny_group()
     drawn: list[tuple[int, tuple[Any, ...], torch.Tensor]] = []
 
@@ -134,16 +134,16 @@ def test_only_who_publishes_the_result_draws_one(tiny_group: MakeGroup) -> None:
     group.wait()
     group.assert_agreed(*members)
     final = read_final(group.store)
-    [(replica, asked, weights)] = drawn
+    [(replica, arguments, weights)] = drawn
     assert final is not None and replica == final.writer.replica
-    assert asked == (b"def ", SAMPLE_BYTES, 0.7, 0)
+    assert arguments == (b"def ", SAMPLE_BYTES, 0.7, 0)
     assert torch.equal(weights, members[0].weights()), "of the final weights"
     [info] = [i for i in group.store.list("final/") if i.key.endswith("sample.json")]
     assert info.key == keys.final_sample(final.writer.replica, final.writer.incarnation)
     assert FinalSample.from_bytes(group.store.get(info.key)).round == final.round == 4
 
 
-def test_a_sample_that_fails_does_not_end_the_run_badly(tiny_group: MakeGroup) -> None:
+def test_a_failed_sample_does_not_fail_the_run(tiny_group: MakeGroup) -> None:
     def broken(prompt: bytes, n: int, *, temperature: float, seed: int) -> Iterator[bytes]:
         raise RuntimeError("no")
 
@@ -155,10 +155,11 @@ def test_a_sample_that_fails_does_not_end_the_run_badly(tiny_group: MakeGroup) -
     assert not [i for i in group.store.list("final/") if i.key.endswith("sample.json")]
 
 
-def test_the_command_says_the_same_again(
+def test_the_generate_command_repeats_the_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``python -m diloco.generate``, which the page names, has the defaults of the sample."""
+    """``python -m diloco.generate`` has the defaults of the sample."""
+    monkeypatch.setattr("diloco.training.sample.SAMPLE_S", 600.0)  # also on a busy machine
     monkeypatch.setitem(GPT_SIZES, "tiny", GPTSize(layers=1, width=32, heads=2, context=32))
     workload = ByteGPTWorkload(size="tiny")
     store = LocalStore(tmp_path / "run")
@@ -174,17 +175,24 @@ def test_the_command_says_the_same_again(
     )
     model = training.build_model()
     publish_final(
-        store, ME, round=7, reason="completed", tensors=model.state_dict(), weights_digest="",
-        config=training.config(), summary={}, wall_s=0.0,
-    )  # fmt: skip
+        store,
+        ME,
+        round=7,
+        reason="completed",
+        tensors=model.state_dict(),
+        weights_digest="",
+        config=training.config(),
+        summary={},
+        wall_s=0.0,
+    )
     sampler = sampler_of(training, model)
     assert sampler is not None
     publish_sample(store, ME, sampler, round=7, clock=SystemClock())
-    found = published(store)
-    assert found.whole and found.prompt == "def "
+    result = published(store)
+    assert result.whole and result.prompt == "def "
     assert main([store.uri]) == 0
-    assert capsys.readouterr().out == f"{found.prompt}{found.text}\n"
+    assert capsys.readouterr().out == f"{result.prompt}{result.text}\n"
 
 
-def test_other_workloads_have_none() -> None:
+def test_workloads_without_go_on_have_no_sampler() -> None:
     assert sampler_of(object(), nn.Linear(1, 1)) is None

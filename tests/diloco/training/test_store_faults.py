@@ -1,8 +1,8 @@
-"""Random faults and kills: whoever survives ends with the same weights, and the log is whole.
+"""Random faults and kills: all survivors end with equal weights and a complete log.
 
-A state machine starts members on stores that lose, delay, tear, double and reorder what goes
-through them, kills them at any moment, and lets the run go on. The members are real: threads with
-everything a replica has. In the end one more member sees the run through on a store that works.
+A state machine starts replicas on stores that lose, delay, tear, duplicate and reorder requests,
+kills them at any moment and continues the run. The replicas are complete ones, in threads. At the
+end another replica finishes the run on a store without faults.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from diloco.store.faulty import Faults
+from tests.diloco.faulty_store import Faults
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnhandledThreadExceptionWarning"  # threads of a killed member
@@ -32,7 +32,7 @@ REPLICAS = range(4)
 
 
 class Runs(RuleBasedStateMachine):
-    """``group_class`` is set by the test, which has it from the fixture."""
+    """The test sets ``group_class`` from its fixture."""
 
     group_class: Any = None
 
@@ -46,10 +46,12 @@ class Runs(RuleBasedStateMachine):
         plan=st.sampled_from(["gather", "sharded"]),
         codec=st.sampled_from(["fp32", "bf16", "int8", "topk"]),
         shape=st.sampled_from([(1, 0), (1, 2), (2, 0), (2, 3), (4, 3)]),
-        late=st.sampled_from(["rebase", "overwrite"]),
+        late=st.sampled_from([0.0, 0.5, 1.0]),
         quorum=st.integers(1, 2),
     )
-    def create(self, plan: str, codec: str, shape: tuple[int, int], late: str, quorum: int) -> None:
+    def create(
+        self, plan: str, codec: str, shape: tuple[int, int], late: float, quorum: int
+    ) -> None:
         fragments, overlap = shape
         self.group = self.group_class(
             self.folder / "run",
@@ -57,7 +59,7 @@ class Runs(RuleBasedStateMachine):
             codec=codec,
             num_fragments=fragments if fragments < 3 else 2,
             overlap_steps=overlap,
-            late_policy=late,
+            late_keep=late,
             sync_every=4,
             total_rounds=ROUNDS,
             num_replicas=2,
@@ -83,7 +85,7 @@ class Runs(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule()
     def go_on(self) -> None:
-        """Until there is another commit, or it can be seen that there will be none."""
+        """Until there is another commit, or none can follow."""
         before = len(self.group.commits())
         enough = len(self.running) >= self.group.settings.min_quorum
         while enough and len(self.group.commits()) == before:

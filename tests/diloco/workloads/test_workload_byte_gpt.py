@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from diloco.model.inner_state import optimizers_of
 from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.settings import GroupSettings, SettingsError
 from diloco.protocol.workload import GPT_SIZES, ByteGPTWorkload, GPTSize
 from diloco.workloads import load_workload
-from diloco.workloads.base import Workload, adamw, warmup_cosine
+from diloco.workloads.base import Workload, adamw, inner_optimizers, warmup_cosine
 from diloco.workloads.byte_gpt import (
     ByteGPT,
     _rotate,
@@ -57,7 +58,7 @@ def tiny_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_parameter_count_is_the_models_own(name: str) -> None:
+def test_the_parameter_count_matches_the_model(name: str) -> None:
     size = SIZES[name]
     with torch.device("meta"):
         model = ByteGPT(size)
@@ -67,14 +68,14 @@ def test_parameter_count_is_the_models_own(name: str) -> None:
     assert size.width // size.heads % 2 == 0
 
 
-def test_sizes_are_those_promised() -> None:
+def test_sizes_match_the_documentation() -> None:
     counts = [size.parameters for size in SIZES.values()]
     assert SIZES["demo"].parameters <= 700_000
     assert 200_000 <= min(counts) <= 400_000
     assert 120e6 <= max(counts) <= 125e6
 
 
-def test_weights_depend_on_the_seed_alone(song: Path) -> None:
+def test_weights_depend_only_on_the_seed(song: Path) -> None:
     torch.manual_seed(1)
     one = workload_of(song, seed=3).build_model().state_dict()
     torch.manual_seed(2)
@@ -86,7 +87,7 @@ def test_weights_depend_on_the_seed_alone(song: Path) -> None:
     assert not torch.equal(one["embedding.weight"], third["embedding.weight"])
 
 
-def test_an_untrained_model_knows_nothing(song: Path) -> None:
+def test_an_untrained_model_has_the_loss_of_a_uniform_guess(song: Path) -> None:
     workload = workload_of(song)
     loss, tokens = workload.evaluate(workload.build_model())
     assert loss == pytest.approx(math.log(256), abs=0.1)
@@ -107,7 +108,7 @@ def test_attention_is_causal() -> None:
     assert (one[:, 20:] - other[:, 20:]).abs().amax(dim=-1).min() > 1e-3
 
 
-def test_rotation_makes_attention_a_matter_of_distance() -> None:
+def test_rotary_attention_depends_on_distance() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 1, 1, 1, 16, generator=generator).expand(2, 1, 32, 1, 16)
     rotation = ByteGPT(TINY).rotation
@@ -133,7 +134,7 @@ def test_batches_are_a_function_of_seed_replica_and_step(song: Path) -> None:
     assert one.tokens(later[0]) == 4 * TINY.context
 
 
-def test_batches_stay_the_same_for_ever(song: Path) -> None:
+def test_batches_match_golden_values(song: Path) -> None:
     """A replica that is restarted with another NumPy must see the same data."""
     batch = workload_of(song, seed=7, replica=3, batch_size=2).train_batch(1000)
     assert [bytes(row[:12].tolist()) for row in batch] == [b"ottles hangi", b"s hanging on"]
@@ -171,20 +172,49 @@ def test_only_matrices_decay() -> None:
     assert len(decayed["params"]) + len(spared["params"]) == len(list(model.parameters()))
 
 
-def test_it_learns(song: Path) -> None:
+def test_muon_has_the_hidden_matrices_and_adamw_the_rest() -> None:
+    model = ByteGPT(TINY)
+    settings = GroupSettings(inner_optimizer="muon", weight_decay=0.3)
+    matrices, rest = inner_optimizers(torch.compile(model, backend="eager"), settings)
+    assert isinstance(matrices, torch.optim.Muon) and isinstance(rest, torch.optim.AdamW)
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    hidden = {name_of[id(p)] for group in matrices.param_groups for p in group["params"]}
+    other = {name_of[id(p)] for group in rest.param_groups for p in group["params"]}
+    assert hidden == {name for name in name_of.values() if name.startswith("blocks.")} - other
+    assert all("norm" in name or name == "embedding.weight" for name in other)
+    assert matrices.param_groups[0]["weight_decay"] == 0.3
+    with pytest.raises(ValueError, match="expected a model with hidden matrices"):
+        inner_optimizers(torch.nn.Embedding(3, 3), settings)
+
+
+def test_muon_names_the_torch_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(ValueError, match=r"expected torch 2\.9 or newer for muon, found \d"):
+        inner_optimizers(ByteGPT(TINY), GroupSettings(inner_optimizer="muon"))
+
+
+@pytest.mark.parametrize("inner_optimizer", ["adamw", "muon"])
+def test_training_reduces_the_loss(song: Path, inner_optimizer: str) -> None:
     workload = workload_of(
-        song, sync_every=60, total_rounds=1, inner_lr=1e-2, batch_size=8, weight_decay=0.0
+        song,
+        sync_every=60,
+        total_rounds=1,
+        inner_lr=1e-2,
+        batch_size=8,
+        weight_decay=0.0,
+        inner_optimizer=inner_optimizer,
     )
     model = workload.build_model()
-    optimizer = workload.inner_optimizer(model)
+    optimizers = optimizers_of(workload.inner_optimizer(model))
     before = workload.evaluate(model).loss
     for step in range(60):
-        for group in optimizer.param_groups:
-            group["lr"] = workload.lr_at(step)
         loss = workload.loss(model, workload.train_batch(step))
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = workload.lr_at(step)
+            optimizer.step()
     after = workload.evaluate(model).loss
     assert before > 5.0
     assert after < 1.5

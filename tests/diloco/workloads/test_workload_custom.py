@@ -1,4 +1,4 @@
-"""The workload of somebody else: its document, how it is called, and what is said of mistakes."""
+"""The custom workload: its document, its calls and its errors."""
 
 from __future__ import annotations
 
@@ -67,17 +67,21 @@ def loaded(function: str, *, replica: int = 2, **more: Any) -> Any:
     return load_workload(document, replica=replica, device="cpu")
 
 
-def test_the_function_is_called_with_what_is_documented(path: Path) -> None:
+def test_the_function_gets_the_documented_arguments(path: Path) -> None:
     training = loaded("own_workload:build", arguments={"width": 3})
     assert training._workload.given == {
-        "seed": 7, "replica": 2, "device": CPU, "total_steps": 30, "settings": SETTINGS,
+        "seed": 7,
+        "replica": 2,
+        "device": CPU,
+        "total_steps": 30,
+        "settings": SETTINGS,
         "arguments": {"width": 3},
-    }  # fmt: skip
+    }
     model = training.build_model()
     assert training.loss(model, training.train_batch(0)).shape == ()
     assert (training.lr_at(0), training.tokens(torch.ones(3, 1))) == (1.0, 3)
     assert training.evaluate(model) == (0.5, 3)
-    with pytest.raises(SettingsError, match=r"own_workload:build: .*found one without sample"):
+    with pytest.raises(SettingsError, match=r"own_workload:build: .*found one without sample\(\)"):
         training.sample(model, b"", 1, temperature=1.0, seed=0)
 
 
@@ -97,7 +101,7 @@ def test_the_function_is_called_with_what_is_documented(path: Path) -> None:
         ("own_workload:half", r"found own_workload.Own without loss, tokens$"),
     ],
 )
-def test_what_cannot_be_built_says_expected_and_found(
+def test_a_workload_that_cannot_be_built_is_a_settings_error(
     path: Path, function: str, words: str
 ) -> None:
     with pytest.raises(SettingsError, match=f"^workload: {function}: .*{words}") as caught:
@@ -105,7 +109,7 @@ def test_what_cannot_be_built_says_expected_and_found(
     assert caught.value.field == "workload"
 
 
-def test_errors_of_its_own_are_its_own_and_name_the_function(path: Path) -> None:
+def test_exceptions_of_user_code_propagate_with_a_note(path: Path) -> None:
     with pytest.raises(KeyError) as caught:
         loaded("own_workload:failing", arguments={"x": "y"})
     assert caught.value.__notes__ == ["in own_workload:failing, the function of the workload"]
@@ -128,9 +132,10 @@ class Wrong:
     ("method", "given", "value", "words"),
     [
         ("build_model", (), dict, "expected build_model() to return a torch.nn.Module, found type"),
-        ("inner_optimizer", (nn.Linear(1, 1),), 3, "a torch.optim.Optimizer, found int 3"),
-        ("lr_at", (0,), "0.1", "a number that is not negative, found str '0.1'"),
-        ("lr_at", (0,), -0.1, "a number that is not negative, found float -0.1"),
+        ("inner_optimizer", (nn.Linear(1, 1),), 3, "or a sequence of them, found int 3"),
+        ("inner_optimizer", (nn.Linear(1, 1),), [], "or a sequence of them, found list []"),
+        ("lr_at", (0,), "0.1", "a number of 0 or more, found str '0.1'"),
+        ("lr_at", (0,), -0.1, "a number of 0 or more, found float -0.1"),
         ("lr_at", (0,), float("nan"), "found float nan"),
         ("loss", (None, None), 3.0, "a tensor of one element, with a graph, found float 3.0"),
         ("loss", (None, None), torch.ones(()), "found a tensor of shape () without a graph"),
@@ -140,11 +145,11 @@ class Wrong:
         ("tokens", (None,), -1, "found int -1"),
         ("evaluate", (None,), 0.5, "(mean loss, tokens), a float and an int, found float 0.5"),
         ("evaluate", (None,), (torch.ones(()), 1), "(mean loss, tokens)"),
-        ("config", (), {"a": {1}}, "expected config() to return an object that JSON can hold"),
+        ("config", (), {"a": {1}}, "expected config() to return a JSON-serialisable mapping"),
         ("config", (), [], "found list []"),
     ],
 )
-def test_what_its_methods_return_is_checked(
+def test_return_values_are_checked(
     method: str, given: tuple[Any, ...], value: Any, words: str
 ) -> None:
     training = CustomTraining("mine:build", Wrong(value))  # type: ignore[arg-type]
@@ -154,11 +159,13 @@ def test_what_its_methods_return_is_checked(
     assert words in str(caught.value)
 
 
-def test_a_document_is_complete_and_survives_the_trip() -> None:
+def test_a_document_survives_a_round_trip() -> None:
     workload = CustomWorkload(
-        function="a.b:c", arguments={"x": [1, {"y": None}]}, archive="0" * 64,
+        function="a.b:c",
+        arguments={"x": [1, {"y": None}]},
+        archive="0" * 64,
         requirements=("einops==0.8", "x @ https://example.org/x.whl"),
-    )  # fmt: skip
+    )
     assert WORKLOADS["custom"].from_dict(workload.to_dict()) == workload
     assert CustomWorkload.from_dict({"kind": "custom", "function": "a:b"}).requirements == ()
     document = GroupDocument(
@@ -189,7 +196,7 @@ def test_a_document_is_complete_and_survives_the_trip() -> None:
         ({"turbo": 1}, "workload", "turbo"),
     ],
 )
-def test_a_document_that_is_wrong_names_the_field(
+def test_an_invalid_document_names_the_field(
     changes: Mapping[str, Any], field: str, words: str
 ) -> None:
     with pytest.raises(SettingsError, match=words) as caught:
@@ -197,7 +204,7 @@ def test_a_document_that_is_wrong_names_the_field(
     assert caught.value.field == field
 
 
-def test_a_group_is_made_from_a_file(tmp_path: Path) -> None:
+def test_a_group_is_created_from_a_file(tmp_path: Path) -> None:
     described = tmp_path / "workload.json"
     described.write_text('{"kind": "custom", "function": "a:b"}')
     assert main([str(tmp_path / "run"), "--workload", str(described)]) == 0
@@ -207,7 +214,7 @@ def test_a_group_is_made_from_a_file(tmp_path: Path) -> None:
     assert main([str(tmp_path / "other"), "--workload", str(described)]) == 1
 
 
-def test_a_replica_that_finds_no_module_does_not_come_back(
+def test_a_replica_without_the_module_exits_with_ex_config(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from diloco import replica

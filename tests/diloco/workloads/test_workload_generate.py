@@ -1,4 +1,4 @@
-"""``python -m diloco.generate`` on results made by hand."""
+"""``python -m diloco.generate`` on hand-made results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> LocalStore:
 
 
 def parrot() -> ByteGPT:
-    """A model that says the last byte again: the blocks add nothing and the embedding is sharp."""
+    """A model that repeats the last byte: the blocks add nothing, and the embedding is sharp."""
     model = ByteGPT(WORKLOAD.shape)
     model.initialise(0)
     with torch.no_grad():
@@ -62,7 +62,7 @@ def republish(store: LocalStore, manifest: FinalManifest) -> None:
     store.put(keys.FINAL_MANIFEST, manifest.to_bytes())
 
 
-def test_final_round_trip(store: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
+def test_final_weights_round_trip(store: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
     publish(store, parrot())
     assert main([store.uri, "--prompt", "abc", "--bytes", "5", "--temperature", "0"]) == 0
     out, err = capsys.readouterr()
@@ -70,9 +70,7 @@ def test_final_round_trip(store: LocalStore, capsys: pytest.CaptureFixture[str])
     assert err == "by hand: final weights, round 7\n"
 
 
-def test_bytes_that_are_no_character_are_shown_as_such(
-    store: LocalStore, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_utf8_is_replaced(store: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
     publish(store, parrot())
     assert main([store.uri, "--prompt", "é", "--bytes", "2", "--temperature", "0"]) == 0
     assert capsys.readouterr().out == "é\ufffd\ufffd\n"
@@ -101,7 +99,7 @@ def test_without_a_final_the_newest_checkpoint_is_used(
         )
         store.create(keys.checkpoint_manifest(round), manifest.to_bytes())
     assert main([store.uri, "--bytes", "0"]) == 0
-    assert capsys.readouterr().err == "by hand: no final yet; newest checkpoint, round 5\n"
+    assert capsys.readouterr().err == "by hand: no final weights yet; newest checkpoint, round 5\n"
 
 
 def failure(uri: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -111,13 +109,17 @@ def failure(uri: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> st
     return err
 
 
-def test_no_run_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_uri_without_a_run_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     error = failure(str(tmp_path / "nothing"), capsys)
     assert error.startswith("error: expected a run at file://")
     assert "found no group.json" in error
 
 
-def test_no_weights_yet(store: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_weights_is_an_error(
+    store: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
     error = failure(store.uri, capsys)
     assert "expected weights of run 'by hand'" in error
     assert "found neither a final nor a checkpoint yet" in error
@@ -127,7 +129,7 @@ def test_damaged_weights(store: LocalStore, capsys: pytest.CaptureFixture[str]) 
     manifest = publish(store, parrot())
     store.put(manifest.weights.key, store.get(manifest.weights.key)[:-1] + b"!")
     error = failure(store.uri, capsys)
-    assert f"model.safetensors: expected sha256 {manifest.weights.sha256}, found" in error
+    assert f"model.safetensors: expected checksum {manifest.weights.checksums}" in error
 
 
 def test_missing_weights(store: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:

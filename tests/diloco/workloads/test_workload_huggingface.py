@@ -1,11 +1,9 @@
-"""Transformers' models as a workload, on data of every form, without a network."""
+"""The Transformers workload, with data in every format, without a network."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +24,18 @@ from diloco.protocol.workload import HuggingFaceWorkload
 from diloco.training.sample import SAMPLE_BYTES, SEED, TEMPERATURE
 from diloco.workloads import load_workload
 from diloco.workloads.tokens import byte_tokenizer
+from tests import torch_process
 from tests.model_hub import running_model_hub
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+}
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
 
 
@@ -95,14 +99,14 @@ def test_dropout_is_a_function_of_the_step(text_file: Path) -> None:
 def test_shards_and_held_out_text_have_no_piece_in_common(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in sentences()))
-    found = []
+    result = []
     for number in range(3):
         training = loaded(described(rows), number=number, num_replicas=3, max_replicas=3)
-        found.append(set(bytes(training._train.astype(np.uint8)).decode().split(". ")))
+        result.append(set(bytes(training._train.astype(np.uint8)).decode().split(". ")))
         held_out = bytes(training._held_out.numpy().astype(np.uint8)).decode().split(". ")
-        found.append(set(held_out[1:-1]))
-    shards, kept_back = found[::2], found[1]
-    assert found[1] == found[3] == found[5]
+        result.append(set(held_out[1:-1]))
+    shards, kept_back = result[::2], result[1]
+    assert result[1] == result[3] == result[5]
     assert sum(len(shard - {""}) for shard in shards) > 300
     for index, shard in enumerate(shards):
         assert all(not (shard - {""}) & other for other in shards[index + 1 :])
@@ -127,14 +131,14 @@ def write(folder: Path, form: str) -> str:
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "folder", "stdlib"])
-def test_data_comes_in_many_forms(tmp_path: Path, form: str) -> None:
+def test_data_formats(tmp_path: Path, form: str) -> None:
     data = write(tmp_path, form)
     training = loaded(described(data, documents=300))
     assert len(training._train) > 800
     assert training._held_out.shape == (200 // 16, 17)
 
 
-def test_a_data_set_of_the_library_is_a_directory_too(tmp_path: Path) -> None:
+def test_a_data_set_can_be_a_directory(tmp_path: Path) -> None:
     write(tmp_path, "parquet")
     training = loaded(described(tmp_path, data_format="dataset"))
     assert len(training._train) > 800
@@ -143,16 +147,18 @@ def test_a_data_set_of_the_library_is_a_directory_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"data": "/nowhere/x.txt"}, "data: expected text that can be read"),
+        ({"data": "/nowhere/x.txt"}, "data: expected readable text"),
         ({"text_column": "words"}, "text_column: expected text in 'words', found text"),
         ({"context": 63, "documents": 3}, "data: expected at least 64 tokens"),
         ({"context": 65}, "context: expected at most the model's 64, found 65"),
         ({"config": {**LLAMA, "vocab_size": 200}}, "tokenizer: expected at most the model's 200"),
         ({"config": {"model_type": "lama"}}, "config: expected a model's configuration"),
-        ({"tokenizer": "/nowhere"}, "tokenizer: expected a directory or a name on the hub"),
+        ({"tokenizer": "/nowhere"}, "tokenizer: expected a directory or a name on the Hub"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+def test_invalid_workloads_are_settings_errors(
+    tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in sentences()))
     with pytest.raises(SettingsError) as error:
@@ -196,17 +202,26 @@ def test_bytes_are_their_own_tokens() -> None:
 
 def train(uri: Path, workload: HuggingFaceWorkload, **settings: Any) -> None:
     chosen = {
-        "num_replicas": 1, "sync_every": 4, "total_rounds": 3, "batch_size": 8, "warmup_steps": 0,
-        "inner_lr": 0.01, **settings,
-    }  # fmt: skip
+        "num_replicas": 1,
+        "sync_every": 4,
+        "total_rounds": 3,
+        "batch_size": 8,
+        "warmup_steps": 0,
+        "inner_lr": 0.01,
+        **settings,
+    }
     create_group(str(uri), GroupSettings(**chosen), workload=workload.to_dict(), name="islands")
     assert replica.run(str(uri), 0) == 0
 
 
 def test_a_run_ends_as_a_directory_for_from_pretrained(
-    text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And the directory is what a next run starts from, tokenizer and all."""
+    """The exported directory, with its tokenizer, can start the next run."""
+    monkeypatch.setattr("diloco.training.sample.SAMPLE_S", 600.0)  # also on a busy machine
     uri, folder = tmp_path / "run", tmp_path / "model"
     workload = described(text_file, config={**LLAMA, "tie_word_embeddings": True})
     train(uri, workload)
@@ -228,17 +243,17 @@ def test_a_run_ends_as_a_directory_for_from_pretrained(
     assert model.generate(**ids, max_new_tokens=4, do_sample=False).shape == (1, 10)
     text = training.sample(model, b"Island ", 12, temperature=0.0, seed=0)
     assert len(text) == 12
-    told = FinalSample.from_bytes(next(uri.glob("final/*/sample.json")).read_bytes())
+    sample = FinalSample.from_bytes(next(uri.glob("final/*/sample.json")).read_bytes())
     drawn = training.sample(model, b"", SAMPLE_BYTES, temperature=TEMPERATURE, seed=SEED)
-    assert (told.round, told.prompt, told.whole) == (3, "", True)
-    assert told.text == drawn.decode(errors="replace")
+    assert (sample.round, sample.prompt, sample.whole) == (3, "", True)
+    assert sample.text == drawn.decode(errors="replace")
 
     onward = loaded(described(text_file, config={}, model=str(folder)))
     assert torch.equal(weights(onward.build_model()), weights(model))
     assert onward._tokenizer.size == 256
 
 
-def test_a_run_that_has_not_ended_gives_its_checkpoint(text_file: Path, tmp_path: Path) -> None:
+def test_a_run_that_has_not_ended_exports_its_checkpoint(text_file: Path, tmp_path: Path) -> None:
     uri = tmp_path / "run"
     train(uri, described(text_file), checkpoint_every=1)
     (uri / "final" / "manifest.json").unlink()
@@ -257,10 +272,8 @@ def test_other_runs_cannot_be_exported(tmp_path: Path, capsys: pytest.CaptureFix
         export.load(nn.Linear(2, 2), {"weight": torch.zeros(3, 2), "bias": torch.zeros(2)})
 
 
-def test_the_hub_itself_says_what_is_wrong_and_takes_the_result(
-    text_file: Path, tmp_path: Path
-) -> None:
-    """In a process of its own, because the hub's client reads its address when it is imported."""
+def test_hub_errors_are_shown_and_results_uploaded(text_file: Path, tmp_path: Path) -> None:
+    """In a separate process, because the Hub's client reads its address when it is imported."""
     train(tmp_path / "run", described(text_file))
     code = (
         "import sys\n"
@@ -276,12 +289,11 @@ def test_the_hub_itself_says_what_is_wrong_and_takes_the_result(
         "sys.exit(export.main(sys.argv[1:]))\n"
     )
     with running_model_hub() as hub:
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / "run"), str(tmp_path / "model"),
-             "--push-to-hub", "islands/trained", "--private"],
+        folders = (tmp_path / "run", tmp_path / "model")
+        done = torch_process.run(
+            ["-c", code, *folders, "--push-to-hub", "islands/trained", "--private"],
             env={**os.environ, **hub.env, "HF_HOME": str(tmp_path / "hf")},
-            capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr
         assert "gated repo" in done.stdout
         assert "is not a local folder and is not a valid model identifier" in done.stdout

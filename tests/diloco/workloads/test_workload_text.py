@@ -1,4 +1,4 @@
-"""The corpus: what is read, how it is cut, and what is said when it cannot be."""
+"""The text corpus: reading, splitting and errors."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def test_shards_and_held_out_are_disjoint_and_cover_the_text(folder: Path, piece
     corpora = [load(source, shard=shard, shards=5, eval_bytes=10**6) for shard in range(5)]
     parts = [corpus.train for corpus in corpora]
     assert len({part.size for part in parts}) == 1
-    # The blocks of one shard are put end to end, so only windows across a seam are new ones.
-    found = [windows(part) for part in parts] + [set().union(*map(windows, corpora[0].held_out))]
-    for one, other in itertools.combinations(found, 2):
+    # A shard concatenates blocks, so only windows across a seam are not in the text.
+    result = [windows(part) for part in parts] + [set().union(*map(windows, corpora[0].held_out))]
+    for one, other in itertools.combinations(result, 2):
         assert not one & other
     covered = sum(part.size for part in parts) + corpora[0].held_out.size
     assert covered > 0.95 * corpora[0].text_bytes
@@ -80,18 +80,18 @@ def test_shards_and_held_out_are_disjoint_and_cover_the_text(folder: Path, piece
 @pytest.mark.parametrize("count", [1, 2, 400])
 def test_every_byte_is_either_trained_on_or_held_out(count: int) -> None:
     files = [text.TextFile(path=f"/{i}", name=f"{i}", size=100 + i) for i in range(count)]
-    found = [
+    result = [
         (extent.path, position)
         for part in text._split(files)
         for extent in part
         for position in range(extent.start, extent.start + extent.length)
     ]
-    assert len(found) == len(set(found)) == sum(file.size for file in files)
+    assert len(result) == len(set(result)) == sum(file.size for file in files)
     held_out = sum(extent.length for extent in text._split(files)[1])
-    assert HELD_OUT / 4 <= held_out / len(found) <= HELD_OUT * 4
+    assert HELD_OUT / 4 <= held_out / len(result) <= HELD_OUT * 4
 
 
-def test_same_call_same_corpus(folder: Path) -> None:
+def test_equal_calls_load_equal_corpora(folder: Path) -> None:
     one, other = load(folder, shard=2, shards=4), load(folder, shard=2, shards=4)
     assert np.array_equal(one.train, other.train)
     assert np.array_equal(one.held_out, other.held_out)
@@ -139,7 +139,7 @@ def test_big_files_are_read_by_ranges(folder: Path, monkeypatch: pytest.MonkeyPa
     assert np.array_equal(whole.held_out, by_ranges.held_out)
 
 
-def test_hidden_and_empty_files_are_no_text(folder: Path) -> None:
+def test_hidden_and_empty_files_are_skipped(folder: Path) -> None:
     before = load(folder)
     (folder / ".git").mkdir()
     (folder / ".git" / "config").write_text("[core]" * 1000)
@@ -147,26 +147,26 @@ def test_hidden_and_empty_files_are_no_text(folder: Path) -> None:
     assert load(folder).text_bytes == before.text_bytes
 
 
-def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"expected text that can be read at .*found nothing"):
+def test_a_missing_source_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"expected readable text at .*found nothing"):
         load(tmp_path / "no-such-file.txt")
 
 
 def test_a_folder_without_text(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"expected text at .*found no file that is not empty"):
+    with pytest.raises(SettingsError, match=r"expected text at .*found no non-empty file"):
         load(tmp_path)
-    with pytest.raises(SettingsError, match="found no file"):
+    with pytest.raises(SettingsError, match="found no non-empty file"):
         load(f"{tmp_path}/*.txt")
 
 
 def test_an_unknown_scheme() -> None:
     with pytest.raises(
-        SettingsError, match=r"expected text .*found ValueError: Protocol not known"
+        SettingsError, match=r"expected readable text .*found ValueError: Protocol not known"
     ):
         load("gopher9://somewhere/text")
 
 
-def test_too_little_text_says_how_much_is_needed(tmp_path: Path) -> None:
+def test_too_little_text_is_an_error_with_the_required_size(tmp_path: Path) -> None:
     path = tmp_path / "short.txt"
     path.write_bytes(unique_text(1000))
     with pytest.raises(

@@ -1,8 +1,8 @@
-"""The same training through two Managers, to be compared step by step.
+"""Run the same training with two Managers, to compare the histories.
 
-Two replicas with weights and data of their own go through torchft's loops; what comes out is what
-each saw after every step. Everything in it is decided by the inputs, so torchft's real Manager
-(Lighthouse, Gloo) and ours must give the same.
+Two replicas with different weights and data train with the loops of torchft. The history of a
+replica has its step, its committed batches and its weights after every step. It depends on the
+inputs only, so torchft's Manager (with Lighthouse and Gloo) and ours must produce the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchft._torchft import LighthouseServer
 from torchft.checkpointing import http_transport
 from torchft.ddp import DistributedDataParallel
 from torchft.local_sgd import DiLoCo, LocalSGD
-from torchft.manager import Manager as TheirManager
+from torchft.manager import Manager as TorchftManager
 from torchft.optim import OptimizerWrapper
 from torchft.process_group import ProcessGroupGloo
 
@@ -33,13 +33,15 @@ from tests.torchft.adapter import adapted
 
 STEPS = 12
 REPLICAS = 2
-Seen = list[tuple[Any, ...]]
+History = list[tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
 class Training:
-    """One of torchft's loops and its options. Both replicas report an error before the commit of
-    number ``fails_at``."""
+    """A loop of torchft and its options.
+
+    Both replicas report an error before commit number ``fails_at``; 0 means never.
+    """
 
     loop: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -47,8 +49,8 @@ class Training:
     fails_at: int = 0
 
 
-def train(training: Training, replica: int, make: Callable[..., Any]) -> Seen:
-    generator = torch.Generator().manual_seed(replica)  # its own weights and data
+def train(training: Training, replica: int, make: Callable[..., Any]) -> History:
+    generator = torch.Generator().manual_seed(replica)  # different weights and data per replica
     fragments = [nn.Linear(3, 4), nn.Linear(4, 2)]
     model = nn.Sequential(fragments[0], nn.Tanh(), fragments[1])
     for parameter in model.parameters():
@@ -70,16 +72,16 @@ def train(training: Training, replica: int, make: Callable[..., Any]) -> Seen:
         replica_id=str(replica),
         rank=0,
         world_size=1,
-        timeout=timedelta(seconds=10),
-        quorum_timeout=timedelta(seconds=10),
+        timeout=timedelta(seconds=120),
+        quorum_timeout=timedelta(seconds=120),
     )
-    ended = 0
+    commits = 0
     should_commit = manager.should_commit
 
     def failing(*arguments: Any, **given: Any) -> bool:
-        nonlocal ended
-        ended += 1
-        if ended == training.fails_at:
+        nonlocal commits
+        commits += 1
+        if commits == training.fails_at:
             manager.report_error(RuntimeError("injected"))
         return bool(should_commit(*arguments, **given))
 
@@ -107,7 +109,7 @@ def train(training: Training, replica: int, make: Callable[..., Any]) -> Seen:
             for part in fragments
         ]
         context = DiLoCo(manager, fragments, inner, outer, **training.options)
-    seen: Seen = []
+    history: History = []
     try:
         with context:
             for _ in range(STEPS):
@@ -116,57 +118,64 @@ def train(training: Training, replica: int, make: Callable[..., Any]) -> Seen:
                 (forward(x) - x[:, :2]).square().mean().backward()
                 optimizer.step()
                 weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-                seen.append((manager.current_step(), manager.batches_committed(), weights.tolist()))
+                history.append(
+                    (manager.current_step(), manager.batches_committed(), weights.tolist())
+                )
     finally:
         manager.shutdown()
-    return seen
+    return history
 
 
-def together(training: Training, make: Callable[[int], Callable[..., Any]]) -> list[Seen]:
+def train_replicas(training: Training, make: Callable[[int], Callable[..., Any]]) -> list[History]:
     with ThreadPoolExecutor(REPLICAS) as pool:
         jobs = [pool.submit(train, training, r, make(r)) for r in range(REPLICAS)]
-        return [job.result(timeout=60) for job in jobs]
+        return [job.result(timeout=600) for job in jobs]
 
 
 def copied(values: list[Any], pin_memory: bool) -> list[Any]:
-    """torchft sends CPU tensors as they are when the receiver has come for them, by when the sender
-    may have trained on; on a GPU, and here, they are copied first."""
+    """Copy the state before it is sent.
+
+    torchft sends CPU tensors without a copy, and the sender can change them before the receiver
+    fetches them. GPU tensors are copied by torchft itself.
+    """
     return [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
 
 
-def theirs(training: Training) -> list[Seen]:
-    """Through torchft's Manager."""
+def train_with_torchft(training: Training) -> list[History]:
+    """Train with torchft's Manager."""
     lighthouse = LighthouseServer(bind="[::]:0", min_replicas=REPLICAS)
-    stores = [dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-              for _ in range(REPLICAS)]  # fmt: skip
+    stores = [
+        dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        for _ in range(REPLICAS)
+    ]
 
     def make(replica: int) -> Callable[..., Any]:
-        def made(**keywords: Any) -> Any:
-            return TheirManager(
-                pg=ProcessGroupGloo(timeout=timedelta(seconds=10)),
+        def new_manager(**keywords: Any) -> Any:
+            return TorchftManager(
+                pg=ProcessGroupGloo(timeout=timedelta(seconds=120)),
                 store_addr="localhost",
                 store_port=stores[replica].port,
                 lighthouse_addr=lighthouse.address(),
                 **keywords,
             )
 
-        return made
+        return new_manager
 
     try:
         with patch.object(http_transport, "_to_cpu", copied):
-            return together(training, make)
+            return train_replicas(training, make)
     finally:
         lighthouse.shutdown()
 
 
-def ours(
+def train_with_archipelago(
     training: Training, root: Path, change: Callable[[type[Manager]], type[Manager]] | None = None
-) -> list[Seen]:
-    """Through ours; ``change`` may break it first."""
+) -> list[History]:
+    """Train with our Manager; ``change`` derives a class from it, e.g. a broken one."""
     manager = adapted(root)
     manager = change(manager) if change else manager
 
     def make(replica: int) -> Callable[..., Any]:
         return lambda **keywords: manager(None, lighthouse_addr="host:1", **keywords)  # type: ignore[call-arg]
 
-    return together(training, make)
+    return train_replicas(training, make)

@@ -1,4 +1,4 @@
-"""Each fault does what it says, and trying again makes up for those it can."""
+"""Each injected fault behaves as documented, and retries fix those that they can."""
 
 from __future__ import annotations
 
@@ -10,23 +10,9 @@ from pathlib import Path
 import pytest
 
 from diloco.store.base import LocalStore, MissingKey, StoreUnavailable
-from diloco.store.faulty import LATE_OPERATIONS, Faults, FaultyStore
 from diloco.store.retry import RetryingStore
-
-
-class ManualClock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def wall(self) -> float:
-        return self.now_s
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
+from tests.diloco.clocks import ManualClock
+from tests.diloco.faulty_store import LATE_OPERATIONS, Faults, FaultyStore
 
 MakeFaulty = Callable[..., FaultyStore]
 
@@ -46,7 +32,7 @@ def faulty(tmp_path: Path, clock: ManualClock) -> MakeFaulty:
     return make
 
 
-def test_without_faults_it_is_the_store(faulty: MakeFaulty) -> None:
+def test_without_faults_operations_pass_through(faulty: MakeFaulty) -> None:
     store = faulty()
     store.put("a", b"1")
     store.put_stream("b", lambda: [b"2", b"3"])
@@ -70,30 +56,30 @@ def test_a_dropped_request_does_nothing(faulty: MakeFaulty) -> None:
     assert store.injected["drop"] == 3
 
 
-def test_an_answer_that_is_lost_says_nothing_of_what_was_done(faulty: MakeFaulty) -> None:
+def test_a_lost_response_hides_a_completed_operation(faulty: MakeFaulty) -> None:
     store = faulty(lose=1)
-    with pytest.raises(StoreUnavailable, match="answer"):
+    with pytest.raises(StoreUnavailable, match="response"):
         store.create("a", b"1")
     assert store.inner.get("a") == b"1"
-    with pytest.raises(StoreUnavailable, match="answer"):
+    with pytest.raises(StoreUnavailable, match="response"):
         store.delete(["a"])
     assert store.inner.list("") == []
 
 
-def test_a_delay_takes_the_clocks_time(faulty: MakeFaulty, clock: ManualClock) -> None:
+def test_a_delay_advances_the_clock(faulty: MakeFaulty, clock: ManualClock) -> None:
     store = faulty(delay=1, delay_s=9)
     store.put("a", b"1")
     assert 0 < clock.now_s <= 9
 
 
-def test_of_a_request_that_came_twice_either_answer_may_come(faulty: MakeFaulty) -> None:
+def test_a_duplicated_request_returns_either_result(faulty: MakeFaulty) -> None:
     store = faulty(duplicate=1)
     answers = [store.create(f"new/{index}", b"mine") for index in range(30)]
     assert {*answers} == {True, False}
     assert {store.inner.get(info.key) for info in store.inner.list("new/")} == {b"mine"}
 
 
-def test_a_torn_body_leaves_and_answers_nothing(faulty: MakeFaulty) -> None:
+def test_a_torn_body_leaves_no_object_and_returns_no_data(faulty: MakeFaulty) -> None:
     store = faulty(tear=1)
     for count in (0, 1, 2, 5):
         with pytest.raises(StoreUnavailable, match="torn"):
@@ -104,9 +90,9 @@ def test_a_torn_body_leaves_and_answers_nothing(faulty: MakeFaulty) -> None:
         store.get("a")
 
 
-def test_a_late_write_lands_after_a_newer_one(faulty: MakeFaulty) -> None:
+def test_a_late_write_replaces_a_newer_one(faulty: MakeFaulty) -> None:
     store = faulty(late=1)
-    with pytest.raises(StoreUnavailable, match="no answer"):
+    with pytest.raises(StoreUnavailable, match="no response"):
         store.put("a", b"old")
     with pytest.raises(MissingKey):
         store.inner.get("a")
@@ -116,7 +102,7 @@ def test_a_late_write_lands_after_a_newer_one(faulty: MakeFaulty) -> None:
     assert store.inner.get("a") == b"old"
 
 
-def test_late_writes_can_be_made_to_land(faulty: MakeFaulty) -> None:
+def test_settle_runs_late_writes(faulty: MakeFaulty) -> None:
     store = faulty(late=1)
     with pytest.raises(StoreUnavailable):
         store.create("a", b"1")
@@ -126,31 +112,31 @@ def test_late_writes_can_be_made_to_land(faulty: MakeFaulty) -> None:
     assert (store.inner.get("a"), store.inner.get("b")) == (b"1", b"23")
 
 
-def test_a_truncated_read_is_short_and_silent(faulty: MakeFaulty) -> None:
+def test_a_truncated_read_raises_no_error(faulty: MakeFaulty) -> None:
     store = faulty(truncate=1)
     store.put("a", bytes(100))
     assert len(store.get("a")) < 100
     assert len(store.get_range("a", 10, 50)) < 50
 
 
-def test_the_seed_decides(tmp_path: Path, clock: ManualClock) -> None:
+def test_faults_are_a_function_of_the_seed(tmp_path: Path, clock: ManualClock) -> None:
     def history(seed: int, folder: Path) -> list[str]:
         faults = Faults(drop=0.2, lose=0.2, duplicate=0.2, late=0.2, tear=0.2)
         inner = LocalStore(folder)
         store = FaultyStore(inner, rng=random.Random(seed), clock=clock, faults=faults)
-        told = []
+        outcomes = []
         for index in range(40):
             try:
-                told.append(str(store.create(f"{index % 8}", b"x")))
+                outcomes.append(str(store.create(f"{index % 8}", b"x")))
             except StoreUnavailable as error:
-                told.append(str(error))
-        return told
+                outcomes.append(str(error))
+        return outcomes
 
     assert history(1, tmp_path / "a") == history(1, tmp_path / "b")
     assert history(1, tmp_path / "c") != history(2, tmp_path / "d")
 
 
-EVERYTHING_THAT_TRYING_AGAIN_MENDS = {
+RETRYABLE_FAULTS = {
     "drop": 0.15,
     "lose": 0.15,
     "delay": 0.1,
@@ -160,12 +146,14 @@ EVERYTHING_THAT_TRYING_AGAIN_MENDS = {
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_trying_again_makes_it_right(faulty: MakeFaulty, clock: ManualClock, seed: int) -> None:
+def test_retries_fix_the_retryable_faults(
+    faulty: MakeFaulty, clock: ManualClock, seed: int
+) -> None:
     injected: Counter[str] = Counter()
     stores = []
     for writer in range(4):
-        bad = faulty(1000 * seed + writer, **EVERYTHING_THAT_TRYING_AGAIN_MENDS)
-        injected = bad.injected = injected  # one count for all
+        bad = faulty(1000 * seed + writer, **RETRYABLE_FAULTS)
+        injected = bad.injected = injected  # one counter for all
         rng = random.Random(writer)
         stores.append(RetryingStore(bad, clock=clock, rng=rng, deadline_s=600))
     for round in range(10):
@@ -177,12 +165,10 @@ def test_trying_again_makes_it_right(faulty: MakeFaulty, clock: ManualClock, see
         assert stores[2].get("a") == f"{round}".encode()
         assert stores[3].get_range("b", 0, 99) == b"x" * round + b"y"
         assert len(stores[1].list("once/")) == round + 1
-    assert set(EVERYTHING_THAT_TRYING_AGAIN_MENDS) <= {k for k, n in injected.items() if n}
+    assert set(RETRYABLE_FAULTS) <= {k for k, n in injected.items() if n}
 
 
-def test_a_create_that_lands_late_is_still_the_only_one(
-    faulty: MakeFaulty, clock: ManualClock
-) -> None:
+def test_a_late_create_is_still_exclusive(faulty: MakeFaulty, clock: ManualClock) -> None:
     for seed in range(15):
         bad = [faulty(7 * seed + writer, late=0.5, lose=0.2) for writer in range(3)]
         stores = [

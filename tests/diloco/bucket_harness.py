@@ -1,10 +1,9 @@
-"""A bucket made by hand, one record at a time, for tests of what is read out of it."""
+"""A bucket built record by record, for tests that read it."""
 
 from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 from diloco.init import create_group
@@ -12,11 +11,11 @@ from diloco.inspect import inspect
 from diloco.inspection.picture import Picture
 from diloco.protocol import keys
 from diloco.protocol.records import (
-    Beat,
     CheckpointManifest,
     Commit,
     ContributionRecord,
     FinalManifest,
+    Heartbeat,
     Identity,
     Plan,
     PlannedContribution,
@@ -26,13 +25,14 @@ from diloco.protocol.records import (
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.telemetry import RoundReport, Segment
 from diloco.store.base import Store
+from tests.diloco.clocks import ManualClock
 
 T = TypeVar("T")
 EMPTY: dict[type, Any] = {int: 0, float: 0.0, str: "", bool: False}
 
 
 def filled(kind: type[T], **values: Any) -> T:
-    """A record with ``values``, and nothing in the fields that this test does not care for."""
+    """A record with ``values`` and defaults in all other fields."""
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         required = (
@@ -49,8 +49,8 @@ def who(replica: int, seq: int = 1) -> Identity:
     return Identity(replica=replica, incarnation=f"{seq:05d}-{replica:08x}")
 
 
-class World:
-    """A bucket as replicas would have left it, one object at a time."""
+class Harness:
+    """A bucket with the objects of replicas, added one at a time."""
 
     def __init__(self, store: Store, **settings: Any) -> None:
         self.store = store
@@ -62,7 +62,9 @@ class World:
 
     def beat(self, replica: int, *, seq: int = 1, **values: Any) -> None:
         chosen = {"state": "computing", "interval_s": 2.0, "count": 1, **values}
-        beat = filled(Beat, replica=replica, incarnation=who(replica, seq).incarnation, **chosen)
+        beat = filled(
+            Heartbeat, replica=replica, incarnation=who(replica, seq).incarnation, **chosen
+        )
         self.put(keys.beat(replica, beat.incarnation), beat)
 
     def contribute(
@@ -73,34 +75,45 @@ class World:
             if payload:
                 self.store.put(keys.contribution_payload(*where), bytes(1000))
             record = filled(
-                ContributionRecord, round=round, replica=replica, incarnation=where[2],
-                tokens=tokens, steps=10,
-            )  # fmt: skip
+                ContributionRecord,
+                round=round,
+                replica=replica,
+                incarnation=where[2],
+                tokens=tokens,
+                steps=10,
+            )
             self.put(keys.contribution_record(*where), record)
 
     def plan(self, round: int, *replicas: int, **values: Any) -> None:
         planned = tuple(
             filled(
-                PlannedContribution, replica=replica, incarnation=who(replica).incarnation,
-                size_bytes=1000, new_tokens=100,
+                PlannedContribution,
+                replica=replica,
+                incarnation=who(replica).incarnation,
+                size_bytes=1000,
+                new_tokens=100,
             )
             for replica in replicas
-        )  # fmt: skip
+        )
         chosen = {"mode": "gather", "planner": who(replicas[0]), **values}
         self.put(keys.plan(round), filled(Plan, round=round, contributions=planned, **chosen))
 
     def commit(self, round: int, *replicas: int, **values: Any) -> None:
         chosen = {
-            "committer": who(replicas[0]), "loss": 2.0, "void": "", "committed_total": round,
-            "tokens_total": 300 * round, **values,
-        }  # fmt: skip
+            "committer": who(replicas[0]),
+            "loss": 2.0,
+            "void": "",
+            "committed_total": round,
+            "tokens_total": 300 * round,
+            **values,
+        }
         contributors = tuple(who(replica) for replica in replicas)
         self.put(
             keys.commit(round), filled(Commit, round=round, contributors=contributors, **chosen)
         )
 
     def round(self, round: int, *replicas: int, **values: Any) -> None:
-        """A committed one."""
+        """A committed round."""
         self.contribute(round, *replicas)
         self.plan(round, *replicas)
         self.commit(round, *replicas, **values)
@@ -109,10 +122,14 @@ class World:
         self, replica: int, n: int, round: int, *reports: dict[str, Any], **values: Any
     ) -> None:
         segment = filled(
-            Segment, replica=replica, incarnation=who(replica).incarnation, n=n, round=round,
+            Segment,
+            replica=replica,
+            incarnation=who(replica).incarnation,
+            n=n,
+            round=round,
             rounds=tuple(filled(RoundReport, **{"outcome": "included", **r}) for r in reports),
             **values,
-        )  # fmt: skip
+        )
         self.put(keys.telemetry(replica, segment.incarnation, n), segment)
 
     def checkpoint(self, round: int, *, without: str = "") -> None:
@@ -138,34 +155,14 @@ class World:
         self.put(keys.FINAL_MANIFEST, final)
 
 
-class StillClock:
-    """Time passes only in sleeps; ``meanwhile`` is what happens then."""
-
-    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        self.now_s = 100.0
-        self.slept: list[float] = []
-        self.meanwhile = meanwhile
-
-    def wall(self) -> float:
-        return self.now_s
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now_s += seconds
-        self.meanwhile()
-
-
-def look(world: World, *beating: int, **options: Any) -> Picture:
-    """The picture when the ``beating`` replicas beat between the two looks."""
+def picture_of(harness: Harness, *beating: int, **options: Any) -> Picture:
+    """Return the picture if the ``beating`` replicas write heartbeats between the two reads."""
 
     def meanwhile() -> None:
-        for lease in list(world.store.list(keys.MEMBERS)):
+        for lease in list(harness.store.list(keys.MEMBERS)):
             parsed = keys.parse_beat(lease.key)
             if parsed is not None and parsed[0] in beating:
-                beat = Beat.from_bytes(world.store.get(lease.key))
-                world.put(lease.key, dataclasses.replace(beat, count=beat.count + 1))
+                beat = Heartbeat.from_bytes(harness.store.get(lease.key))
+                harness.put(lease.key, dataclasses.replace(beat, count=beat.count + 1))
 
-    return inspect(world.store, clock=StillClock(meanwhile), **options)
+    return inspect(harness.store, clock=ManualClock(meanwhile), **options)

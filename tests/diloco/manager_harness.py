@@ -12,17 +12,18 @@ from torch import Tensor
 
 from diloco.clock import Clock
 from diloco.manager import Manager
-from diloco.store.base import LocalStore, MeteredStore, Store
-from tests.diloco.conftest import FastClock
+from diloco.store.base import LocalStore, Store
+from diloco.store.metered import MeteredStore
+from tests.diloco.clocks import FastClock
 
 T = TypeVar("T")
 
 PATIENT_S = 1000.0
-"""On :class:`FastClock`: twenty seconds, for what must not time out."""
+"""Twenty seconds on :class:`FastClock`, for waits that must not time out."""
 
 
-class World:
-    """Where Managers meet. ``make`` gives one with a clock and limits fit for tests."""
+class Harness:
+    """The store of a group. ``make`` creates a Manager with a clock and timeouts for tests."""
 
     def __init__(self, root: Path) -> None:
         self.store = MeteredStore(LocalStore(root))
@@ -52,7 +53,7 @@ class World:
         return manager
 
     def together(self, *members: Callable[[], T]) -> list[T]:
-        """Run each in a thread; their results, in order."""
+        """Run each function in a thread; return the results in order."""
         with ThreadPoolExecutor(len(members)) as pool:
             futures: list[Future[T]] = [pool.submit(member) for member in members]
             return [future.result(timeout=60) for future in futures]

@@ -1,16 +1,17 @@
-"""One run under virtual time: replicas, a syncer, whoever launches them again, and the faults.
+"""One run in virtual time: replicas, a syncer, their launcher, and the faults.
 
-Every inner step adds one to a coordinate of its own, so that the decoded contributions show which
-steps they hold (:mod:`tests.diloco.model.oracle`).
+Every inner step adds one to a separate coordinate, so that the decoded contributions show which
+steps they contain (:mod:`tests.diloco.model.oracle`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +24,11 @@ from diloco.errors import ReplicaError
 from diloco.group import Group, join
 from diloco.protocol import keys
 from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.parallel_reads import read_parts
 from diloco.protocol.records import Command, Commit
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import Store, StoreError
+from diloco.store.transfers import Line
 from diloco.syncer import Syncer
 from diloco.training.checkpoint import sweep
 from tests.diloco.model import virtual_time
@@ -52,14 +55,14 @@ class Coordinates(nn.Module):
 
     @torch.no_grad()
     def count(self, step: int) -> None:
-        """One inner step. Once all coordinates are used up it changes nothing."""
+        """Make one inner step. It changes nothing once all coordinates are used."""
         if step < COORDINATES:
             self.parts[step % TENSORS][step // TENSORS] += 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What is run, and what goes wrong until ``faults_until_s``."""
+    """The configuration of a run, and its faults until ``faults_until_s``."""
 
     settings: GroupSettings
     chances: Chances
@@ -68,6 +71,8 @@ class Scenario:
     syncer: bool = False
     drains: float = 0.0
     kills: int = 6
+    step_s: Mapping[int, float] = field(default_factory=dict)
+    """Seconds of an inner step by replica; drawn for all others."""
     denied_s: tuple[float, float] = (0.0, 0.0)
     """From when until when the bucket denies everything."""
     faults_until_s: float = 1500.0
@@ -93,8 +98,8 @@ class Life:
         return self.over or self.process.dead
 
 
-class World:
-    """Runs a scenario to its end; then the oracle reads the bucket."""
+class Harness:
+    """Runs a scenario to its end; the oracle then reads the bucket."""
 
     def __init__(self, scenario: Scenario, rng: random.Random) -> None:
         self.scenario = scenario
@@ -122,12 +127,12 @@ class World:
         return NO_FAULTS if self.calm else self.scenario.chances
 
     def denied_between(self, from_s: float, until_s: float) -> bool:
-        """Whether the bucket denied anything in that time."""
+        """Return whether the bucket denied a request in that time."""
         begin_s, end_s = self.scenario.denied_s
         return begin_s < end_s and from_s < 1000 + end_s and until_s >= 1000 + begin_s
 
     def sweep(self, store: Store, **how: Any) -> int:
-        """The library's own, with its time."""
+        """The library's sweep, with its time recorded."""
         began_s = self.scheduler.now_s
         deleted = sweep(store, **how)
         self.swept_s = max(self.swept_s, began_s)
@@ -141,13 +146,19 @@ class World:
                 self.calm_from_s = self.scheduler.now_s
         return self.calm_from_s is not None
 
+    def plan(self, round: int) -> dict[str, Any]:
+        """Return the plan of a round."""
+        plan: dict[str, Any] = json.loads(self.bucket.written[keys.plan(round)])
+        return plan
+
     def committed(self) -> int:
         return self.bucket.commits
 
     # -- processes -------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Raises :class:`~tests.diloco.model.virtual_time.Hang` if it does not end."""
+        """Run to the end. Raises :class:`~tests.diloco.model.virtual_time.Hang` if it does not
+        end."""
         for replica in range(self.scenario.replicas + self.scenario.spares):
             self.launch(replica)
         if self.scenario.syncer:
@@ -159,7 +170,7 @@ class World:
             self.scheduler.close()
 
     def over(self) -> bool:
-        """The result is there, no process runs, and no write is on its way."""
+        """Return whether the result exists, no process runs and no write is pending."""
         return (
             keys.FINAL_MANIFEST in self.bucket.objects
             and all(life.ended for life in self.lives)
@@ -187,13 +198,13 @@ class World:
     def _train(self, life: Life) -> None:
         model = life.model = Coordinates(life.replica)
         step_s = self.rng.uniform(0.2, 2.0)
+        step_s = self.scenario.step_s.get(life.replica, step_s)
         try:
             with join(
                 "memory://model",
                 model=model,
                 inner_optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
                 replica=life.replica,
-                heartbeat_interval_s=2.0,
                 telemetry_interval_s=30.0,
                 store=self._view(life.process),
                 clock=self.scheduler,
@@ -217,7 +228,7 @@ class World:
 
         def serve() -> None:
             try:
-                syncer = Syncer(self._view(process), clock=self.scheduler, heartbeat_interval_s=2.0)
+                syncer = Syncer(self._view(process), clock=self.scheduler)
                 syncer.run()
                 life.reason = "left" if syncer.left else "completed"
             except Exception as error:
@@ -227,7 +238,7 @@ class World:
         self.scheduler.spawn("syncer", serve, process)
 
     def _look_after(self) -> None:
-        """Launch again what has died or failed; now and then ask one to leave."""
+        """Launch replicas again that have died or failed; sometimes drain one."""
         while True:
             self.scheduler.sleep(self.rng.uniform(2, 20))
             newest = {life.replica: life for life in self.lives}
@@ -246,7 +257,7 @@ class World:
 
 
 class QuietUsage:
-    """In place of what a process measures of its machine."""
+    """Replaces the measurement of the process's machine usage."""
 
     def __init__(self, clock: object) -> None:
         pass
@@ -256,33 +267,38 @@ class QuietUsage:
 
 
 @contextlib.contextmanager
-def virtual(world: World) -> Iterator[None]:
-    """The library on virtual threads, time and randomness of ``world``."""
+def virtual(harness: Harness) -> Iterator[None]:
+    """Run the library on the virtual threads, time and randomness of ``harness``."""
     secrets = SimpleNamespace(
-        token_hex=lambda n: f"{world.rng.getrandbits(8 * n):0{2 * n}x}",
-        randbits=world.rng.getrandbits,
+        token_hex=lambda n: f"{harness.rng.getrandbits(8 * n):0{2 * n}x}",
+        randbits=harness.rng.getrandbits,
     )
     patches: dict[str, Any] = {
         "diloco.membership.lease.threading": virtual_time.threading,
+        "diloco.membership.observer.threading": virtual_time.threading,
         "diloco.telemetry.writer.threading": virtual_time.threading,
         "diloco.telemetry.writer.Usage": QuietUsage,
         "diloco.syncer.threading": virtual_time.threading,
         "diloco.exchange.inflight_rounds.ThreadPoolExecutor": virtual_time.ThreadPoolExecutor,
         "diloco.exchange.inflight_rounds.wait": virtual_time.wait,
+        "diloco.training.background.call_in_daemon": virtual_time.call_in_daemon,
+        "diloco.training.background.wait": virtual_time.wait,
         "diloco.protocol.parallel_reads.ThreadPoolExecutor": virtual_time.ThreadPoolExecutor,
-        "diloco.training.final_export.sweep": world.sweep,
-        "diloco.training.group.SystemClock": lambda: world.scheduler,
+        "diloco.training.final_export.sweep": harness.sweep,
+        "diloco.training.group.SystemClock": lambda: harness.scheduler,
         "diloco.training.group.secrets": secrets,
-        "diloco.syncer.SystemClock": lambda: world.scheduler,
+        "diloco.syncer.SystemClock": lambda: harness.scheduler,
         "diloco.syncer.secrets": secrets,
         "diloco.protocol.blocks.SMALLEST_BLOCK": 256,
     }
     logger = logging.getLogger("diloco")
     level = logger.level
     with contextlib.ExitStack() as stack:
-        stack.enter_context(virtual_time.activated(world.scheduler))
+        stack.enter_context(virtual_time.activated(harness.scheduler))
         for name, value in patches.items():
             stack.enter_context(mock.patch(name, value))
+        line = Line(clock=harness.scheduler)  # real time would decide how many parts are read ahead
+        stack.enter_context(mock.patch.dict(read_parts.__kwdefaults__, line=line))
         if level == logging.NOTSET:
             logger.setLevel(logging.CRITICAL)
         try:
@@ -291,4 +307,4 @@ def virtual(world: World) -> Iterator[None]:
             logger.setLevel(level)
 
 
-__all__ = ["Command", "Commit", "ReplicaError", "Scenario", "StoreError", "World", "virtual"]
+__all__ = ["Command", "Commit", "Harness", "ReplicaError", "Scenario", "StoreError", "virtual"]

@@ -1,0 +1,201 @@
+"""Reads and verifies the payloads of a planned round, slice by slice.
+
+A payload that is missing, damaged, foreign or not finite raises :class:`CannotReduce`, which names
+its replica; the round is then void. A replica does not read its own contribution: it encodes it
+again from the gradient, or keeps the payload if that is much smaller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from diloco.codecs import Codec
+from diloco.exchange.payload import BadPayload, decode_part, object_range, slices
+from diloco.exchange.timings import Timings
+from diloco.protocol import keys
+from diloco.protocol.blocks import (
+    MAX_SLICES,
+    Span,
+    block_elements,
+    part_spans,
+    slice_count,
+    slice_spans,
+)
+from diloco.protocol.parallel_reads import Range, read_parts
+from diloco.protocol.reading import READS
+from diloco.protocol.records import Identity, Plan, PlannedContribution
+from diloco.store.base import MissingKey, Store
+
+log = logging.getLogger(__name__)
+
+
+class CannotReduce(Exception):
+    """A planned payload is missing or does not match the plan, so the round must be void.
+
+    ``replica`` is the payload's writer; None for a reduced shard.
+    """
+
+    def __init__(self, replica: int | None, reason: str) -> None:
+        source = f"payload of replica {replica}" if replica is not None else "reduced shard"
+        super().__init__(f"{source}: {reason}")
+        self.replica = replica
+        self.reason = reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """This replica's contribution: its writer, its payload's digest and the encoded ``vector``
+    (n,) fp32, with the payload's ``body`` if it is small. ``start`` is the vector's first element
+    in the fragment, above 0 on a rank that holds a slice.
+
+    A planned contribution is this one only if identity and digest agree, because the writer of a
+    record can copy another record's digest.
+    """
+
+    identity: Identity
+    digest: str
+    vector: Tensor
+    body: Tensor | None = None
+    start: int = 0
+
+    def matches(self, planned: PlannedContribution) -> bool:
+        """Return whether ``planned`` is this contribution."""
+        identity = Identity(replica=planned.replica, incarnation=planned.incarnation)
+        return (identity, planned.digest) == (self.identity, self.digest)
+
+    def decoded(self, where: Span, codec: Codec) -> Tensor:
+        """Return the elements ``where`` (whole blocks), fp32, as other replicas decode them."""
+        first = where.start - self.start
+        if self.body is None:
+            body = codec.encode(self.vector[first : first + where.numel])
+        else:
+            start = codec.encoded_bytes(first)
+            body = self.body[start : start + codec.encoded_bytes(where.numel)]
+        return codec.decode(body, where.numel)
+
+
+def codec_parts(span: Span, numel: int, codec: Codec) -> list[Span]:
+    """Return the parts of ``span`` in a fragment of ``numel`` elements encoded with ``codec``."""
+    block = block_elements(numel)
+    return part_spans(span, block=block, block_bytes=codec.encoded_bytes(block))
+
+
+class PayloadReader:
+    """The payloads of one plan, whose fragment has ``numel`` elements."""
+
+    def __init__(
+        self,
+        store: Store,
+        codec: Codec,
+        plan: Plan,
+        numel: int,
+        *,
+        timings: Timings,
+        own: Own | None = None,
+    ) -> None:
+        self._store = store
+        self._codec = codec
+        self._plan = plan
+        self._numel = numel
+        self._timings = timings
+        self._own = own
+
+    def pieces(self, span: Span) -> Iterator[tuple[PlannedContribution, Span, Tensor]]:
+        """Yield (contribution, elements, values) of every contribution in ``span`` (whole blocks):
+        part by part, in each part the contributions in the plan's order, in slices.
+
+        Values are (slice,) fp32 on the CPU and finite. Raises :class:`CannotReduce`.
+        """
+        contributions = self._plan.contributions
+        parts = self._parts(span)
+        is_own = [self._own is not None and self._own.matches(planned) for planned in contributions]
+        ranges = (
+            self._range(planned, part)
+            for part in parts
+            for planned, own in zip(contributions, is_own, strict=True)
+            if not own
+        )
+        with contextlib.closing(read_parts(self._store, ranges)) as stream:
+            for part in parts:
+                for planned, own in zip(contributions, is_own, strict=True):
+                    pieces = self._own_part(part) if own else self._read_part(planned, part, stream)
+                    for where, piece in pieces:
+                        yield planned, where, piece
+
+    def _parts(self, span: Span) -> list[Span]:
+        """Return the parts of ``span``, cut where a payload's next object begins. Raises
+        :class:`CannotReduce` for a number of objects that no payload has."""
+        cuts = {span.start, span.stop}
+        for planned in self._plan.contributions:
+            if not 1 <= planned.slices <= slice_count(self._numel, MAX_SLICES):
+                raise CannotReduce(planned.replica, f"found {planned.slices} slices"[:200])
+            starts = {held.start for held in slice_spans(self._numel, planned.slices)}
+            cuts |= {start for start in starts if span.start < start < span.stop}
+        return [
+            part
+            for start, stop in pairwise(sorted(cuts))
+            for part in codec_parts(Span(start, stop), self._numel, self._codec)
+        ]
+
+    def _range(self, planned: PlannedContribution, span: Span) -> Range:
+        index, start = object_range(self._numel, planned.slices, span, self._codec)
+        key = keys.contribution_payload(
+            self._plan.round, planned.replica, planned.incarnation, index
+        )
+        return key, start, self._codec.encoded_bytes(span.numel)
+
+    def _own_part(self, part: Span) -> Iterator[tuple[Span, Tensor]]:
+        assert self._own is not None
+        for where in slices(part, self._numel):
+            yield where, self._own.decoded(where, self._codec)
+
+    def _read_part(
+        self, planned: PlannedContribution, part: Span, stream: Iterator[bytes]
+    ) -> Iterator[tuple[Span, Tensor]]:
+        try:
+            with self._timings.measure("download"):
+                data = memoryview(next(stream))
+        except MissingKey as error:
+            raise CannotReduce(planned.replica, f"expected an object {error}, found none") from None
+        for where in slices(part, self._numel):
+            start = self._codec.encoded_bytes(where.start) - self._codec.encoded_bytes(part.start)
+            try:
+                body = data[start : start + self._codec.encoded_bytes(where.numel)]
+                piece = self._decoded(body, where, planned)
+            except BadPayload as error:
+                piece = self._read_slice_again(planned, where, error)
+            # A sum is finite only if every element is.
+            if not bool(torch.isfinite(piece.sum())):
+                raise CannotReduce(planned.replica, "expected finite values, found NaN or infinity")
+            yield where, piece
+
+    def _decoded(
+        self, data: memoryview | bytes, where: Span, planned: PlannedContribution
+    ) -> Tensor:
+        return decode_part(data, where, self._codec, numel=self._numel, checksums=planned.checksums)
+
+    def _read_slice_again(
+        self, planned: PlannedContribution, where: Span, error: BadPayload
+    ) -> Tensor:
+        """Read a slice again, because it can have been damaged in transfer.
+
+        Raises :class:`CannotReduce` after :data:`~diloco.protocol.reading.READS` failed reads.
+        """
+        key, start, size_bytes = self._range(planned, where)
+        for _ in range(READS - 1):
+            log.warning("%s: %s; reading it again", key, error)
+            try:
+                return self._decoded(self._store.get_range(key, start, size_bytes), where, planned)
+            except MissingKey as missing:
+                reason = f"expected an object {missing}, found none"
+                raise CannotReduce(planned.replica, reason) from None
+            except BadPayload as again:
+                error = again
+        raise CannotReduce(planned.replica, f"{error} in {key}")

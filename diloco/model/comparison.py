@@ -1,0 +1,39 @@
+"""Names the first parameter in which two models differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from typing import Protocol
+
+
+class Described(Protocol):
+    """Name, shape and dtype of a tensor."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+
+def described(tensors: Iterable[Described]) -> list[str]:
+    """Return one text for each tensor: name, shape and dtype."""
+    return [f"{tensor.name} {list(tensor.shape)} {tensor.dtype}" for tensor in tensors]
+
+
+def first_difference(expected: Sequence[str], found: Sequence[str]) -> str:
+    """Describe the first difference of two lists of :func:`described`; '' if they are equal."""
+    pairs = list(zip_longest(expected, found))
+    different = [index for index, (one, other) in enumerate(pairs) if one != other]
+    if not different:
+        return ""
+    one, other = pairs[different[0]]
+    more = f", and {len(different) - 1} more differ" if len(different) > 1 else ""
+    return (
+        f"parameter {different[0]}: expected {one or 'none'} (of {len(expected)} parameters), "
+        f"found {other or 'none'} (of {len(found)}){more}"
+    )

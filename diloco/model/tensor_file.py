@@ -1,0 +1,222 @@
+"""Tensors as the parts of a safetensors object, which is never in memory as a whole.
+
+Format (https://huggingface.co/docs/safetensors): the header's length as eight little-endian bytes,
+a JSON header with dtype, shape and offsets of each tensor, then the tensors without gaps. Never
+pickle (I7).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diloco.protocol.parsing import abridged, parse_json
+from diloco.store.base import PART_BYTES
+
+HEADER_LIMIT = 100_000_000
+"""Maximum size of a header in bytes, the limit of the safetensors library."""
+CONTAINERS = 1_000_000
+"""Maximum number of objects and lists in a header, three per tensor."""
+DIMENSIONS = 64
+"""Maximum dimensions of a tensor, as in torch's operations."""
+LENGTH_BYTES = 8
+DTYPES = {
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+    "C64": torch.complex64,
+    "F32": torch.float32,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of an object; ``start`` and ``stop`` are the offsets of its bytes in the
+    object."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of a tensor of this shape and dtype."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def empty(self) -> Tensor:
+        """Return an uninitialised tensor of this shape and dtype on the CPU."""
+        return torch.empty(self.shape, dtype=self.dtype)
+
+
+class TensorWriter:
+    """Tensors, on any device, as an object of ``size_bytes``.
+
+    The tensors must not change until the parts are written, unless :meth:`copy` was called. They
+    can share memory: each is written in full. Raises :class:`TypeError` for a tensor that
+    safetensors cannot hold.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if tensor.dtype not in _NAMES or tensor.layout != torch.strided:
+                raise TypeError(
+                    f"{name}: expected a dense tensor of {', '.join(_NAMES.values())}, found "
+                    f"{tensor.dtype}, {tensor.layout}"
+                )
+        # The widest first, so that every tensor is aligned.
+        self._tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
+        self._header = _header(self._tensors)
+        body_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
+        self.size_bytes = len(self._header) + body_bytes
+        self._copied: list[memoryview] | None = None
+
+    def copy(self) -> None:
+        """Copy the tensors now, as parts; they can change afterwards. Releases each tensor after
+        its copy, so that a tensor without another reference costs no additional memory.
+
+        The parts are slices of one allocation: the C library would keep the memory of many small
+        ones after they are freed.
+        """
+        if self._copied is None:
+            whole = torch.empty(self.size_bytes, dtype=torch.uint8)
+            parts = iter(torch.split(whole, PART_BYTES))
+            self._copied = list(self._parts(self._released(), lambda left: next(parts)))
+
+    def parts(self) -> Iterator[memoryview]:
+        """Yield the object in parts of :data:`~diloco.store.base.PART_BYTES`, each in separate
+        memory. Can be called again."""
+        if self._copied is None:
+            return self._parts(iter(self._tensors.values()), _new_part)
+        return iter(self._copied)
+
+    def _released(self) -> Iterator[Tensor]:
+        while self._tensors:
+            yield self._tensors.pop(next(iter(self._tensors)))
+
+    @torch.no_grad()
+    def _parts(
+        self, tensors: Iterator[Tensor], new_part: Callable[[int], Tensor]
+    ) -> Iterator[memoryview]:
+        """Yield the object in parts from ``new_part``, which takes the number of bytes left."""
+        left = self.size_bytes
+        part, filled = new_part(left), 0
+        for tensor in _with_header(self._header, tensors):
+            flat, copied = tensor.detach().reshape(-1), 0
+            size = flat.element_size()
+            while copied < flat.numel():
+                count = min(flat.numel() - copied, (part.numel() - filled) // size)
+                where = part[filled : filled + count * size].view(flat.dtype)
+                where.copy_(flat[copied : copied + count])
+                copied, filled = copied + count, filled + count * size
+                if filled == part.numel():
+                    yield memoryview(part.numpy())  # type: ignore[arg-type]
+                    left -= filled
+                    part, filled = new_part(left) if left else part[:0], 0
+        assert left == 0, "the tensors differ from the header"
+
+
+def _with_header(header: bytes, tensors: Iterator[Tensor]) -> Iterator[Tensor]:
+    yield torch.from_numpy(np.frombuffer(bytearray(header), dtype=np.uint8))
+    yield from tensors
+
+
+def _new_part(left: int) -> Tensor:
+    return torch.empty(min(left, PART_BYTES), dtype=torch.uint8)
+
+
+def _header(tensors: Mapping[str, Tensor]) -> bytes:
+    fields, start = {}, 0
+    for name, tensor in tensors.items():
+        fields[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, start + tensor.nbytes],
+        }
+        start += tensor.nbytes
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def header_bytes(start: bytes | bytearray, size_bytes: int) -> int:
+    """Return the size of an object's header, its length field included, from the object's first
+    bytes. Raises :class:`ValueError`."""
+    if len(start) < LENGTH_BYTES:
+        raise ValueError(f"expected a safetensors header, found {len(start)} bytes")
+    (length,) = struct.unpack_from("<Q", start)
+    if length > min(HEADER_LIMIT, size_bytes - LENGTH_BYTES):
+        raise ValueError(f"expected a safetensors header, found one of {length} bytes")
+    return LENGTH_BYTES + int(length)
+
+
+def parse_header(header: bytes | bytearray, size_bytes: int) -> list[Entry]:
+    """Return the tensors of an object of ``size_bytes``, in the order of their bytes, from its
+    first :func:`header_bytes`. Raises :class:`ValueError` for anything that safetensors forbids."""
+    fields = parse_json(bytes(header[LENGTH_BYTES:]), containers=CONTAINERS)
+    if not isinstance(fields, dict):
+        raise ValueError(f"expected a safetensors header, found {type(fields).__name__}")
+    fields.pop("__metadata__", None)
+    entries = [_entry(name, value, len(header)) for name, value in fields.items()]
+    entries.sort(key=lambda entry: (entry.start, entry.stop))
+    stop = len(header)
+    for entry in entries:
+        if entry.start != stop:
+            raise ValueError(f"{entry.name}: expected offset {stop}, found {entry.start}")
+        stop = entry.stop
+    if stop != size_bytes:
+        raise ValueError(f"expected {size_bytes} bytes of tensors, found {stop}")
+    return entries
+
+
+def _entry(name: str, value: Any, first: int) -> Entry:
+    match value:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(stop)]}:
+            entry = Entry(name, DTYPES.get(dtype, torch.uint8), tuple(shape), start, stop)
+            are_sizes = all(type(size) is int and 0 <= size < 2**63 for size in shape)
+            are_sizes = are_sizes and len(shape) <= DIMENSIONS
+            if dtype in DTYPES and are_sizes and entry.nbytes == stop - start:
+                return replace(entry, start=first + start, stop=first + stop)
+    raise ValueError(f"expected a tensor of safetensors, found {abridged(value)}")
+
+
+def fill(
+    targets: Iterator[tuple[Entry, Tensor | None]], parts: Iterator[bytes | bytearray]
+) -> None:
+    """Copy the body of an object into ``targets``, contiguous CPU tensors in the order of the
+    object; None skips an entry. ``parts`` begins with the first byte of the object."""
+    part: bytes | bytearray = b""
+    start = 0
+    for entry, target in targets:
+        into = None if target is None else target.reshape(-1).view(torch.uint8).numpy()
+        at = entry.start
+        while at < entry.stop:
+            while start + len(part) <= at:
+                start += len(part)
+                part = next(parts)
+            count = min(entry.stop, start + len(part)) - at
+            if into is not None:
+                source = np.frombuffer(part, dtype=np.uint8, count=count, offset=at - start)
+                into[at - entry.start :][:count] = source
+            at += count

@@ -1,0 +1,307 @@
+"""Global state and local progress of a replica of several ranks.
+
+Every rank has the elements of its slice and executes the same operations on them. The leader's
+round loop calls the methods here, which announce themselves to the followers; the followers repeat
+the call in :meth:`RankProgress.follow`. Inside a call all ranks use collective operations together.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diloco.clock import Clock
+from diloco.exchange.inflight_rounds import InflightRound
+from diloco.exchange.reduce import Merged
+from diloco.model.outer_optimizer import OuterOptimizer
+from diloco.protocol.records import Commit, Identity
+from diloco.protocol.round_view import Totals
+from diloco.protocol.settings import GroupSettings
+from diloco.ranks.collective_ops import Ranks
+from diloco.ranks.sliced_layout import SlicedLayout
+from diloco.training.checkpoint import Restored
+from diloco.training.global_state import GlobalState
+from diloco.training.local_progress import LocalProgress
+from diloco.training.replica_state import EarlyContribution, ReplicaState
+
+EMPTY = torch.empty(0)
+OPENING_S = 600.0
+"""For how long the exchange waits until this rank has opened a round."""
+
+
+class RankState(GlobalState):
+    """The slices of the global state that this rank holds."""
+
+    layout: SlicedLayout
+
+    def __init__(self, layout: SlicedLayout, outer: OuterOptimizer, ranks: Ranks) -> None:
+        super().__init__(layout, outer)
+        self._ranks = ranks
+        self._loading: dict[str, Tensor] = {}
+
+    def gathered(self) -> tuple[Tensor, OuterOptimizer]:
+        """Like :meth:`GlobalState.gathered`, on the leader."""
+        with self._ranks.announced("gathered"):
+            assert self.weights is not None
+            gather = self.layout.gather
+            vectors = {name: gather(vector) for name, vector in self.outer.vectors.items()}
+            return gather(self.weights), self.outer.with_vectors(vectors)
+
+    def gathered_model(self) -> Tensor:
+        """Like :meth:`GlobalState.gathered_model`, on the leader."""
+        with self._ranks.announced("gathered_model"):
+            return self.layout.gather(self.layout.read())
+
+    def outer_to_load(self) -> OuterOptimizer:
+        """Return an optimizer for the whole model, on the leader."""
+        self._loading = {name: torch.zeros(self.layout.numel) for name in self.outer.vectors}
+        return self.outer.with_vectors(self._loading)
+
+    def load(self, restored: Restored, commit: Commit | None) -> None:
+        """Like :meth:`GlobalState.load`, from the leader's whole vectors."""
+        with self._ranks.announced(
+            "load",
+            round=restored.round,
+            base_rounds=restored.base_rounds,
+            committed=restored.totals.committed,
+            tokens=restored.totals.tokens,
+            commit=commit and commit.to_bytes().decode(),
+        ):
+            scatter = self.layout.scatter
+            held = scatter(restored.weights)
+            for name, vector in self.outer.vectors.items():
+                vector.copy_(scatter(self._loading.get(name, EMPTY)))
+            self._loading = {}
+            super().load(replace(restored, weights=held), commit)
+
+    def discard_local(self) -> None:
+        with self._ranks.announced("discard_local"):
+            super().discard_local()
+
+    def show(self) -> None:
+        with self._ranks.announced("show"):
+            super().show()
+
+    def hide(self) -> None:
+        with self._ranks.announced("hide"):
+            super().hide()
+
+
+class RankProgress(LocalProgress):
+    """Global state, step counts and residuals of one rank.
+
+    ``opened`` has the contributions that are not applied yet, ``merged`` the slice of the merged
+    mean of each round, by round. The exchange uses both in its own thread.
+    """
+
+    state: RankState
+
+    def __init__(
+        self,
+        identity: Identity,
+        settings: GroupSettings,
+        layout: SlicedLayout,
+        clock: Clock,
+        ranks: Ranks,
+    ) -> None:
+        super().__init__(identity, settings, layout, clock)
+        self.layout = layout
+        self.state = RankState(layout, self.state.outer, ranks)
+        self.opened: dict[int, InflightRound] = {}
+        self.merged: dict[int, Tensor] = {}
+        self._ranks = ranks
+        self._is_leader = ranks.channel.is_leader
+        self._leader_sent = False
+        self._has_opened = threading.Condition()
+
+    def open(self, round: int, fragment: int) -> InflightRound | None:
+        with self._ranks.announced("open", round=round, fragment=fragment):
+            opened = super().open(round, fragment)
+            if opened is not None:
+                with self._has_opened:
+                    self.opened[round] = opened
+                    self._has_opened.notify_all()
+            return opened
+
+    def contributed(self, round: int) -> Tensor:
+        """Return this rank's slice of the contribution to a round. The leader can be ahead, so that
+        this rank's training loop is still opening the round."""
+        with self._has_opened:
+            self._has_opened.wait_for(lambda: round in self.opened, timeout=OPENING_S)
+            return self.opened[round].contributed
+
+    def apply(
+        self, commit: Commit, merged: Merged | None, own: InflightRound | None, *, keep: float
+    ) -> str:
+        with self._ranks.announced(
+            "apply",
+            commit=commit.to_bytes().decode(),
+            present=merged and merged.present,
+            own=own is not None,
+            sent=own is not None and own.sent is not None,
+            keep=keep,
+        ):
+            outcome = super().apply(commit, merged, own, keep=keep)
+            self._forget(commit.round)
+            return outcome
+
+    def _is_sent(self, own: InflightRound) -> bool:
+        return own.sent is not None if self._is_leader else self._leader_sent
+
+    def _forget(self, last: int) -> None:
+        """Drop the vectors of rounds up to ``last``."""
+        for rounds in (self.opened, self.merged):
+            for round in [round for round in list(rounds) if round <= last]:
+                del rounds[round]
+
+    def mark_discarded(self) -> None:
+        with self._ranks.announced("mark_discarded"):
+            super().mark_discarded()
+            self._forget(self.state.round - 1)
+
+    def discard(self) -> None:
+        with self._ranks.announced("discard"):
+            super().discard()
+
+    def discard_non_finite(self, round: int) -> None:
+        with self._ranks.announced("discard_non_finite", round=round):
+            super().discard_non_finite(round)
+
+    # -- saved state -----------------------------------------------------------------------------
+
+    def gathered_residuals(self) -> dict[int, Tensor]:
+        """Like :meth:`LocalProgress.gathered_residuals`, on the leader."""
+        with self._ranks.announced("gathered_residuals"):
+            residuals = super().gathered_residuals()
+            return {n: self.layout.gather(held, n) for n, held in residuals.items()}
+
+    def left_out(self, opened: InflightRound) -> Tensor | None:
+        """Like :meth:`LocalProgress.left_out`, on the leader."""
+        with self._ranks.announced("left_out", round=opened.round):
+            held = super().left_out(opened)
+            return None if held is None else self.layout.gather(held, opened.fragment)
+
+    def restore(self, saved: ReplicaState, since: Iterable[Commit]) -> None:
+        since = list(since)
+        whole = {n: tensor for n, tensor in saved.residuals.items() if self._fits(tensor, n)}
+        of_round = {
+            round: early.residual
+            for round, early in saved.early.items()
+            if early.residual is not None and self._fits(early.residual, self._fragment(round))
+        }
+        with self._ranks.announced(
+            "restore",
+            residuals=[*whole],
+            early={round: early.incarnation for round, early in saved.early.items()},
+            early_residuals=[*of_round],
+            since=[commit.to_bytes().decode() for commit in since],
+        ):
+            self._restore(whole, of_round, saved, since)
+
+    def _restore(
+        self,
+        whole: dict[int, Tensor],
+        of_round: dict[int, Tensor],
+        saved: ReplicaState,
+        since: Iterable[Commit],
+    ) -> None:
+        """Restore this rank's part of the leader's vectors."""
+        residuals = {n: self.layout.scatter(tensor, n) for n, tensor in whole.items()}
+        held = {
+            round: self.layout.scatter(tensor, self._fragment(round))
+            for round, tensor in of_round.items()
+        }
+        early = {
+            round: replace(contribution, residual=held.get(round))
+            for round, contribution in saved.early.items()
+        }
+        super().restore(replace(saved, residuals=residuals, early=early), since)
+
+    def _fits(self, residual: Tensor, fragment: int) -> bool:
+        """Return whether a saved residual has the size of its fragment."""
+        exists = fragment < self.layout.table.fragments
+        return exists and residual.numel() == self.layout.span(fragment).numel
+
+    def _fragment(self, round: int) -> int:
+        return (round - 1) % self.layout.table.fragments
+
+    # -- followers -------------------------------------------------------------------------------
+
+    def follow(self, call: str, arguments: dict[str, Any]) -> None:
+        """Repeat a call of the leader."""
+        state = self.state
+        match call:
+            case "gathered" | "gathered_model" | "discard_local" | "show" | "hide":
+                getattr(state, call)()
+            case "mark_discarded" | "discard" | "gathered_residuals":
+                getattr(self, call)()
+            case "open" | "discard_non_finite":
+                getattr(self, call)(**arguments)
+            case "left_out":
+                self.left_out(self.opened[arguments["round"]])
+            case "load":
+                self._follow_load(**arguments)
+            case "apply":
+                self._follow_apply(**arguments)
+            case "restore":
+                self._follow_restore(**arguments)
+            case _:
+                raise AssertionError(call)
+
+    def _follow_load(
+        self,
+        *,
+        round: int,
+        base_rounds: list[int],
+        committed: int,
+        tokens: int,
+        commit: str | None,
+    ) -> None:
+        restored = Restored(
+            round=round,
+            weights=EMPTY,
+            base_rounds=tuple(base_rounds),
+            totals=Totals(committed=committed, tokens=tokens),
+        )
+        self.state.load(restored, _commit(commit) if commit else None)
+
+    def _follow_apply(
+        self, *, commit: str, present: float | None, own: bool, sent: bool, keep: float
+    ) -> None:
+        received = _commit(commit)
+        round, merged = received.round, None
+        if present is not None:
+            merged = Merged(vector=self.merged.get(round, torch.empty(0)), present=present)
+        self._leader_sent = sent
+        self.apply(received, merged, self.opened[round] if own else None, keep=keep)
+
+    def _follow_restore(
+        self,
+        *,
+        residuals: list[int],
+        early: dict[str, str],
+        early_residuals: list[int],
+        since: list[str],
+    ) -> None:
+        saved = ReplicaState(
+            round=0,
+            tokens=0,
+            trees={},
+            residuals={},
+            early={int(n): EarlyContribution(incarnation=name) for n, name in early.items()},
+        )
+        self._restore(
+            dict.fromkeys(residuals, EMPTY),
+            dict.fromkeys(early_residuals, EMPTY),
+            saved,
+            map(_commit, since),
+        )
+
+
+def _commit(text: str) -> Commit:
+    return Commit.from_bytes(text.encode())

@@ -1,0 +1,150 @@
+"""The weights of a round: all live replicas divide them, so late work enters once, now or later."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from diloco.protocol.records import ContributionRecord, LateReplica, Plan
+from diloco.protocol.round_decision import make_commit
+from diloco.protocol.round_view import Merge, Totals
+from diloco.protocol.round_weights import HUNG_AFTER
+from tests.diloco.protocol.decision_harness import SETTINGS, Watch, contribution, planned, view
+
+TOKENS = dataclasses.replace(SETTINGS, weighting="tokens")
+AFTER_GRACE_S = SETTINGS.grace_s + 1
+
+
+def plan_without_the_late(*records: ContributionRecord, **changes: Any) -> Plan:
+    """Return the plan that replica 0 makes once the grace window is over."""
+    seen = view(0, *records, **changes)
+    watch = Watch()
+    watch.at(0, seen)
+    action: Any = watch.at(AFTER_GRACE_S, seen)
+    return action.plan  # type: ignore[no-any-return]
+
+
+def weights(plan: Plan) -> list[float]:
+    return [c.weight for c in plan.contributions]
+
+
+def test_with_all_replicas_present_the_weights_are_those_of_a_mean() -> None:
+    plan = planned(view(0, contribution(0), contribution(1), contribution(2)))
+    assert weights(plan) == [1 / 3] * 3 and plan.late == ()
+
+
+def test_the_weights_leave_room_for_a_late_replica() -> None:
+    plan = plan_without_the_late(contribution(0), contribution(1), expected="0123")
+    assert weights(plan) == [1 / 4] * 2
+    assert plan.late == (
+        LateReplica(replica=2, units=1.0, missed=1),
+        LateReplica(replica=3, units=1.0, missed=1),
+    )
+
+
+def test_several_rounds_of_work_have_the_weight_of_one_replica() -> None:
+    late = contribution(1, rounds=3, tokens=300, steps=30)
+    assert weights(planned(view(0, contribution(0), late, expected="01"))) == [0.5, 0.5]
+    plan = planned(view(0, contribution(0), late, expected="01", settings=TOKENS))
+    assert weights(plan) == [0.5, 0.5], "tokens per round of work, whatever it holds"
+
+
+def test_token_weights_are_tokens_per_round_of_work() -> None:
+    settings = TOKENS
+    plan = planned(
+        view(0, contribution(0), contribution(1, tokens=300), expected="01", settings=settings)
+    )
+    assert weights(plan) == [0.25, 0.75]
+
+
+def test_a_late_replica_has_its_last_known_tokens() -> None:
+    before = planned(
+        view(
+            0, contribution(0), contribution(2, tokens=600, rounds=2), settings=TOKENS, expected=""
+        )
+    )
+    plan = plan_without_the_late(contribution(0), contribution(1), settings=TOKENS, previous=before)
+    assert plan.late == (LateReplica(replica=2, units=300.0, missed=1),)
+    assert weights(plan) == [0.2, 0.2]
+    again = plan_without_the_late(contribution(0), contribution(1), settings=TOKENS, previous=plan)
+    assert again.late == (LateReplica(replica=2, units=300.0, missed=2),)
+    assert weights(again) == [0.2, 0.2]
+
+
+def test_a_late_replica_that_never_contributed_counts_as_the_mean_of_the_others() -> None:
+    plan = plan_without_the_late(contribution(0), contribution(1, tokens=300), settings=TOKENS)
+    assert plan.late == (LateReplica(replica=2, units=200.0, missed=1),)
+    assert weights(plan) == [100 / 600, 300 / 600]
+
+
+@pytest.mark.parametrize("units", [float("nan"), float("inf"), -1.0, 0.0])
+def test_impossible_units_of_the_previous_plan_are_not_used(units: float) -> None:
+    before = plan_without_the_late(contribution(0), contribution(1), settings=TOKENS)
+    before = dataclasses.replace(
+        before, late=(LateReplica(replica=2, units=units, missed=1),), contributions=()
+    )
+    plan = plan_without_the_late(contribution(0), contribution(1), settings=TOKENS, previous=before)
+    assert plan.late == (LateReplica(replica=2, units=100.0, missed=2),)
+
+
+def test_the_room_of_a_late_replica_does_not_follow_an_impossible_previous_plan() -> None:
+    before = plan_without_the_late(contribution(0), contribution(1))
+    late = LateReplica(replica=2, units=1e15, missed=-5)
+    before = dataclasses.replace(before, late=(late, late))
+    plan = plan_without_the_late(contribution(0), contribution(1), previous=before)
+    assert plan.late == (LateReplica(replica=2, units=1.0, missed=1),)
+    assert weights(plan) == [1 / 3] * 2
+
+
+def test_a_replica_that_misses_eight_rounds_in_a_row_has_hung() -> None:
+    plan, sums = None, []
+    for _ in range(HUNG_AFTER + 2):
+        plan = plan_without_the_late(contribution(0), contribution(1), previous=plan)
+        sums.append(sum(weights(plan)))
+    assert sums == [pytest.approx(2 / 3)] * HUNG_AFTER + [1.0] * 2
+    back = planned(view(0, contribution(0), contribution(1), contribution(2), previous=plan))
+    assert back.late == () and weights(back) == [1 / 3] * 3
+    late = plan_without_the_late(contribution(0), contribution(1), previous=back)
+    assert late.late[0].missed == 1
+
+
+def test_refused_replicas_and_replicas_in_quarantine_get_no_room() -> None:
+    refused = contribution(2, loss=float("nan"))
+    assert weights(planned(view(0, contribution(0), contribution(1), refused))) == [0.5, 0.5]
+    fresh = contribution(2, rounds_here=0)
+    settings = dataclasses.replace(SETTINGS, quarantine_rounds=2)
+    plan = planned(view(0, contribution(0), contribution(1), fresh, settings=settings))
+    assert weights(plan) == [0.5, 0.5] and plan.late == ()
+
+
+def test_there_is_no_room_if_late_work_is_dropped_or_the_world_size_is_fixed() -> None:
+    dropped = dataclasses.replace(SETTINGS, late_keep=0.0)
+    fixed = dataclasses.replace(
+        SETTINGS, world_size_mode="fixed_with_spares", num_replicas=2, min_quorum=2
+    )
+    for settings in (dropped, fixed):
+        plan = plan_without_the_late(contribution(0), contribution(1), settings=settings)
+        assert weights(plan) == [0.5, 0.5] and plan.late == ()
+
+
+def test_the_writer_of_a_contribution_without_tokens_is_late() -> None:
+    seen = view(0, contribution(0), contribution(1), contribution(2, tokens=0), expected="")
+    plan = planned(seen)
+    assert weights(plan) == [1 / 3] * 2 and plan.late[0].replica == 2
+
+
+@pytest.mark.parametrize("rounds", [0, -1, 10**16])
+def test_an_impossible_number_of_rounds_of_work_is_refused(rounds: int) -> None:
+    seen = view(0, contribution(0), contribution(1), contribution(2, rounds=rounds))
+    (refusal,) = planned(seen).refused
+    assert refusal.replica == 2 and "expected rounds of work from 1 to" in refusal.reason
+
+
+def test_the_loss_of_a_commit_is_a_mean_whatever_the_weights_sum_to() -> None:
+    plan = plan_without_the_late(contribution(0, loss=1.0), contribution(1, loss=3.0))
+    seen = view(0, plan=plan)
+    commit = make_commit(seen, plan, Merge(digest="mean"), (), Totals(), 0.0)
+    assert sum(weights(plan)) == pytest.approx(2 / 3)
+    assert commit.loss == pytest.approx(2.0)

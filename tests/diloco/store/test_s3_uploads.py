@@ -1,0 +1,136 @@
+"""Uploads by obstore: its concurrency is the limit of the line, and objects are measured."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs
+
+import obstore
+import pytest
+from obstore.exceptions import GenericError
+
+from diloco.clock import SystemClock
+from diloco.store import s3
+from diloco.store.base import StoreUnavailable
+from diloco.store.transfers import Line
+from tests.emulators.http_server import Exchange, HttpServer
+
+ACCESS = {
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> Line:
+    line = Line(clock=SystemClock(), most=16)
+    monkeypatch.setattr(s3, "UPLOAD_LINE", line)
+    return line
+
+
+def test_an_upload_has_as_many_parts_in_flight_as_the_line_allows(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = []
+
+    def put(client: object, key: str, parts: Iterator[bytes], **options: Any) -> None:
+        limits.append(options["max_concurrency"])
+        assert len(list(parts)) == 20
+
+    monkeypatch.setattr(obstore, "put", put)
+    store = s3.ObstoreStore("s3://bucket/run", environment=ACCESS)
+    for _ in range(2):
+        store.put_stream("a", lambda: [b"x"] * 20)
+    assert limits == [4, 8], "the second upload begins where the first one ended"
+
+
+def test_an_upload_without_a_thread_can_be_retried_and_returns_its_slot(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    store = s3.ObstoreStore("s3://bucket/run", environment=ACCESS)
+    with pytest.raises(StoreUnavailable, match="a: expected a thread to upload in, found: can't"):
+        store.put_stream("a", lambda: [b"x"] * 20)
+    assert line._granted == 0
+
+
+def test_an_upload_that_fails_halves_the_limit(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(client: object, key: str, parts: Iterator[bytes], **options: Any) -> None:
+        raise GenericError("non-2xx status code: 503 <Code>SlowDown</Code><Message>slow<")
+
+    monkeypatch.setattr(obstore, "put", put)
+    store = s3.ObstoreStore("s3://bucket/run", environment=ACCESS)
+    with pytest.raises(StoreUnavailable):
+        store.put_stream("a", lambda: [b"x"] * 20)
+    assert line.limit == 2
+
+
+class Uploads:
+    """The multipart requests of S3, without objects: ``refusals`` are the times that each part is
+    refused, ``calls`` counts the requests by verb and part."""
+
+    def __init__(self) -> None:
+        self.refusals: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+
+    def __call__(self, request: Exchange) -> None:
+        query = parse_qs(request.address.query, keep_blank_values=True)
+        part = query.get("partNumber", [""])[0]
+        self.calls["begin" if "uploads" in query else f"{request.command}{part}"] += 1
+        body, headers = "<Result><ETag>x</ETag></Result>", {"ETag": "x"}
+        if "uploads" in query:
+            body = "<Result><Bucket>b</Bucket><Key>k</Key><UploadId>1</UploadId></Result>"
+        if 0 < self.calls[f"PUT{part}"] <= self.refusals[part]:
+            body = "<Error><Code>SlowDown</Code><Message>slow</Message></Error>"
+            request.answer(503, body.encode(), "text/xml")
+        else:
+            request.answer(200, body.encode(), "text/xml", headers)
+
+
+@pytest.fixture
+def uploads() -> Iterator[tuple[Uploads, dict[str, str]]]:
+    uploads = Uploads()
+    server = HttpServer(uploads).start()
+    yield uploads, ACCESS | {"AWS_ENDPOINT_URL": server.url}
+    server.stop()
+
+
+@pytest.fixture
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "PART_BYTES", 1000)
+    monkeypatch.setattr(s3, "FIRST_BACKOFF_S", 0.001)
+    monkeypatch.setattr(s3, "LONGEST_BACKOFF_S", 0.002)
+
+
+@pytest.mark.usefixtures("line", "_small")
+def test_an_interrupted_upload_continues_with_the_parts_that_are_stored(
+    uploads: tuple[Uploads, dict[str, str]],
+) -> None:
+    server, access = uploads
+    server.refusals["3"] = 20
+    s3.ObstoreStore("s3://bucket/run", environment=access).put_stream(
+        "a", lambda: [bytes(1000)] * 5
+    )
+    once = dict.fromkeys(("begin", "PUT1", "PUT2", "PUT4", "PUT5", "POST"), 1)
+    assert server.calls == once | {"PUT3": 21}
+
+
+@pytest.mark.usefixtures("line", "_small")
+def test_an_upload_that_cannot_continue_is_aborted(
+    uploads: tuple[Uploads, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "UPLOAD_RETRIES", 5)
+    server, access = uploads
+    server.refusals["3"] = 1000
+    store = s3.ObstoreStore("s3://bucket/run", environment=access)
+    with pytest.raises(StoreUnavailable, match="a: 503 SlowDown: slow"):
+        store.put_stream("a", lambda: [bytes(1000)] * 5)
+    assert (server.calls["begin"], server.calls["DELETE"], server.calls["POST"]) == (1, 1, 0)

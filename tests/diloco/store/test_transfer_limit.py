@@ -1,0 +1,248 @@
+"""The number of parts in flight comes near the best fixed one on simulated lines."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from diloco.store.base import PART_BYTES, StoreUnavailable
+from diloco.store.transfer_limit import FIRST, Stage, failed, first_state, observed
+from diloco.store.transfers import BACK_OFF_S, Flight, Line
+from tests.diloco.clocks import ManualClock
+
+MB = 1e6
+MOST = 16
+
+
+@dataclass(frozen=True)
+class SimulatedLine:
+    """A line with a latency before each part, a rate per connection and one for all of them."""
+
+    latency_s: float
+    connection: float
+    total: float
+
+    def rate(self, in_flight: int, part_bytes: int = PART_BYTES) -> float:
+        """Bytes per second of parts in a steady state."""
+        part_s = self.latency_s + part_bytes / self.connection
+        return min(in_flight * part_bytes / part_s, self.total)
+
+    def best(self, most: int = MOST) -> float:
+        return max(self.rate(limit) for limit in range(1, most + 1))
+
+
+LINES = {
+    "cloud": SimulatedLine(0.06, 90 * MB, 10_000 * MB),
+    "cloud with a full network card": SimulatedLine(0.06, 90 * MB, 700 * MB),
+    "office": SimulatedLine(0.03, 50 * MB, 110 * MB),
+    "one connection fills it": SimulatedLine(0.01, 900 * MB, 100 * MB),
+    "far away": SimulatedLine(0.3, 20 * MB, 150 * MB),
+}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+@pytest.mark.parametrize("name", list(LINES))
+def test_the_limit_comes_near_the_best_fixed_number(name: str, noise: float) -> None:
+    line, rng, state = LINES[name], random.Random(name), first_state(MOST)
+    used: list[int] = []
+    for _ in range(400):
+        used.append(state.limit)
+        state = observed(state, line.rate(state.limit) * rng.uniform(1 - noise, 1 + noise))
+    mean = sum(line.rate(limit) for limit in used[40:]) / len(used[40:])
+    assert mean >= 0.95 * line.best()
+    assert min(used) >= 1 and max(used) <= MOST
+
+
+def test_a_full_line_does_not_get_more_parts_than_fill_it() -> None:
+    state = first_state(64)
+    for _ in range(400):
+        state = observed(state, LINES["one connection fills it"].rate(state.limit))
+    assert state.chosen <= 2
+    state = first_state(64)
+    for _ in range(400):
+        state = observed(state, LINES["cloud with a full network card"].rate(state.limit))
+    assert 10 <= state.chosen <= 13  # ten and a half fill it
+
+
+def test_a_line_that_becomes_wider_is_filled_again() -> None:
+    line, state = LINES["office"], first_state(MOST)
+    for _ in range(100):
+        state = observed(state, line.rate(state.limit))
+    assert state.chosen <= 4
+    line = LINES["cloud"]
+    for _ in range(200):
+        state = observed(state, line.rate(state.limit))
+    assert line.rate(state.chosen) >= 0.9 * line.best()
+
+
+def test_doubling_ends_where_it_does_not_pay() -> None:
+    line, state = LINES["cloud with a full network card"], first_state(64)
+    limits = []
+    while state.stage is Stage.DOUBLE:
+        limits.append(state.limit)
+        state = observed(state, line.rate(state.limit))
+    assert limits == [4, 8, 16, 32] and state.limit == 16
+
+
+def test_an_error_halves_the_limit_and_it_rises_again() -> None:
+    line, state = LINES["cloud"], first_state(MOST)
+    for _ in range(20):
+        state = observed(state, line.rate(state.limit))
+    before, state = state.limit, failed(state)
+    assert state.limit == before // 2
+    for _ in range(200):
+        state = observed(state, line.rate(state.limit))
+    assert state.chosen >= 0.9 * MOST
+    assert failed(replace(state, limit=1)).limit == 1
+
+
+def test_a_limit_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        first_state(0)
+
+
+# -- lines: parts in transfer ------------------------------------------------------------------
+
+
+def transfer(
+    line: Line, clock: ManualClock, simulated: SimulatedLine, parts: int, part_bytes: int
+) -> tuple[float, int]:
+    """Move ``parts`` through ``line`` as a reader does; return its seconds and the most parts that
+    were held."""
+    begun_s, left, most = clock.now_s, parts, 0
+    active: list[list[float]] = []  # the latency and the bytes that are left of each part
+    flights: list[Flight] = []
+    while left or active:
+        while left and (flight := line.begin(part_bytes, alone=not active)):
+            active.append([simulated.latency_s, float(part_bytes)])
+            flights.append(flight)
+            left -= 1
+        most = max(most, len(active))
+        moving = sum(latency <= 0 for latency, _ in active)
+        rate = min(simulated.connection, simulated.total / moving) if moving else 0.0
+        seconds = min(
+            latency if latency > 0 else size_bytes / rate for latency, size_bytes in active
+        )
+        clock.sleep(seconds)
+        for one in active:
+            if one[0] > 0:
+                one[0] = one[0] - seconds if one[0] - seconds > 1e-9 else 0.0
+            else:
+                one[1] -= rate * seconds
+        for index in reversed(range(len(active))):
+            if active[index][1] <= 1e-3:
+                del active[index]
+                line.end(flights.pop(index), complete=True)
+                line.release(part_bytes)
+    return clock.now_s - begun_s, most
+
+
+def best_fixed(simulated: SimulatedLine, parts: int) -> float:
+    """Return the seconds of the best fixed number of parts in flight."""
+
+    def seconds(limit: int) -> float:
+        clock = ManualClock()
+        line = Line(clock=clock, most=MOST)
+        line._state = replace(first_state(MOST), limit=limit)
+        line._change = lambda state: None  # type: ignore[method-assign]
+        return transfer(line, clock, simulated, parts, PART_BYTES)[0]
+
+    return min(seconds(limit) for limit in range(1, MOST + 1))
+
+
+@pytest.mark.parametrize("parts", [24, 125])
+@pytest.mark.parametrize("name", list(LINES))
+def test_rounds_become_nearly_as_fast_as_the_best_fixed_number(name: str, parts: int) -> None:
+    clock = ManualClock()
+    line = Line(clock=clock, most=MOST)
+    rounds = []
+    for _ in range(40):
+        rounds.append(transfer(line, clock, LINES[name], parts, PART_BYTES)[0])
+        clock.sleep(100.0)  # computing between rounds is not measured
+    late = sorted(rounds[10:])
+    assert best_fixed(LINES[name], parts) >= 0.9 * late[len(late) // 2]
+    assert line.limit == pytest.approx(line._state.chosen, abs=line._state.chosen // 4 + 1)
+
+
+def test_the_parts_held_stay_within_the_budget() -> None:
+    clock = ManualClock()
+    line = Line(clock=clock, most=MOST, budget_bytes=5 * PART_BYTES)
+    most = [transfer(line, clock, LINES["cloud"], 50, PART_BYTES)[1] for _ in range(20)]
+    assert max(most) == 5 < line.limit
+    held = [line.begin(PART_BYTES, alone=False) for _ in range(5)]
+    ends = [flight for flight in held if flight]
+    for flight in ends:
+        line.end(flight, complete=True)  # read, and not yet taken
+    assert line.begin(6 * PART_BYTES, alone=False) is None
+    assert line.begin(6 * PART_BYTES, alone=True) is not None, "every reader makes progress"
+
+
+def test_parts_that_fail_are_not_measured_and_one_overload_counts_once() -> None:
+    clock = ManualClock()
+    line = Line(clock=clock, most=MOST)
+    transfer(line, clock, LINES["cloud"], 200, PART_BYTES)
+    before = line.limit
+    for _ in range(5):
+        line.back_off()
+        clock.sleep(BACK_OFF_S / 10)
+    assert line.limit == before // 2
+    clock.sleep(BACK_OFF_S)
+    line.back_off()
+    assert line.limit == before // 4
+
+
+# -- objects that a client divides itself --------------------------------------------------------
+
+
+def upload(line: Line, clock: ManualClock, simulated: SimulatedLine, parts: int) -> int:
+    """Upload one object in ``parts``; return its limit."""
+    with line.measured() as stream:
+        size_bytes = sum(len(part) for part in stream.counted([bytes(1000)] * parts))
+        clock.sleep(size_bytes / simulated.rate(stream.limit, 1000))
+        return stream.limit
+
+
+def test_uploads_double_until_the_line_is_full() -> None:
+    clock, simulated = ManualClock(), SimulatedLine(0.06, 90 * MB, 12 * 1000 / 0.06)
+    line = Line(clock=clock, most=64)
+    limits = [upload(line, clock, simulated, 200) for _ in range(100)]
+    assert limits[:4] == [4, 8, 16, 32]
+    assert 10 <= line._state.chosen <= 16
+
+
+def test_objects_with_few_parts_leave_the_limit() -> None:
+    clock = ManualClock()
+    line = Line(clock=clock, most=MOST)
+    for _ in range(20):
+        upload(line, clock, LINES["cloud"], 2)
+    assert line.limit == FIRST
+
+
+def test_two_uploads_share_the_limit_and_are_not_measured() -> None:
+    clock = ManualClock()
+    line = Line(clock=clock, most=MOST)
+
+    def both() -> Iterator[int]:
+        with line.measured() as first, line.measured() as second:
+            for stream in (first, second):
+                list(stream.counted([b"x"] * 50))
+                yield stream.limit
+            clock.sleep(1.0)
+
+    assert list(both()) == [FIRST, 1]
+    assert line.limit == FIRST
+    upload(line, clock, LINES["cloud"], 50)
+    assert line.limit == 2 * FIRST
+
+
+def test_an_upload_that_the_store_refuses_halves_the_limit() -> None:
+    line = Line(clock=ManualClock(), most=MOST)
+    with pytest.raises(StoreUnavailable), line.measured():
+        raise StoreUnavailable("SlowDown")
+    assert line.limit == FIRST // 2
+    with pytest.raises(KeyError), line.measured():
+        raise KeyError
+    assert line.limit == FIRST // 2, "an error of the caller is not one of the line"
