@@ -1,6 +1,6 @@
-"""Backends that run replicas, one file each, behind one protocol.
+"""Backends that run replicas: one folder each, behind one interface (:mod:`executors.executor`).
 
-Every executor is importable from here; its SDK is loaded only when it is asked for.
+Every executor class can be imported from here; its module and SDK load on first access.
 """
 
 from __future__ import annotations
@@ -8,23 +8,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from executors.registry import CLASSES
+from executors.registry import DESCRIPTIONS
 
 if TYPE_CHECKING:
-    from executors.local.executor import LocalProcessExecutor
+    from executors.local.executor import LocalProcessExecutor as LocalProcessExecutor
 
-_HOME = {path.partition(":")[2]: path.partition(":")[0] for path in CLASSES.values()}
-
-__all__ = [
-    "HFJobsExecutor",
-    "KubernetesExecutor",
-    "LocalProcessExecutor",
-    "ModalExecutor",
-    "SageMakerExecutor",
-]
+_MODULES = {
+    name: module
+    for module, _, name in (each.executor.partition(":") for each in DESCRIPTIONS.values())
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'executors' has no attribute {name!r}")

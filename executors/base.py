@@ -1,14 +1,11 @@
-"""What every backend does: start replicas, report their state, show their logs, end them.
+"""The values that executors take and return: a replica to launch, its job, its state, its errors.
 
-An executor keeps no state that matters: a :class:`ReplicaHandle` is plain JSON and works from any
-process, and :meth:`ServerlessExecutor.find` recovers it from the *launch key*, the name the
-backend knows the job by. :meth:`ServerlessExecutor.ensure` starts a job; repeating it under the
-same key completes that job and never starts a second one.
+A :class:`ReplicaHandle` is plain JSON and works in any process. The *launch key* is the name that
+identifies a job at its backend. :data:`JobState.UNKNOWN` means that the backend did not respond. It
+is not a failure.
 
-Unknown is not failed: :data:`JobState.UNKNOWN` says that the backend could not be asked.
-
-Errors say what helps: :class:`RetryLater` waiting, :class:`NeedsPerson` somebody who changes a
-credential, a quota or a bill, :class:`LaunchRefused` nothing but another request.
+Errors show how to react: retry later (:class:`RetryLater`), correct a credential, a quota or a
+payment (:class:`AccountError`), or change the request (:class:`LaunchRefused`).
 """
 
 from __future__ import annotations
@@ -16,22 +13,24 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 
 class ExecutorError(Exception):
-    """Base of what an executor raises. The message is the backend's own where it has one."""
+    """Base class of executor errors. The message is the backend's own if it has one."""
 
 
 class RetryLater(ExecutorError):
-    """Trying again can help: the backend is down, slow, or out of capacity.
+    """A temporary error: the backend is down, slow, or out of capacity.
 
-    ``after_s``: how long the backend asked us to wait, None where it did not say. ``attempts``: how
-    many launches in a row are attempted before intervention is required, None for no limit; set
-    where the backend's message does not show whether waiting helps.
+    Args:
+        after_s: delay that the backend requests; None if it names none.
+        attempts: consecutive launches to attempt before intervention is required; None for no
+            limit. Set where the backend's message does not show whether waiting helps.
     """
 
     def __init__(
@@ -43,13 +42,14 @@ class RetryLater(ExecutorError):
 
 
 class NoCapacity(RetryLater):
-    """The backend is full for now: the account's quota is in use, no machine is free, or a disk is
-    full. It says nothing about the request; a launch is repeated until there is room.
+    """The backend is full: the account's quota is in use, no machine is free, or a disk is full.
 
-    ``pending`` is what the launch waits for, by default the quota.
+    The error does not depend on the request; the launch is repeated until there is capacity. A
+    quota below the request itself (a limit of zero) is :class:`AccountError` instead.
 
-    A quota that cannot hold the request even when nothing else runs (a limit of zero) is
-    :class:`NeedsPerson` instead."""
+    Args:
+        pending: what the launch waits for; the quota by default.
+    """
 
     def __init__(
         self,
@@ -64,12 +64,12 @@ class NoCapacity(RetryLater):
 
 
 class LaunchRefused(ExecutorError):
-    """Trying again cannot help: what was asked for is wrong."""
+    """The request is invalid; a retry does not help."""
 
 
-class NeedsPerson(LaunchRefused):
-    """No request of this account can succeed until a person acts: a credential is wrong or has
-    expired, a permission, a quota or a payment is missing."""
+class AccountError(LaunchRefused):
+    """Intervention is required: a credential is wrong or expired, or a permission, a quota or a
+    payment is missing. No request of the account succeeds before that."""
 
 
 class JobState(enum.StrEnum):
@@ -80,24 +80,24 @@ class JobState(enum.StrEnum):
 
 
 class PendingCause(enum.StrEnum):
-    """Why a job has not started yet. It decides how long the control plane waits, and what it does
+    """Why a job has not started. It determines how long the control plane waits and what it does
     next (:func:`runs.reconcile.retry_policy.pending_limit_s`)."""
 
     STARTING = "starting"
-    """A machine boots, or an image is being pulled: normal."""
+    """A machine boots or an image is pulled: a normal start."""
     QUEUED = "queued"
-    """A queue has not admitted it (Kueue). It waits without a limit: the queue's owner decides."""
+    """Not admitted by a queue (Kueue). Waits without a limit, because the queue decides."""
     CAPACITY = "capacity"
-    """No machine is free, or none matches what is asked for."""
+    """No machine is free, or none matches the request."""
     QUOTA = "quota"
-    """The quota is in use by others."""
+    """The quota is in use by other jobs."""
     IMAGE = "image"
     """The image cannot be pulled, or its name is invalid."""
     INCOMPLETE = "incomplete"
-    """An object that it needs (a Secret, a ConfigMap, a volume) is missing: ``ensure`` again."""
+    """A required object (a Secret, a ConfigMap, a volume) is missing: repeat ``ensure``."""
     REFUSED = "refused"
-    """The backend refuses it until an operator changes something: a quota below the request, a
-    security policy, a missing service account."""
+    """Refused until an operator acts: a quota below the request, a security policy, a missing
+    service account."""
 
 
 class Cause(enum.StrEnum):
@@ -110,18 +110,20 @@ class Cause(enum.StrEnum):
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
     LOST = "lost"
-    """The backend knows no such job (any more)."""
+    """The backend has no record of the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorConfig:
-    """What one executor works with. Two executors of one configuration see the same jobs.
+    """Configuration of one executor. Two executors with the same configuration see the same jobs.
 
-    ``deployment`` marks our jobs among others of the account, so that no control plane takes
-    another's for orphans. ``credentials`` are named as the backend's own environment variables
-    (``MODAL_TOKEN_ID``); where one is missing the SDK finds its own in this process's environment.
-    ``options`` are the backend's own and documented by its executor. ``state_dir`` is where local
-    jobs keep their files.
+    Args:
+        deployment: label of this control plane's jobs. It separates them from other jobs of the
+            account, which are therefore never taken for orphans.
+        credentials: values by the backend's environment variables (``MODAL_TOKEN_ID``). The SDK
+            reads missing ones from the environment of this process.
+        options: the backend's options (:class:`executors.backend.Backend`).
+        state_dir: folder for the files of local jobs.
     """
 
     deployment: str = "archipelago"
@@ -132,11 +134,13 @@ class ExecutorConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CodeRef:
-    """The code a replica runs, in its rendezvous: see :mod:`executors.bootstrap.command`.
+    """The code of a replica, stored in its rendezvous: see :mod:`executors.bootstrap.command`.
 
-    ``sha256`` names ``code/<sha256>.zip`` under ``uri``. ``archives`` are further zips of user code
-    by digest, put on the path before it. ``requirements`` are pip requirements, installed where the
-    image lacks them.
+    Args:
+        uri: the rendezvous.
+        sha256: digest of the bundle ``code/<sha256>.zip`` under ``uri``.
+        archives: digests of zips of user code, which precede the bundle on the path.
+        requirements: pip requirements, installed where the image lacks them.
     """
 
     uri: str
@@ -147,13 +151,18 @@ class CodeRef:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaSpec:
-    """One replica to launch. ``launch_key`` is unique per attempt, for ever.
+    """One replica to launch.
 
-    ``hardware`` is a name in the backend's catalogue (:mod:`executors.catalogue`), ``region`` and
-    ``image`` the backend's words, empty for the executor's default. ``timeout_s`` is the deadline
-    the backend is given; None means the longest it allows, never a shorter default of its own.
-    ``secrets`` are this replica's alone, added to those of the whole launch. ``options`` are the
-    backend's own and documented by its executor.
+    Args:
+        launch_key: unique per attempt and never reused.
+        replica: the replica's number.
+        hardware: a name in the backend's catalogue (:mod:`executors.catalogue`).
+        region: the backend's name of a region; empty for the executor's default.
+        image: a container image; empty for the executor's default.
+        timeout_s: the job's deadline; None for the longest that the backend allows, never a
+            shorter default of the backend.
+        secrets: secrets of this replica only, added to those of the launch.
+        options: the backend's options (:class:`executors.backend.Backend`).
     """
 
     launch_key: str
@@ -169,8 +178,21 @@ class ReplicaSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """One job to start. ``env`` includes the variable with the replica number; ``secrets``
+    include those of the spec. No name is in both."""
+
+    spec: ReplicaSpec
+    entrypoint: str
+    args: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    code: CodeRef | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReplicaHandle:
-    """A job, as JSON. ``data`` is the backend's own and opaque to everybody else."""
+    """A job, as JSON. ``data`` belongs to the backend and is opaque to callers."""
 
     backend: str
     launch_key: str
@@ -186,14 +208,16 @@ class ReplicaHandle:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaStatus:
-    """How a job is. ``cause``, ``exit_code`` and ``ended_wall_s`` are None until it has ended.
+    """The status of a job. Times are Unix seconds of the backend's clock.
 
-    ``pending``: while the state is PENDING, what the job waits for; None where the backend does
-    not say. ``message`` is then the backend's own explanation. ``phase`` is the backend's own word
-    (``Scheduling``, ``Starting``). Times are Unix seconds of the backend's clock, for display and
-    billing. ``deadline_wall_s`` is when the backend will end the job, None where that is not known.
-    ``billed_s`` is how many seconds at the price without spot the backend bills for a job that has
-    ended, None where it does not say.
+    ``cause``, ``exit_code`` and ``ended_wall_s`` are None until the job has ended.
+
+    Args:
+        message: the backend's explanation of the state.
+        phase: the backend's name of the state (``Scheduling``, ``Starting``).
+        pending: while PENDING, what the job waits for; None if the backend does not report it.
+        deadline_wall_s: when the backend will end the job; None if unknown.
+        billed_s: billed seconds of an ended job, at the price without spot; None if unknown.
     """
 
     state: JobState
@@ -210,19 +234,30 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class LogLine:
-    """A line of a job's output. ``position`` is opaque: what ``logs(after=)`` takes to go on
-    behind this line."""
+    """A line of a job's output. ``position`` is opaque; pass it as ``logs(after=)`` to continue
+    after this line."""
 
     text: str
     position: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Capabilities:
-    """What a backend can do; the form, the preflight and the control plane ask here.
+class Problem:
+    """A reason why a launch would fail. ``field`` is a field of :class:`ReplicaSpec`, or
+    ``credential``."""
 
-    ``max_lifetime_s`` is the longest ``timeout_s`` it takes, None for no limit. ``unique_names``:
-    launching one key twice at once starts one job; without it the reaper ends the younger.
+    field: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """Features and limits of a backend, for the form, the preflight and the control plane.
+
+    Args:
+        max_lifetime_s: the longest ``timeout_s``; None for no limit.
+        unique_names: two concurrent launches of one key start one job. Otherwise the reaper ends
+            the younger job.
     """
 
     max_lifetime_s: float | None = None
@@ -231,117 +266,18 @@ class Capabilities:
     images: bool = True
     unique_names: bool = True
     remote: bool = True
-    """Jobs run on other machines: they cannot reach a folder or a loopback address of this one."""
+    """Jobs run on other machines and cannot reach a folder or a loopback address of this one."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """What a launch would fail of. ``field`` is the part of :class:`ReplicaSpec` it is about, or
-    ``credential``."""
-
-    field: str
-    message: str
-
-
-class ServerlessExecutor(Protocol):
-    """One backend. Errors are :class:`RetryLater`, :class:`LaunchRefused` or
-    :class:`NeedsPerson`; methods may be called from several threads."""
-
-    backend: str
-    capabilities: Capabilities
-
-    def ensure(
-        self,
-        specs: Sequence[ReplicaSpec],
-        entrypoint: str,
-        entrypoint_args: Mapping[str, Any] | None = None,
-        *,
-        env: Mapping[str, str] | None = None,
-        secrets: Mapping[str, str] | None = None,
-        code: CodeRef | None = None,
-    ) -> list[ReplicaHandle]:
-        """Bring every object of each spec's job to the wanted state: a job that runs ``python -m
-        entrypoint``, and whatever it needs to start (a Secret, labels, owner references).
-
-        Idempotent under the launch key. A caller repeats it until it returns: after a kill, an
-        error or a lost answer at any request the next call completes what is missing, and creates
-        nothing twice. A job that has ended is left as it is; its handle is returned. Only a return
-        means that all objects exist: :meth:`find` can find a job that lacks some.
-
-        ``entrypoint_args``: ``args`` is a list of command-line arguments, ``rank_env`` names the
-        environment variable that carries the replica number (default ``REPLICA_RANK``).
-
-        ``env`` is not secret. ``secrets`` become environment variables too, by the backend's own
-        means for secrets: never in arguments, labels or handles. With ``code`` the job fetches and
-        checks that first (:mod:`executors.bootstrap.command`); without, the image has the module.
-
-        All specs are tried. Where some fail, the first one's error is raised; repeat the call with
-        the same specs.
-
-        Raises:
-            RetryLater: the backend is away. :class:`NoCapacity`: its quota is in use, or no
-                machine is free; a later call can succeed without anyone's action.
-            NeedsPerson: a credential, a permission, a namespace or a quota above zero is missing.
-            LaunchRefused: the request itself is wrong.
-        """
-        ...
-
-    def launch_replicas(
-        self,
-        n_replicas: int,
-        entrypoint: str,
-        entrypoint_args: Mapping[str, Any] | None = None,
-        *,
-        specs: Sequence[ReplicaSpec] | None = None,
-        env: Mapping[str, str] | None = None,
-        secrets: Mapping[str, str] | None = None,
-        code: CodeRef | None = None,
-    ) -> list[ReplicaHandle]:
-        """:meth:`ensure` for callers without launch keys: without ``specs``, new keys are made and
-        replicas are numbered from 0. Implemented by :class:`executors.launching.LaunchReplicas`.
-        """
-        ...
-
-    def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
-        """The state of each, in order; as few questions to the backend as it allows for many.
-
-        A job the backend does not know (any more) is ENDED with cause LOST.
-        """
-        ...
-
-    def find(self, launch_key: str) -> ReplicaHandle | None:
-        """The job of that key, ended or not, or None if there never was one. Only reads; a job
-        that is found can lack an object, which :meth:`ensure` then creates."""
-        ...
-
-    def live(self) -> list[ReplicaHandle]:
-        """Every job of our deployment that has not ended, for the reaper."""
-        ...
-
-    def logs(
-        self, handle: ReplicaHandle, *, after: str = "", follow: bool = False
-    ) -> Iterator[LogLine]:
-        """The job's output, oldest line first, behind the position ``after``; with ``follow``
-        until the job ends."""
-        ...
-
-    def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
-        """Ask each job to end, then end it; does not wait. One that has ended, or that nobody
-        knows, is no error."""
-        ...
-
-    def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
-        """Wait up to ``timeout`` seconds for all to end; the states then."""
-        ...
-
-    def check(self) -> str:
-        """Who and where we are to the backend (account, workspace, cluster), for a person.
-
-        Raises what the backend says where the credential does not work.
-        """
-        ...
-
-    def preflight(self, spec: ReplicaSpec, count: int) -> list[Problem]:
-        """What launching ``count`` of ``spec`` would fail of, as far as the backend tells without
-        starting anything; empty when nothing is known to be wrong."""
-        ...
+    def problems(self, spec: ReplicaSpec) -> list[Problem]:
+        """The fields of ``spec`` that the backend cannot satisfy."""
+        problems = {}
+        limit_s = math.inf if self.max_lifetime_s is None else self.max_lifetime_s
+        if spec.timeout_s is not None and not 0 < spec.timeout_s <= limit_s:
+            problems["timeout_s"] = (
+                f"expected more than 0 and at most {limit_s:.0f} s, found {spec.timeout_s:g} s"
+            )
+        if spec.spot and not self.spot:
+            problems["spot"] = "expected no: the backend has no spot machines"
+        if spec.image and not self.images:
+            problems["image"] = f"expected none for a process, found {spec.image!r}"
+        return [Problem(field=field, message=message) for field, message in problems.items()]

@@ -1,8 +1,7 @@
-"""Hardware a person can choose, by backend, and what an hour of it costs.
+"""The hardware of each backend, and its price per hour.
 
-Prices are list prices in US dollars, read on the date and at the page that each backend's table
-names, for information and for estimates: a bill is the backend's to write. What is not known is
-None, never 0. A TOML file replaces or adds entries (see ``docs/backends.md``)::
+Prices are list prices in US dollars for estimates; each table names its source and date. An unknown
+value is None, never 0. A TOML file replaces or adds entries (see ``docs/backends.md``)::
 
     [modal.H100]
     price_usd_h = 3.49
@@ -18,10 +17,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """One choice. ``name`` is the backend's own word (flavour, instance type).
+    """One machine that a pool can choose. ``name`` is the backend's (flavour, instance type).
 
-    ``gpu`` is the backend's word for the accelerator, empty for none; ``gpus`` of them belong to
-    one replica. Sizes in GiB, prices in USD per hour for the whole.
+    ``gpu`` is the backend's name of the accelerator, empty for none; ``gpus`` is the number per
+    replica. Sizes and prices (USD per hour) are those of all GPUs together.
     """
 
     backend: str
@@ -36,13 +35,13 @@ class Hardware:
     spot_price_usd_h: float | None = None
 
     def price(self, *, spot: bool) -> float | None:
-        """USD per hour, None where it is not known."""
+        """USD per hour; None if unknown."""
         return self.spot_price_usd_h if spot else self.price_usd_h
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """One backend's choices; ``read_on`` (ISO date) and ``source`` tell of its prices."""
+    """The hardware of one backend. ``read_on`` (ISO date) and ``source`` document its prices."""
 
     backend: str
     hardware: tuple[Hardware, ...]
@@ -50,20 +49,11 @@ class Table:
     source: str = ""
 
 
-LOCAL = Table(
-    backend="local",
-    hardware=(
-        Hardware(backend="local", name="cpu", label="CPU of this machine", price_usd_h=0.0),
-        Hardware(
-            backend="local", name="gpu", label="One GPU of this machine", gpu="any", gpus=1,
-            price_usd_h=0.0,
-        ),
-    ),
-)  # fmt: skip
-
-
 class Catalogue:
-    """All choices of all backends. Raises :class:`ValueError` for a file that says nonsense."""
+    """The hardware of all backends, with the overrides of a TOML file.
+
+    Raises :class:`ValueError` for an invalid file.
+    """
 
     def __init__(self, tables: tuple[Table, ...], overrides: Path | None = None) -> None:
         self.tables = {table.backend: table for table in tables}

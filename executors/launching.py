@@ -1,21 +1,19 @@
-"""What executors share: reading a launch request, naming jobs, waiting, exit codes, ``Retry-After``
-and keeping secrets out of messages. Nothing here knows a backend."""
+"""Code shared by all executors: launch keys, labels, waiting, exit codes, ``Retry-After`` headers,
+and removing secrets from messages. Independent of any backend."""
 
 from __future__ import annotations
 
 import datetime
 import email.utils
 import re
-import secrets as random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from executors import options as declared
 from executors.base import (
     Cause,
-    CodeRef,
     ExecutorConfig,
     ExecutorError,
     JobState,
@@ -31,108 +29,37 @@ KEY_LABEL = "archipelago-key"
 REPLICA_LABEL = "archipelago-replica"
 
 POLL_S = 1.0
-"""How often :func:`collect` asks unless told otherwise."""
+"""Default interval of :func:`collect`."""
 
-LAUNCHES_AT_ONCE = 16
+CALLS_AT_ONCE = 16
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _KEY = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_KEY_MUST_BE = (
+_KEY_RULE = (
     "1 to 63 lower-case letters, digits or '-', with a letter or digit at either end "
-    "(what every backend takes as a name)"
+    "(valid as a name on every backend)"
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A launch as it was asked for: arguments of the entrypoint, the name of the variable that
-    carries the replica number, and one spec for each job."""
-
-    args: list[str]
-    rank_env: str
-    specs: list[ReplicaSpec]
-
-    def environment(
-        self,
-        spec: ReplicaSpec,
-        *,
-        env: Mapping[str, str] | None = None,
-        secrets: Mapping[str, str] | None = None,
-    ) -> tuple[dict[str, str], dict[str, str]]:
-        """What is not secret and what is, for the job of ``spec``. A name that is given as both is
-        a secret, and a replica's own goes before the launch's."""
-        hidden = {**(secrets or {}), **spec.secrets}
-        plain = {self.rank_env: str(spec.replica), **(env or {})}
-        return {name: value for name, value in plain.items() if name not in hidden}, hidden
-
-
-def prepare(specs: Sequence[ReplicaSpec], entrypoint_args: Mapping[str, Any] | None) -> Request:
-    """Read the arguments of :meth:`~executors.base.ServerlessExecutor.ensure`.
-
-    Raises :class:`ValueError` for unknown arguments or a launch key that is given twice,
-    :class:`LaunchRefused` for a malformed key.
-    """
-    given = dict(entrypoint_args or {})
-    args = [str(arg) for arg in given.pop("args", ())]
-    rank_env = str(given.pop("rank_env", "REPLICA_RANK"))
-    if given:
-        raise ValueError(f"entrypoint_args: expected args and rank_env, found {sorted(given)}")
-    keys = [check_launch_key(spec.launch_key) for spec in specs]
-    if len(set(keys)) != len(keys):
-        raise ValueError(f"expected a launch key of its own for each spec, found {keys}")
-    return Request(args=args, rank_env=rank_env, specs=list(specs))
-
-
-def new_specs(n_replicas: int) -> list[ReplicaSpec]:
-    """Specs with new launch keys, numbered from 0."""
-    made = random.token_hex(6)
-    return [ReplicaSpec(launch_key=f"{made}-{n}", replica=n) for n in range(n_replicas)]
-
-
-class LaunchReplicas:
-    """:meth:`~executors.base.ServerlessExecutor.launch_replicas` for every executor: ``ensure``
-    with specs that are given or made."""
-
-    def ensure(
-        self,
-        specs: Sequence[ReplicaSpec],
-        entrypoint: str,
-        entrypoint_args: Mapping[str, Any] | None = None,
-        *,
-        env: Mapping[str, str] | None = None,
-        secrets: Mapping[str, str] | None = None,
-        code: CodeRef | None = None,
-    ) -> list[ReplicaHandle]:
-        """See :meth:`executors.base.ServerlessExecutor.ensure`."""
-        raise NotImplementedError
-
-    def launch_replicas(
-        self,
-        n_replicas: int,
-        entrypoint: str,
-        entrypoint_args: Mapping[str, Any] | None = None,
-        *,
-        specs: Sequence[ReplicaSpec] | None = None,
-        env: Mapping[str, str] | None = None,
-        secrets: Mapping[str, str] | None = None,
-        code: CodeRef | None = None,
-    ) -> list[ReplicaHandle]:
-        """See :meth:`executors.base.ServerlessExecutor.launch_replicas`. Raises
-        :class:`ValueError` where the number of specs is not ``n_replicas``."""
-        specs = new_specs(n_replicas) if specs is None else specs
-        if len(specs) != n_replicas:
-            raise ValueError(f"expected {n_replicas} specs, found {len(specs)}")
-        return self.ensure(specs, entrypoint, entrypoint_args, env=env, secrets=secrets, code=code)
-
-
 def check_launch_key(key: str) -> str:
-    """The key itself. Raises :class:`LaunchRefused`: one rule for all backends."""
+    """Return the key. Raises :class:`LaunchRefused`; the rule is the same for all backends."""
     if not _KEY.fullmatch(key):
-        raise LaunchRefused(f"launch key: expected {_KEY_MUST_BE}, found {key!r}")
+        raise LaunchRefused(f"launch key: expected {_KEY_RULE}, found {key!r}")
     return key
 
 
+def job_options(options: type[T], of_executor: Mapping[str, Any], of_spec: Mapping[str, Any]) -> T:
+    """The options of one job. Raises :class:`LaunchRefused`."""
+    try:
+        return declared.read(options, of_executor, of_spec)
+    except ValueError as error:
+        raise LaunchRefused(str(error)) from error
+
+
 def labels_of(config: ExecutorConfig, spec: ReplicaSpec) -> dict[str, str]:
-    """The labels or tags of a job: ours say which deployment, launch key and replica it is."""
+    """The labels or tags of a job: the spec's, then deployment, launch key and replica."""
     return {
         **spec.labels,
         DEPLOYMENT_LABEL: config.deployment,
@@ -141,23 +68,18 @@ def labels_of(config: ExecutorConfig, spec: ReplicaSpec) -> dict[str, str]:
     }
 
 
-def launch_each(
-    start: Callable[[ReplicaSpec], ReplicaHandle],
-    specs: Sequence[ReplicaSpec],
-    *,
-    at_once: int = LAUNCHES_AT_ONCE,
-) -> list[ReplicaHandle]:
-    """``start`` every spec, several at once; the handles in order.
+def call_each(call: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Call ``call`` for every item, several at once. Returns the results in order.
 
-    All are tried. Where some fail, raises the first one's :class:`ExecutorError`: launching the
-    same specs again finds the others.
+    All are tried. If some fail, the first :class:`ExecutorError` is raised.
     """
-    if len(specs) <= 1:
-        return [start(spec) for spec in specs]
-    with ThreadPoolExecutor(min(at_once, len(specs)), thread_name_prefix="launch") as pool:
-        futures = [pool.submit(start, spec) for spec in specs]
+    listed = list(items)
+    if len(listed) <= 1:
+        return [call(item) for item in listed]
+    with ThreadPoolExecutor(min(CALLS_AT_ONCE, len(listed)), thread_name_prefix="backend") as pool:
+        futures = [pool.submit(call, item) for item in listed]
     failed = [error for future in futures if (error := future.exception()) is not None]
-    if failed:  # a bug before what a backend said
+    if failed:  # an unexpected exception takes precedence over an error of a backend
         raise min(failed, key=lambda error: isinstance(error, ExecutorError))
     return [future.result() for future in futures]
 
@@ -171,10 +93,10 @@ def collect(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[ReplicaStatus]:
-    """Poll until all have ended or ``timeout`` seconds are over; the states then.
+    """Poll until all jobs have ended or ``timeout`` seconds have passed. Returns the last states.
 
-    Asks only for those that have not ended: an end is final. A backend that cannot be asked for a
-    while (:class:`RetryLater`) is asked again until the time is over, and then that is raised.
+    Jobs that have ended are not polled again. :class:`RetryLater` is raised only if the backend is
+    still unavailable at the timeout.
     """
     deadline = clock() + timeout
     statuses: dict[int, ReplicaStatus] = {}
@@ -185,20 +107,21 @@ def collect(
             if n not in statuses or statuses[n].state is not JobState.ENDED
         ]
         try:
-            found = poll([handles[n] for n in left]) if left else []
+            polled = poll([handles[n] for n in left]) if left else []
         except RetryLater:
             if clock() >= deadline:
                 raise
         else:
-            statuses.update(zip(left, found, strict=True))
-            if all(status.state is JobState.ENDED for status in found) or clock() >= deadline:
+            statuses.update(zip(left, polled, strict=True))
+            if all(status.state is JobState.ENDED for status in polled) or clock() >= deadline:
                 return [statuses[n] for n in range(len(handles))]
         sleep(max(0.0, min(every_s, deadline - clock())))
 
 
 def scrub(message: str, secrets: Iterable[str]) -> str:
-    """``message`` without the secrets' values: some backends quote what they refuse."""
-    for secret in sorted({value for value in secrets if value}, key=len, reverse=True):
+    """Replace the values of secrets in ``message``: some backends quote a refused request. Values
+    of one or two characters stay: replacing them would make the message unreadable."""
+    for secret in sorted({value for value in secrets if len(value) > 2}, key=len, reverse=True):
         message = message.replace(secret, "***")
     return message
 
@@ -208,8 +131,8 @@ EX_TEMPFAIL, EX_CONFIG = 75, 78
 SIGKILL_EXIT, SIGTERM_EXIT = 128 + 9, 128 + 15
 
 _EXIT_MEANINGS = {
-    EX_TEMPFAIL: "it gave up for now; another attempt can succeed",
-    EX_CONFIG: "a configuration error, which a restart does not change",
+    EX_TEMPFAIL: "temporary failure; another attempt can succeed",
+    EX_CONFIG: "configuration error; a restart does not help",
     127: "command not found",
     SIGTERM_EXIT: "ended by SIGTERM",
 }
@@ -223,16 +146,17 @@ def exit_cause(
     preempted: bool = False,
     deadline: bool = False,
 ) -> tuple[Cause, str]:
-    """The cause of an end and its explanation, by one rule for all backends.
+    """Classify the end of a job: its cause and an explanation. The same rule for all backends.
 
-    The backend's own reports go first, in this order: cancelled on request, preempted, deadline,
-    out of memory. ``out_of_memory`` is True or False where the backend reports kills for lack of
-    memory (``OOMKilled``), and None where it cannot tell. Then the exit code decides: 0 is done;
-    everything else is an error. In particular 137 (SIGKILL) is out of memory *only* if the backend
-    reports so: a process that was killed by hand ends alike. 143 (SIGTERM) is an error too: a
-    backend that ends a job itself reports why.
+    The backend's reports take precedence, in this order: cancelled, preempted, deadline, out of
+    memory. Otherwise exit code 0 means done and any other code an error. 137 (SIGKILL) counts as
+    out of memory only if the backend reports that, because a manual kill has the same code. 143
+    (SIGTERM) is an error: a backend that ends a job reports the reason.
 
-    ``exit_code`` counts signals as a shell does (128 + n); -n, Python's form, is the same.
+    Args:
+        exit_code: 128 + n for signal n, as in a shell; -n (Python's form) is accepted.
+        out_of_memory: whether the backend reports an out-of-memory kill (``OOMKilled``); None
+            where the backend does not report such kills.
     """
     code = exit_code if exit_code is None or exit_code >= 0 else 128 - exit_code
     if cancelled:
@@ -242,7 +166,7 @@ def exit_cause(
     if deadline:
         return Cause.DEADLINE, "the job reached its deadline"
     if out_of_memory:
-        return Cause.OUT_OF_MEMORY, "out of memory: it used more than its limit, or its machine had"
+        return Cause.OUT_OF_MEMORY, "out of memory: above its own limit or the machine's memory"
     if code is None:
         return Cause.ERROR, "ended without an exit code"
     if code == 0:
@@ -251,17 +175,17 @@ def exit_cause(
     meaning = _EXIT_MEANINGS.get(code, "")
     if code == SIGKILL_EXIT:
         meaning = (
-            "killed with SIGKILL; the backend does not report whether for lack of memory"
+            "killed with SIGKILL; the backend does not report out-of-memory kills"
             if out_of_memory is None
-            else "killed with SIGKILL, not for lack of memory"
+            else "killed with SIGKILL, not an out-of-memory kill"
         )
     return Cause.ERROR, f"{message} ({meaning})" if meaning else message
 
 
 def retry_after_s(value: object, *, now: Callable[[], float] = time.time) -> float | None:
-    """Seconds that a ``Retry-After`` header asks to wait; None where there is none to be read.
+    """Seconds of a ``Retry-After`` header; None if it is missing or malformed.
 
-    Both forms: a number of seconds, or an HTTP date (a date in the past is 0).
+    Accepts both forms: a number of seconds, and an HTTP date (0 for a date in the past).
     https://www.rfc-editor.org/rfc/rfc9110#field.retry-after
     """
     text = str(value or "").strip()
@@ -277,4 +201,4 @@ def retry_after_s(value: object, *, now: Callable[[], float] = time.time) -> flo
 
 
 RETRY_AFTER_CAP_S = 3600.0
-"""A server that asks for more is asked again after an hour."""
+"""Upper bound of :func:`retry_after_s`: a longer wait is shortened to an hour."""

@@ -1,14 +1,14 @@
-"""Start a program that cannot outlive whoever started it.
+"""Start a program that ends with its parent process.
 
-``python -I tether.py PARENT_PID COMMAND...`` asks Linux to send SIGTERM to this process when its
-parent dies (``prctl(PR_SET_PDEATHSIG)``, kept over ``execve``), then becomes COMMAND. So a
-``kill -9`` of a supervisor leaves no server behind, and the command itself needs to know nothing.
+``python -I process_guard.py PARENT_PID COMMAND...`` sets ``prctl(PR_SET_PDEATHSIG, SIGTERM)``,
+which survives ``execve``, and then executes COMMAND. ``kill -9`` of a supervisor therefore leaves
+no server process running. The command needs no support for this.
 
-Elsewhere than on Linux there is no such thing, and the command is simply started. The kernel
-tells the death of the parent's *thread*: start tethered programs from a thread that lasts.
+Linux only; on other systems the command is started without the guard. The kernel sends the signal
+when the parent *thread* ends, so the starting thread must live as long as the parent.
 
-A script rather than a ``preexec_fn``, which is not safe in a process that has threads. It
-imports nothing of ours, because it is run by path.
+This is a script and not a ``preexec_fn``, which is unsafe in a process with threads. It is run by
+path, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGTERM) -> None:
-    """Have ``signum`` sent to this process when ``parent_pid`` dies; exit if it is dead already."""
+    """Request ``signum`` for the death of ``parent_pid``; exit if that process is gone already."""
     if not sys.platform.startswith("linux"):
         return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, int(signum), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent_pid:  # it died before we asked
+    if os.getppid() != parent_pid:  # it died before prctl
         os._exit(1)
 
 
 def tethered(command: Sequence[str]) -> list[str]:
-    """``command``, to be started by this very process, tethered to it."""
+    """The command line that runs ``command`` as a guarded child of this process."""
     return [sys.executable, "-I", str(Path(__file__).resolve()), str(os.getpid()), *command]
 
 

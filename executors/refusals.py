@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 
-from executors.base import ExecutorError, NeedsPerson, NoCapacity, RetryLater
+from executors.base import AccountError, ExecutorError, NoCapacity, RetryLater
 
 UNCLEAR_ATTEMPTS = 6
 """Launches in a row that a pool attempts while the refusal's cause is unclear."""
@@ -44,18 +44,18 @@ _TEMPORARY = re.compile(r"try again|temporar|unavailable|overloaded|\bbusy\b", r
 
 
 def quota_refusal(message: str, *, after_s: float | None = None) -> ExecutorError:
-    """The error for a request that was refused because of a quota, a limit or a payment."""
+    """The error for a request that was refused by a quota, a limit or for lack of payment."""
     usage = _USAGE.search(message)
     if usage is not None:
         if float(usage["limit"]) < float(usage["delta"]):
-            return NeedsPerson(message)
+            return AccountError(message)
         return NoCapacity(message, after_s=after_s)
     if _RATE.search(message):
         return RetryLater(message, after_s=after_s)
     if is_capacity_message(message):
         return NoCapacity(message, after_s=after_s)
     if _ZERO.search(message) or _ACCOUNT.search(message):
-        return NeedsPerson(message)
+        return AccountError(message)
     return NoCapacity(message, after_s=after_s, attempts=UNCLEAR_ATTEMPTS)
 
 

@@ -1,1 +1,1 @@
-"""What a container runs first: fetch code, install requirements, start the replica."""
+"""The bootstrap of a container: install requirements, fetch code, start the replica."""

@@ -1,23 +1,23 @@
-"""The one command that makes a replica of a bare image.
+"""Build the command line that starts a replica in a bare image.
 
-Without code the image has the module, and the command is ``python -m ENTRYPOINT ARGS``. With a
+Without code the image contains the module, and the command is ``python -m ENTRYPOINT ARGS``. With a
 :class:`~executors.base.CodeRef` it is ``python -c LOADER`` with :mod:`executors.bootstrap.script`
-packed into the arguments, which on the machine of the job
+packed into the arguments. On the job's machine the script
 
 1. installs, by pip, the requirements that the image lacks or has in another version; an importable
-   torch is kept whatever its version, and everything pip brings along is held to the pins;
+   torch of any version is kept, and dependencies are constrained to the pins;
 2. fetches ``code/<sha256>.zip`` and the archives of user code from the rendezvous, with the
-   credentials of the job's environment, and refuses what has another digest;
-3. becomes ``python -m ENTRYPOINT ARGS`` with the code on ``PYTHONPATH`` (user code first),
-   ``PYTHONSAFEPATH`` set, and what both took in ``DILOCO_BOOTSTRAP``: ``{"install_s": 12.3,
+   credentials of the job's environment, and verifies their digests;
+3. executes ``python -m ENTRYPOINT ARGS`` with the code on ``PYTHONPATH`` (user code first),
+   ``PYTHONSAFEPATH`` set, and the durations in ``DILOCO_BOOTSTRAP``: ``{"install_s": 12.3,
    "fetch_s": 0.4}``.
 
-It ends with 75 where another try may help (no network), with 78 where none will: a wrong digest, no
-code, a requirement nobody has, a Python that is too old. Its last line says which.
+It exits with 75 for a temporary failure (no network) and with 78 for a permanent one: a wrong
+digest, missing code, an unknown requirement, an unsupported Python. The last line gives the reason.
 
-The requirements are the caller's to pin: what the entrypoint imports and the image may lack, and
-the client of the rendezvous' kind of bucket (``obstore`` or ``s3fs`` for ``s3://``, ``gcsfs``,
-``adlfs``, ``huggingface_hub``), which the fetch uses too. A folder needs none.
+The caller pins the requirements: the imports of the entrypoint that the image can lack, and the
+client for the rendezvous' kind of bucket (``obstore`` or ``s3fs`` for ``s3://``, ``gcsfs``,
+``adlfs``, ``huggingface_hub``), which the fetch uses too. A folder needs no client.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from executors.base import CodeRef
 
 _SCRIPT = Path(__file__).with_name("script.py")
 
-# What the chunks hold is run, and what follows them are its arguments. An older Python could not
-# even read the script; this it can.
+# Runs the script in the chunks; the remaining arguments are the script's. Old versions of Python
+# can parse this loader, but not the script.
 _LOADER = (
     "import sys,zlib,base64 as b;"
     "sys.version_info<(3,11)and(print('error: bootstrap: expected Python 3.11 or newer, found '"
@@ -54,8 +54,9 @@ def command(
 ) -> list[str]:
     """The command line of a job.
 
-    With ``layer`` missing requirements go into a folder of their own beside the fetched code, and
-    the Python that runs this, which others use too, is left as it is.
+    Args:
+        layer: install missing requirements into a separate folder beside the fetched code, and
+            leave the shared Python installation unchanged.
     """
     if code is None:
         return [python, "-m", entrypoint, *args]
@@ -72,9 +73,11 @@ def packed_command(
     max_chars: int = 256,
     max_parts: int = 100,
 ) -> list[str]:
-    """The same in arguments of at most ``max_chars`` characters each, for backends with such a
-    limit; they then show less of what is run. More than ``max_parts`` arguments, and such with line
-    breaks, are packed too."""
+    """:func:`command` in arguments of at most ``max_chars`` characters, for backends with a limit.
+
+    More than ``max_parts`` arguments, and arguments with line breaks, are packed too. The backend
+    then shows less of the command.
+    """
     plain = command(entrypoint, args, python=python)
     if code is None:
         if len(plain) <= max_parts and all(
@@ -82,10 +85,10 @@ def packed_command(
         ):
             return plain
         source = "import runpy\nrunpy.run_module(sys.argv[0],run_name='__main__',alter_sys=True)\n"
-        given = [entrypoint, *args]
+        argv = [entrypoint, *args]
     else:
-        source, given = _source(), ["bootstrap", _document(code), entrypoint, *args]
-    text = _packed(f"import sys\nsys.argv[:]={given!r}\n{source}")
+        source, argv = _source(), ["bootstrap", _document(code), entrypoint, *args]
+    text = _packed(f"import sys\nsys.argv[:]={argv!r}\n{source}")
     chunks = [text[n : n + max_chars] for n in range(0, len(text), max_chars)]
     return [python, "-c", _LOADER, str(len(chunks)), *chunks]
 

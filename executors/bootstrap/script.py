@@ -1,15 +1,14 @@
-"""What a job on a bare image runs first: shipped as text by :mod:`executors.bootstrap.command`.
+"""Bootstrap of a job in a bare image; sent as text by :mod:`executors.bootstrap.command`.
 
-``sys.argv``: this text's name, a JSON document (uri, sha256, archives, requirements, layer), the
-entrypoint, its arguments. It installs the requirements that are missing, fetches the code, checks
-its digest, and becomes ``python -m ENTRYPOINT ARGS``, so that signals reach the replica.
+``sys.argv``: a name, a JSON document (uri, sha256, archives, requirements, layer), the entrypoint
+and its arguments. The script installs missing requirements, fetches the code, verifies its digest,
+and executes ``python -m ENTRYPOINT ARGS`` in the same process, so that signals reach the replica.
 
-Only the standard library; what it needs besides (packaging, pip, obstore, fsspec) it looks for when
-it needs it. Ends with 75 where another try can help (a network), 78 where it cannot, 143 when it
-was asked to end.
+It imports only the standard library; packaging, pip, obstore and fsspec are imported on use. Exit
+codes: 75 for a temporary failure (network), 78 for a permanent one, 143 after SIGTERM.
 """
 
-# No __future__ imports: its arguments may stand before it (see executors.bootstrap.command).
+# No __future__ imports: the packed form puts a statement before them (executors.bootstrap.command).
 import errno
 import fcntl
 import hashlib
@@ -37,10 +36,10 @@ from urllib.parse import unquote, urlsplit
 EX_TEMPFAIL, EX_CONFIG, EX_TERMINATED = 75, 78, 143
 TRIES, TRIES_OF_A_RUN, FIRST_PAUSE_S = 4, 8, 0.25
 LIMIT_BYTES = 1 << 28
-"""A larger object is no archive of code: it is not read into memory."""
+"""Size limit of an archive, because it is read into memory."""
 
 KEPT = ("torch", "torchvision", "torchaudio")
-"""An image's own build is kept, whatever its version: it is made for the image's GPU."""
+"""Packages whose installed build is kept in any version: it matches the image's GPU."""
 
 NO_NETWORK = (
     "Retrying (Retry(",
@@ -54,16 +53,18 @@ NO_NETWORK = (
     "Server Error",
     "Too Many Requests",
 )
-"""How pip says that it could not reach an index; what it says last is then that nothing matches."""
+"""Parts of pip's messages when it cannot reach an index; its last message is then "no match"."""
 
 
 class Stop(Exception):
+    """Ends the script with an exit code and a message."""
+
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print("bootstrap: " + text, flush=True)
 
 
@@ -71,62 +72,67 @@ def say(text: str) -> None:
 
 
 def load_packaging() -> tuple[Any, Any]:
-    """The modules requirements and utils of packaging: its own, or pip's copy."""
+    """The modules ``requirements`` and ``utils`` of packaging, or of pip's vendored copy."""
     if not any(importlib.util.find_spec(name) for name in ("packaging", "pip")):
         ensure_pip()
-    own = importlib.util.find_spec("packaging")
-    home = "packaging" if own else "pip._vendor.packaging"
+    is_installed = importlib.util.find_spec("packaging")
+    home = "packaging" if is_installed else "pip._vendor.packaging"
     return importlib.import_module(f"{home}.requirements"), importlib.import_module(f"{home}.utils")
 
 
 def ensure_pip() -> None:
     if importlib.util.find_spec("pip"):
         return
-    done = subprocess.run([sys.executable, "-m", "ensurepip"], capture_output=True, text=True)
+    result = subprocess.run([sys.executable, "-m", "ensurepip"], capture_output=True, text=True)
     importlib.invalidate_caches()
-    if done.returncode or not importlib.util.find_spec("pip"):
-        raise Stop(EX_CONFIG, "expected pip in " + sys.executable + ", found none: " + done.stderr)
+    if result.returncode or not importlib.util.find_spec("pip"):
+        raise Stop(
+            EX_CONFIG, "expected pip in " + sys.executable + ", found none: " + result.stderr
+        )
 
 
 def parse(lines: Iterable[str]) -> list[Any]:
     requirements, _ = load_packaging()
-    found = []
+    parsed = []
     for line in lines:
         try:
             wanted = requirements.Requirement(line)
         except requirements.InvalidRequirement as error:
             raise Stop(EX_CONFIG, f"expected a requirement, found {line!r}: {error}") from None
         if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
-            found.append(wanted)
-    return found
+            parsed.append(wanted)
+    return parsed
 
 
-def is_there(wanted: Any) -> bool:
-    """Whether this Python has what the requirement asks for, its extras included."""
+def is_installed(wanted: Any) -> bool:
+    """Whether this Python satisfies a requirement, including its extras."""
     requirements, utils = load_packaging()
     if utils.canonicalize_name(wanted.name) in KEPT and importlib.util.find_spec(wanted.name):
         return True
     try:
-        here = metadata.distribution(wanted.name)
+        installed = metadata.distribution(wanted.name)
     except metadata.PackageNotFoundError:
         return False
     if wanted.url:
-        return bool(wanted.url == json.loads(here.read_text("direct_url.json") or "{}").get("url"))
-    if not wanted.specifier.contains(here.version, prereleases=True):
+        return bool(
+            wanted.url == json.loads(installed.read_text("direct_url.json") or "{}").get("url")
+        )
+    if not wanted.specifier.contains(installed.version, prereleases=True):
         return False
     of_extras = [
         needed
-        for needed in map(requirements.Requirement, here.requires or ())
+        for needed in map(requirements.Requirement, installed.requires or ())
         for extra in wanted.extras
-        if needed.marker and needed.marker.evaluate({"extra": extra})
+        if needed.marker
+        and needed.marker.evaluate({"extra": extra})
         and not needed.marker.evaluate({"extra": ""})
-    ]  # fmt: skip
-    return all(is_there(needed) for needed in of_extras)
+    ]
+    return all(is_installed(needed) for needed in of_extras)
 
 
 def constraints(others: Iterable[Any]) -> list[str]:
-    """Lines that keep pip, which also installs what the missing needs, to the versions asked of
-    ``others`` and to the torch that is there."""
+    """Constraints for pip, which also installs dependencies: the versions of ``others`` and the
+    installed torch."""
     _, utils = load_packaging()
     lines = []
     for name in KEPT:
@@ -144,22 +150,23 @@ def constraints(others: Iterable[Any]) -> list[str]:
 
 
 def install(lines: Sequence[str], folder: Path, *, layer: bool) -> list[str]:
-    """Folders to put on the path: none where the packages went into this Python itself."""
+    """Install missing requirements. Returns folders to add to the path; none if the packages were
+    installed into this Python."""
     if not lines:
         return []
-    asked = parse(lines)
-    missing = [wanted for wanted in asked if not is_there(wanted)]
+    requested = parse(lines)
+    missing = [wanted for wanted in requested if not is_installed(wanted)]
     if not missing:
         return []
     ensure_pip()
     if not layer:
-        run_pip(missing, asked, sys.executable)
+        run_pip(missing, requested, sys.executable)
         return []
-    return [install_layer(missing, asked, folder)]
+    return [install_layer(missing, requested, folder)]
 
 
-def install_layer(missing: Sequence[Any], asked: Sequence[Any], folder: Path) -> str:
-    """A virtual environment that sees this one, for what it lacks; made once and shared."""
+def install_layer(missing: Sequence[Any], requested: Sequence[Any], folder: Path) -> str:
+    """Create a virtual environment with the missing packages on top of this one; shared by jobs."""
     name = "\n".join(sorted(map(str, missing))) + sys.version + sys.prefix
     home = folder / ("site-" + hashlib.sha256(name.encode()).hexdigest()[:16])
     python = home / "bin" / "python"
@@ -168,39 +175,39 @@ def install_layer(missing: Sequence[Any], asked: Sequence[Any], folder: Path) ->
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (home / "complete").exists():
             venv.EnvBuilder(clear=True, symlinks=True).create(home)
-            seen = [path for path in sys.path if path.endswith("-packages")]
-            (site / "parent.pth").write_text("\n".join(seen))
-            run_pip(missing, asked, str(python))
+            parent_paths = [path for path in sys.path if path.endswith("-packages")]
+            (site / "parent.pth").write_text("\n".join(parent_paths))
+            run_pip(missing, requested, str(python))
             (home / "complete").touch()
     return str(site)
 
 
-def run_pip(missing: Sequence[Any], asked: Sequence[Any], python: str) -> None:
-    say("installing " + ", ".join(map(str, missing)))
-    # "--python" is of pip itself, and comes before the command.
+def run_pip(missing: Sequence[Any], requested: Sequence[Any], python: str) -> None:
+    log("installing " + ", ".join(map(str, missing)))
+    # "--python" is an option of pip itself and precedes the command.
     command = [sys.executable, "-m", "pip", *(["--python", python] * (python != sys.executable))]
     command += ["install", "--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
-    quietly = {"PIP_ROOT_USER_ACTION": "ignore", "PIP_BREAK_SYSTEM_PACKAGES": "1"}
+    settings = {"PIP_ROOT_USER_ACTION": "ignore", "PIP_BREAK_SYSTEM_PACKAGES": "1"}
     with tempfile.TemporaryDirectory() as scratch:
         bounds = Path(scratch, "constraints.txt")
-        bounds.write_text("\n".join(constraints(w for w in asked if w not in missing)))
+        bounds.write_text("\n".join(constraints(w for w in requested if w not in missing)))
         command += ["-c", str(bounds), *map(str, missing)]
         process = subprocess.Popen(
-            command, env={**os.environ, **quietly}, stderr=subprocess.PIPE, text=True
+            command, env={**os.environ, **settings}, stderr=subprocess.PIPE, text=True
         )
         assert process.stderr is not None
-        said_lines = []
+        lines = []
         try:
             for line in process.stderr:
-                said_lines.append(line)
+                lines.append(line)
                 print(line, end="", file=sys.stderr, flush=True)
             code = process.wait()
-        finally:  # asked to end meanwhile
+        finally:  # SIGTERM arrived
             if process.poll() is None:
                 process.terminate()
     if code:
-        network = any(sign in line for line in said_lines for sign in NO_NETWORK)
-        reason = [line.strip() for line in said_lines if line.startswith("ERROR")][:1]
+        network = any(sign in line for line in lines for sign in NO_NETWORK)
+        reason = [line.strip() for line in lines if line.startswith("ERROR")][:1]
         raise Stop(
             EX_TEMPFAIL if network else EX_CONFIG,
             "pip could not install what the image lacks: "
@@ -214,53 +221,54 @@ def run_pip(missing: Sequence[Any], asked: Sequence[Any], python: str) -> None:
 
 
 def code_folder() -> Path:
-    """Where what was fetched is kept, named by its digest, for the next replica on the machine."""
-    given = os.environ.get("DILOCO_CODE_DIR")
-    path = Path(given or f"{tempfile.gettempdir()}/archipelago-code-{os.getuid()}")
+    """Cache of fetched archives, named by digest, for the next replica on the machine."""
+    configured = os.environ.get("DILOCO_CODE_DIR")
+    path = Path(configured or f"{tempfile.gettempdir()}/archipelago-code-{os.getuid()}")
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = path.stat() if given else path.lstat()  # in /tmp others can have put a link or folder
-    theirs = not given and (not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022)
-    if found.st_uid != os.getuid() or theirs:
+    # In /tmp another user can have created the path.
+    info = path.stat() if configured else path.lstat()
+    is_unsafe = not configured and (not stat.S_ISDIR(info.st_mode) or info.st_mode & 0o022)
+    if info.st_uid != os.getuid() or is_unsafe:
         path = Path(tempfile.mkdtemp(prefix="archipelago-code-"))
     return path
 
 
 def fetch(uri: str, digest: str, folder: Path) -> Path:
-    """The archive of that digest, checked; from ``folder`` if it is there."""
+    """The verified archive of that digest, from ``folder`` if it is cached."""
     path = folder / f"{digest}.zip"
     if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
         return path
     key = f"code/{digest}.zip"
     where = f"{uri.rstrip('/')}/{key}"
-    data = patiently(where, lambda: read(uri, key))
-    found = hashlib.sha256(data).hexdigest()
-    if found != digest:
-        raise Stop(EX_CONFIG, f"{where}: expected sha256 {digest}, found {found}")
+    data = with_retries(where, lambda: read(uri, key))
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != digest:
+        raise Stop(EX_CONFIG, f"{where}: expected sha256 {digest}, found {actual}")
     if not zipfile.is_zipfile(io.BytesIO(data)):
         raise Stop(EX_CONFIG, f"{where}: expected a zip archive, found {data[:4]!r}")
-    made = path.with_name(f".{digest}.{os.getpid()}")
-    made.write_bytes(data)
-    made.replace(path)
+    partial = path.with_name(f".{digest}.{os.getpid()}")
+    partial.write_bytes(data)
+    partial.replace(path)
     return path
 
 
 def unpacked(path: Path) -> Path:
-    """A folder with what the archive holds: user code may read files that lie beside it."""
+    """Extract the archive to a folder: user code can read data files beside it."""
     folder = path.with_suffix("")
     if not folder.exists():
-        made = Path(tempfile.mkdtemp(dir=path.parent))
+        partial = Path(tempfile.mkdtemp(dir=path.parent))
         with zipfile.ZipFile(path) as archive:
-            archive.extractall(made)
+            archive.extractall(partial)
         try:
-            made.rename(folder)
+            partial.rename(folder)
         except OSError:  # another replica was first
-            shutil.rmtree(made)
+            shutil.rmtree(partial)
     return folder
 
 
-def patiently(where: str, get: Callable[[], bytes]) -> bytes:
-    """Try again where that can help. A denial is final, unless the run has trained before: then the
-    credential was permitted to read, and will be again."""
+def with_retries(where: str, get: Callable[[], bytes]) -> bytes:
+    """Retry temporary errors. A denial is permanent unless the run has trained before, because then
+    the credential had access."""
     n, has_trained = 0, os.environ.get("DILOCO_RUN_HAS_TRAINED") == "1"
     tries = TRIES_OF_A_RUN if has_trained else TRIES
     while True:
@@ -269,7 +277,7 @@ def patiently(where: str, get: Callable[[], bytes]) -> bytes:
         except FileNotFoundError:
             raise Stop(EX_CONFIG, f"expected the code at {where}, found nothing") from None
         except (ImportError, ValueError) as error:
-            raise Stop(EX_CONFIG, f"{where}: {said(error)}") from None
+            raise Stop(EX_CONFIG, f"{where}: {describe(error)}") from None
         except Exception as error:
             name = type(error).__name__
             if name == "NotFoundError":
@@ -277,15 +285,15 @@ def patiently(where: str, get: Callable[[], bytes]) -> bytes:
             is_denied = isinstance(error, PermissionError) or "Credentials" in name
             is_denied = is_denied or name in ("UnauthenticatedError", "PermissionDeniedError")
             if is_denied and not has_trained:
-                raise Stop(EX_CONFIG, f"{where}: {said(error)}") from None
+                raise Stop(EX_CONFIG, f"{where}: {describe(error)}") from None
             n += 1
             if n == tries:
-                raise Stop(EX_TEMPFAIL, f"{where}: {said(error)}") from None
-            say(f"trying again: {where}: {said(error)}")
+                raise Stop(EX_TEMPFAIL, f"{where}: {describe(error)}") from None
+            log(f"retrying: {where}: {describe(error)}")
             time.sleep(FIRST_PAUSE_S * 2**n)
 
 
-def said(error: Exception) -> str:
+def describe(error: Exception) -> str:
     text = str(error).split("\n\nDebug source")[0].replace("\n", " ")
     return f"{type(error).__name__}: {text}"
 
@@ -309,8 +317,8 @@ def bounded(data: bytes) -> bytes:
 
 
 def read_file(root: str, key: str) -> bytes:
-    """A regular file below the folder ``root``. Others can write to a shared folder: below it no
-    symbolic link is followed, and a FIFO or a device is not opened to wait for it."""
+    """Read a regular file below the folder ``root``. Other users can write to a shared folder, so
+    symbolic links below it are not followed, and a FIFO or a device does not block."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     *folders, name = key.split("/")
     opened = [os.open(os.path.realpath(root), flags | os.O_DIRECTORY)]
@@ -332,14 +340,14 @@ def read_file(root: str, key: str) -> bytes:
 
 
 def plain_keys() -> bool:
-    """Whether the environment says all about who we are to S3: else s3fs finds out."""
+    """Whether the environment holds explicit S3 keys; otherwise s3fs resolves the identity."""
     env = os.environ
-    given = env.get("AWS_ACCESS_KEY_ID") and env.get("AWS_SECRET_ACCESS_KEY")
-    return bool(given) and not any(n == "AWS_PROFILE" or n.startswith("FSSPEC_S3") for n in env)
+    keys = env.get("AWS_ACCESS_KEY_ID") and env.get("AWS_SECRET_ACCESS_KEY")
+    return bool(keys) and not any(n == "AWS_PROFILE" or n.startswith("FSSPEC_S3") for n in env)
 
 
 def read_s3(bucket: str, key: str) -> bytes:
-    """By obstore, which is imported in a tenth of the time s3fs takes."""
+    """Read by obstore, which imports ten times faster than s3fs."""
     from datetime import timedelta
 
     import obstore
@@ -354,13 +362,13 @@ def read_s3(bucket: str, key: str) -> bytes:
         retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=20)},
         **({"endpoint": endpoint} if endpoint else {"virtual_hosted_style_request": True}),
     )
-    found = obstore.get(store, key)
-    if found.meta["size"] > LIMIT_BYTES:
-        raise ValueError(f"expected at most {LIMIT_BYTES} bytes, found {found.meta['size']}")
-    return bytes(found.bytes())
+    response = obstore.get(store, key)
+    if response.meta["size"] > LIMIT_BYTES:
+        raise ValueError(f"expected at most {LIMIT_BYTES} bytes, found {response.meta['size']}")
+    return bytes(response.bytes())
 
 
-# --- the whole ------------------------------------------------------------------------------------
+# --- main -------------------------------------------------------------------------------------
 
 
 def main(document: str, entrypoint: str, *args: str) -> NoReturn:
@@ -371,16 +379,16 @@ def main(document: str, entrypoint: str, *args: str) -> NoReturn:
     installed = time.monotonic()
     bundle = fetch(job["uri"], job["sha256"], folder)
     archives = [unpacked(fetch(job["uri"], digest, folder)) for digest in job["archives"]]
-    took = {"install_s": installed - began, "fetch_s": time.monotonic() - installed}
-    took = {name: round(seconds, 3) for name, seconds in took.items()}
-    say(f"requirements {took['install_s']:.1f} s, code {took['fetch_s']:.1f} s")
+    durations = {"install_s": installed - began, "fetch_s": time.monotonic() - installed}
+    durations = {name: round(seconds, 3) for name, seconds in durations.items()}
+    log(f"requirements {durations['install_s']:.1f} s, code {durations['fetch_s']:.1f} s")
     before = os.environ.get("PYTHONPATH")
     path = [*map(str, archives), str(bundle), *path, *([before] if before else [])]
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONSAFEPATH": "1",
-        "DILOCO_BOOTSTRAP": json.dumps(took),
+        "DILOCO_BOOTSTRAP": json.dumps(durations),
     }
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.execve(sys.executable, [sys.executable, "-m", entrypoint, *args], env)  # noqa: S606
@@ -391,7 +399,7 @@ def leave(signum: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, leave)  # as process 1 of a container it would not end otherwise
+    signal.signal(signal.SIGTERM, leave)  # process 1 of a container ignores it by default
     try:
         main(*sys.argv[1:])
     except Stop as stop:

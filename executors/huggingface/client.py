@@ -1,10 +1,10 @@
-"""The Hub's client as :mod:`executors.huggingface.executor` needs it: calls that end, and errors
-that say what helps.
+"""A client of the Hugging Face Hub with timeouts, and with errors of :mod:`executors.base`.
 
-``huggingface_hub`` has one HTTP client for the whole process, without timeouts. Ours apply only to
-calls made here: a request hook reads them from a context variable. ``HfApi.list_jobs`` repeats a
-failed request for half a minute and sleeps out rate limits, which would hold a worker, so the same
-request is made by :meth:`Hub.jobs` once, through the library's client, headers and types.
+``huggingface_hub`` has one HTTP client per process, without timeouts. A request hook sets the
+timeout for calls made here only, from a context variable. ``HfApi.list_jobs`` retries a failed
+request for half a minute and sleeps during rate limits, which would block a worker;
+:meth:`Hub.jobs` therefore makes the same request once, with the library's client, headers and
+types.
 
 API: https://huggingface.co/docs/huggingface_hub/guides/jobs
 """
@@ -14,11 +14,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx2
 from huggingface_hub import HfApi, JobInfo, get_session, hf_raise_for_status
@@ -34,23 +33,18 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
     parse_ratelimit_headers,
 )
 
-from executors.base import ExecutorError, LaunchRefused, NeedsPerson, NoCapacity, RetryLater
+from executors.base import AccountError, ExecutorError, LaunchRefused, NoCapacity, RetryLater
 from executors.launching import RETRY_AFTER_CAP_S, retry_after_s, scrub
 from executors.refusals import is_capacity_message
 
-AT_ONCE = 16
-
-_A_PERSON = (401, 402, 403, 404)
+_INTERVENTION = (401, 402, 403, 404)
 _LATER = (408, 425, 429)
 
 _patience_s: ContextVar[float | None] = ContextVar("hub_patience_s", default=None)
 
-_T = TypeVar("_T")
-_R = TypeVar("_R")
-
 
 class Hub:
-    """One token at one endpoint. ``token`` None lets the library find its own."""
+    """One token at one endpoint. With ``token`` None the library finds its own."""
 
     def __init__(self, *, token: str | None, endpoint: str | None, patience_s: float) -> None:
         self.api = _api(token, endpoint)
@@ -59,8 +53,10 @@ class Hub:
 
     @contextlib.contextmanager
     def calling(self, hidden: Iterable[str] = ()) -> Iterator[HfApi]:
-        """Make calls within; what goes wrong is raised as an :class:`ExecutorError` without the
-        ``hidden`` words. Not to be held over a ``yield``."""
+        """Convert errors of the block to :class:`ExecutorError`, without the ``hidden`` values.
+
+        Do not keep the block open across a ``yield``.
+        """
         hooks = get_session().event_hooks["request"]
         if _limit not in hooks:
             hooks.append(_limit)
@@ -70,17 +66,17 @@ class Hub:
         except ExecutorError:
             raise
         except Exception as error:
-            told = _translated(error, self.api.endpoint)
-            if told is None:
+            translated = _translated(error, self.api.endpoint)
+            if translated is None:
                 raise
-            told.args = (scrub(str(told), [*hidden, self.token or ""]),)
-            # Not from error: what it carries, and a traceback prints, has the words in it.
-            raise told from None
+            translated.args = (scrub(str(translated), [*hidden, self.token or ""]),)
+            # Not chained: a traceback would print the hidden values of the cause.
+            raise translated from None
         finally:
             _patience_s.reset(before)
 
     def user(self) -> str:
-        """Whose token it is; asked once in this process, because the Hub limits that strictly."""
+        """The token's user. Cached per process, because the Hub limits this request strictly."""
         with self.calling() as api:
             return str(api.whoami(cache=True)["name"])
 
@@ -92,13 +88,15 @@ class Hub:
         stages: Iterable[str] = (),
         since: datetime | None = None,
     ) -> list[JobInfo]:
-        """Jobs with all of these labels, at any of these stages or, without, at all; newest first.
-        ``since``: pages of older jobs are not read.
+        """Jobs with all ``labels`` at any of ``stages`` (all if empty), newest first.
 
-        ``GET /api/jobs/{namespace}``, as ``HfApi.list_jobs`` asks it. What comes is held against
-        what was asked for: a filter that were ignored would give us strangers' jobs.
+        ``GET /api/jobs/{namespace}``, as in ``HfApi.list_jobs``. The filters are applied again to
+        the response, because an ignored filter would return jobs of others.
+
+        Args:
+            since: do not read pages with older jobs only.
         """
-        found: dict[str, JobInfo] = {}  # a job may move to the next page meanwhile
+        by_id: dict[str, JobInfo] = {}  # a job can move to the next page between two requests
         wanted = tuple(stages)
         url: str | None = f"{self.api.endpoint}/api/jobs/{namespace}"
         params: list[tuple[str, str | int | float | bool | None]] | None = [
@@ -112,13 +110,13 @@ class Hub:
                 )
                 hf_raise_for_status(response)
                 page = [JobInfo(**job, endpoint=api.endpoint) for job in response.json()]
-                found.update((job.id, job) for job in page)
+                by_id.update((job.id, job) for job in page)
                 url, params = response.links.get("next", {}).get("url"), None
                 if since is not None and page and _is_before(page[-1], since):
                     break
         return [
             job
-            for job in found.values()
+            for job in by_id.values()
             if labels.items() <= (job.labels or {}).items()
             and (not wanted or str(job.status.stage) in wanted)
         ]
@@ -128,26 +126,16 @@ def _is_before(job: JobInfo, moment: datetime) -> bool:
     return job.created_at is not None and job.created_at < moment
 
 
-def each(call: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
-    """``call`` of every item, several at once; all are tried, then the first error is raised."""
-    listed = list(items)
-    if len(listed) <= 1:
-        return [call(item) for item in listed]
-    with ThreadPoolExecutor(min(AT_ONCE, len(listed)), thread_name_prefix="hub") as pool:
-        futures = [pool.submit(call, item) for item in listed]
-    return [future.result() for future in futures]
-
-
 @functools.lru_cache(maxsize=64)
 def _api(token: str | None, endpoint: str | None) -> HfApi:
-    """One for each credential: it remembers whose token that is."""
+    """One client for each credential, because it caches the token's user."""
     return HfApi(token=token, endpoint=endpoint, library_name="archipelago")
 
 
 def _limit(request: httpx2.Request) -> None:
     patience_s = _patience_s.get()
-    asked: Mapping[str, Any] = request.extensions.get("timeout") or {}
-    if patience_s is not None and asked.get("read") is None:
+    timeouts: Mapping[str, Any] = request.extensions.get("timeout") or {}
+    if patience_s is not None and timeouts.get("read") is None:
         request.extensions["timeout"] = httpx2.Timeout(patience_s).as_dict()
 
 
@@ -155,7 +143,7 @@ def _translated(error: Exception, endpoint: str) -> ExecutorError | None:
     if isinstance(error, HfHubHTTPError):
         return _refusal(error)
     if isinstance(error, LocalTokenNotFoundError | OfflineModeIsEnabled):
-        return NeedsPerson(str(error))
+        return AccountError(str(error))
     if isinstance(error, httpx2.HTTPError):
         return RetryLater(f"{endpoint}: {str(error) or type(error).__name__}")
     if isinstance(error, json.JSONDecodeError):
@@ -166,11 +154,11 @@ def _translated(error: Exception, endpoint: str) -> ExecutorError | None:
 
 
 def _refusal(error: HfHubHTTPError) -> ExecutorError:
-    """Classify an answer of 4xx or 5xx.
+    """Classify a response of 4xx or 5xx.
 
-    A full backend is retried whatever its status is: hardware that is unavailable, or a limit of
-    concurrent jobs. 404 outside of a job's own address means a namespace that does not exist or
-    that the token cannot see.
+    A full backend (unavailable hardware, a limit of concurrent jobs) is retried with any status.
+    404 outside a job's own address means a namespace that does not exist or that the token cannot
+    access.
     """
     response = error.response
     status = response.status_code
@@ -179,8 +167,8 @@ def _refusal(error: HfHubHTTPError) -> ExecutorError:
     after_s = _after_s(response.headers)
     if status not in (401, 402, 429) and is_capacity_message(text):
         return NoCapacity(message, after_s=after_s)
-    if status in _A_PERSON:
-        return NeedsPerson(message)
+    if status in _INTERVENTION:
+        return AccountError(message)
     if status in _LATER or status >= 500:
         if error.request_id:
             message += f" (request {error.request_id})"
@@ -189,7 +177,7 @@ def _refusal(error: HfHubHTTPError) -> ExecutorError:
 
 
 def _after_s(headers: Mapping[str, str]) -> float | None:
-    """How long the Hub asks us to wait (https://huggingface.co/docs/hub/rate-limits)."""
+    """Seconds until the rate limit resets (https://huggingface.co/docs/hub/rate-limits)."""
     window = parse_ratelimit_headers(headers)
     if window is not None and window.remaining == 0:
         return min(float(window.reset_in_seconds), RETRY_AFTER_CAP_S)

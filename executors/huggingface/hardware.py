@@ -1,10 +1,10 @@
 """Flavours of Hugging Face Jobs.
 
-The prices below are for estimates before anybody has logged in. The Hub tells the live ones
-(``GET /api/jobs/hardware``, :meth:`executors.huggingface.executor.HFJobsExecutor.hardware`), and
-:func:`table_of` makes the same table of them, to put in this one's place.
+The prices below are for estimates without a token. The Hub returns current ones
+(``GET /api/jobs/hardware``, :meth:`executors.huggingface.executor.HFJobsExecutor.hardware`), which
+:func:`table_of` converts to the same kind of table.
 
-Sizes are those of the whole flavour; the Hub writes GB for what its containers count as GiB.
+Sizes are those of the whole flavour. The Hub's "GB" are GiB in its containers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 BACKEND = "huggingface"
 
-# name, what the Hub calls it, GPU, how many, GPU memory, virtual CPUs, memory, USD per hour
+# name, label of the Hub, GPU, number of GPUs, GPU memory, virtual CPUs, memory, USD per hour
 _FLAVOURS: tuple[tuple[str, str, str, int, float | None, float, float, float], ...] = (
     ("cpu-basic", "CPU Basic", "", 0, None, 2, 16, 0.01),
     ("cpu-upgrade", "CPU Upgrade", "", 0, None, 8, 32, 0.03),
@@ -54,23 +54,30 @@ TABLE = Table(
     backend=BACKEND,
     hardware=tuple(
         Hardware(
-            backend=BACKEND, name=name, label=label, gpu=gpu, gpus=gpus, gpu_memory_gib=gpu_memory,
-            cpus=cpus, memory_gib=memory, price_usd_h=price,
+            backend=BACKEND,
+            name=name,
+            label=label,
+            gpu=gpu,
+            gpus=gpus,
+            gpu_memory_gib=gpu_memory,
+            cpus=cpus,
+            memory_gib=memory,
+            price_usd_h=price,
         )
         for name, label, gpu, gpus, gpu_memory, cpus, memory, price in _FLAVOURS
     ),
     read_on="2026-08-22",
     source="https://huggingface.co/docs/hub/jobs-pricing",
-)  # fmt: skip
+)
 
 _HOURS = {"second": 3600, "minute": 60, "hour": 1}
 
 
-def table_of(told: Iterable[JobHardwareInfo], *, read_on: str, source: str) -> Table:
-    """What ``HfApi.list_jobs_hardware`` told, as a table. What it does not tell is None."""
+def table_of(flavours: Iterable[JobHardwareInfo], *, read_on: str, source: str) -> Table:
+    """A table of the result of ``HfApi.list_jobs_hardware``. Missing values are None."""
     return Table(
         backend=BACKEND,
-        hardware=tuple(_hardware(info) for info in told),
+        hardware=tuple(_hardware(info) for info in flavours),
         read_on=read_on,
         source=source,
     )
@@ -79,7 +86,7 @@ def table_of(told: Iterable[JobHardwareInfo], *, read_on: str, source: str) -> T
 def _hardware(info: JobHardwareInfo) -> Hardware:
     gpu = info.accelerator
     count = _number(gpu.quantity) if gpu else None
-    an_hour = _HOURS.get(info.unit_label)
+    units_per_hour = _HOURS.get(info.unit_label)
     return Hardware(
         backend=BACKEND,
         name=info.name,
@@ -89,11 +96,13 @@ def _hardware(info: JobHardwareInfo) -> Hardware:
         gpu_memory_gib=_number(gpu.vram) if gpu else None,
         cpus=_number(info.cpu),
         memory_gib=_number(info.ram),
-        price_usd_h=None if an_hour is None else round(info.unit_cost_usd * an_hour, 2),
+        price_usd_h=None
+        if units_per_hour is None
+        else round(info.unit_cost_usd * units_per_hour, 2),
     )
 
 
 def _number(text: str | int | float | None) -> float | None:
     """The number in ``16 GB`` or ``2 vCPU``."""
-    found = re.match(r"\s*(\d+(?:\.\d+)?)", str(text))
-    return float(found[1]) if found else None
+    match = re.match(r"\s*(\d+(?:\.\d+)?)", str(text))
+    return float(match[1]) if match else None

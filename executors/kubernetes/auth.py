@@ -1,8 +1,8 @@
-"""Which cluster, and as whom: an explicit configuration of the Kubernetes client.
+"""Configuration of the Kubernetes client: the cluster and the identity.
 
-The credential ``KUBECONFIG`` is a kubeconfig itself or the path of one. Without it: the file that
-this process's ``KUBECONFIG`` names, the service account of the pod we run in, ``~/.kube/config``.
-Nothing is set for the process as a whole; several clusters can be used at once.
+The credential ``KUBECONFIG`` is the content of a kubeconfig or its path. Without it, the order is:
+the file in the environment variable ``KUBECONFIG``, the service account of the server's pod, and
+``~/.kube/config``. No global state is set, so several clusters can be used at once.
 
 https://github.com/kubernetes-client/python (``kubernetes.config``),
 https://kubernetes.io/docs/tasks/access-application-cluster/access-cluster/
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from executors.base import NeedsPerson
+from executors.base import AccountError
 
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
@@ -27,11 +27,11 @@ CREDENTIAL = "KUBECONFIG"
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 HOME_FILE = "~/.kube/config"
 
-# A kubeconfig that somebody pasted must not name files of this machine, or run its programs.
+# A pasted kubeconfig must neither name files of this machine nor run its programs.
 _CLUSTER_FILES = ("certificate-authority",)
 _USER_FILES = ("client-certificate", "client-key", "tokenFile", "exec", "auth-provider")
 
-# The client keeps certificates in temporary files, and hands one out before it is written.
+# The client caches certificates in temporary files, and returns a path before the file is written.
 _loading = threading.Lock()
 
 
@@ -42,26 +42,26 @@ def connection(
     environ: Mapping[str, str] = os.environ,
     service_account: Path = SERVICE_ACCOUNT,
 ) -> tuple[Configuration, str]:
-    """The client's configuration and the namespace that goes with it.
+    """The client's configuration and its default namespace.
 
-    Raises :class:`NeedsPerson` where there is none, or none that can be used.
+    Raises :class:`AccountError` without a usable credential.
     """
     from kubernetes.client import Configuration
     from kubernetes.config import ConfigException
 
-    made = Configuration()
+    configuration = Configuration()
     try:
         with _loading:
             if credential and _is_content(credential):
-                return made, _from_content(credential, context, made)
+                return configuration, _from_content(credential, context, configuration)
             path = credential or environ.get(CREDENTIAL, "")
             if not path and "KUBERNETES_SERVICE_HOST" in environ and not context:
-                return made, _in_cluster(made, environ, service_account)
-            return made, _from_file(path or HOME_FILE, context, made)
+                return configuration, _in_cluster(configuration, environ, service_account)
+            return configuration, _from_file(path or HOME_FILE, context, configuration)
     except (ConfigException, yaml.YAMLError, OSError) as error:
-        raise NeedsPerson(f"{CREDENTIAL}: {_said(error)}") from error
+        raise AccountError(f"{CREDENTIAL}: {_message(error)}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NeedsPerson(
+        raise AccountError(
             f"{CREDENTIAL}: expected a kubeconfig, found something else ({type(error).__name__})"
         ) from error
 
@@ -85,9 +85,9 @@ def _from_file(path: str, context: str, into: Configuration) -> str:
     from kubernetes.config import list_kube_config_contexts, load_kube_config
 
     if not any(Path(part).expanduser().exists() for part in path.split(os.pathsep) if part):
-        raise NeedsPerson(
-            f"{CREDENTIAL}: expected a kubeconfig or the path of one, or a service account of the "
-            f"cluster we run in; found no file {path}"
+        raise AccountError(
+            f"{CREDENTIAL}: expected a kubeconfig or the path of one, or the service account of "
+            f"a pod; found no file {path}"
         )
     load_kube_config(  # type: ignore[no-untyped-call]
         path, context=context or None, client_configuration=into, persist_config=False
@@ -114,7 +114,7 @@ def _check_self_contained(given: Any) -> None:
         for entry in given.get(f"{kind}s") or ():
             found = sorted(set(fields) & set(entry.get(kind) or ()))
             if found:
-                raise NeedsPerson(
+                raise AccountError(
                     f"{CREDENTIAL}: expected a kubeconfig that holds its certificates and token "
                     f"itself, found {', '.join(found)} in {kind} {entry.get('name')!r}: a stored "
                     "one may neither name files of this machine nor run programs on it"
@@ -128,8 +128,8 @@ def _namespace_of(contexts: Any, name: str) -> str:
     return "default"
 
 
-def _said(error: Exception) -> str:
-    """What is wrong, without the text of a kubeconfig that could not be read."""
+def _message(error: Exception) -> str:
+    """The error message, without content of the kubeconfig."""
     if isinstance(error, yaml.YAMLError):
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""

@@ -1,8 +1,8 @@
-"""The calls of the Kubernetes API that an executor makes, by the official client.
+"""The Kubernetes API calls of the executor, through the official client.
 
-Answers are the API's own JSON: what is read of it is read by :mod:`executors.kubernetes.status`.
-Every error becomes one of :mod:`executors.base`. :data:`RIGHTS` is all a Role must allow; the Role
-of ``docs/backends/kubernetes.md`` is held against it, and against what the calls really need.
+Results are the API's JSON, which :mod:`executors.kubernetes.status` interprets. Every error becomes
+one of :mod:`executors.base`. :data:`RIGHTS` lists all permissions that a Role needs; tests compare
+it with the Role of ``docs/backends/kubernetes.md`` and with the actual calls.
 
 https://kubernetes.io/docs/reference/kubernetes-api/
 """
@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from executors.base import ExecutorError, LaunchRefused, NeedsPerson, NoCapacity, RetryLater
-from executors.kubernetes.options import Json
+from executors.base import AccountError, ExecutorError, LaunchRefused, NoCapacity, RetryLater
 from executors.launching import retry_after_s
+from executors.options import Json
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient, Configuration
@@ -36,18 +36,17 @@ RIGHTS: tuple[tuple[str, str, str], ...] = (
     ("", "pods", "list"),
     ("", "pods/log", "get"),
 )
-"""API group, resource and verb, in our namespace."""
+"""API group, resource and verb, in the executor's namespace."""
 
 USEFUL_RIGHTS: tuple[tuple[str, str, str], ...] = (
     ("", "events", "list"),
     ("", "resourcequotas", "list"),
 )
-"""Without these it works, but says less of why a job waits or will not fit."""
+"""Optional permissions: they explain why a job waits or does not fit."""
 
 CONNECT_S = 5.0
-ANSWER_S = 30.0
 QUIET_S = 60.0
-"""How long a followed log may say nothing before its connection is made anew."""
+"""Read timeout of a followed log, after which its connection is opened again."""
 
 PAGE = 500
 CONNECTIONS = 16
@@ -57,24 +56,23 @@ T = TypeVar("T")
 
 
 class AlreadyThere(LaunchRefused):
-    """An object of that name exists."""
+    """An object of that name exists already."""
 
 
 class Gone(LaunchRefused):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class Cluster:
-    """One namespace of one cluster, which may take ``answer_s`` for an answer. May be used by
-    several threads."""
+    """One namespace of one cluster. ``answer_s`` is the timeout of a request. Thread-safe."""
 
     def __init__(
-        self, configuration: Configuration, namespace: str, *, answer_s: float = ANSWER_S
+        self, configuration: Configuration, namespace: str, *, answer_s: float = 30.0
     ) -> None:
         import urllib3
         from kubernetes.client import ApiClient, BatchV1Api, CoreV1Api
 
-        # The client's own retries would wait as long as a server's Retry-After says.
+        # The client's own retries would sleep for the whole Retry-After of the server.
         configuration.retries = urllib3.Retry(
             total=1, read=0, redirect=0, status=0, other=0, respect_retry_after_header=False
         )
@@ -95,7 +93,7 @@ class Cluster:
                 self._batch.create_namespaced_job,
                 self.namespace,
                 job,
-                # A field that the server does not know is refused rather than dropped.
+                # Refuse unknown fields instead of dropping them.
                 field_validation="Strict",
                 **options,
             )
@@ -120,8 +118,8 @@ class Cluster:
         )
 
     def delete_job(self, name: str, uid: str) -> None:
-        """Delete that very Job, its pods and its Secret."""
-        with contextlib.suppress(Gone, AlreadyThere):  # already there: another of the same name
+        """Delete the Job with that uid, its pods and its Secret."""
+        with contextlib.suppress(Gone, AlreadyThere):  # a conflict: another Job of the same name
             self._json(
                 self._batch.delete_namespaced_job,
                 name,
@@ -140,20 +138,20 @@ class Cluster:
             )
 
     def delete_secret(self, name: str) -> None:
-        """Delete a Secret, if it exists. The answer does not contain it."""
+        """Delete a Secret if it exists."""
         with contextlib.suppress(Gone):
             self._json(self._core.delete_namespaced_secret, name, self.namespace)
 
     @contextlib.contextmanager
     def _namespace_exists(self) -> Iterator[None]:
-        """A create that is answered with 404 lacks its namespace.
+        """Convert a 404 of a create request, which means a missing namespace.
 
         https://kubernetes.io/docs/concepts/overview/working-with-objects/namespaces/
         """
         try:
             yield
         except Gone as error:
-            raise NeedsPerson(
+            raise AccountError(
                 f"namespace {self.namespace} of {self.host} does not exist: create it, or change "
                 f"the option namespace ({error})"
             ) from error
@@ -163,13 +161,13 @@ class Cluster:
 
     def warnings(self) -> dict[str, str]:
         """The newest warning about each object of the namespace, by its name."""
-        found = self._get(
+        listed = self._get(
             self._core.list_namespaced_event,
             self.namespace,
             field_selector="type=Warning",
             limit=PAGE,
         )
-        events = sorted(found.get("items") or (), key=_when)
+        events = sorted(listed.get("items") or (), key=_when)
         return {
             event["involvedObject"].get(
                 "name", ""
@@ -184,7 +182,7 @@ class Cluster:
         return self._all(self._core.list_node)
 
     def whoami(self) -> str:
-        """The user the cluster takes us for; empty where it does not tell (before 1.28)."""
+        """The user name of the credential; empty before Kubernetes 1.28."""
         from kubernetes.client import AuthenticationV1Api
 
         api = AuthenticationV1Api(self._client)
@@ -216,9 +214,9 @@ class Cluster:
     def log(
         self, pod: str, container: str, *, since: str = "", follow: bool = False
     ) -> Iterator[Iterator[bytes]]:
-        """The container's log with the time before each line, as it comes.
+        """A stream of the container's log, with a timestamp before each line.
 
-        Raises :class:`Gone` where there is no such pod, or its container has not begun.
+        Raises :class:`Gone` if the pod does not exist or its container has not started.
         """
         query = [("container", container), ("timestamps", "true")]
         query += [("follow", "true")] if follow else []
@@ -246,22 +244,22 @@ class Cluster:
             response.release_conn()
 
     def _get(self, call: Any, *args: Any, **options: Any) -> Json:
-        """As :meth:`_json`, for a request that only reads: repeated once if its connection was
-        closed. A server closes one that was idle, and can do so while the request is sent."""
+        """Like :meth:`_json`, for read requests: retried once if the connection was closed. A
+        server can close an idle connection while the request is sent."""
         return _repeated(lambda: self._json(call, *args, **options))
 
     def _json(self, call: Any, *args: Any, **options: Any) -> Json:
         with errors():
-            answer: BaseHTTPResponse = call(
+            response: BaseHTTPResponse = call(
                 *args, **options, _preload_content=False, _request_timeout=self._limit_s
             )
-            found = json.loads(answer.data)
-            answer.release_conn()
-        assert isinstance(found, dict)
-        return found
+            body = json.loads(response.data)
+            response.release_conn()
+        assert isinstance(body, dict)
+        return body
 
     def _all(self, call: Any, *args: Any, **options: Any) -> list[Json]:
-        """Every item of a list, page by page."""
+        """All items of a list, page by page."""
         items: list[Json] = []
         after: dict[str, str] = {}
         while True:
@@ -272,22 +270,22 @@ class Cluster:
             after = {"_continue": more}
 
 
-def _repeated(ask: Callable[[], T]) -> T:
-    """The result of ``ask``, called again if its connection was closed before an answer."""
+def _repeated(request: Callable[[], T]) -> T:
+    """The result of ``request``, which is repeated once if its connection was closed."""
     import urllib3
 
     try:
-        return ask()
+        return request()
     except (RetryLater, urllib3.exceptions.HTTPError) as error:
         cause = error if isinstance(error, urllib3.exceptions.HTTPError) else error.__cause__
         if not isinstance(getattr(cause, "reason", cause), urllib3.exceptions.ProtocolError):
             raise
-    return ask()
+    return request()
 
 
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
-    """Turn what the client raises into what an executor raises."""
+    """Convert errors of the client to errors of :mod:`executors.base`."""
     import urllib3
     from kubernetes.client import ApiException
     from pydantic import ValidationError
@@ -296,7 +294,7 @@ def errors() -> Iterator[None]:
         yield
     except ApiException as error:
         _refuse(error.status or 0, error.body or error.reason, error.headers)
-    except ValidationError as error:  # refused by the client: say what, but not its value
+    except ValidationError as error:  # refused by the client; do not show the value
         wrong = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise LaunchRefused("; ".join(wrong)) from None
     except urllib3.exceptions.HTTPError as error:
@@ -304,14 +302,14 @@ def errors() -> Iterator[None]:
         if isinstance(reason, urllib3.exceptions.SSLError) and isinstance(
             reason.args[0] if reason.args else None, ssl.SSLCertVerificationError
         ):
-            raise NeedsPerson(f"the cluster's certificate is not trusted: {reason}") from error
-        raise RetryLater(f"no answer of the cluster: {error}") from error
+            raise AccountError(f"the cluster's certificate is not trusted: {reason}") from error
+        raise RetryLater(f"no response from the cluster: {error}") from error
     except json.JSONDecodeError as error:
-        raise RetryLater(f"expected JSON of the cluster, found something else: {error}") from error
+        raise RetryLater(f"expected JSON from the cluster, found: {error}") from error
 
 
 def _refuse(status: int, body: Any, headers: Any) -> NoReturn:
-    message, reason = _said(status, body)
+    message, reason = _status_fields(status, body)
     if status == 404:
         raise Gone(message)
     if status == 400 and "waiting to start" in message:
@@ -320,14 +318,14 @@ def _refuse(status: int, body: Any, headers: Any) -> NoReturn:
         raise AlreadyThere(message)
     if status == 403 and "exceeded quota" in message:
         raise quota_error(message)
-    if status in (401, 403) or status == 0:  # 0: no connection could be made safe
-        raise NeedsPerson(message)
+    if status in (401, 403) or status == 0:  # 0: TLS failed
+        raise AccountError(message)
     if status in (408, 409, 410, 429) or status >= 500:
         raise RetryLater(message, after_s=_after_s(headers))
     raise LaunchRefused(message)
 
 
-def _said(status: int, body: Any) -> tuple[str, str]:
+def _status_fields(status: int, body: Any) -> tuple[str, str]:
     """The message and the machine-readable reason of a ``Status`` object."""
     text = body.decode(errors="replace") if isinstance(body, bytes) else str(body or "")
     try:
@@ -338,17 +336,17 @@ def _said(status: int, body: Any) -> tuple[str, str]:
 
 
 def quota_error(message: str) -> ExecutorError:
-    """What a ResourceQuota's refusal means: :class:`NeedsPerson` where its limit cannot hold the
+    """Classify the refusal of a ResourceQuota: :class:`AccountError` if the limit is below the
     request even when nothing else runs, else :class:`NoCapacity`.
 
     The message is ``exceeded quota: NAME, requested: pods=1, used: pods=4, limited: pods=4``.
     https://kubernetes.io/docs/concepts/policy/resource-quotas/
     """
-    found = _QUOTA.search(message)
-    if found is not None:
-        requested, limited = _amounts(found["requested"]), _amounts(found["limited"])
+    match = _QUOTA.search(message)
+    if match is not None:
+        requested, limited = _amounts(match["requested"]), _amounts(match["limited"])
         if any(need > limited[name] for name, need in requested.items() if name in limited):
-            return NeedsPerson(f"{message}: the limit is below what one replica requests")
+            return AccountError(f"{message}: the limit is below what one replica requests")
     return NoCapacity(message)
 
 
@@ -358,12 +356,12 @@ _QUOTA = re.compile(r"requested: (?P<requested>.*?), used: .*?, limited: (?P<lim
 def _amounts(text: str) -> dict[str, Decimal]:
     from kubernetes.utils.quantity import parse_quantity
 
-    found = {}
+    amounts = {}
     for part in text.split(","):
         name, _, amount = part.strip().partition("=")
         with contextlib.suppress(ValueError):
-            found[name] = Decimal(parse_quantity(amount))  # type: ignore[no-untyped-call]
-    return found
+            amounts[name] = Decimal(parse_quantity(amount))  # type: ignore[no-untyped-call]
+    return amounts
 
 
 def _after_s(headers: Any) -> float | None:

@@ -1,48 +1,47 @@
-"""The objects of one attempt, brought to the wanted state, and a suspended Job's end.
+"""Create the objects of one attempt idempotently, and end a suspended Job.
 
-1. The Job is created, suspended if it has secrets.
-2. Its Secret is created, owned by the Job: it never outlives it.
-3. The Job is marked as complete, and resumed or handed to its queue.
+1. Create the Job, suspended if it has secrets.
+2. Create its Secret, owned by the Job, so that it never outlives the Job.
+3. Mark the Job as complete, and resume it or add it to its queue.
 
-Each step can be repeated. A caller that dies between two of them leaves a suspended Job, which runs
-nothing, until the next call or :func:`withdraw`.
+Each step can be repeated. A caller that dies between two steps leaves a suspended Job, which runs
+nothing until the next call or :func:`withdraw`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from executors import launching
-from executors.base import LaunchRefused, NeedsPerson, RetryLater
+from executors.base import AccountError, LaunchRefused, RetryLater
 from executors.kubernetes import manifest
 from executors.kubernetes import status as states
 from executors.kubernetes.client import AlreadyThere, Cluster, Gone
-from executors.kubernetes.options import Json
+from executors.options import Json
 
 
 def ensure(cluster: Cluster, job: Json, secrets: Mapping[str, str], *, queue: str) -> None:
-    """Create what is missing of an attempt. A Job that has ended or is cancelled stays as it is.
+    """Create the missing objects of an attempt. An ended or cancelled Job is left unchanged.
 
     Args:
-        job: the wanted Job, of :func:`executors.kubernetes.manifest.job`.
+        job: the wanted Job, from :func:`executors.kubernetes.manifest.job`.
         secrets: values of the variables that its container reads from its Secret.
         queue: the Kueue LocalQueue that starts it; empty to start it at once.
     """
-    made = _create_or_read(cluster, job)
-    if states.ended(made) is not None or states.is_cancelled(made):
+    created = _create_or_read(cluster, job)
+    if states.ended(created) is not None or states.is_cancelled(created):
         return
     if secrets:
-        _ensure_secret(cluster, made, secrets)
-    if not states.is_complete(made):
-        _complete(cluster, made["metadata"]["name"], queue)
+        _ensure_secret(cluster, created, secrets)
+    if not states.is_complete(created):
+        _complete(cluster, created["metadata"]["name"], queue)
 
 
 def withdraw(cluster: Cluster, name: str) -> None:
-    """End a suspended Job that was cancelled. One for which a queue holds quota stays in the queue,
-    without pods, until the queue lets it go."""
+    """End a cancelled Job that is suspended. A Job that holds quota of a queue stays in the queue,
+    without pods, until the queue releases it."""
     try:
         cluster.patch_job(name, manifest.withdrawal(leave_queue=True))
-    except NeedsPerson:
+    except AccountError:
         raise
     except LaunchRefused:
         cluster.patch_job(name, manifest.withdrawal(leave_queue=False))
@@ -51,7 +50,7 @@ def withdraw(cluster: Cluster, name: str) -> None:
 
 
 def is_of(job: Json, launch_key: str) -> bool:
-    """Whether a Job was made for that launch key: names could collide."""
+    """Whether a Job belongs to that launch key: names could collide."""
     annotations = job["metadata"].get("annotations") or {}
     return bool(annotations.get(manifest.KEY_ANNOTATION) == launch_key)
 
@@ -62,22 +61,22 @@ def _create_or_read(cluster: Cluster, job: Json) -> Json:
     try:
         return cluster.create_job(job)
     except AlreadyThere as error:
-        found = cluster.read_job(name)
-        if found is None:
-            raise RetryLater(f"Job {name} existed and is gone: {error}") from error
-        if not is_of(found, launch_key):
+        existing = cluster.read_job(name)
+        if existing is None:
+            raise RetryLater(f"Job {name} existed and was deleted: {error}") from error
+        if not is_of(existing, launch_key):
             raise LaunchRefused(
-                f"Job {name}: expected one of launch key {launch_key}, found another's"
+                f"Job {name}: expected that of launch key {launch_key}, found a different key"
             ) from error
-        return found
+        return existing
 
 
 def _ensure_secret(cluster: Cluster, job: Json, secrets: Mapping[str, str]) -> None:
-    """Create the Secret that the Job's pod needs, and replace one that an interrupted call left:
-    its values can be older, its owner another Job of that name. A pod that can have started keeps
-    the Secret it has.
+    """Create the Secret of the Job's pod, and replace one that an interrupted call left: its values
+    can be older, or its owner another Job of that name. A pod that can have started keeps its
+    Secret.
 
-    A Job that can have no Secret is deleted, so that no object is left.
+    If the Secret is refused, the Job is deleted, so that no object remains.
     """
     meta = job["metadata"]
     wanted = manifest.secret(
@@ -94,10 +93,10 @@ def _ensure_secret(cluster: Cluster, job: Json, secrets: Mapping[str, str]) -> N
             cluster.create_secret(wanted)
     except AlreadyThere as error:  # created by another call at the same time
         raise RetryLater(f"Secret {meta['name']} is being created: {error}") from error
-    except LaunchRefused as error:
+    except LaunchRefused:
         if not can_have_started:
             cluster.delete_job(meta["name"], meta["uid"])
-        raise type(error)(launching.scrub(str(error), secrets.values())) from None
+        raise
 
 
 def _complete(cluster: Cluster, name: str, queue: str) -> None:

@@ -1,28 +1,28 @@
-"""Replicas as Jobs of a Kubernetes cluster, by the official client.
+"""Replicas as Jobs of a Kubernetes cluster, through the official client.
 
 ::
 
-    launch key --sha256--> Job  <name>     one pod, one completion, never tried again
-                           Secret <name>   owned by the Job, goes with it
+    launch key --sha256--> Job  <name>     one pod, one completion, no retries
+                           Secret <name>   owned by the Job, deleted with it
     labels archipelago-deployment, archipelago-key, archipelago-replica on all of them
 
-The Job's name is made of the deployment and the launch key, so the API itself refuses the second
-of two creations, and ``ensure`` continues with the first. A Job with secrets is created in three
+The Job's name is derived from the deployment and the launch key, so the API refuses the second of
+two creations, and ``ensure`` continues with the first. A Job with secrets is created in three
 steps, each of which the next ``ensure`` repeats or skips: the Job, suspended; the Secret, owned by
 the Job, so that it never outlives it; a patch that marks the Job as complete and resumes it, or
-hands it to its queue. No pod starts without its Secret, and an attempt that is abandoned at any
-step leaves one suspended Job, which ``live`` lists and ``cancel`` ends.
+adds it to its queue. No pod starts without its Secret. An attempt that is abandoned at any step
+leaves one suspended Job, which ``live`` lists and ``cancel`` ends.
 
-``cancel`` does not delete: a deleted Job would be forgotten, and its key could start again. It
-gives the Job a deadline that is over, by which the cluster ends the pod with its grace and marks
-the Job as failed for good. The cluster deletes pods that it ends so, and their logs with them.
+``cancel`` does not delete the Job, because its key could then start again. It sets a deadline in
+the past: the cluster ends the pod with its grace period and marks the Job as failed. The cluster
+deletes such pods, and their logs with them.
 
-``poll`` takes two lists, of Jobs and of pods, however many are asked for (a third, of warnings,
-while a Job waits and its pod does not say why). An ended Job stays ``keep_s`` seconds, then it is
-lost.
+``poll`` reads two lists, of Jobs and of pods, for any number of handles (and a third, of warnings,
+while a Job waits without a reason in its pod). An ended Job remains for ``keep_s`` seconds; later
+it counts as lost.
 
-Kubernetes 1.28 or newer. Left out: indexed or parallel Jobs (a replica is one pod; several GPUs of
-one node are one replica's), and watching: the control plane polls anyway.
+Requires Kubernetes 1.28. Not supported: indexed or parallel Jobs (a replica is one pod; several
+GPUs of one node belong to one replica) and watches: the control plane polls.
 """
 
 from __future__ import annotations
@@ -32,48 +32,46 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from executors import launching
 from executors.base import (
+    AccountError,
     Capabilities,
-    CodeRef,
     ExecutorConfig,
+    JobRequest,
     JobState,
     LaunchRefused,
     LogLine,
-    NeedsPerson,
     Problem,
     ReplicaHandle,
     ReplicaSpec,
     ReplicaStatus,
     RetryLater,
 )
-from executors.bootstrap.command import command
+from executors.executor import Executor
 from executors.kubernetes import ensure as kubernetes_ensure
 from executors.kubernetes import logs as kubernetes_logs
 from executors.kubernetes import manifest
 from executors.kubernetes import options as kubernetes_options
 from executors.kubernetes import status as states
 from executors.kubernetes.auth import CREDENTIAL, connection
-from executors.kubernetes.client import ANSWER_S, Cluster, Gone
-from executors.kubernetes.options import Json
+from executors.kubernetes.client import Cluster, Gone
+from executors.kubernetes.options import Options
 from executors.kubernetes.preflight import problems
+from executors.options import Json
 
-POLL_S = 2.0
 SELECTOR_CHARS = 4_000
-"""Of a label selector: it travels in the address of a request, and 8 KB is what a proxy takes."""
+"""Maximum length of a label selector: it is part of the URL, which proxies limit to 8 KB."""
 
 UNEXPLAINED_S = 10.0
-"""A Job that waits so long without its pod saying why is worth asking for warnings."""
+"""Warnings are read for a Job that waits this long without a reason in its pod."""
 
 
 _FIELDS = {"image": "image", "hardware": "hardware", "spot": "spot", "label": "labels"}
 
 
-class KubernetesExecutor(launching.LaunchReplicas):
+class KubernetesExecutor(Executor):
     """Jobs in one namespace. Options and credentials: ``docs/backends/kubernetes.md``."""
 
     backend = "kubernetes"
@@ -81,64 +79,45 @@ class KubernetesExecutor(launching.LaunchReplicas):
     def __init__(self, config: ExecutorConfig) -> None:
         self.config = config
         kubernetes_options.check_label("deployment", config.deployment)
-        kubernetes_options.read(config.options, {})
-        self.capabilities = Capabilities(spot=bool(config.options.get("spot")))
-        self.poll_s = float(config.options.get("poll_s", POLL_S))
+        self.options = launching.job_options(Options, config.options, {})
+        self.capabilities = Capabilities(spot=bool(self.options.spot))
+        self.poll_s = self.options.poll_s
         self._cluster: Cluster | None = None
         self._lock = threading.Lock()
 
     @property
     def cluster(self) -> Cluster:
-        """Made when it is first needed. Raises :class:`NeedsPerson` without a usable credential."""
+        """Created on first use. Raises :class:`AccountError` without a usable credential."""
         with self._lock:
             if self._cluster is None:
-                made, namespace = connection(
-                    self.config.credentials.get(CREDENTIAL, ""),
-                    context=str(self.config.options.get("context", "")),
+                configuration, namespace = connection(
+                    self.config.credentials.get(CREDENTIAL, ""), context=self.options.context
                 )
-                options = self.config.options
                 self._cluster = Cluster(
-                    made,
-                    str(options.get("namespace") or namespace),
-                    answer_s=float(options.get("answer_s", ANSWER_S)),
+                    configuration,
+                    self.options.namespace or namespace,
+                    answer_s=self.options.answer_s,
                 )
             return self._cluster
 
-    def ensure(
-        self,
-        specs: Sequence[ReplicaSpec],
-        entrypoint: str,
-        entrypoint_args: Mapping[str, Any] | None = None,
-        *,
-        env: Mapping[str, str] | None = None,
-        secrets: Mapping[str, str] | None = None,
-        code: CodeRef | None = None,
-    ) -> list[ReplicaHandle]:
-        """See :meth:`executors.base.ServerlessExecutor.ensure`."""
-        request = launching.prepare(specs, entrypoint_args)
-
-        def start(spec: ReplicaSpec) -> ReplicaHandle:
-            plain, hidden = request.environment(spec, env=env, secrets=secrets)
-            options = kubernetes_options.read(self.config.options, spec.options)
-            line = command(entrypoint, request.args, python=options.python, code=code)
-            job = self._job(spec, line, plain, hidden)
-            kubernetes_ensure.ensure(self.cluster, job, hidden, queue=options.queue)
-            return self._handle(spec.launch_key)
-
-        return launching.launch_each(start, request.specs)
+    def start(self, job: JobRequest) -> ReplicaHandle:
+        """Bring the Job and the Secret of one attempt to the wanted state."""
+        queue = self._options(job.spec).queue
+        kubernetes_ensure.ensure(self.cluster, self._job(job), job.secrets, queue=queue)
+        return self._handle(job.spec.launch_key)
 
     def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
         jobs: dict[str, Json] = {}
         pods: defaultdict[str, list[Json]] = defaultdict(list)
         for selector in self._selectors(handle.launch_key for handle in handles):
-            # Jobs first: the pod of a Job that has ended is then surely in its last state.
+            # Jobs first: the pod of an ended Job is then in its final state.
             jobs |= {job["metadata"]["name"]: job for job in self.cluster.list_jobs(selector)}
             for pod in self.cluster.list_pods(selector):
                 pods[_owner(pod)].append(pod)
         found = [(jobs.get(name), states.newest(pods[name])) for name in map(self._name, handles)]
         warnings: dict[str, str] = {}
         if any(job is not None and _is_unexplained(job, pod) for job, pod in found):
-            with contextlib.suppress(NeedsPerson):  # a right we can do without
+            with contextlib.suppress(AccountError):  # an optional permission
                 warnings = self.cluster.warnings()
         return [states.status(job, pod, warnings) for job, pod in found]
 
@@ -148,7 +127,7 @@ class KubernetesExecutor(launching.LaunchReplicas):
         return handle if job is not None and kubernetes_ensure.is_of(job, launch_key) else None
 
     def live(self) -> list[ReplicaHandle]:
-        """Every Job of our deployment that has not ended."""
+        """Every Job of the deployment that has not ended."""
         found = self.cluster.list_jobs(f"{launching.DEPLOYMENT_LABEL}={self.config.deployment}")
         return [
             self._handle(job["metadata"]["labels"][launching.KEY_LABEL])
@@ -159,26 +138,26 @@ class KubernetesExecutor(launching.LaunchReplicas):
     def logs(
         self, handle: ReplicaHandle, *, after: str = "", follow: bool = False
     ) -> Iterator[LogLine]:
-        """Positions are times of the log: they hold as long as the pod does."""
+        """Positions are times of the log, valid as long as the pod exists."""
         (selector,) = self._selectors([handle.launch_key])
         while True:
-            # Asked before reading: what is written before the end is then surely read.
+            # Read the state first: output written before the end is then complete.
             pod = states.newest(self.cluster.list_pods(selector))
             if pod is None:
                 job = self.cluster.read_job(self._name(handle))
-                over = job is None or states.ended(job) is not None
+                ended = job is None or states.ended(job) is not None
             else:
-                over = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-                for line in self._read(pod, after, follow=follow and not over):
+                ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+                for line in self._read(pod, after, follow=follow and not ended):
                     after = line.position
                     yield line
-            if over or not follow:
+            if ended or not follow:
                 return
             time.sleep(self.poll_s)
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
-        """See :func:`executors.kubernetes.manifest.cancellation`, and ``withdrawal`` for a Job
-        that is suspended."""
+        """See :func:`executors.kubernetes.manifest.cancellation`, and ``withdrawal`` for suspended
+        Jobs."""
 
         def end(handle: ReplicaHandle) -> None:
             name = self._name(handle)
@@ -187,53 +166,43 @@ class KubernetesExecutor(launching.LaunchReplicas):
                 if states.is_suspended(job) and states.ended(job) is None:
                     kubernetes_ensure.withdraw(self.cluster, name)
 
-        with ThreadPoolExecutor(launching.LAUNCHES_AT_ONCE, thread_name_prefix="cancel") as pool:
-            list(pool.map(end, handles))
-
-    def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
-        return launching.collect(self.poll, handles, timeout, every_s=self.poll_s)
+        launching.call_each(end, handles)
 
     def check(self) -> str:
-        """Lists our Jobs, so that a credential without rights shows too."""
+        """Also lists the deployment's Jobs, to check the permissions of the credential."""
         self.live()
-        found = f"namespace {self.cluster.namespace} of {self.cluster.host}"
-        with contextlib.suppress(NeedsPerson):  # not everybody may ask who he is
-            found = f"{self.cluster.whoami() or 'a user'} in {found}"
-            found += f" (Kubernetes {self.cluster.version()})"
-        return found
+        where = f"namespace {self.cluster.namespace} of {self.cluster.host}"
+        with contextlib.suppress(
+            AccountError
+        ):  # the permission to read the own identity is optional
+            where = f"{self.cluster.whoami() or 'a user'} in {where}"
+            where += f" (Kubernetes {self.cluster.version()})"
+        return where
 
     def preflight(self, spec: ReplicaSpec, count: int) -> list[Problem]:
-        autoscaled = bool(self.config.options.get("autoscaled"))
         try:
-            options = kubernetes_options.read(self.config.options, spec.options)
+            options = self._options(spec)
             machine = kubernetes_options.machine(options, spec)
-            job = self._job(spec, ["python"], {}, {})
+            job = self._job(JobRequest(spec=spec, entrypoint="preflight"))
         except LaunchRefused as error:
             return [Problem(field=_field(str(error)), message=str(error))]
-        return problems(self.cluster, job, machine, count, autoscaled=autoscaled)
+        return problems(self.cluster, job, machine, count, autoscaled=options.autoscaled)
 
-    def _job(
-        self,
-        spec: ReplicaSpec,
-        line: Sequence[str],
-        env: Mapping[str, str],
-        secrets: Mapping[str, str],
-    ) -> Json:
-        options = kubernetes_options.read(self.config.options, spec.options)
+    def _options(self, spec: ReplicaSpec) -> Options:
+        return launching.job_options(Options, self.config.options, spec.options)
+
+    def _job(self, request: JobRequest) -> Json:
+        options = self._options(request.spec)
         return manifest.job(
-            manifest.name_of(self.config.deployment, spec.launch_key),
-            spec=spec,
+            manifest.name_of(self.config.deployment, request.spec.launch_key),
+            request,
             options=options,
-            machine=kubernetes_options.machine(options, spec),
-            labels=launching.labels_of(self.config, spec),
-            command=line,
-            env=env,
-            secrets=sorted(secrets),
+            machine=kubernetes_options.machine(options, request.spec),
+            labels=launching.labels_of(self.config, request.spec),
         )
 
     def _read(self, pod: Json, after: str, *, follow: bool) -> Iterator[LogLine]:
-        """What there is to read now; with ``follow`` until the container ends or the line
-        breaks."""
+        """The available lines; with ``follow`` until the container or the connection ends."""
         import urllib3
 
         with contextlib.suppress(Gone):
@@ -246,7 +215,7 @@ class KubernetesExecutor(launching.LaunchReplicas):
                     yield from kubernetes_logs.behind(kubernetes_logs.lines(chunks), after)
                 except urllib3.exceptions.HTTPError as error:
                     if not follow:
-                        raise RetryLater(f"the log broke off: {error}") from error
+                        raise RetryLater(f"the log was interrupted: {error}") from error
 
     def _handle(self, launch_key: str) -> ReplicaHandle:
         name = manifest.name_of(self.config.deployment, launch_key)
@@ -257,7 +226,7 @@ class KubernetesExecutor(launching.LaunchReplicas):
         return manifest.name_of(self.config.deployment, handle.launch_key)
 
     def _selectors(self, launch_keys: Iterable[str]) -> Iterator[str]:
-        """Label selectors that together match the Jobs and pods of the keys."""
+        """Label selectors that together match the Jobs and pods of all keys."""
         batch: list[str] = []
         for key in dict.fromkeys(launch_keys):
             if sum(map(len, batch)) + len(batch) + len(key) > SELECTOR_CHARS:
@@ -289,6 +258,6 @@ def _is_unexplained(job: Json, pod: Json | None) -> bool:
 
 
 def _field(message: str) -> str:
-    """The part of the spec that a refusal is about, by its first word."""
+    """The field of the spec that an error message refers to by its first word."""
     first = re.split(r"\W", message, maxsplit=1)[0]
     return _FIELDS.get(first, "options")

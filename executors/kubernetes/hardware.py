@@ -1,8 +1,8 @@
-"""GPUs of a Kubernetes cluster, by the names NVIDIA's GPU feature discovery labels nodes with.
+"""GPUs of a Kubernetes cluster, by the node labels of NVIDIA's GPU feature discovery.
 
-A cluster has the nodes its owner gave it, so this says what can be *asked* for; whether there is
-such a node says the preflight. What an hour costs is the owner's to know: prices are unknown until
-the overrides of :class:`executors.catalogue.Catalogue` name them.
+The table lists the hardware that a pool can *request*; the preflight checks whether a cluster has
+such nodes. Prices are unknown unless the overrides of :class:`executors.catalogue.Catalogue` set
+them.
 """
 
 from __future__ import annotations
@@ -26,23 +26,30 @@ PRODUCTS: dict[str, tuple[str, ...]] = {
     "H200": ("NVIDIA-H200", "NVIDIA-H200-NVL"),
     "B200": ("NVIDIA-B200",),
 }
-"""Our name -> values of :data:`PRODUCT_LABEL`, any of which will do. Cards that are shared or cut
-into slices carry other values and need an entry in the option ``hardware``."""
+"""Name of hardware -> accepted values of :data:`PRODUCT_LABEL`. Shared or partitioned GPUs have
+other values and need an entry in the option ``hardware``."""
 
 _MEMORY_GIB = {
-    "T4": 16, "L4": 24, "A10": 24, "L40S": 48, "A100-40GB": 40, "A100-80GB": 80,
-    "H100": 80, "H200": 141, "B200": 180,
-}  # fmt: skip
+    "T4": 16,
+    "L4": 24,
+    "A10": 24,
+    "L40S": 48,
+    "A100-40GB": 40,
+    "A100-80GB": 80,
+    "H100": 80,
+    "H200": 141,
+    "B200": 180,
+}
 _SEVERAL = ("A100-40GB", "A100-80GB", "H100", "H200", "B200")
 
 
 def _gpu(name: str, count: int) -> Hardware:
-    words = "any GPU" if name == "gpu" else name
+    model = "any GPU" if name == "gpu" else name
     each = _MEMORY_GIB.get(name)
     return Hardware(
         backend="kubernetes",
         name=name if count == 1 else f"{name}:{count}",
-        label=f"{'One' if count == 1 else count} × {words}",
+        label=f"{'One' if count == 1 else count} × {model}",
         gpu="any" if name == "gpu" else name,
         gpus=count,
         gpu_memory_gib=None if each is None else float(each * count),

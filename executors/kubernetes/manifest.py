@@ -1,13 +1,13 @@
-"""The objects that make one attempt, as the plain JSON Kubernetes takes. Pure functions.
+"""The objects of one attempt, as Kubernetes JSON. Pure functions.
 
-A *Job* (``batch/v1``) of one completion that is never tried again: the control plane decides about
-that, and under another key. A Job that needs a Secret is created suspended, so that no pod waits
-for a Secret that does not exist yet; :func:`completion` resumes it. Its pod failure policy leaves
-in the Job's own status, which outlives the pod, whether the pod was taken away (condition
-DisruptionTarget) or failed, and with what exit code. The deadline is the *pod's*: unlike the Job's
-it counts from when a node was found, and the pod stays, with its log, when it is over.
+A *Job* (``batch/v1``) of one completion without retries: the control plane relaunches a replica
+under another key. A Job that needs a Secret is created suspended, so that no pod waits for a
+missing Secret; :func:`completion` resumes it. The pod failure policy records in the Job's status,
+which outlives the pod, whether the pod was disrupted (condition DisruptionTarget) or failed, and
+the exit code. The deadline is the *pod's*: unlike the Job's it starts when a node is assigned, and
+the pod remains, with its log, after it.
 
-A *Secret* (``v1``) of the same name, owned by the Job, holds what is secret; it goes with the Job.
+A *Secret* (``v1``) of the same name, owned by the Job and deleted with it, holds the secrets.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from executors.base import LaunchRefused, ReplicaSpec
+from executors.base import JobRequest, LaunchRefused
+from executors.bootstrap.command import command
 from executors.kubernetes.hardware import PRODUCT_LABEL
 from executors.kubernetes.options import (
     KUEUE_PREFIX,
     QUEUE_LABEL,
-    Json,
     Machine,
     Options,
     check_label,
 )
+from executors.options import Json
 
 CONTAINER = "replica"
 KEY_ANNOTATION = "archipelago-key"
@@ -41,41 +42,36 @@ _DIGEST_CHARS = 10
 
 
 def name_of(deployment: str, launch_key: str) -> str:
-    """The name of a key's Job and Secret: readable, at most 63 characters, and another one for
-    the same key of another deployment in the namespace."""
+    """The name of a key's Job and Secret: readable, at most 63 characters, and different for the
+    same key of another deployment in the namespace."""
     digest = hashlib.sha256(f"{deployment}/{launch_key}".encode()).hexdigest()[:_DIGEST_CHARS]
     return f"{launch_key[:_NAME_CHARS].rstrip('-')}-{digest}"
 
 
 def job(
     name: str,
+    request: JobRequest,
     *,
-    spec: ReplicaSpec,
     options: Options,
     machine: Machine,
     labels: Mapping[str, str],
-    command: Sequence[str],
-    env: Mapping[str, str],
-    secrets: Sequence[str] = (),
 ) -> Json:
-    """The Job of one attempt. ``secrets`` are names of variables that the Secret of the same name
-    holds. Raises :class:`LaunchRefused` where there is no image, or a label is none.
+    """The Job of one attempt.
 
-    With secrets it is created suspended, and without its queue: :func:`completion` adds both once
-    the Secret exists. Without, it is complete at once. Kueue's own labels go to the Job only: on
-    a pod they mean that Kueue manages the pod itself.
+    With secrets the Job is suspended and has no queue; :func:`completion` changes both once the
+    Secret exists. Without secrets it is complete at once. Kueue's labels are set on the Job only:
+    on a pod they would make Kueue manage the pod itself.
+
+    Raises :class:`LaunchRefused` without an image, or for an invalid label.
     """
-    image = spec.image or options.image
-    if not image:
-        raise LaunchRefused("image: expected the option image or an image of the job, found none")
     labels = {key: check_label(f"label {key}", value) for key, value in labels.items()}
     of_pod = {k: v for k, v in options.labels.items() if not k.startswith(KUEUE_PREFIX)} | labels
     of_job = {k: v for k, v in options.labels.items() if k != QUEUE_LABEL} | labels
-    annotations = {**options.annotations, KEY_ANNOTATION: spec.launch_key}
-    if not secrets:
+    annotations = {**options.annotations, KEY_ANNOTATION: request.spec.launch_key}
+    if not request.secrets:
         annotations[COMPLETE_ANNOTATION] = "true"
         of_job |= {QUEUE_LABEL: options.queue} if options.queue else {}
-    pod = _pod(name, spec, options, machine, image, command, env, secrets)
+    pod = _pod(name, request, options, machine)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -85,7 +81,7 @@ def job(
             "annotations": annotations,
         },
         "spec": {
-            "suspend": bool(secrets or options.queue),
+            "suspend": bool(request.secrets or options.queue),
             "completions": 1,
             "parallelism": 1,
             "backoffLimit": 0,
@@ -103,7 +99,7 @@ def job(
                             "operator": "NotIn",
                             "values": [0],
                         },
-                        # Means "none given"; the schema of 1.28 calls it required.
+                        # Means "no conditions"; the schema of 1.28 calls it required.
                         "onPodConditions": [],
                     },
                 ]
@@ -119,7 +115,7 @@ def job(
 def secret(
     name: str, *, job_uid: str, labels: Mapping[str, str], values: Mapping[str, str]
 ) -> Json:
-    """The Secret of one attempt, deleted by the cluster when its Job is."""
+    """The Secret of one attempt, which the cluster deletes with its Job."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -137,7 +133,7 @@ def secret(
 
 
 def completion(queue: str) -> Json:
-    """The patch of a Job whose Secret exists: it starts, or enters its queue, which starts it.
+    """The patch of a Job whose Secret exists: it resumes the Job or adds it to its queue.
 
     Kueue permits a change of the queue's name while a Job is suspended.
     https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
@@ -151,9 +147,11 @@ def completion(queue: str) -> Json:
 
 
 def cancellation() -> Json:
-    """The patch that ends a Job and keeps it: a deleted Job would be forgotten, and its key could
-    start once more. A Job past its own deadline has its pods ended with their grace, and is failed
-    for good; ours have no other such deadline."""
+    """The patch that ends a Job without deleting it: the key of a deleted Job could start again.
+
+    Past a Job's own deadline the cluster ends its pods with their grace period and marks the Job as
+    failed. These Jobs have no such deadline otherwise.
+    """
     return {
         "metadata": {"annotations": {CANCELLED_ANNOTATION: "true"}},
         "spec": {"activeDeadlineSeconds": 1},
@@ -161,10 +159,11 @@ def cancellation() -> Json:
 
 
 def withdrawal(*, leave_queue: bool) -> Json:
-    """The patch, after :func:`cancellation`, of a Job that is suspended: its deadline does not run
-    then. It gets no pods (``parallelism`` 0), and leaves its queue unless the queue holds quota for
-    it already. :data:`RESUMPTION` then lets the deadline end it, so that the cluster clears it
-    away like any other ended Job.
+    """The patch, after :func:`cancellation`, of a suspended Job, whose deadline does not run.
+
+    The Job gets no pods (``parallelism`` 0), and leaves its queue unless the queue already holds
+    quota for it. :data:`RESUMPTION` then starts the deadline, so that the cluster cleans the Job up
+    like any other ended Job.
 
     https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job
     """
@@ -178,7 +177,7 @@ RESUMPTION: Json = {"spec": {"suspend": False}}
 
 
 def merged(base: Json, over: Mapping[str, Any]) -> Json:
-    """``base`` with ``over`` on top: mappings are merged, everything else is replaced."""
+    """``base`` updated with ``over``: mappings are merged, other values replaced."""
     result = dict(base)
     for key, value in over.items():
         known = result.get(key)
@@ -188,16 +187,11 @@ def merged(base: Json, over: Mapping[str, Any]) -> Json:
     return result
 
 
-def _pod(
-    name: str,
-    spec: ReplicaSpec,
-    options: Options,
-    machine: Machine,
-    image: str,
-    command: Sequence[str],
-    env: Mapping[str, str],
-    secrets: Sequence[str],
-) -> Json:
+def _pod(name: str, request: JobRequest, options: Options, machine: Machine) -> Json:
+    image = request.spec.image or options.image
+    if not image:
+        raise LaunchRefused("image: expected the option image or an image of the job, found none")
+    line = command(request.entrypoint, request.args, python=options.python, code=request.code)
     memory: Json = {"medium": "Memory"}
     if options.shared_memory:
         memory["sizeLimit"] = options.shared_memory
@@ -207,19 +201,19 @@ def _pod(
     container: Json = {
         "name": CONTAINER,
         "image": image,
-        "command": [_literally(part) for part in command],
+        "command": [_escaped(part) for part in line],
         "env": [
-            *({"name": key, "value": _literally(value)} for key, value in env.items()),
+            *({"name": key, "value": _escaped(value)} for key, value in request.env.items()),
             *(
                 {"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
-                for key in secrets
+                for key in sorted(request.secrets)
             ),
         ],
         "resources": {"requests": dict(machine.requests), "limits": limits},
-        # The last lines of a failed replica's log come with its state.
+        # Adds the last lines of a failed replica's log to its state.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
-            # 64 MiB otherwise, which the workers of torch's DataLoader soon fill.
+            # The default of 64 MiB is too small for the workers of torch's DataLoader.
             {"name": SHARED_MEMORY, "mountPath": "/dev/shm"},  # noqa: S108
             *options.volume_mounts,
         ],
@@ -227,7 +221,7 @@ def _pod(
     pod: Json = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": options.grace_s,
-        # A replica asks nothing of the cluster.
+        # A replica makes no requests to the cluster.
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "nodeSelector": dict(machine.node_selector),
@@ -235,8 +229,8 @@ def _pod(
         "containers": [merged(container, options.container)],
         "volumes": [{"name": SHARED_MEMORY, "emptyDir": memory}, *options.volumes],
     }
-    if spec.timeout_s is not None:
-        pod["activeDeadlineSeconds"] = max(1, math.ceil(spec.timeout_s))
+    if request.spec.timeout_s is not None:
+        pod["activeDeadlineSeconds"] = max(1, math.ceil(request.spec.timeout_s))
     if machine.products:
         pod["affinity"] = _one_of(machine.products)
     if options.image_pull_secrets:
@@ -259,6 +253,6 @@ def _one_of(products: Sequence[str]) -> Json:
     }
 
 
-def _literally(text: str) -> str:
-    """Kubernetes replaces ``$(NAME)`` in commands and values, and ``$$`` by ``$``."""
+def _escaped(text: str) -> str:
+    """Escape ``$``: Kubernetes expands ``$(NAME)`` in commands and values, and ``$$`` to ``$``."""
     return text.replace("$", "$$")

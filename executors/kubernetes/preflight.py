@@ -1,7 +1,7 @@
-"""What launching would fail of, as far as a cluster tells: rights, its own dry run, quotas, nodes.
+"""Check a launch without starting it: permissions, a server-side dry run, quotas and nodes.
 
-Quotas and nodes are looked at where the credential may read them. A quota for some pods only (with
-scopes) is left out, and so is who uses the nodes now: a queue is no failure.
+Quotas and nodes are checked if the credential can read them. Quotas with scopes are ignored, and so
+is the current use of nodes: waiting in a queue is no error.
 """
 
 from __future__ import annotations
@@ -10,25 +10,27 @@ import contextlib
 from decimal import Decimal
 from typing import Any
 
-from executors.base import LaunchRefused, NeedsPerson, Problem
+from executors.base import AccountError, LaunchRefused, Problem
 from executors.kubernetes.client import RIGHTS, AlreadyThere, Cluster
 from executors.kubernetes.hardware import PRODUCT_LABEL
-from executors.kubernetes.options import REGION_LABEL, Json, Machine
+from executors.kubernetes.options import REGION_LABEL, Machine
+from executors.options import Json
 
-_UNLESS_AUTOSCALED = "(the option autoscaled says that nodes come when they are needed)"
+_UNLESS_AUTOSCALED = "(set the option autoscaled if nodes are created on demand)"
 
 
 def problems(
     cluster: Cluster, job: Json, machine: Machine, count: int, *, autoscaled: bool = False
 ) -> list[Problem]:
-    """``job``: one of ``count`` alike. With ``autoscaled`` the nodes that are there say nothing."""
+    """Problems of launching ``count`` Jobs like ``job``. ``autoscaled`` skips the check of
+    nodes."""
     try:
         missing = [
             f"{verb} {resource}"
             for group, resource, verb in RIGHTS
             if not cluster.is_allowed(group, resource, verb)
         ]
-    except NeedsPerson as error:
+    except AccountError as error:
         return [Problem(field="credential", message=str(error))]
     if missing:
         message = (
@@ -44,16 +46,16 @@ def problems(
         return [Problem(field="options", message=str(error))]
     found = []
     pod = job["spec"]["template"]["spec"]
-    with contextlib.suppress(NeedsPerson):
+    with contextlib.suppress(AccountError):
         found += over_quota(cluster.list_quotas(), pod, count)
     if not autoscaled:
-        with contextlib.suppress(NeedsPerson):
+        with contextlib.suppress(AccountError):
             found += without_node(cluster.list_nodes(), machine, count)
     return found
 
 
 def over_quota(quotas: list[Json], pod: Json, count: int) -> list[Problem]:
-    """What ``count`` such pods exceed of what the namespace may still use."""
+    """Quotas of the namespace that ``count`` such pods would exceed."""
     needs = {name: count * each for name, each in _needs(pod).items()}
     found = []
     for quota in quotas:
@@ -84,8 +86,8 @@ def without_node(nodes: list[Json], machine: Machine, count: int) -> list[Proble
     regions = {(node["metadata"].get("labels") or {}).get(REGION_LABEL) for node in nodes}
     if region is not None and region not in regions:
         known = ", ".join(sorted(filter(None, regions))) or "no region of any node"
-        said = f"region: expected one of {known}, found {region!r} {_UNLESS_AUTOSCALED}"
-        return [Problem(field="region", message=said)]
+        message = f"region: expected one of {known}, found {region!r} {_UNLESS_AUTOSCALED}"
+        return [Problem(field="region", message=message)]
     fit = [node for node in nodes if _takes(node, machine)]
     if machine.gpus:
         room = sum(_allocatable(node, machine) // machine.gpus for node in fit)
@@ -100,10 +102,10 @@ def without_node(nodes: list[Json], machine: Machine, count: int) -> list[Proble
     if room >= count:
         return []
     if room:
-        said = f"expected room for {count} pods of {what}, found nodes for {room} at once"
+        message = f"expected room for {count} pods of {what}, found nodes for {room} at once"
     else:
-        said = f"expected a schedulable node with {what}, found none of {len(nodes)} nodes"
-    return [Problem(field="hardware", message=f"{said} {_UNLESS_AUTOSCALED}")]
+        message = f"expected a schedulable node with {what}, found none of {len(nodes)} nodes"
+    return [Problem(field="hardware", message=f"{message} {_UNLESS_AUTOSCALED}")]
 
 
 def _takes(node: Json, machine: Machine) -> bool:
@@ -140,7 +142,7 @@ def _allocatable(node: Json, machine: Machine) -> int:
 
 
 def _needs(pod: Json) -> dict[str, Decimal]:
-    """What one pod counts against a quota, by the quota's names."""
+    """The resources that one pod uses, by the names of quotas."""
     resources = pod["containers"][0].get("resources") or {}
     limits = resources.get("limits") or {}
     requests = {**limits, **(resources.get("requests") or {})}

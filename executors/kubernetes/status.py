@@ -1,12 +1,12 @@
-"""How a Job stands, read from what the cluster says of it. Pure functions of its JSON.
+"""Convert a Job and its pod into a :class:`~executors.base.ReplicaStatus`. Pure functions of JSON.
 
-A Job's end is its own condition ``Complete`` or ``Failed``; the pod and its container add the exit
-code and the finer cause while they exist. The pod may be gone (its node was): the pod failure
-policy of :mod:`executors.kubernetes.manifest` has then left the cause and the exit code in the
-Job's condition. What a pending Job waits for stands in the pod, or in a warning of the cluster.
-Conditions, phases and reasons that are not known here are passed on as they are.
+A Job has ended when its condition ``Complete`` or ``Failed`` is true; the pod and its container add
+the exit code and a more precise cause while they exist. If the pod is gone with its node, the pod
+failure policy of :mod:`executors.kubernetes.manifest` has recorded the cause and the exit code in
+the Job's condition. The reason of a pending Job is in the pod or in a warning event. Unknown
+conditions, phases and reasons are shown unchanged.
 
-The texts that are searched for here are those of Kubernetes 1.28 to 1.37:
+Message patterns are those of Kubernetes 1.28 to 1.37:
 https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy
 """
 
@@ -17,11 +17,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from executors.base import Cause, JobState, NeedsPerson, PendingCause, ReplicaStatus
+from executors.base import AccountError, Cause, JobState, PendingCause, ReplicaStatus
 from executors.kubernetes.client import quota_error
 from executors.kubernetes.manifest import CANCELLED_ANNOTATION, COMPLETE_ANNOTATION, CONTAINER
-from executors.kubernetes.options import QUEUE_LABEL, Json
+from executors.kubernetes.options import QUEUE_LABEL
 from executors.launching import exit_cause
+from executors.options import Json
 
 _DISRUPTED = "has condition DisruptionTarget"
 _EXIT_CODE = re.compile(r"failed with exit code (\d+)")
@@ -44,13 +45,12 @@ _MISSING = re.compile(r"FailedMount: .*not found|CreateContainerConfigError")
 def status(
     job: Json | None, pod: Json | None, warnings: Mapping[str, str] | None = None
 ) -> ReplicaStatus:
-    """The state of one attempt. ``warnings``: what the cluster complains of, by the name of the
-    object it is about."""
+    """The status of one attempt. ``warnings``: warning events by the name of their object."""
     if job is None:
         return ReplicaStatus(
             state=JobState.ENDED,
             cause=Cause.LOST,
-            message="the cluster knows no such Job: deleted, or cleared away after its end",
+            message="the cluster has no such Job: deleted, or removed after its end",
         )
     end = ended(job)
     if end is not None:
@@ -65,7 +65,7 @@ def status(
 
 
 def ended(job: Json) -> Json | None:
-    """The condition that a Job has ended by, or None while it goes on."""
+    """The final condition of a Job, or None if it has not ended."""
     for condition in _of(job, "status").get("conditions") or ():
         if condition.get("type") in ("Complete", "Failed") and condition.get("status") == "True":
             return dict(condition)
@@ -75,7 +75,7 @@ def ended(job: Json) -> Json | None:
 
 
 def _is_withdrawn(job: Json) -> bool:
-    """Its deadline does not run while its queue holds it, and it gets no pods any more."""
+    """Whether the Job stays suspended in its queue and gets no more pods."""
     gets_pods = _of(job, "spec").get("parallelism") != 0
     return is_suspended(job) and QUEUE_LABEL in _labels(job) and not gets_pods
 
@@ -85,7 +85,7 @@ def is_suspended(job: Json) -> bool:
 
 
 def is_complete(job: Json) -> bool:
-    """Whether every object of the attempt was created, as ``ensure`` has recorded."""
+    """Whether ``ensure`` has recorded that all objects of the attempt exist."""
     return COMPLETE_ANNOTATION in _annotations(job)
 
 
@@ -96,8 +96,8 @@ def is_cancelled(job: Json) -> bool:
 def waits_for(
     job: Json, pod: Json | None, warnings: Mapping[str, str]
 ) -> tuple[str, str, PendingCause]:
-    """Why a Job has not started: the cluster's word for it, its explanation (both can be empty),
-    and which kind of cause that is."""
+    """Why a Job has not started: the cluster's reason, its message (both can be empty), and the
+    kind of cause."""
     if is_suspended(job):
         return _suspension(job)
     if pod is None:
@@ -108,7 +108,7 @@ def waits_for(
     for condition in _of(pod, "status").get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             reason = condition.get("reason") or "Pending"
-            # Gates are removed by who has set them: Kueue, for one.
+            # The controller that set a gate removes it, e.g. Kueue.
             gated = reason == "SchedulingGated"
             cause = PendingCause.QUEUED if gated else PendingCause.CAPACITY
             return reason, condition.get("message") or "", cause
@@ -148,16 +148,16 @@ def _suspension(job: Json) -> tuple[str, str, PendingCause]:
 
 
 def _refusal(warning: str) -> PendingCause:
-    """Of a warning about a Job without a pod (``FailedCreate``)."""
+    """Classify a warning about a Job without a pod (``FailedCreate``)."""
     if "exceeded quota" not in warning:
         return PendingCause.REFUSED
-    if isinstance(quota_error(warning), NeedsPerson):
+    if isinstance(quota_error(warning), AccountError):
         return PendingCause.REFUSED
     return PendingCause.QUOTA
 
 
 def newest(pods: Iterable[Json]) -> Json | None:
-    """The last made of a Job's pods; there is only one unless somebody interfered."""
+    """The newest pod of a Job. There is only one unless a user interfered."""
     return max(pods, key=lambda pod: pod["metadata"].get("creationTimestamp", ""), default=None)
 
 
@@ -167,13 +167,13 @@ def seconds(timestamp: str | None) -> float | None:
 
 
 def _running(job: Json, pod: Json) -> ReplicaStatus:
-    # The Job's own word is awaited: the pod's end may be seen before it.
-    over = _phase(pod) in ("Succeeded", "Failed") or "deletionTimestamp" in pod["metadata"]
+    # The pod can end before the Job's condition is set, which decides.
+    is_ending = _phase(pod) in ("Succeeded", "Failed") or "deletionTimestamp" in pod["metadata"]
     started = seconds(_of(pod, "status").get("startTime"))
     limit_s = _of(pod, "spec").get("activeDeadlineSeconds")
     return ReplicaStatus(
         state=JobState.RUNNING,
-        phase="Ending" if over or is_cancelled(job) else "Running",
+        phase="Ending" if is_ending or is_cancelled(job) else "Running",
         started_wall_s=_started(pod),
         deadline_wall_s=None if started is None or limit_s is None else started + limit_s,
     )
@@ -186,9 +186,9 @@ def _ended(job: Json, end: Json, pod: Json | None) -> ReplicaStatus:
         cause, message = Cause.DONE, ""
         exit_code = 0
     else:
-        said = _EXIT_CODE.search(end.get("message", ""))
-        if exit_code is None and said:
-            exit_code = int(said[1])
+        match = _EXIT_CODE.search(end.get("message", ""))
+        if exit_code is None and match:
+            exit_code = int(match[1])
         cause, message = _cause(job, end, pod, terminated, exit_code)
     finished = terminated.get("finishedAt") or _of(job, "status").get("completionTime")
     return ReplicaStatus(
@@ -205,11 +205,11 @@ def _ended(job: Json, end: Json, pod: Json | None) -> ReplicaStatus:
 def _cause(
     job: Json, end: Json, pod: Json | None, terminated: Json, exit_code: int | None
 ) -> tuple[Cause, str]:
-    said = end.get("message", "")
+    message = end.get("message", "")
     if end.get("reason") in ("DeadlineExceeded", "Suspended"):
         if is_cancelled(job):
             return Cause.CANCELLED, "cancelled"
-        return Cause.DEADLINE, said
+        return Cause.DEADLINE, message
     of_pod = _of(pod, "status") if pod else {}
     pod_reason, pod_message = of_pod.get("reason", ""), of_pod.get("message", "")
     if terminated.get("reason") == "OOMKilled":
@@ -222,14 +222,14 @@ def _cause(
         return Cause.PREEMPTED, ": ".join(
             text for text in (disrupted.get("reason"), disrupted.get("message")) if text
         )
-    if _DISRUPTED in said:
-        return Cause.PREEMPTED, said
+    if _DISRUPTED in message:
+        return Cause.PREEMPTED, message
     if pod_reason == "DeadlineExceeded":
         return Cause.DEADLINE, pod_message
     if pod_reason:
         return Cause.ERROR, f"{pod_reason}: {pod_message}"
     if exit_code is None:
-        return Cause.ERROR, said
+        return Cause.ERROR, message
     # The kubelet reports OOMKilled for the container's first process only.
     cause, how = exit_cause(exit_code)
     last_lines = terminated.get("message", "").strip()
@@ -245,8 +245,8 @@ def _disruption(of_pod: Json) -> Json | None:
 
 def _started(pod: Json) -> float | None:
     state = _container(pod).get("state", {})
-    began = (state.get("running") or state.get("terminated") or {}).get("startedAt")
-    return seconds(began or _of(pod, "status").get("startTime"))
+    started_at = (state.get("running") or state.get("terminated") or {}).get("startedAt")
+    return seconds(started_at or _of(pod, "status").get("startTime"))
 
 
 def _has_had_pods(job: Json) -> bool:
@@ -266,9 +266,9 @@ def _labels(job: Json) -> Json:
 
 
 def _container(pod: Json) -> Json:
-    for found in _of(pod, "status").get("containerStatuses") or ():
-        if found.get("name") == CONTAINER:
-            return dict(found)
+    for status_ in _of(pod, "status").get("containerStatuses") or ():
+        if status_.get("name") == CONTAINER:
+            return dict(status_)
     return {}
 
 
@@ -276,9 +276,9 @@ def _phase(pod: Json) -> str:
     return str(_of(pod, "status").get("phase", "Pending"))
 
 
-def _name(made: Json) -> str:
-    return str(made["metadata"]["name"])
+def _name(resource: Json) -> str:
+    return str(resource["metadata"]["name"])
 
 
-def _of(made: Mapping[str, Any], part: str) -> Json:
-    return made.get(part) or {}
+def _of(resource: Mapping[str, Any], part: str) -> Json:
+    return resource.get(part) or {}

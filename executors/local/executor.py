@@ -2,43 +2,44 @@
 
 ::
 
-    state_dir/jobs/<launch_key>/lock         flock, held by the job's shim: held means alive
-                                job.json     what to run and its limits, without the environment
-                                handle.json  who the shim is (pid, start time, boot); its first act
-                                log          what the replica printed
-                                cancel       somebody asked for the end
-                                exit.json    how it ended; the shim's last act
-                                reserve      room for handle.json and exit.json on a full disk
-    state_dir/gpus/<gpu>.lock                flock, held by the shim of the job that has it
+    state_dir/jobs/<launch_key>/lock         flock, held by the job's shim while the job is alive
+                                job.json     command and limits, without the environment
+                                handle.json  pid, start time and boot of the shim; its first write
+                                log          output of the replica
+                                cancel       the end was requested
+                                exit.json    how the job ended; the shim's last write
+                                reserve      reserved disk space for handle.json and exit.json
+    state_dir/gpus/<gpu>.lock                flock, held by the shim of the job that uses the GPU
     state_dir/code/                          code and packages that replicas fetched
 
-A launcher takes the lock and hands it to a *shim* (:mod:`executors.local.shim`) in a session of its
-own, which starts the replica and outlives the launcher. Whoever finds the lock taken finds
-the job; so a key launched twice, at once or after a launcher was killed between *start* and *save*,
-starts one job, and any process can ask about it. A process is signalled only while the lock is
-held and its start time is the recorded one, so a reused process id never is.
+A launcher takes the lock and passes it to a *shim* (:mod:`executors.local.shim`), which runs in its
+own session, starts the replica and outlives the launcher. A held lock identifies the running job.
+A key that is launched twice, at once or after a launcher was killed halfway, therefore starts one
+job, and any process can query it. A process is signalled only while the lock is held and its start
+time equals the recorded one, so a reused process id is never signalled.
 
-``cancel`` does not wait: the shim sends SIGTERM to the replica's process group and, when
-``grace_s`` is over, SIGKILL; so it does at the deadline. On Linux this includes processes that the
-replica has put into a group or session of their own. A shim that is itself killed takes the
-replica with it on Linux; the next ``poll`` or ``cancel`` ends what the replica has started
-(:mod:`executors.local.survivors`), and elsewhere than on Linux the replica itself.
+``cancel`` returns at once. The shim sends SIGTERM to the replica's process group and SIGKILL after
+``grace_s``; it does the same at the deadline. On Linux this includes processes that the replica
+moved to another group or session. If the shim itself is killed, the kernel kills the replica (on
+Linux), and the next ``poll`` or ``cancel`` kills the replica's children
+(:mod:`executors.local.survivors`); on other systems it kills the replica too.
 
-A full disk delays a launch (:class:`~executors.base.NoCapacity`). A job keeps a little room on
-the disk, so that its end is recorded when the disk has filled up meanwhile.
+A full disk delays a launch (:class:`~executors.base.NoCapacity`). Each job reserves disk space, so
+that its end can be recorded even if the disk fills up later.
 
-An executor lists jobs of its own ``state_dir`` and deployment only. No job depends on the process
-that launched it: neither its end nor that of a server (:mod:`executors.process_guard`) ends a
-replica; only :meth:`LocalProcessExecutor.cancel` does.
+An executor lists the jobs of its own ``state_dir`` and deployment only. No job depends on the
+process that launched it: neither the end of that process nor the end of a server
+(:mod:`executors.process_guard`) stops a replica; only :meth:`LocalProcessExecutor.cancel` does.
 
-Code comes from the rendezvous as on any other backend (:mod:`executors.bootstrap.command`), so that
-local replicas run just what remote ones do; requirements this Python lacks go into a layer over it.
+Code comes from the rendezvous as on every other backend (:mod:`executors.bootstrap.command`), so
+local replicas run the same code as remote ones. Missing requirements are installed into a layer on
+top of this Python.
 
-A replica on ``cpu`` sees no GPU, one on ``gpu`` sees the one it was given
+A replica on ``cpu`` sees no GPU; one on ``gpu`` sees the GPU it was assigned
 (:mod:`executors.local.gpus`). Options: :mod:`executors.local.options`.
 
-Left out: limits on cores (one thread per replica is only a default of OpenMP and MKL), and the
-removal of old folders. ``state_dir`` must be on a local disk. Linux and macOS only.
+Not supported: limits on CPU cores (one thread per replica is only a default of OpenMP and MKL) and
+the removal of old folders. ``state_dir`` must be on a local disk. Linux and macOS only.
 """
 
 from __future__ import annotations
@@ -48,21 +49,21 @@ import errno
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from executors import launching
 from executors.base import (
+    AccountError,
     Capabilities,
     Cause,
-    CodeRef,
     ExecutorConfig,
     ExecutorError,
+    JobRequest,
     JobState,
     LaunchRefused,
     LogLine,
-    NeedsPerson,
     NoCapacity,
     PendingCause,
     Problem,
@@ -72,60 +73,60 @@ from executors.base import (
     RetryLater,
 )
 from executors.bootstrap import command as bootstrap
-from executors.catalogue import LOCAL
+from executors.executor import Executor
 from executors.local import job, shim, survivors, user
 from executors.local.environment import replica_environment
 from executors.local.gpus import free_gpu, gpus_of
-from executors.local.options import read_options, this_machine
+from executors.local.hardware import TABLE
+from executors.local.options import Options, describe_machine
 
 POLL_S = 0.05
 
+PERMANENT_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+"""Errors of a state folder that an operator must correct."""
 
-class LocalProcessExecutor(launching.LaunchReplicas):
-    """Runs replicas as processes that outlive this one."""
+
+class LocalProcessExecutor(Executor):
+    """Runs replicas as processes that outlive the launching process."""
 
     backend = "local"
     capabilities = Capabilities(images=False, remote=False)
+    poll_s = POLL_S
 
     def __init__(self, config: ExecutorConfig) -> None:
         if config.state_dir is None:
-            raise ValueError("local: expected a state_dir, where jobs keep their files, found none")
+            raise ValueError("local: expected a state_dir for the files of jobs, found none")
         self.config = config
         self.root = config.state_dir / "jobs"
-        self._fetched = {"DILOCO_CODE_DIR": str((config.state_dir / "code").absolute())}
+        self._code_dir = {"DILOCO_CODE_DIR": str((config.state_dir / "code").absolute())}
 
     @property
     def grace_s(self) -> float:
-        """How long a cancelled replica has, unless its own options say otherwise."""
-        return read_options(self.config.options, {}).grace_s
+        """Default time between SIGTERM and SIGKILL; a replica's own options can change it."""
+        return launching.job_options(Options, self.config.options, {}).grace_s
 
-    def ensure(
-        self,
-        specs: Sequence[ReplicaSpec],
-        entrypoint: str,
-        entrypoint_args: Mapping[str, Any] | None = None,
-        *,
-        env: Mapping[str, str] | None = None,
-        secrets: Mapping[str, str] | None = None,
-        code: CodeRef | None = None,
-    ) -> list[ReplicaHandle]:
-        """See :meth:`executors.base.ServerlessExecutor.ensure`.
+    def start_all(self, jobs: Sequence[JobRequest]) -> list[ReplicaHandle]:
+        """Start all shims first, then wait for them.
 
-        The environment is :mod:`executors.local.environment`'s, then ``env`` and the secrets.
+        A replica's environment is that of :mod:`executors.local.environment`, then the request's.
         """
-        request = launching.prepare(specs, entrypoint_args)
-        command = bootstrap.command(
-            entrypoint, request.args, python=sys.executable, code=code, layer=True
-        )
         with contextlib.ExitStack() as started:
-            for spec in request.specs:
-                plain, hidden = request.environment(spec, env=env, secrets=secrets)
-                environment = replica_environment({**self._fetched, **plain}, secrets=hidden)
-                started.enter_context(self._start(spec, command, environment))
-        return [self._handle(spec.launch_key) for spec in request.specs]
+            for request in jobs:
+                command = bootstrap.command(
+                    request.entrypoint,
+                    request.args,
+                    python=sys.executable,
+                    code=request.code,
+                    layer=True,
+                )
+                environment = replica_environment(
+                    {**self._code_dir, **request.env}, secrets=request.secrets
+                )
+                started.enter_context(self._start(request.spec, command, environment))
+        return [self._handle(request.spec.launch_key) for request in jobs]
 
     def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
-        """Also ends what is left of a job whose shim was killed."""
+        """Also kills the remaining processes of a job whose shim was killed."""
         return [self._poll(self._folder(handle.launch_key)) for handle in handles]
 
     def _poll(self, folder: Path) -> ReplicaStatus:
@@ -154,87 +155,74 @@ class LocalProcessExecutor(launching.LaunchReplicas):
     def logs(
         self, handle: ReplicaHandle, *, after: str = "", follow: bool = False
     ) -> Iterator[LogLine]:
-        """See :meth:`executors.base.ServerlessExecutor.logs`. A position is a number of bytes."""
+        """See :meth:`executors.executor.Executor.logs`. A position is a byte offset."""
         folder = self._folder(handle.launch_key)
-        position, held = int(after or 0), b""
+        position, partial = int(after or 0), b""
         with contextlib.ExitStack() as stack:
             file: BinaryIO | None = None
             while True:
-                # Asked before reading: what is written before the end is then surely read.
+                # Read the state first: output written before the end is then complete.
                 ended = job.status(folder).state is JobState.ENDED
                 if file is None and (folder / "log").exists():
                     file = stack.enter_context((folder / "log").open("rb"))
                     file.seek(position)
-                *lines, held = (held + (file.read() if file else b"")).split(b"\n")
+                *lines, partial = (partial + (file.read() if file else b"")).split(b"\n")
                 for line in lines:
                     position += len(line) + 1
                     yield LogLine(text=line.decode(errors="replace"), position=str(position))
                 if ended or not follow:
                     break
                 time.sleep(POLL_S)
-        if held and ended:
-            position += len(held)
-            yield LogLine(text=held.decode(errors="replace"), position=str(position))
+        if partial and ended:
+            position += len(partial)
+            yield LogLine(text=partial.decode(errors="replace"), position=str(position))
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
-        """All are asked, whatever fails."""
-        errors = []
-        for handle in handles:
-            try:
-                self._cancel(self._folder(handle.launch_key))
-            except RetryLater as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        launching.call_each(self._cancel, handles)
 
-    def _cancel(self, folder: Path) -> None:
+    def _cancel(self, handle: ReplicaHandle) -> None:
+        folder = self._folder(handle.launch_key)
         if not folder.is_dir() or (folder / "exit.json").exists():
             return
         try:
             (folder / "cancel").touch()
         except OSError as error:
-            if not (folder / "handle.json").exists():  # without the mark it could be missed
+            if not (
+                folder / "handle.json"
+            ).exists():  # without the file a starting shim could miss the request
                 raise RetryLater(f"{folder}: {error.strerror}") from error
-        job.ask_to_end(folder)
+        job.request_end(folder)
         survivors.end_survivors(folder)
 
-    def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
-        return launching.collect(self.poll, handles, timeout, every_s=POLL_S)
-
     def check(self) -> str:
-        return this_machine(len(gpus_of(self.config.options)))
+        return describe_machine(len(gpus_of(self.config.options)))
 
     def preflight(self, spec: ReplicaSpec, count: int) -> list[Problem]:
-        return list(self._problems(spec, count))
+        found = self.problems(spec)
+        if spec.hardware == "gpu" and count > (present := len(gpus_of(self.config.options))):
+            message = (
+                f"expected at most {present} replicas, one for each GPU of this machine, "
+                f"found {count}"
+            )
+            found.append(Problem(field="hardware", message=message))
+        return found
 
-    def _problems(self, spec: ReplicaSpec, count: int) -> Iterator[Problem]:
-        names = [hardware.name for hardware in LOCAL.hardware]
+    def problems(self, spec: ReplicaSpec) -> list[Problem]:
+        found = super().problems(spec)
+        names = [hardware.name for hardware in TABLE.hardware]
         if spec.hardware not in names:
-            yield Problem(
-                field="hardware", message=f"expected {' or '.join(names)}, found {spec.hardware!r}"
-            )
-        elif spec.hardware == "gpu" and count > (there := len(gpus_of(self.config.options))):
-            yield Problem(
-                field="hardware",
-                message=f"expected at most {there} replicas, one for each GPU of this machine, "
-                f"found {count}",
-            )
+            message = f"expected {' or '.join(names)}, found {spec.hardware!r}"
+            found.append(Problem(field="hardware", message=message))
         if spec.region:
-            yield Problem(field="region", message=f"expected none, found {spec.region!r}")
-        if spec.image:
-            yield Problem(
-                field="image", message=f"expected none for a process, found {spec.image!r}"
-            )
-        if spec.spot:
-            yield Problem(field="spot", message="this machine has no spot price")
-        if spec.timeout_s is not None and spec.timeout_s <= 0:
-            yield Problem(
-                field="timeout_s", message=f"expected more than 0, found {spec.timeout_s}"
-            )
+            found.append(Problem(field="region", message=f"expected none, found {spec.region!r}"))
         try:
-            read_options(self.config.options, spec.options)
+            self._options(spec)
         except LaunchRefused as error:
-            yield Problem(field="options", message=str(error))
+            found.append(Problem(field="options", message=str(error)))
+        return found
+
+    def _options(self, spec: ReplicaSpec) -> Options:
+        return launching.job_options(Options, self.config.options, spec.options)
 
     def _handle(self, launch_key: str) -> ReplicaHandle:
         return ReplicaHandle(backend=self.backend, launch_key=launch_key)
@@ -244,9 +232,8 @@ class LocalProcessExecutor(launching.LaunchReplicas):
 
     @contextlib.contextmanager
     def _start(self, spec: ReplicaSpec, command: list[str], env: dict[str, str]) -> Iterator[None]:
-        """Start the job unless it was started before; on leaving, its shim is on its own."""
-        for problem in self._problems(spec, 0):
-            raise LaunchRefused(f"{problem.field}: {problem.message}")
+        """Start the job unless it was started before; on exit, wait until its shim is detached."""
+        self.check_spec(spec)
         folder = self._folder(spec.launch_key)
         process = None
         try:
@@ -264,7 +251,7 @@ class LocalProcessExecutor(launching.LaunchReplicas):
         self, spec: ReplicaSpec, command: list[str], env: dict[str, str], lock: BinaryIO
     ) -> subprocess.Popen[bytes]:
         folder = self._folder(spec.launch_key)
-        options = read_options(self.config.options, spec.options)
+        options = self._options(spec)
         with contextlib.ExitStack() as stack:
             locks, gpu = [lock], ""
             if spec.hardware == "gpu":
@@ -310,11 +297,11 @@ class LocalProcessExecutor(launching.LaunchReplicas):
 
 
 def _start_error(error: OSError, where: str) -> ExecutorError:
-    """A folder that cannot be used requires intervention; a full disk is waited for: it reports
-    nothing about the request, and space becomes free without a change to the pool."""
+    """Classify an error of the state folder. A full disk is temporary: it does not depend on the
+    request, and space can become free without a change to the pool."""
     message = f"{where}: {error.strerror}"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
-        return NeedsPerson(message)
+    if error.errno in PERMANENT_ERRORS:
+        return AccountError(message)
     if error.errno in shim.DISK_FULL:
         full = "disk full" if error.errno == errno.ENOSPC else "disk quota in use"
         return NoCapacity(f"{full}: {message}", pending=PendingCause.CAPACITY)

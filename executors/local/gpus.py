@@ -1,8 +1,8 @@
-"""The GPUs of this machine, handed to local replicas one each.
+"""Assignment of this machine's GPUs to local replicas, one GPU each.
 
-A GPU is taken by a lock file of its own, held by the job's shim like the job's lock: it is free
-again when the shim is gone, however it went. So two control planes share a machine's GPUs only if
-they share the folder; processes that are not ours are not seen at all.
+Each GPU has a lock file, which the job's shim holds together with the job's lock. The GPU is free
+again when the shim ends for any reason. Two control planes coordinate only if they share the
+folder; other processes on the GPUs are not detected.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from executors.base import NeedsPerson, NoCapacity
+from executors.base import AccountError, NoCapacity
 
 _LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
 
 
 def gpus_of(options: Mapping[str, Any]) -> list[str]:
-    """The GPUs that replicas may have, as ``CUDA_VISIBLE_DEVICES`` names them: those of the option
-    ``gpus``, else of our own CUDA_VISIBLE_DEVICES, else all that ``nvidia-smi`` lists."""
+    """GPUs that replicas can use, as ``CUDA_VISIBLE_DEVICES`` names them.
+
+    From the option ``gpus``, else this process's CUDA_VISIBLE_DEVICES, else ``nvidia-smi``.
+    """
     given = options.get("gpus", os.environ.get("CUDA_VISIBLE_DEVICES"))
     if given is not None:
         parts: Sequence[object] = given.split(",") if isinstance(given, str) else given
@@ -36,14 +38,15 @@ def gpus_of(options: Mapping[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def free_gpu(folder: Path, gpus: Sequence[str]) -> Iterator[tuple[str, BinaryIO]]:
-    """One of ``gpus`` that no other job has, and the file whose lock says so.
+    """A free GPU of ``gpus``, and its lock file, which is locked.
 
-    Raises :class:`NeedsPerson` where there is none at all, :class:`NoCapacity` where all are
-    taken.
+    Raises:
+        AccountError: the machine has no GPU.
+        NoCapacity: all GPUs are in use.
     """
     if not gpus:
-        raise NeedsPerson(
-            "hardware 'gpu': this machine has no GPU that nvidia-smi lists; name some in the "
+        raise AccountError(
+            "hardware 'gpu': this machine has no GPU that nvidia-smi lists; name them in the "
             "option gpus"
         )
     folder.mkdir(parents=True, exist_ok=True)

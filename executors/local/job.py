@@ -1,7 +1,6 @@
-"""One local job seen through its folder: is it alive, how did it end, ask it to end.
+"""The state of a local job, read from its folder; and a request to end it.
 
-The lock and the files are described in :mod:`executors.local.executor`. Nothing here remembers
-anything.
+:mod:`executors.local.executor` describes the lock and the files. This module keeps no state.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ from executors.launching import DEPLOYMENT_LABEL, exit_cause
 from executors.local import shim
 
 START_S = 30.0
-"""How long a shim may take to be up; then the launch is to be tried again."""
+"""Startup timeout of a shim; after it the launch is retried."""
 
 TRY_S = 0.01
 TAIL_LINES = 8
 TAIL_BYTES = 4_000
 
 _NO_MEMORY = re.compile(r"^([\w.]+\.)?(MemoryError|OutOfMemoryError)\b", re.MULTILINE)
-"""How Python and torch say it at the end of a traceback, torch also of a GPU's memory."""
+"""The last line of a traceback of Python or torch without memory; torch also for a GPU's memory."""
 
 SAME_START_S = 2.0
-"""Two start times that differ by less are of one process: where only the time of day of a start is
-known, it moves a little as clocks are set."""
+"""Start times that differ by less belong to the same process: clock adjustments change the wall
+time of a start slightly."""
 
 
 def take(lock_fd: int, folder: Path) -> bool:
-    """Take the lock of a job to be started; False if it was started before.
+    """Take the lock of a new job. Returns False if the job was started before.
 
-    The lock can be taken by an asker (see :func:`held`) for an instant, or by a shim that has not
-    written its handle yet; both are over soon.
+    Another process can hold the lock for a moment: a check by :func:`held`, or a shim that has not
+    written its handle yet. Both are waited for.
     """
     deadline = time.monotonic() + START_S
     while True:
@@ -62,7 +61,7 @@ def take(lock_fd: int, folder: Path) -> bool:
 
 
 def held(path: Path) -> bool:
-    """Whether somebody holds the lock. Asking takes it, shared, for an instant."""
+    """Whether any process holds the lock. The check itself takes a shared lock for a moment."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -75,18 +74,18 @@ def held(path: Path) -> bool:
     return False
 
 
-def ask_to_end(folder: Path) -> None:
-    """SIGTERM to the shim, if it is alive and really the shim."""
+def request_end(folder: Path) -> None:
+    """Send SIGTERM to the shim if it is alive and its identity is verified."""
     handle = _read(folder / "handle.json")
     if handle is None or handle["boot_id"] != shim.boot_id():
         return
     pid = int(handle["pid"])
     with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
-        # A descriptor names the process itself: its number may be given away after the check.
+        # A pidfd refers to the process itself; its pid could be reused after the check.
         pidfd = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
         try:
-            same = abs(started_after_s(pid, handle)) < SAME_START_S
-            if not same or not held(folder / "lock"):
+            is_same = abs(started_after_s(pid, handle)) < SAME_START_S
+            if not is_same or not held(folder / "lock"):
                 return
             if pidfd is not None:
                 signal.pidfd_send_signal(pidfd, signal.SIGTERM)
@@ -98,9 +97,9 @@ def ask_to_end(folder: Path) -> None:
 
 
 def started_after_s(pid: int, handle: Mapping[str, Any]) -> float:
-    """How long after the shim of ``handle`` a process started; 0 for the shim itself.
+    """Seconds between the start of the shim of ``handle`` and the start of ``pid``.
 
-    Raises :class:`ProcessLookupError` or :class:`psutil.NoSuchProcess` where there is none.
+    Raises :class:`ProcessLookupError` or :class:`psutil.NoSuchProcess` for an unknown process.
     """
     started_s = handle.get("started_since_boot_s")  # not in handles of older versions
     found_s = shim.started_since_boot_s(pid)
@@ -110,16 +109,16 @@ def started_after_s(pid: int, handle: Mapping[str, Any]) -> float:
 
 
 def deployment_of(folder: Path) -> str | None:
-    """Whose job it is."""
+    """The deployment of a job."""
     job = _read(folder / "job.json")
     return None if job is None else str(job["labels"][DEPLOYMENT_LABEL])
 
 
 def status(folder: Path) -> ReplicaStatus:
-    """How the job of ``folder`` is, by its files and its lock."""
+    """The status of the job of ``folder``, from its files and its lock."""
     try:
-        # In this order: a job whose handle is there has been alive, and one that has let go of its
-        # lock since has left its exit.json before.
+        # The order matters: a job with a handle was alive, and a shim writes exit.json before it
+        # releases the lock.
         handle = _read(folder / "handle.json")
         alive = held(folder / "lock")
         end = _read(folder / "exit.json")
@@ -151,16 +150,16 @@ def status(folder: Path) -> ReplicaStatus:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        record: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         return None
-    return found
+    return record
 
 
-_ENDED_BY = {
-    "cancelled": Cause.CANCELLED,
-    "deadline": Cause.DEADLINE,
-    "memory": Cause.OUT_OF_MEMORY,
+_ENDED_BY: dict[str, Cause] = {
+    shim.EndedBy.CANCELLED: Cause.CANCELLED,
+    shim.EndedBy.DEADLINE: Cause.DEADLINE,
+    shim.EndedBy.MEMORY: Cause.OUT_OF_MEMORY,
 }
 
 
@@ -171,16 +170,14 @@ def _ended(end: Mapping[str, Any], folder: Path, started_wall_s: float | None) -
     if cause is Cause.CANCELLED:
         message = message or "cancelled"
     elif cause is None:
-        said = tail(folder / "log")
-        # The shim reports a kill by the kernel for lack of memory; Python and torch report their
-        # own; a program that was killed otherwise was not.
-        no_memory = bool(_NO_MEMORY.search(said)) and exit_code != 0
+        last_lines = tail(folder / "log")
+        # The shim reports out-of-memory kills by the kernel; Python and torch log their own errors.
+        no_memory = bool(_NO_MEMORY.search(last_lines)) and exit_code != 0
         cause, why = exit_cause(exit_code, out_of_memory=no_memory)
-        message = message or ("" if cause is Cause.DONE else _how(exit_code) or why)
-        message += f". Last lines of its log:\n{said}" if said and cause is not Cause.DONE else ""
+        if cause is not Cause.DONE:
+            message = (message or _signal_text(exit_code) or why) + _last_lines(last_lines)
     else:
-        said = tail(folder / "log")
-        message += f". Last lines of its log:\n{said}" if said else ""
+        message += _last_lines(tail(folder / "log"))
     return ReplicaStatus(
         state=JobState.ENDED,
         cause=cause,
@@ -191,8 +188,12 @@ def _ended(end: Mapping[str, Any], folder: Path, started_wall_s: float | None) -
     )
 
 
-def _how(exit_code: int | None) -> str:
-    """How a process ended by a signal, whose number is negative here; '' for other ends."""
+def _last_lines(text: str) -> str:
+    return f". Last lines of its log:\n{text}" if text else ""
+
+
+def _signal_text(exit_code: int | None) -> str:
+    """Description of an end by a signal (a negative code); empty for other ends."""
     if exit_code is None or exit_code >= 0:
         return ""
     name = signal.Signals(-exit_code).name
@@ -202,6 +203,7 @@ def _how(exit_code: int | None) -> str:
 
 
 def tail(path: Path) -> str:
+    """The last lines of a log file; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -1,24 +1,26 @@
-"""The process that stands between :mod:`executors.local.executor` and one replica.
+"""The supervisor process between :mod:`executors.local.executor` and one replica.
 
     launcher --locks--> shim (own session) --> replica (own process group)
 
-The shim holds the locks of the job and of its GPU for as long as it lives; a held lock is what
-"running" means to everybody else. It writes ``handle.json`` as its first act, starts the command
-of ``job.json``, ends it when asked by SIGTERM, at its deadline, or when it uses too much memory
-(SIGTERM to the replica's group, SIGKILL after the grace), and writes ``exit.json`` as its last.
+The shim holds the locks of the job and of its GPU while it lives; other processes take a held lock
+as "running". It first writes ``handle.json``, then starts the command of ``job.json``. It ends the
+replica on SIGTERM, at the deadline, and above the memory limit (SIGTERM to the replica's group,
+then SIGKILL after the grace period), and finally writes ``exit.json``.
 
-On Linux the shim is the *subreaper* of all that the replica starts: a child in a session or group
-of its own (the ranks of torchrun, a daemon) becomes the shim's when its parent ends, so an end
-reaches it too, and no process of a job outlives the job.
+On Linux the shim is the *subreaper* of the replica's descendants: a child in its own session or
+group (a rank of torchrun, a daemon) becomes the shim's child when its parent ends. The shim can
+therefore end it, and no process of a job outlives the job.
 
-It is run by path in isolated mode and imports nothing of ours, so that it neither depends on the
-code bundle of the run nor on the state of the caller. A single thread: ``preexec_fn`` is safe.
+The file is run by path in isolated mode and imports only the standard library and psutil, so it
+depends neither on the run's code bundle nor on the state of the launcher. It has a single thread,
+which makes ``preexec_fn`` safe.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import enum
 import errno
 import json
 import os
@@ -38,15 +40,24 @@ MEMORY_EVERY_S = 0.25
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 KILL_ROUNDS = 50
-"""How often the processes that are left are killed: each can have started another meanwhile."""
+"""Maximum number of passes over the remaining processes: each can start another between passes."""
 RESERVE, RESERVE_BYTES = "reserve", 16_384
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _ON_LINUX = sys.platform.startswith("linux")
-_ASKED_BY = {signal.SIGTERM, signal.SIGINT, signal.SIGALRM}
+_END_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGALRM}
+
+
+class EndedBy(enum.StrEnum):
+    """Why the shim ended the replica; ITSELF if it did not."""
+
+    ITSELF = ""
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    MEMORY = "memory"
 
 
 def boot_id() -> str:
-    """Names this boot of the machine: process ids and start times mean nothing in another."""
+    """An identifier of this boot: process ids and start times are only valid within one boot."""
     path = Path("/proc/sys/kernel/random/boot_id")
     with contextlib.suppress(OSError):
         return path.read_text().strip()
@@ -54,10 +65,11 @@ def boot_id() -> str:
 
 
 def started_since_boot_s(pid: int) -> float | None:
-    """When a process started, in seconds since the boot: setting the clock does not change it, as
-    it changes the time of day that psutil reports. None where the system does not have it.
+    """Start time of a process in seconds since boot; None on systems other than Linux.
 
-    Raises :class:`ProcessLookupError` where there is no such process.
+    Unlike the wall time of psutil, it does not change when the clock is set.
+
+    Raises :class:`ProcessLookupError` for an unknown process.
     """
     if not _ON_LINUX:
         return None
@@ -70,7 +82,7 @@ def started_since_boot_s(pid: int) -> float | None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write all of it or nothing."""
+    """Write a file atomically."""
     made = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         made.write_text(json.dumps(value))
@@ -81,13 +93,15 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def reserve_space(folder: Path) -> None:
-    """Keep room for the records of the shim, so that a disk which fills up while the replica runs
-    does not hide how it ended. Random bytes, because a file system can compress others."""
+    """Reserve disk space for the shim's records, so that the end can be recorded on a full disk.
+
+    Random bytes, because a file system can compress others.
+    """
     (folder / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))
 
 
 def write_record(path: Path, value: dict[str, Any]) -> None:
-    """As :func:`write_json`; on a full disk in the room that was kept."""
+    """Like :func:`write_json`, but uses the reserved space on a full disk."""
     try:
         write_json(path, value)
     except OSError as error:
@@ -98,7 +112,7 @@ def write_record(path: Path, value: dict[str, Any]) -> None:
 
 
 def memory_of(pid: int) -> int:
-    """Bytes in memory of a process and those it has started; pages they share count for each."""
+    """Resident bytes of a process and its descendants; shared pages count for each process."""
     total = 0
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
@@ -109,7 +123,7 @@ def memory_of(pid: int) -> int:
 
 
 def kernel_kills() -> int:
-    """How many processes the kernel has killed for want of memory since this machine's start."""
+    """Number of processes that the kernel's OOM killer has killed since boot."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -118,7 +132,7 @@ def kernel_kills() -> int:
 
 
 def descendants(*, outside: int | None = None) -> list[psutil.Process]:
-    """What this process has started, and what those have; without the process group ``outside``."""
+    """All descendants of this process, without the process group ``outside``."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(ProcessLookupError, psutil.Error):
@@ -128,8 +142,7 @@ def descendants(*, outside: int | None = None) -> list[psutil.Process]:
 
 
 def kill_descendants(*, keep: int | None = None) -> None:
-    """SIGKILL to all of them, until none is left; the process group ``keep`` is left alone: the
-    replica itself, which :meth:`Shim.wait` reaps."""
+    """Kill all descendants. The process group ``keep`` is spared: :meth:`Shim.wait` reaps it."""
     if not _ON_LINUX:
         return
     for _ in range(KILL_ROUNDS):
@@ -139,14 +152,14 @@ def kill_descendants(*, keep: int | None = None) -> None:
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        for process in left:  # those that are ours by now; of the others, their parent's
+        for process in left:  # reap those adopted by now; the others belong to their parent
             with contextlib.suppress(OSError, psutil.Error):
                 os.waitpid(process.pid, os.WNOHANG)
         time.sleep(0.01)
 
 
 class Shim:
-    """One replica's life, from the locks to ``exit.json``."""
+    """Supervises one replica, from the locks to ``exit.json``."""
 
     def __init__(self, folder: Path, gpu_fds: Sequence[int] = ()) -> None:
         self.folder = folder
@@ -158,7 +171,7 @@ class Shim:
         self.memory_bytes: int | None = job["memory_bytes"]
         self.nice: int = job["nice"]
         self.run_as: dict[str, Any] | None = job.get("run_as")
-        self.ended_by = ""
+        self.ended_by = EndedBy.ITSELF
         self.message = ""
         self.group: int | None = None
         self.libc = ctypes.CDLL(None) if _ON_LINUX else None
@@ -182,10 +195,10 @@ class Shim:
                 "deadline_wall_s": None if self.timeout_s is None else now + self.timeout_s,
             },
         )
-        # Looked for only now: a canceller leaves this file first and then looks for handle.json,
-        # so one of the two sees the other.
+        # Checked after handle.json is written: a canceller writes this file and then reads
+        # handle.json, so at least one of the two sees the other.
         if (self.folder / "cancel").exists():
-            self.ended_by = "cancelled"
+            self.ended_by = EndedBy.CANCELLED
         if self.ended_by:
             self.write_end(exit_code=None, message="cancelled before it was started")
             return
@@ -198,8 +211,8 @@ class Shim:
             )
             return
         if exit_code == -signal.SIGKILL and not self.ended_by and kernel_kills() > kills:
-            self.ended_by = "memory"
-            self.message = "killed, while the kernel killed processes for want of memory"
+            self.ended_by = EndedBy.MEMORY
+            self.message = "killed by the kernel, out of memory"
         self.write_end(exit_code=exit_code, message=self.message)
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -212,9 +225,9 @@ class Shim:
                 os.setgroups([])
                 os.setgid(self.run_as["gid"])
                 os.setuid(self.run_as["uid"])
-                os.umask(0o007)  # the server reads what replicas write into a shared folder
+                os.umask(0o007)  # the server must be able to read files in a shared folder
             if self.libc is not None:
-                # A shim that is killed takes the replica with it: nobody would see how it ends.
+                # The replica ends with its shim: no other process would record its end.
                 self.libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
                 if os.getppid() != shim_pid:
                     os._exit(1)
@@ -230,7 +243,7 @@ class Shim:
                 preexec_fn=in_child,
             )
             self.group = process.pid
-            if self.ended_by:  # asked before there was a group to end
+            if self.ended_by:  # requested before the group existed
                 self.end_group()
             elif self.timeout_s is not None:
                 signal.setitimer(signal.ITIMER_REAL, self.timeout_s)
@@ -240,19 +253,19 @@ class Shim:
         if self.memory_bytes is not None:
             self.watch_memory(process, self.memory_bytes)
         if _ON_LINUX:
-            # Not reaped yet, so that its number cannot be given to a stranger.
+            # Not reaped yet, so that its pid cannot be reused.
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         else:
             process.wait()
         with _blocked():
-            self.signal_group(signal.SIGKILL)  # what the replica left behind in its group
+            self.signal_group(signal.SIGKILL)  # remaining processes of the group
             self.group = None
             exit_code = process.wait()
             kill_descendants()
             return exit_code
 
     def watch_memory(self, process: subprocess.Popen[bytes], limit_bytes: int) -> None:
-        """Until the process ends or is to end."""
+        """Enforce the memory limit until the process ends or its end is requested."""
         pidfd = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
         while not self.ended_by:
             if pidfd is not None:
@@ -266,28 +279,28 @@ class Shim:
             if used > limit_bytes:
                 with _blocked():
                     if not self.ended_by:
-                        self.ended_by = "memory"
+                        self.ended_by = EndedBy.MEMORY
                         self.message = (
                             f"used {used >> 20} MiB of memory, more than its limit of "
                             f"{limit_bytes >> 20} MiB"
                         )
-                        # At once: asked to end, it would go on to fill what is left.
+                        # SIGKILL at once: during a grace period it would allocate more.
                         self.signal_group(signal.SIGKILL)
         if pidfd is not None:
             os.close(pidfd)
 
     def on_cancel(self, signum: int, frame: FrameType | None) -> None:
         if not self.ended_by:
-            self.ended_by = "cancelled"
+            self.ended_by = EndedBy.CANCELLED
             self.end_group()
 
     def on_alarm(self, signum: int, frame: FrameType | None) -> None:
-        """The deadline, or the end of the grace."""
+        """Handle the deadline, or the end of the grace period."""
         if self.ended_by:
             self.signal_group(signal.SIGKILL)
             kill_descendants(keep=self.group)
         else:
-            self.ended_by = "deadline"
+            self.ended_by = EndedBy.DEADLINE
             self.message = f"ended at its deadline, {self.timeout_s:g} s after its start"
             self.end_group()
 
@@ -305,7 +318,7 @@ class Shim:
                 os.killpg(self.group, signum)
 
     def write_end(self, *, exit_code: int | None, message: str = "") -> None:
-        for fd in self.gpu_fds:  # before anybody reads of the end: it can be taken then
+        for fd in self.gpu_fds:  # before the end is visible, so that the GPU is free then
             os.close(fd)
         write_record(
             self.folder / "exit.json",
@@ -321,8 +334,8 @@ class Shim:
 
 @contextlib.contextmanager
 def _blocked() -> Iterator[None]:
-    """Requests to end wait until the block is over."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED_BY)
+    """Delay requests to end until the block is left."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _END_SIGNALS)
     try:
         yield
     finally:
@@ -333,9 +346,9 @@ def main() -> None:
     """``shim.py FOLDER LOCK_FD [GPU_LOCK_FD]``"""
     folder, descriptors = Path(sys.argv[1]), [int(fd) for fd in sys.argv[2:]]
     for fd in descriptors:
-        os.set_inheritable(fd, False)  # the replica must not hold the locks
+        os.set_inheritable(fd, False)  # the replica must not inherit the locks
     if os.fork():
-        # Nobody's child: the launcher is left no zombie and may end at any time.
+        # Detached: the launcher has no zombie to reap and can end at any time.
         os._exit(0)
     Shim(folder, descriptors[1:]).run()
 

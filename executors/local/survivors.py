@@ -1,11 +1,9 @@
-"""Processes of a local job whose shim was killed with SIGKILL: find them, and end them.
+"""Find and kill the processes of a local job whose shim was killed with SIGKILL.
 
-A shim that is killed takes the replica with it (:mod:`executors.local.shim`), but not what the
-replica has started: ranks in sessions of their own become children of the machine's first process
-and would use its memory and GPU without end. Every process of a job inherits :data:`MARK`, which
-names the job's folder, so they are found by it. Whoever sees that a job has lost its shim calls
-:func:`end_survivors`. A process that has cleared its environment is found only while a marked
-process is its parent.
+When a shim dies, the kernel kills the replica (:mod:`executors.local.shim`) but not the replica's
+children: ranks in their own sessions are adopted by process 1 and would keep their memory and GPU.
+Every process of a job inherits :data:`MARK`, which names the job's folder. A process that cleared
+its environment is found only while its parent is a marked process.
 """
 
 from __future__ import annotations
@@ -32,19 +30,21 @@ def mark(folder: Path) -> dict[str, str]:
 
 
 def end_survivors(folder: Path) -> int:
-    """SIGKILL to every process that is left of a job without a shim, until none is left; how many
-    were found. Does nothing while the shim lives, or where it has seen the job end."""
-    found = 0
+    """Kill all remaining processes of a job without a shim. Returns the number of processes found.
+
+    Does nothing while the shim is alive, or after it recorded the job's end.
+    """
+    count = 0
     for _ in range(shim.KILL_ROUNDS):
         left = _survivors(folder)
         if not left:
             break
-        found += len(left)
+        count += len(left)
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         time.sleep(WAIT_S)
-    return found
+    return count
 
 
 def _survivors(folder: Path) -> list[psutil.Process]:
@@ -56,7 +56,7 @@ def _survivors(folder: Path) -> list[psutil.Process]:
         return []
     if held(folder / "lock"):
         return []
-    wanted = str(folder.absolute())
+    job_mark = str(folder.absolute())
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -64,7 +64,7 @@ def _survivors(folder: Path) -> list[psutil.Process]:
                 continue
             if started_after_s(process.pid, handle) < -SAME_START_S:
                 continue
-            if process.environ().get(MARK) == wanted:
+            if process.environ().get(MARK) == job_mark:
                 children = process.children(recursive=True)
                 found |= {one.pid: one for one in (process, *children)}
     return list(found.values())

@@ -1,17 +1,16 @@
-"""One Modal account: clients made from our own credentials, calls that end, errors that say what
-helps.
+"""A Modal account: SDK clients for explicit credentials, timeouts, and classified errors.
 
-The SDK runs an event loop in a thread of its own; its ``.aio`` methods are awaited here in a loop
-of the calling thread's, so a call that takes too long is cancelled there instead of left behind.
-A control plane that cannot be reached is retried by the SDK for a minute; ours is ``timeout_s``.
+The SDK runs an event loop in its own thread. Its ``.aio`` methods are awaited here in a loop of the
+calling thread, so a call that exceeds its timeout is cancelled. The SDK alone would retry an
+unreachable control plane for a minute; the limit here is ``timeout_s``.
 
-Each account has its own client, made when it is first used and again after a fork, because a client
-does not survive one (https://modal.com/docs/guide/troubleshooting). The SDK reads the address of
-the server whenever a client is made (``MODAL_SERVER_URL``, or the profile of ``~/.modal.toml``);
-``MODAL_SERVER_URL`` among the credentials goes before that, for this account only.
+Each account has its own client, created on first use and again after a fork, which a client does
+not survive (https://modal.com/docs/guide/troubleshooting). The SDK reads the server's address when
+it creates a client (``MODAL_SERVER_URL``, or the profile of ``~/.modal.toml``).
+``MODAL_SERVER_URL`` among the credentials overrides it for this account only.
 
-Left out: OAuth credentials of a profile. The SDK remembers the image builder version of an
-environment by its name alone, so two accounts of one process share it.
+Not supported: OAuth credentials of a profile. The SDK caches the image builder version of an
+environment by its name only, so two accounts of one process share it.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from typing import Any, TypeVar
 
 import grpclib.exceptions
 import modal
-import modal.exception as told
+import modal.exception as modal_errors
 from modal.config import config
 from modal_proto import api_pb2
 
-from executors.base import ExecutorError, LaunchRefused, NeedsPerson, RetryLater
+from executors.base import AccountError, ExecutorError, LaunchRefused, RetryLater
 from executors.launching import scrub
 from executors.refusals import quota_refusal
 
@@ -41,16 +40,20 @@ ENVIRONMENT = "MODAL_ENVIRONMENT"
 
 T = TypeVar("T")
 
-_A_PERSON = (told.AuthError, told.PermissionDeniedError, told.VersionError)
+_INTERVENTION = (
+    modal_errors.AuthError,
+    modal_errors.PermissionDeniedError,
+    modal_errors.VersionError,
+)
 _LATER = (
-    told.ConnectionError,
-    told.ServiceError,
-    told.InternalError,
-    told.InternalFailure,
-    told.TimeoutError,
-    told.DataLossError,
-    told.ClientClosed,
-    told.ExecutionError,
+    modal_errors.ConnectionError,
+    modal_errors.ServiceError,
+    modal_errors.InternalError,
+    modal_errors.InternalFailure,
+    modal_errors.TimeoutError,
+    modal_errors.DataLossError,
+    modal_errors.ClientClosed,
+    modal_errors.ExecutionError,
     grpclib.exceptions.StreamTerminatedError,
     OSError,
 )
@@ -78,7 +81,8 @@ class Account:
         return self._client
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``, whose calls are made by :meth:`call`. Blocks this thread."""
+        """Run ``work``, whose requests use :meth:`call`, and return its result. Blocks this
+        thread."""
         try:
             self._open()
         except BaseException:
@@ -87,14 +91,15 @@ class Account:
         return _blocking(work)
 
     def _open(self) -> None:
-        """Make the client, once: who waited for an attempt that failed takes its failure."""
+        """Create the client once. A thread that waited for a failed attempt raises the same
+        error."""
         if self._pid != os.getpid():
             self._pid, self._lock, self._client = os.getpid(), threading.Lock(), None
-        asked_s = time.monotonic()
+        requested_at_s = time.monotonic()
         with self._lock:
             if self._client is not None:
                 return
-            if self._failed is not None and self._failed[0] >= asked_s:
+            if self._failed is not None and self._failed[0] >= requested_at_s:
                 raise self._failed[1]
             try:
                 self._client = _blocking(self.another())
@@ -104,50 +109,50 @@ class Account:
 
     async def call(
         self,
-        answer: Awaitable[T],
+        request: Awaitable[T],
         *,
         timeout_s: float | None = None,
         expect: tuple[type[Exception], ...] = (),
     ) -> T:
-        """One call of the SDK. Errors of it that are expected are raised as they are, all others
-        as an :class:`ExecutorError`."""
+        """Await one call of the SDK. Errors in ``expect`` are raised unchanged, all others as an
+        :class:`ExecutorError`."""
         limit_s = timeout_s or self.timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                return await answer
+                return await request
         except Exception as error:
             if isinstance(error, (ExecutorError, *expect)):
                 raise
             if isinstance(error, TimeoutError):
-                waited = f"Modal did not answer within {limit_s:g} s"
-                raise RetryLater(str(error) or waited) from error
-            if isinstance(error, (told.Error, *_LATER)):
-                said = self.said(error)
-                # A traceback shows the cause too: not one that had to be scrubbed.
-                raise said from (error if str(error) in str(said) else None)
+                message = f"Modal did not answer within {limit_s:g} s"
+                raise RetryLater(str(error) or message) from error
+            if isinstance(error, (modal_errors.Error, *_LATER)):
+                classified = self.classified(error)
+                # A traceback prints the cause, so a scrubbed error is not chained.
+                raise classified from (error if str(error) in str(classified) else None)
             raise
 
-    def said(self, error: BaseException) -> ExecutorError:
-        """What an error of the SDK means to us."""
+    def classified(self, error: BaseException) -> ExecutorError:
+        """Convert an error of the SDK."""
         message = scrub(str(error), self._secrets()) or type(error).__name__
-        if isinstance(error, _A_PERSON):
-            return NeedsPerson(message)
-        if isinstance(error, told.ResourceExhaustedError):
-            # Modal uses one status for a quota, a spending limit and a rate.
+        if isinstance(error, _INTERVENTION):
+            return AccountError(message)
+        if isinstance(error, modal_errors.ResourceExhaustedError):
+            # Modal uses one status for quotas, spending limits and rate limits.
             return quota_refusal(message)
-        if isinstance(error, told.NotFoundError):  # an environment, a secret, an image
-            return NeedsPerson(message)
+        if isinstance(error, modal_errors.NotFoundError):  # an environment, a secret, an image
+            return AccountError(message)
         if isinstance(error, _LATER):
             return RetryLater(message)
         return LaunchRefused(message)
 
     async def another(self) -> modal.Client:
-        """A client of its own, for whoever asks to close. The SDK connects it at once."""
+        """Create a separate client, which the caller closes. The SDK connects it at once."""
         token_id, token_secret = self._secrets()
         if not token_id or not token_secret:
-            raise NeedsPerson(
+            raise AccountError(
                 f"Modal: expected a token ({TOKEN_ID} and {TOKEN_SECRET}) in the credential or in "
-                "this server's environment, found none"
+                "the server's environment, found none"
             )
         url = self._credentials.get(SERVER_URL)
         if not url:
@@ -168,5 +173,5 @@ def _blocking(work: Coroutine[Any, Any, T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(work)
-    with ThreadPoolExecutor(1) as pool:  # this thread has a loop of its own
+    with ThreadPoolExecutor(1) as pool:  # this thread already runs an event loop
         return pool.submit(asyncio.run, work).result()

@@ -1,27 +1,27 @@
-"""Replicas as Modal Sandboxes: named by their launch key, tagged, detached from who starts them.
+"""Replicas as Modal Sandboxes: named by their launch key, tagged, and detached from their launcher.
 
 ::
 
-    App <deployment>   Sandbox <launch key>    one per attempt; Modal allows one living of a name
+    App <deployment>   Sandbox <launch key>    one per attempt; a name can have one live Sandbox
                        tags archipelago-deployment, archipelago-key, archipelago-replica
-                            archipelago-cancelled, once we asked for its end
-                       Secret, without a name  what only the replica may know
+                            archipelago-cancelled, once its end was requested
+                       Secret, unnamed         the replica's secrets
 
-A launch asks for a Sandbox of its key first, because Modal allows a name again after its
-Sandbox has ended. Two launches of one key at once make one Sandbox; that a job could begin and
-end between the question of one launch and the request of another is left to the run, which would
-see the incarnation of a replica that is over. :mod:`executors.modal.launch` says how a Sandbox is
-started without waiting for a machine, :mod:`executors.modal.status` where its state is read.
+A launch first looks for a Sandbox of its key, because Modal frees a name when its Sandbox ends. Two
+concurrent launches of one key create one Sandbox. A job that starts and ends between the lookup of
+one launch and the request of another is not prevented here: the run would fence its outdated
+incarnation. :mod:`executors.modal.launch` starts a Sandbox without waiting for a machine;
+:mod:`executors.modal.status` reads its state.
 
-``poll`` takes one listing of the deployment's living Sandboxes however many are asked for, and one
-question for each that has ended. ``cancel`` leaves its mark, if it can, and terminates; Modal gives
-no grace to speak of, so a run drains its replicas before.
+``poll`` makes one request for the live Sandboxes of the deployment, and one for each that has
+ended. ``cancel`` tags the Sandbox and terminates it. Modal has practically no grace period, so a
+run drains its replicas first.
 
-Sandboxes without a GPU are not preempted, those with one can be at any time; Modal has neither
-a spot price nor a choice (https://modal.com/docs/guide/preemption). No Sandbox outlives 24 hours.
+Sandboxes without a GPU are not preempted; those with a GPU can be at any time, and Modal has no
+spot price (https://modal.com/docs/guide/preemption). No Sandbox lives longer than 24 hours.
 
-Left out: functions, memory and filesystem snapshots, several machines per replica (``Cluster``).
-API: https://modal.com/docs/reference/modal.Sandbox
+Not supported: functions, memory and filesystem snapshots, several machines per replica
+(``Cluster``). API: https://modal.com/docs/reference/modal.Sandbox
 """
 
 from __future__ import annotations
@@ -31,52 +31,53 @@ import contextlib
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import modal
-import modal.exception as told
+import modal.exception as modal_errors
 from modal_proto import api_pb2 as api
 
 from executors import launching
 from executors.base import (
+    AccountError,
     Capabilities,
-    CodeRef,
     ExecutorConfig,
     ExecutorError,
+    JobRequest,
     LaunchRefused,
     LogLine,
-    NeedsPerson,
     Problem,
     ReplicaHandle,
     ReplicaSpec,
     ReplicaStatus,
 )
-from executors.bootstrap.command import command
+from executors.executor import Executor
 from executors.modal import logs as modal_logs
 from executors.modal import options as modal_options
 from executors.modal import status
 from executors.modal.client import Account
 from executors.modal.launch import Launch, Launcher
 from executors.modal.logs import Entry, Position
+from executors.modal.options import Options
 
 AT_ONCE = 32
-"""Questions and requests to end that are under way together."""
+"""Maximum number of concurrent requests."""
 
-MARK_S = 5.0
-"""How long a request to end a Sandbox is delayed by a mark that gets no answer, twice at most."""
+TAG_TIMEOUT_S = 5.0
+"""Timeout of each of the two requests that tag a Sandbox before it is terminated."""
 
 LONGEST_LOG = timedelta(days=34)
-"""Modal refuses to search more than 35 days."""
+"""Modal refuses log searches over more than 35 days."""
 
 _NO_MACHINE = "task_id is not available yet"
-"""How the SDK reports that a Sandbox has no machine, and so no log."""
+"""Part of the SDK's message for a Sandbox without a machine, which has no log."""
 
 T = TypeVar("T")
 
 
-class ModalExecutor(launching.LaunchReplicas):
+class ModalExecutor(Executor):
     """Sandboxes of one account. Options and credentials: ``docs/backends/modal.md``."""
 
     backend = "modal"
@@ -85,80 +86,43 @@ class ModalExecutor(launching.LaunchReplicas):
     )
 
     def __init__(self, config: ExecutorConfig) -> None:
-        options = modal_options.read(config.options, {})
+        options = launching.job_options(Options, config.options, {})
         modal_options.check_deployment(config.deployment)
         self.config = config
-        self.log_poll_s = options.log_poll_s
+        self.poll_s = options.log_poll_s
         self._account = Account(config.credentials, timeout_s=options.api_timeout_s)
         self._environment = options.environment or self._account.environment
         self._app_name = options.app or config.deployment
         self._launcher = Launcher(self._account, config, self._app_name)
 
-    def ensure(
-        self,
-        specs: Sequence[ReplicaSpec],
-        entrypoint: str,
-        entrypoint_args: Mapping[str, Any] | None = None,
-        *,
-        env: Mapping[str, str] | None = None,
-        secrets: Mapping[str, str] | None = None,
-        code: CodeRef | None = None,
-    ) -> list[ReplicaHandle]:
-        """See :meth:`executors.base.ServerlessExecutor.ensure`.
+    def start(self, job: JobRequest) -> ReplicaHandle:
+        """Start one Sandbox.
 
-        ``code.requirements`` go into the image, unless that is somebody's own: Modal builds it
-        once, and the bootstrap then finds them there.
+        ``code.requirements`` are built into the default image, once; the bootstrap then finds them
+        there. A custom image is not changed.
         """
-        request = launching.prepare(specs, entrypoint_args)
-        for spec in request.specs:
-            problems = modal_options.problems(self.config.options, spec)
-            if problems:
-                raise LaunchRefused("; ".join(f"{p.field}: {p.message}" for p in problems))
-
-        def start(spec: ReplicaSpec) -> ReplicaHandle:
-            options = dataclasses.replace(
-                modal_options.read(self.config.options, spec.options),
-                environment=self._environment,
-            )
-            plain, hidden = request.environment(spec, env=env, secrets=secrets)
-            launch = Launch(
-                spec=spec,
-                command=command(entrypoint, request.args, code=code),
-                options=options,
-                machine=modal_options.machine(options, spec),
-                env={"PYTHONUNBUFFERED": "1", **plain},
-                secrets=hidden,
-                requirements=code.requirements if code else (),
-            )
-            try:
-                sandbox_id, app_id = self._account.run(self._launcher.start(launch))
-            except ExecutorError as error:
-                scrubbed = launching.scrub(str(error), hidden.values())
-                if scrubbed != str(error):  # a traceback would show the cause
-                    error.args, error.__cause__, error.__suppress_context__ = (
-                        (scrubbed,),
-                        None,
-                        True,
-                    )
-                raise
-            return self._handle(spec.launch_key, sandbox_id, app_id)
-
-        return launching.launch_each(start, request.specs)
+        self.check_spec(job.spec)
+        options = dataclasses.replace(self._options(job.spec), environment=self._environment)
+        launch = Launch(job, options, modal_options.machine(options, job.spec))
+        sandbox_id, app_id = self._account.run(self._launcher.start(launch))
+        return self._handle(job.spec.launch_key, sandbox_id, app_id)
 
     def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
         return self._account.run(self._poll(handles)) if handles else []
 
     async def _poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
-        of_app: defaultdict[str, dict[str, ReplicaHandle]] = defaultdict(dict)
+        by_app: defaultdict[str, dict[str, ReplicaHandle]] = defaultdict(dict)
         for handle in handles:
-            of_app[handle.data["app"]][handle.data["id"]] = handle
+            by_app[handle.data["app"]][handle.data["id"]] = handle
         found: dict[str, ReplicaStatus] = {}
-        for app_id, wanted in of_app.items():
-            if len(wanted) > 1:
+        for app_id, handles_by_id in by_app.items():
+            if len(handles_by_id) > 1:
                 for record in await status.living(self._account, app_id, self.config.deployment):
                     found[record.id] = status.status_of(record)
-            rest = [handle for sandbox_id, handle in wanted.items() if sandbox_id not in found]
-            statuses = await _together(self._status(handle) for handle in rest)
+            rest = [
+                handle for sandbox_id, handle in handles_by_id.items() if sandbox_id not in found
+            ]
+            statuses = await _gather(self._status(handle) for handle in rest)
             found |= {h.data["id"]: s for h, s in zip(rest, statuses, strict=True)}
         return [found[handle.data["id"]] for handle in handles]
 
@@ -186,7 +150,7 @@ class ModalExecutor(launching.LaunchReplicas):
         return self._handle(launch_key, records[0].id, app_id) if records else None
 
     def live(self) -> list[ReplicaHandle]:
-        """Every Sandbox of our deployment that has not ended."""
+        """Every Sandbox of the deployment that has not ended."""
         return self._account.run(self._live())
 
     async def _live(self) -> list[ReplicaHandle]:
@@ -204,8 +168,8 @@ class ModalExecutor(launching.LaunchReplicas):
     def logs(
         self, handle: ReplicaHandle, *, after: str = "", follow: bool = False
     ) -> Iterator[LogLine]:
-        """See :mod:`executors.modal.logs`. With ``follow`` the log is asked for every
-        ``log_poll_s``, and once more after the end, for lines that were still on their way."""
+        """See :mod:`executors.modal.logs`. With ``follow`` the log is read every ``log_poll_s``,
+        and once more after the end, for lines that arrive late."""
         reached = Position.read(after) if after else Position()
         known_ended = False
         while True:
@@ -216,18 +180,18 @@ class ModalExecutor(launching.LaunchReplicas):
             if not follow or known_ended:
                 return
             known_ended = ended
-            time.sleep(self.log_poll_s)
+            time.sleep(self.poll_s)
 
     async def _read(self, handle: ReplicaHandle, after: Position) -> tuple[bool, list[Entry]]:
         """Whether the job has ended, and its log from the time of ``after`` on."""
         try:
             sandbox = await self._account.call(
                 modal.Sandbox.from_id.aio(handle.data["id"], client=self._account.client),
-                expect=(told.NotFoundError,),
+                expect=(modal_errors.NotFoundError,),
             )
-        except told.NotFoundError:
+        except modal_errors.NotFoundError:
             return True, []
-        # Known before reading: what was written before the end is then surely read.
+        # Read the state first: output written before the end is then complete.
         ended = sandbox.returncode is not None
         now = datetime.now(UTC)
         if after.micros:
@@ -241,44 +205,46 @@ class ModalExecutor(launching.LaunchReplicas):
         until = now + timedelta(seconds=modal_logs.MARGIN_S)
         found = sandbox.logs.fetch.aio(since=max(since, now - LONGEST_LOG), until=until)
         try:
-            return ended, await self._account.call(_entries(found), expect=(told.ExecutionError,))
-        except told.ExecutionError as error:
-            if _NO_MACHINE in str(error):  # none was found yet, or ever
+            return ended, await self._account.call(
+                _entries(found), expect=(modal_errors.ExecutionError,)
+            )
+        except modal_errors.ExecutionError as error:
+            if _NO_MACHINE in str(error):  # no machine was assigned
                 return ended, []
-            raise self._account.said(error) from None
+            raise self._account.classified(error) from None
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
-        self._account.run(_together(self._cancel(handle) for handle in handles))
+        self._account.run(_gather(self._cancel(handle) for handle in handles))
 
     async def _cancel(self, handle: ReplicaHandle) -> None:
         call = self._account.call
         try:
             sandbox = await call(
                 modal.Sandbox.from_id.aio(handle.data["id"], client=self._account.client),
-                expect=(told.NotFoundError,),
+                expect=(modal_errors.NotFoundError,),
             )
             if sandbox.returncode is not None:
                 return
-            with contextlib.suppress(ExecutorError):  # an end without the mark is better than none
-                await self._mark(sandbox)
-            await call(sandbox.terminate.aio(), expect=(told.NotFoundError,))
-        except told.NotFoundError:
+            with contextlib.suppress(ExecutorError):  # terminate even if the tag cannot be set
+                await self._tag_cancelled(sandbox)
+            await call(sandbox.terminate.aio(), expect=(modal_errors.NotFoundError,))
+        except modal_errors.NotFoundError:
             return
 
-    async def _mark(self, sandbox: modal.Sandbox) -> None:
-        """Record on the Sandbox that we ask for its end. An end without this mark reads as a
-        preemption."""
+    async def _tag_cancelled(self, sandbox: modal.Sandbox) -> None:
+        """Tag the Sandbox as cancelled. An end without this tag counts as a preemption."""
         call = self._account.call
-        limit_s = min(MARK_S, self._account.timeout_s)
-        tags = await call(sandbox.get_tags.aio(), timeout_s=limit_s, expect=(told.NotFoundError,))
+        limit_s = min(TAG_TIMEOUT_S, self._account.timeout_s)
+        tags = await call(
+            sandbox.get_tags.aio(), timeout_s=limit_s, expect=(modal_errors.NotFoundError,)
+        )
         if status.CANCELLED_TAG not in tags:
-            marked = {**tags, status.CANCELLED_TAG: "yes"}
+            tagged = {**tags, status.CANCELLED_TAG: "yes"}
             await call(
-                sandbox.set_tags.aio(marked), timeout_s=limit_s, expect=(told.NotFoundError,)
+                sandbox.set_tags.aio(tagged),
+                timeout_s=limit_s,
+                expect=(modal_errors.NotFoundError,),
             )
-
-    def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
-        return launching.collect(self.poll, handles, timeout, every_s=self.log_poll_s)
 
     def check(self) -> str:
         """The workspace of the token (https://modal.com/docs/guide/workspaces)."""
@@ -295,17 +261,28 @@ class ModalExecutor(launching.LaunchReplicas):
         return f"Modal workspace {workspace.name}{where}, App {self._app_name}"
 
     def preflight(self, spec: ReplicaSpec, count: int) -> list[Problem]:
-        """What Modal tells of quotas and capacity only by refusing a launch is not known here."""
-        found = modal_options.problems(self.config.options, spec)
+        """Check the credential and the options. Modal reports quotas and capacity only at a
+        launch."""
+        found = self.problems(spec)
         try:
             self.check()
-        except NeedsPerson as error:
-            is_option = isinstance(error.__cause__, told.NotFoundError)  # the environment
+        except AccountError as error:
+            is_option = isinstance(error.__cause__, modal_errors.NotFoundError)  # the environment
             field = "options" if is_option else "credential"
             found.append(Problem(field=field, message=str(error)))
         except LaunchRefused as error:
             found.append(Problem(field="options", message=str(error)))
         return found
+
+    def problems(self, spec: ReplicaSpec) -> list[Problem]:
+        try:
+            options = self._options(spec)
+        except LaunchRefused as error:
+            return [Problem(field="options", message=str(error))]
+        return [*super().problems(spec), *modal_options.problems(options, spec)]
+
+    def _options(self, spec: ReplicaSpec) -> Options:
+        return launching.job_options(Options, self.config.options, spec.options)
 
     def _handle(self, launch_key: str, sandbox_id: str, app_id: str) -> ReplicaHandle:
         data = {"id": sandbox_id, "app": app_id}
@@ -319,16 +296,16 @@ async def _entries(found: AsyncIterator[Any]) -> list[Entry]:
     ]
 
 
-async def _together(work: Iterator[Coroutine[Any, Any, T]]) -> list[T]:
-    """Several calls, :data:`AT_ONCE` at a time. All are tried; then the first error is raised."""
-    places = asyncio.Semaphore(AT_ONCE)
+async def _gather(work: Iterator[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines, :data:`AT_ONCE` at a time. All are run; then the first error is raised."""
+    semaphore = asyncio.Semaphore(AT_ONCE)
 
     async def one(each: Coroutine[Any, Any, T]) -> T:
-        async with places:
+        async with semaphore:
             return await each
 
-    found = await asyncio.gather(*(one(each) for each in work), return_exceptions=True)
-    for result in found:
+    results = await asyncio.gather(*(one(each) for each in work), return_exceptions=True)
+    for result in results:
         if isinstance(result, BaseException):
             raise result
-    return [result for result in found if not isinstance(result, BaseException)]
+    return [result for result in results if not isinstance(result, BaseException)]

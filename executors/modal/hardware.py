@@ -1,12 +1,11 @@
-"""Modal's GPUs, by the words its ``gpu=`` takes (``H100``, ``H100:8``), and what Sandboxes cost.
+"""Modal's GPUs, by the values of ``gpu=`` (``H100``, ``H100:8``), and the prices of Sandboxes.
 
-A Sandbox pays for its GPUs, and for cores and memory at the Sandbox's rates, the greater of what
-it asked for and what it uses. The prices here are for what is asked for: one core and
-8 GiB for each GPU unless options say otherwise. A core is a physical one, two virtual CPUs.
-A named region costs more (see ``docs/backends/modal.md``). There is no cheaper spot price:
-Modal takes any Sandbox with a GPU away when it must, and none without.
+A Sandbox pays for its GPUs, and for cores and memory at the Sandbox rates: the greater of the
+request and the use. The prices here are those of the request: one core and 8 GiB per GPU unless
+options change it. A core is a physical core, two virtual CPUs. A named region costs more (see
+``docs/backends/modal.md``). There is no spot price: Modal can preempt any Sandbox with a GPU.
 
-The rates are those of the page named below as its readers quoted them that summer.
+The rates are those of the page below, as quoted by third parties in that summer.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ BACKEND = "modal"
 
 CORE_USD_H = 0.00003942 * 3600
 GIB_USD_H = 0.00000667 * 3600
-"""Sandboxes' rates, which are three times those of functions."""
+"""Rates of Sandboxes, three times those of functions."""
 
 _CORES_PER_GPU = 1
 _GIB_PER_GPU = 8
 
-# Modal's word, USD per second, GPU memory in GiB, the most one Sandbox gets
+# Modal's name, USD per second, GPU memory in GiB, maximum per Sandbox
 _GPUS: tuple[tuple[str, float, float | None, int], ...] = (
     ("T4", 0.000164, 16, 8),
     ("L4", 0.000222, 24, 8),

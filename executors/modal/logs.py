@@ -1,12 +1,12 @@
-"""Lines of a Sandbox's output, with positions that outlive the reader.
+"""Lines of a Sandbox's output, with positions that are valid in any process.
 
-Modal keeps a log as entries with a time and any piece of text, and gives them by time, during the
-Sandbox's life and after it (``Sandbox.logs``; a day on its smallest plan). A position is the
-time of an entry in microseconds, its number among those of that time, and how many of its
-characters are behind. Text of one source that another interrupts counts as a line.
+Modal stores a log as entries with a time and a piece of text, and returns them by time, during the
+Sandbox's life and after it (``Sandbox.logs``; one day on the smallest plan). A position is the time
+of an entry in microseconds, its number among entries of that time, and the number of characters
+read. Text of one source that is interrupted by another counts as a line.
 
-An entry that reaches Modal's log late, with a time before what was read already, is missed by
-who goes on from a position; reading from the start shows it.
+An entry that arrives late, with a time before a position, is missed when reading from that position
+and shown when reading from the start.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 MARGIN_S = 60.0
-"""Between Modal's clocks and ours, and between a Sandbox's record and its first line."""
+"""Tolerance for clock differences, and for output before a Sandbox's creation time."""
 
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """Behind ``chars`` characters of entry ``number`` of those at ``micros``."""
+    """The position after ``chars`` characters of entry ``number`` among those at ``micros``."""
 
     micros: int = 0
     number: int = 0
@@ -37,12 +37,12 @@ class Position:
 
     @classmethod
     def read(cls, text: str) -> Position:
-        """Raises :class:`ValueError` for what is no position of ours."""
+        """Parse a position. Raises :class:`ValueError`."""
         try:
             micros, number, chars = map(int, text.split("."))
         except ValueError:
             raise ValueError(
-                f"log position: expected what logs() gave before, found {text!r}"
+                f"log position: expected a position of logs(), found {text!r}"
             ) from None
         return cls(micros, number, chars)
 
@@ -53,7 +53,7 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A piece of a log as Modal gives it."""
+    """One entry of Modal's log."""
 
     when: datetime
     source: str
@@ -65,9 +65,9 @@ class Entry:
 
 
 def lines(entries: Iterable[Entry], after: Position, *, ended: bool) -> Iterator[LogLine]:
-    """Lines behind ``after``. ``entries`` are in order and begin with all those of its time. Text
-    that no newline ends is a line where another source goes on, or the job has ``ended``."""
-    held, source = "", ""
+    """Lines after ``after``. ``entries`` are ordered and include all entries of its time. Text
+    without a newline is a line if another source follows or the job has ``ended``."""
+    partial, source = "", ""
     reached = after
     micros, number = -1, 0
     for entry in entries:
@@ -78,18 +78,18 @@ def lines(entries: Iterable[Entry], after: Position, *, ended: bool) -> Iterator
         start = after.chars if (micros, number) == (after.micros, after.number) else 0
         if start >= len(entry.text):
             continue
-        if held and entry.source != source:
-            yield LogLine(text=held, position=str(reached))
-            held = ""
+        if partial and entry.source != source:
+            yield LogLine(text=partial, position=str(reached))
+            partial = ""
         source = entry.source
         *whole, rest = entry.text[start:].split("\n")
-        behind = start
+        chars = start
         for part in whole:
-            behind += len(part) + 1
-            reached = Position(micros, number, behind)
-            yield LogLine(text=held + part, position=str(reached))
-            held = ""
-        held += rest
+            chars += len(part) + 1
+            reached = Position(micros, number, chars)
+            yield LogLine(text=partial + part, position=str(reached))
+            partial = ""
+        partial += rest
         reached = Position(micros, number, len(entry.text))
-    if held and ended:
-        yield LogLine(text=held, position=str(reached))
+    if partial and ended:
+        yield LogLine(text=partial, position=str(reached))

@@ -1,23 +1,22 @@
-"""What Modal says of our Sandboxes: its records of them, and how they read as states.
+"""Read Modal's records of Sandboxes and convert them into :class:`~executors.base.ReplicaStatus`.
 
-``Sandbox.list`` gives living Sandboxes without times, and ``Sandbox.from_name`` finds an ended one
-only if it had no GPU. The call of Modal's API under the former, ``SandboxListV2``, also tells tags,
-times, the exact result, and ended Sandboxes when it is asked for them. So it is asked here, through
-the SDK's own client and messages: an interface that Modal does not promise to keep, which is
-why the SDK is pinned. That it answers for ended Sandboxes (``include_finished``) is in its
-published messages, but no method of the SDK relies on it: where Modal refuses, a key whose Sandbox
-has ended is not found, and everything that goes by a handle works on.
+``Sandbox.list`` returns live Sandboxes without times, and ``Sandbox.from_name`` finds an ended one
+only if it had no GPU. The underlying API call, ``SandboxListV2``, also returns tags, times, the
+exact result and, on request, ended Sandboxes. It is used here through the SDK's client and
+messages. That interface is not public, so the SDK is pinned. ``include_finished`` is part of the
+published messages, but no method of the SDK uses it: if Modal refuses it, a key whose Sandbox has
+ended is not found, and all operations by a handle still work.
 
-States are pure functions of a record. Modal's words for an end (``GenericStatus``)::
+States are pure functions of a record. Modal's results (``GenericStatus``)::
 
     SUCCESS, FAILURE              done or error by the exit code
-    KERNEL_OOM_KILL, ..EVICTION   out of memory, of its own or of the machine's
+    KERNEL_OOM_KILL, ..EVICTION   out of memory of the Sandbox or of the machine
     TIMEOUT                       deadline
-    TERMINATED                    cancelled if our mark is on it, otherwise preempted
-    INTERNAL_FAILURE              preempted: what Modal's SDK takes it for, too
+    TERMINATED                    cancelled if it has the cancel tag, otherwise preempted
+    INTERNAL_FAILURE              preempted, as in Modal's SDK
 
-Modal does not document how it reports a preempted Sandbox. One that somebody stops in Modal's own
-pages looks preempted to us.
+Modal does not document how it reports a preempted Sandbox. A Sandbox that a user stops on Modal's
+pages counts as preempted.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import modal
-import modal.exception as told
+import modal.exception as modal_errors
 from modal._utils.async_utils import synchronize_api
 from modal_proto import api_pb2 as api
 
@@ -45,43 +44,43 @@ _FAILED = api.GenericResult.GENERIC_STATUS_FAILURE
 _STOPPED = api.GenericResult.GENERIC_STATUS_TERMINATED
 
 _CAUSES = {
-    api.GenericResult.GENERIC_STATUS_TIMEOUT: (Cause.DEADLINE, "its time was over"),
+    api.GenericResult.GENERIC_STATUS_TIMEOUT: (Cause.DEADLINE, "reached its deadline"),
     _STOPPED: (
         Cause.PREEMPTED,
-        "stopped from outside: Modal took the machine, or somebody stopped the Sandbox or its App",
+        "terminated: Modal reclaimed the machine, or a user stopped the Sandbox or its App",
     ),
     api.GenericResult.GENERIC_STATUS_INTERNAL_FAILURE: (
         Cause.PREEMPTED,
-        "Modal reports a failure of its own: it took the machine, or lost it",
+        "Modal reports an internal failure: the machine was reclaimed or lost",
     ),
     api.GenericResult.GENERIC_STATUS_KERNEL_OOM_KILL: (
         Cause.OUT_OF_MEMORY,
-        "killed for want of memory",
+        "out of memory",
     ),
     api.GenericResult.GENERIC_STATUS_MEMORY_MANAGER_EVICTION: (
         Cause.OUT_OF_MEMORY,
-        "evicted because its machine ran out of memory and it used more than it asked for",
+        "evicted: the machine ran out of memory and the Sandbox used more than its request",
     ),
     api.GenericResult.GENERIC_STATUS_MEMORY_THRASHING_EVICTION: (
         Cause.OUT_OF_MEMORY,
-        "evicted because its machine ran out of memory and it used more than it asked for",
+        "evicted: the machine ran out of memory and the Sandbox used more than its request",
     ),
     api.GenericResult.GENERIC_STATUS_INIT_FAILURE: (Cause.ERROR, "could not be started"),
 }
 
-# The client warns of each use of the unpromised interface; see above.
-warnings.filterwarnings("ignore", category=told.InternalAPIWarning)
+# The client warns about each use of the private interface; see above.
+warnings.filterwarnings("ignore", category=modal_errors.InternalAPIWarning)
 
 
 async def _page(client: Any, request: api.SandboxListRequest) -> api.SandboxListResponse:
-    """In the SDK's loop, where clients and their connections live."""
+    """Read one page. Runs in the SDK's event loop, where clients and connections live."""
     metadata = [
         (name, value)
         for name, value in await client.get_input_plane_metadata("")
         if name == "x-modal-auth-token"
     ]
-    answer: api.SandboxListResponse = await client.stub.SandboxListV2(request, metadata=metadata)
-    return answer
+    page: api.SandboxListResponse = await client.stub.SandboxListV2(request, metadata=metadata)
+    return page
 
 
 _list_page: Any = synchronize_api(_page)  # type: ignore[no-untyped-call]
@@ -110,9 +109,9 @@ async def of_key(
     try:
         page = await account.call(
             _list_page.aio(account.client, request),
-            expect=(told.InvalidError, told.UnimplementedError),
+            expect=(modal_errors.InvalidError, modal_errors.UnimplementedError),
         )
-    except (told.InvalidError, told.UnimplementedError):
+    except (modal_errors.InvalidError, modal_errors.UnimplementedError):
         return []
     return list(page.sandboxes)
 
@@ -133,7 +132,7 @@ def tags_of(record: api.SandboxInfo) -> dict[str, str]:
 
 
 def status_of(record: api.SandboxInfo) -> ReplicaStatus:
-    """How a Sandbox is, by its record."""
+    """The status of a Sandbox from its record."""
     task = record.task_info
     result = task.result if task.result.status else record.metadata.result
     started_wall_s = task.started_at or None
@@ -143,7 +142,7 @@ def status_of(record: api.SandboxInfo) -> ReplicaStatus:
             state=JobState.RUNNING if running else JobState.PENDING,
             phase="running" if running else "scheduling",
             pending=None if running else _pending_cause(task),
-            message="" if running or task.id else "Modal has found no machine for it yet",
+            message="" if running or task.id else "Modal has not assigned a machine yet",
             started_wall_s=started_wall_s,
             deadline_wall_s=_deadline(record, started_wall_s),
         )
@@ -161,29 +160,30 @@ def status_of(record: api.SandboxInfo) -> ReplicaStatus:
 
 
 def _pending_cause(task: api.TaskInfo) -> PendingCause:
-    """A Sandbox gets a task with its machine: https://modal.com/docs/guide/sandbox (Lifecycle)."""
+    """A Sandbox has a task once it has a machine: https://modal.com/docs/guide/sandbox
+    (Lifecycle)."""
     return PendingCause.STARTING if task.id else PendingCause.CAPACITY
 
 
 async def status_by_id(account: Account, sandbox_id: str) -> ReplicaStatus:
-    """How a Sandbox is that no listing has (yet, or any more), as far as the SDK's methods tell."""
+    """The status of a Sandbox that is missing from the listing, from the SDK's public methods."""
     try:
         sandbox = await account.call(
             modal.Sandbox.from_id.aio(sandbox_id, client=account.client),
-            expect=(told.NotFoundError,),
+            expect=(modal_errors.NotFoundError,),
         )
-    except told.NotFoundError as error:
+    except modal_errors.NotFoundError as error:
         return ReplicaStatus(state=JobState.ENDED, cause=Cause.LOST, message=str(error))
     code = sandbox.returncode
     if code is None:
         return ReplicaStatus(state=JobState.RUNNING)
     result = api.GenericResult(status=_DONE if code == 0 else _FAILED, exitcode=code)
     try:
-        ends = (told.SandboxTimeoutError, told.SandboxTerminatedError)
+        ends = (modal_errors.SandboxTimeoutError, modal_errors.SandboxTerminatedError)
         await account.call(sandbox.wait.aio(), expect=ends)  # returns at once
-    except told.SandboxTimeoutError:
+    except modal_errors.SandboxTimeoutError:
         result.status = api.GenericResult.GENERIC_STATUS_TIMEOUT
-    except told.SandboxTerminatedError:
+    except modal_errors.SandboxTerminatedError:
         result.status = _STOPPED
     cause, exit_code, message = _end(result, cancelled=False)
     return ReplicaStatus(state=JobState.ENDED, cause=cause, exit_code=exit_code, message=message)
@@ -191,18 +191,18 @@ async def status_by_id(account: Account, sandbox_id: str) -> ReplicaStatus:
 
 def _end(result: api.GenericResult, *, cancelled: bool) -> tuple[Cause, int | None, str]:
     """Cause, exit code and message of a result."""
-    said = result.exception.strip()
+    message = result.exception.strip()
     if result.status in (_DONE, _FAILED):
         code = result.exitcode
         cause, why = exit_cause(code)
         if cause is Cause.DONE and result.status == _FAILED:
             cause, why = Cause.ERROR, "Modal reports a failure, with exit code 0"
-        return cause, code, said or why
+        return cause, code, message or why
     if result.status == _STOPPED and cancelled:
-        return Cause.CANCELLED, KILLED_EXIT, said or "cancelled"
-    cause, why = _CAUSES.get(result.status, (Cause.ERROR, "ended for a reason unknown to us"))
+        return Cause.CANCELLED, KILLED_EXIT, message or "cancelled"
+    cause, why = _CAUSES.get(result.status, (Cause.ERROR, "ended for an unknown reason"))
     exit_code = DEADLINE_EXIT if cause is Cause.DEADLINE else result.exitcode or None
-    return cause, exit_code, f"{why}: {said}" if said else why
+    return cause, exit_code, f"{why}: {message}" if message else why
 
 
 def _deadline(record: api.SandboxInfo, started_wall_s: float | None) -> float | None:

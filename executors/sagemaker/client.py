@@ -1,19 +1,19 @@
-"""AWS clients of one configuration, and what their errors mean to us.
+"""AWS clients of one configuration, and the classification of their errors.
 
-Every client is made from a :class:`boto3.Session` of the configuration's own credentials; where it
-has none, boto3 looks where it always does (this process's environment, its files, the machine's
-role). An endpoint other than AWS's is named as the SDKs name it, ``AWS_ENDPOINT_URL`` or
-``AWS_ENDPOINT_URL_<SERVICE>``, in the credentials or in the environment.
+Every client uses a :class:`boto3.Session` with the configuration's credentials. Without
+credentials, boto3's default chain applies (environment, files, the machine's role). Other endpoints
+are set by ``AWS_ENDPOINT_URL`` or ``AWS_ENDPOINT_URL_<SERVICE>``, in the credentials or in the
+environment.
 
-Retries are few: a caller that polls asks again anyway, and a launch is tried again by whoever
-asked for it. Common errors: docs.aws.amazon.com/sagemaker/latest/APIReference/CommonErrors.html
+Few requests are retried here, because the callers poll and retry launches themselves.
+Common errors: docs.aws.amazon.com/sagemaker/latest/APIReference/CommonErrors.html
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import boto3
@@ -30,17 +30,17 @@ from botocore.exceptions import ConnectionError as NotConnected
 from botocore.loaders import create_loader
 
 from executors.base import (
+    AccountError,
     ExecutorError,
     LaunchRefused,
-    NeedsPerson,
     NoCapacity,
     RetryLater,
 )
-from executors.launching import retry_after_s, scrub
+from executors.launching import retry_after_s
 from executors.refusals import quota_refusal
 
 CONNECTIONS = 32
-"""Per service and region: as many launches go on at once in one process."""
+"""Connections per service and region: the number of concurrent launches of a process."""
 
 _SERVICES = {
     "sagemaker": "SAGEMAKER",
@@ -49,14 +49,14 @@ _SERVICES = {
     "secretsmanager": "SECRETS_MANAGER",
     "service-quotas": "SERVICE_QUOTAS",
 }
-"""Service -> how the SDKs spell it in a variable."""
+"""Service -> its name in the SDKs' environment variables."""
 
 _LOADER = create_loader()
-"""The services' models, parsed once for all sessions of this process: each takes up to a second."""
+"""Shared by all sessions, because parsing the model of a service takes up to a second."""
 
 BUSY = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded")
 QUOTA = ("ResourceLimitExceeded", "LimitExceededException", "QuotaExceededException")
-_PERSON = (
+_INTERVENTION = (
     "UnrecognizedClientException",
     "InvalidClientTokenId",
     "InvalidSignatureException",
@@ -71,14 +71,14 @@ _PERSON = (
     "SubscriptionRequiredException",
 )
 CAPACITY = "CapacityError"
-"""In a message: there was no machine of the type (docs.aws.amazon.com/sagemaker/latest/dg/
+"""Part of a message: no machine of the type was available (docs.aws.amazon.com/sagemaker/latest/dg/
 model-managed-spot-training-status.html)."""
 _ROLE = "Could not assume role"
-"""CreateTrainingJob says so as a ValidationException; another request would not help."""
+"""Part of a ValidationException of CreateTrainingJob; a different request would not help."""
 
 
 class Clients:
-    """Clients by service and region, made when they are first asked for; for many threads."""
+    """Clients by service and region, created on first use. Thread-safe."""
 
     def __init__(self, credentials: Mapping[str, str], *, answer_s: float) -> None:
         self._credentials = credentials
@@ -90,30 +90,30 @@ class Clients:
             user_agent_extra="archipelago",
         )
         self._session: Any = None
-        self._made: dict[tuple[str, str], Any] = {}
+        self._clients: dict[tuple[str, str], Any] = {}
         self._lock = threading.Lock()
 
     def default_region(self) -> str:
-        """The region that is named in the credentials or in the environment, or empty."""
+        """The region of the credentials or the environment; empty without one."""
         with self._lock, aws_errors():
             return str(self._open().region_name or "")
 
     def instance_types(self) -> list[str]:
-        """What the SDK knows that SageMaker takes."""
+        """Instance types that the SDK's model of SageMaker lists."""
         model = self.get("sagemaker", "us-east-1").meta.service_model
         return list(model.shape_for("TrainingInstanceType").enum)
 
     def get(self, service: str, region: str) -> Any:
         with self._lock:
-            if (service, region) not in self._made:
+            if (service, region) not in self._clients:
                 with aws_errors():
-                    self._made[service, region] = self._open().client(
+                    self._clients[service, region] = self._open().client(
                         service,
                         region_name=region,
                         endpoint_url=self._endpoint(service),
                         config=self._config,
                     )
-            return self._made[service, region]
+            return self._clients[service, region]
 
     def _open(self) -> Any:
         if self._session is None:
@@ -130,48 +130,46 @@ class Clients:
         return self._session
 
     def _endpoint(self, service: str) -> str | None:
-        """None leaves it to the SDK, which reads the same names in the environment."""
+        """The endpoint of the credentials; None lets the SDK read the environment."""
         given = self._credentials
         own = given.get(f"AWS_ENDPOINT_URL_{_SERVICES[service]}")
         return own or given.get("AWS_ENDPOINT_URL") or None
 
 
 @contextlib.contextmanager
-def aws_errors(secrets: Iterable[str] = ()) -> Iterator[None]:
-    """What boto3 raises, as one of ours, with AWS's own words but for the secrets in them."""
+def aws_errors() -> Iterator[None]:
+    """Convert errors of boto3, with AWS's message."""
     try:
         yield
     except (ClientError, BotoCoreError) as error:
-        # Not chained where there is something to hide: a traceback would print it.
-        hidden = list(secrets)
-        raise meaning(error, hidden) from (None if hidden else error)
+        raise classified(error) from error
 
 
-def meaning(error: ClientError | BotoCoreError, secrets: Iterable[str] = ()) -> ExecutorError:
-    """Can waiting help, or a person, or nothing?"""
+def classified(error: ClientError | BotoCoreError) -> ExecutorError:
+    """Classify an error of boto3."""
     if not isinstance(error, ClientError):
-        said = scrub(str(error), secrets)
+        message = str(error)
         if isinstance(error, (NotConnected, HTTPClientError, IncompleteReadError)):
-            return RetryLater(said)
+            return RetryLater(message)
         if isinstance(error, ParamValidationError):
-            return LaunchRefused(said)
-        return NeedsPerson(said)  # no credentials, no region, a profile that is not there
+            return LaunchRefused(message)
+        return AccountError(message)  # no credentials, no region, an unknown profile
     code = code_of(error)
-    said = scrub(f"{code}: {message_of(error)}", secrets)
-    answer = error.response.get("ResponseMetadata", {})
-    status = int(answer.get("HTTPStatusCode", 0))
-    after_s = retry_after_s(answer.get("HTTPHeaders", {}).get("retry-after"))
+    message = f"{code}: {message_of(error)}"
+    metadata = error.response.get("ResponseMetadata", {})
+    status = int(metadata.get("HTTPStatusCode", 0))
+    after_s = retry_after_s(metadata.get("HTTPHeaders", {}).get("retry-after"))
     if status >= 500 or status == 429 or code in BUSY:
-        return RetryLater(said, after_s=after_s)
+        return RetryLater(message, after_s=after_s)
     if code in QUOTA:
-        return quota_refusal(said, after_s=after_s)
-    if CAPACITY in said:
-        return NoCapacity(said, after_s=after_s)
-    if status in (401, 402, 403) or code in _PERSON or code.startswith("AccessDenied"):
-        return NeedsPerson(said)
+        return quota_refusal(message, after_s=after_s)
+    if CAPACITY in message:
+        return NoCapacity(message, after_s=after_s)
+    if status in (401, 402, 403) or code in _INTERVENTION or code.startswith("AccessDenied"):
+        return AccountError(message)
     if _ROLE in message_of(error):
-        return NeedsPerson(said)
-    return LaunchRefused(said)
+        return AccountError(message)
+    return LaunchRefused(message)
 
 
 def code_of(error: ClientError) -> str:
@@ -183,7 +181,7 @@ def message_of(error: ClientError) -> str:
 
 
 def is_unknown(error: ClientError) -> bool:
-    """Whether AWS knows no such training job: documented as ResourceNotFound, and in fact a
+    """Whether the training job does not exist: documented as ResourceNotFound, in practice a
     ValidationException (github.com/aws/aws-sdk/issues/165)."""
     return code_of(error) in ("ResourceNotFound", "ResourceNotFoundException") or (
         code_of(error) == "ValidationException" and "resource not found" in message_of(error)

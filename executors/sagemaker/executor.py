@@ -1,21 +1,21 @@
 """Replicas as Amazon SageMaker training jobs of one instance each, through boto3.
 
-A job's name is its launch key behind the deployment's (:func:`sagemaker_request.job_name`). Account
-and region accept a name once and for ever, so a launch that is repeated meets ``ResourceInUse`` and
-finds its job, and the jobs of a deployment are listed by how their names begin. Names are a
-region's own: jobs are looked for in the regions of the option ``regions``, by default the SDK's.
+The name of a job consists of the deployment and the launch key
+(:func:`executors.sagemaker.request.job_name`). An account accepts a name once per region and for
+all time, so a repeated launch gets ``ResourceInUse`` and finds the existing job. The jobs of a
+deployment are listed by their common prefix, in the regions of the option ``regions`` (by default
+the SDK's region).
 
-The image's own ``train`` program is not used: the job runs our command. It reads and writes the
-rendezvous by its execution role; other secrets travel as :mod:`executors.sagemaker.secrets` says.
+The image's own ``train`` program is not used: the job runs the replica's command. It accesses the
+rendezvous by its execution role; :mod:`executors.sagemaker.secrets` describes other secrets.
 
-:meth:`SageMakerExecutor.poll` asks for the list of jobs in progress, a hundred a page, and
-describes only what is not on it, is new, or has changed since. That is all an executor remembers. A
-managed spot job that was interrupted is stopped, for the reason that
-:mod:`executors.sagemaker.status` gives.
+:meth:`SageMakerExecutor.poll` lists the jobs in progress, a hundred per page, and describes only
+jobs that are missing from the list, new, or changed. That cache is the executor's only state. An
+interrupted managed spot job is stopped; :mod:`executors.sagemaker.status` gives the reason.
 
-Options: :class:`executors.sagemaker.request.Options`. Credentials: ``AWS_ACCESS_KEY_ID``,
+Options: :class:`executors.sagemaker.options.Options`. Credentials: ``AWS_ACCESS_KEY_ID``,
 ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``, ``AWS_DEFAULT_REGION``, ``AWS_ENDPOINT_URL_*``.
-Left out: jobs of several instances, warm pools, SageMaker's own checkpoints and metrics.
+Not supported: jobs of several instances, warm pools, SageMaker's checkpoints and metrics.
 API: docs.aws.amazon.com/sagemaker/latest/APIReference/ (CreateTrainingJob, DescribeTrainingJob,
 ListTrainingJobs, StopTrainingJob, ListTags).
 """
@@ -24,19 +24,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from executors import launching
+from executors import options as declared
 from executors.base import (
+    AccountError,
     Capabilities,
     Cause,
-    CodeRef,
     ExecutorConfig,
+    JobRequest,
     JobState,
     LaunchRefused,
     LogLine,
-    NeedsPerson,
     Problem,
     ReplicaHandle,
     ReplicaSpec,
@@ -44,18 +44,18 @@ from executors.base import (
     RetryLater,
 )
 from executors.bootstrap import command as bootstrap
+from executors.executor import Executor
 from executors.sagemaker import preflight as sagemaker_preflight
 from executors.sagemaker import status as sagemaker_status
 from executors.sagemaker.client import Clients
 from executors.sagemaker.jobs import Jobs
 from executors.sagemaker.launch import Launcher
 from executors.sagemaker.logs import Tail
-from executors.sagemaker.request import Options, job_name, output_path
+from executors.sagemaker.options import Options
+from executors.sagemaker.request import job_name, options_of, output_path
 
-AT_ONCE = 8
 
-
-class SageMakerExecutor(launching.LaunchReplicas):
+class SageMakerExecutor(Executor):
     """Training jobs of one AWS account."""
 
     backend = "sagemaker"
@@ -63,64 +63,40 @@ class SageMakerExecutor(launching.LaunchReplicas):
     def __init__(self, config: ExecutorConfig) -> None:
         self.config = config
         try:
-            self.options = Options.read(config.options)
+            self.options = declared.read(Options, config.options)
         except ValueError as error:
-            raise NeedsPerson(str(error)) from error
+            raise AccountError(str(error)) from error
+        self.poll_s = self.options.poll_s
         self._clients = Clients(config.credentials, answer_s=self.options.answer_s)
         self._jobs = Jobs(self._clients, config.deployment)
         self._launcher = Launcher(self._clients, self._jobs, config)
-        own = self._clients.default_region()
-        self.regions = self.options.regions or ((own,) if own else ())
+        default = self._clients.default_region()
+        self.regions = self.options.regions or ((default,) if default else ())
         self.capabilities = Capabilities(
             max_lifetime_s=self.options.max_runtime_s, spot=True, regions=self.regions
         )
         self._seen: dict[str, tuple[object, ReplicaStatus]] = {}
 
-    def ensure(
-        self,
-        specs: Sequence[ReplicaSpec],
-        entrypoint: str,
-        entrypoint_args: Mapping[str, Any] | None = None,
-        *,
-        env: Mapping[str, str] | None = None,
-        secrets: Mapping[str, str] | None = None,
-        code: CodeRef | None = None,
-    ) -> list[ReplicaHandle]:
-        """See :meth:`executors.base.ServerlessExecutor.ensure`."""
-        request = launching.prepare(specs, entrypoint_args)
-
-        def start(spec: ReplicaSpec) -> ReplicaHandle:
-            options, region = self._options(spec), self._region(spec)
-            plain, hidden = request.environment(spec, env=env, secrets=secrets)
-            command = bootstrap.packed_command(
-                entrypoint, request.args, python=options.python, code=code
-            )
-            name = self._launcher.start(
-                spec,
-                options,
-                region=region,
-                command=command,
-                env=plain,
-                secrets=hidden,
-                output=output_path(options, code),
-            )
-            return self._handle(spec.launch_key, region, name)
-
-        return launching.launch_each(start, request.specs)
+    def start(self, job: JobRequest) -> ReplicaHandle:
+        """Start one training job; see :meth:`executors.executor.Executor.ensure`."""
+        spec = job.spec
+        self.check_spec(spec)
+        options, region = options_of(self.options, spec), self._region(spec)
+        command = bootstrap.packed_command(
+            job.entrypoint, job.args, python=options.python, code=job.code
+        )
+        output = output_path(options, job.code)
+        name = self._launcher.start(job, options, region=region, command=command, output=output)
+        return self._handle(spec.launch_key, region, name)
 
     def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
-        """Also stops a spot job that was interrupted. Raises :class:`RetryLater` where AWS cannot
-        be reached."""
+        """Also stops interrupted spot jobs. Raises :class:`RetryLater` if AWS is unreachable."""
         regions = {handle.data["region"] for handle in handles}
         listed = {region: self._jobs.of_status(region, "InProgress") for region in regions}
         statuses = [self._by_list(handle, listed[handle.data["region"]]) for handle in handles]
-        left = [n for n, status in enumerate(statuses) if status is None]
-        if left:
-            with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="describe") as pool:
-                described = list(pool.map(self._by_description, [handles[n] for n in left]))
-            for n, status in zip(left, described, strict=True):
-                statuses[n] = status
-        return [status for status in statuses if status is not None]
+        left = [handle for handle, status in zip(handles, statuses, strict=True) if status is None]
+        described = iter(launching.call_each(self._by_description, left))
+        return [status or next(described) for status in statuses]
 
     def find(self, launch_key: str) -> ReplicaHandle | None:
         name = job_name(self.config.deployment, launching.check_launch_key(launch_key))
@@ -148,49 +124,42 @@ class SageMakerExecutor(launching.LaunchReplicas):
     ) -> Iterator[LogLine]:
         region, name = handle.data["region"], handle.data["name"]
         tail = Tail(self._clients.get("logs", region), name, after)
-        while follow and not self._jobs.is_over(region, name):
+        while follow and not self._jobs.has_ended(region, name):
             yield from tail.lines()
             time.sleep(self.options.poll_s)
         yield from tail.lines()
-        if follow:  # the last lines come some time after the end is told
+        if follow:  # the last lines arrive some time after the reported end
             time.sleep(self.options.poll_s)
             yield from tail.lines()
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
-        """SageMaker sends SIGTERM, and SIGKILL two minutes later. All are asked, whatever fails."""
-        if not handles:
-            return
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="stop") as pool:
-            asked = [
-                pool.submit(self._jobs.stop, h.data["region"], h.data["name"]) for h in handles
-            ]
-        for request in asked:
-            request.result()
-
-    def collect(self, handles: Sequence[ReplicaHandle], timeout: float) -> list[ReplicaStatus]:
-        return launching.collect(self.poll, handles, timeout, every_s=self.options.poll_s)
+        """SageMaker sends SIGTERM, and SIGKILL two minutes later."""
+        launching.call_each(lambda h: self._jobs.stop(h.data["region"], h.data["name"]), handles)
 
     def check(self) -> str:
         regions = self._known_regions()
-        [(account, arn), *_] = [sagemaker_preflight.who(self._clients, where) for where in regions]
+        [(account, arn), *_] = [
+            sagemaker_preflight.identity_of(self._clients, where) for where in regions
+        ]
         return f"AWS account {account} as {arn}, in {', '.join(regions)}"
 
     def preflight(self, spec: ReplicaSpec, count: int) -> list[Problem]:
         try:
             region = self._region(spec)
         except LaunchRefused as error:
-            field = "credential" if isinstance(error, NeedsPerson) else "region"
+            field = "credential" if isinstance(error, AccountError) else "region"
             return [Problem(field=field, message=str(error))]
         try:
-            options = self._options(spec)
+            options = options_of(self.options, spec)
         except LaunchRefused as error:
             return [Problem(field="options", message=str(error))]
-        return sagemaker_preflight.problems(self._clients, options, spec, count, region=region)
+        found = sagemaker_preflight.problems(self._clients, options, spec, count, region=region)
+        return [*self.problems(spec), *found]
 
     def _by_list(
         self, handle: ReplicaHandle, listed: Mapping[str, Mapping[str, Any]]
     ) -> ReplicaStatus | None:
-        """None where the job must be described."""
+        """The cached status of an unchanged job; None if the job must be described."""
         name = handle.data["name"]
         version, status = self._seen.get(name, (None, None))
         return status if name in listed and version == _version(listed[name]) else None
@@ -201,11 +170,11 @@ class SageMakerExecutor(launching.LaunchReplicas):
             job = self._jobs.describe(region, name)
             if job is None:
                 self._seen.pop(name, None)
-                message = f"SageMaker knows no training job {name} in {region}"
+                message = f"SageMaker has no training job {name} in {region}"
                 return ReplicaStatus(state=JobState.ENDED, cause=Cause.LOST, message=message)
             status = sagemaker_status.of_description(job)
             if sagemaker_status.must_be_stopped(job):
-                self._jobs.stop(region, name)  # asked again at each poll until it is Stopping
+                self._jobs.stop(region, name)  # repeated at each poll until it is Stopping
             elif status.state is JobState.ENDED:
                 self._seen.pop(name, None)
                 self._jobs.forget_secret(region, name, job)
@@ -219,15 +188,9 @@ class SageMakerExecutor(launching.LaunchReplicas):
         data = {"region": region, "name": name}
         return ReplicaHandle(backend=self.backend, launch_key=launch_key, data=data)
 
-    def _options(self, spec: ReplicaSpec) -> Options:
-        try:
-            return self.options.of(spec)
-        except ValueError as error:
-            raise LaunchRefused(str(error)) from error
-
     def _known_regions(self) -> tuple[str, ...]:
         if not self.regions:
-            raise NeedsPerson(
+            raise AccountError(
                 "expected a region, in AWS_DEFAULT_REGION or in the option regions, found none"
             )
         return self.regions
@@ -244,5 +207,5 @@ class SageMakerExecutor(launching.LaunchReplicas):
 
 
 def _version(job: Mapping[str, Any]) -> object:
-    """Changes with the job; of its summary and of its description."""
+    """A value that changes with the job; the same for its summary and its description."""
     return job.get("LastModifiedTime"), job.get("SecondaryStatus")

@@ -1,10 +1,9 @@
-"""SageMaker's instance types for training, and what they cost on demand in us-east-1 and us-west-2.
+"""SageMaker's instance types for training, and their on-demand prices in us-east-1 and us-west-2.
 
-Other regions cost more. The prices are those of AWS's price list for the
-component Training, as public tables made from it quote them (g5, g6, g6e, m5, p4, p5: 2026-08 and
-2026-09); a type without a price is one they did not name. A managed spot job pays the same price
-for fewer seconds, which SageMaker counts when the job has ended (``ReplicaStatus.billed_s``): by
-the clock its cost is an upper bound.
+Other regions cost more. The prices are those of AWS's price list for the component Training, as
+quoted by public tables (g5, g6, g6e, m5, p4, p5: 2026-08 and 2026-09); types without a price are
+missing there. A managed spot job pays the same price for fewer seconds, which SageMaker reports
+after the job's end (``ReplicaStatus.billed_s``): until then the estimate is an upper bound.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from executors.catalogue import Hardware, Table
 
 BACKEND = "sagemaker"
 
-# Type, virtual CPUs, GiB, GPU, how many, GiB of each, USD per hour
+# Type, virtual CPUs, GiB, GPU, number of GPUs, GiB per GPU, USD per hour
 _TYPES: tuple[tuple[str, int, int | None, str, int, int, float | None], ...] = (
     ("ml.m5.large", 2, 8, "", 0, 0, 0.115),
     ("ml.m5.xlarge", 4, 16, "", 0, 0, 0.23),

@@ -1,7 +1,7 @@
-"""Training jobs of one deployment as SageMaker knows them: describe, list, stop, and their secrets.
+"""The training jobs of one deployment: describe, list and stop them, and delete their secrets.
 
-One that does not exist is None, and to stop one that has ended is no error; everything else that
-AWS says is raised as one of ours.
+An unknown job is None, and stopping an ended job is no error. All other errors of AWS are raised as
+errors of :mod:`executors.base`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _HAS_ENDED = "The request was rejected because the training job is in status"
 
 
 class Jobs:
-    """For many threads, like the clients it uses."""
+    """Thread-safe, like its clients."""
 
     def __init__(self, clients: Clients, deployment: str) -> None:
         self._clients = clients
         self._deployment = deployment
-        self.left_behind_s = secrets.LEFT_BEHIND_S
+        self.stale_s = secrets.STALE_S
 
     def describe(self, region: str, name: str) -> Mapping[str, Any] | None:
         client = self._clients.get("sagemaker", region)
@@ -41,24 +41,24 @@ class Jobs:
                 raise
         return job
 
-    def is_over(self, region: str, name: str) -> bool:
+    def has_ended(self, region: str, name: str) -> bool:
         job = self.describe(region, name)
         return job is None or sagemaker_status.of_description(job).state is JobState.ENDED
 
     def of_status(self, region: str, status: str) -> dict[str, Mapping[str, Any]]:
-        """Name -> summary, of our jobs in that state."""
+        """Summaries of the deployment's jobs of that status, by name."""
         client = self._clients.get("sagemaker", region)
         prefix = name_prefix(self._deployment)
         with aws_errors():
             pages = client.get_paginator("list_training_jobs").paginate(
                 NameContains=prefix, StatusEquals=status, PaginationConfig={"PageSize": 100}
             )
-            found = [summary for page in pages for summary in page["TrainingJobSummaries"]]
-        named = {str(summary["TrainingJobName"]): summary for summary in found}
+            summaries = [summary for page in pages for summary in page["TrainingJobSummaries"]]
+        named = {str(summary["TrainingJobName"]): summary for summary in summaries}
         return {name: summary for name, summary in named.items() if name.startswith(prefix)}
 
     def launch_key(self, region: str, summary: Mapping[str, Any]) -> str:
-        """By the name, or by the tag where the name had to be cut."""
+        """The launch key from the name, or from the tag where the name was truncated."""
         name = str(summary["TrainingJobName"])
         key = key_of(self._deployment, name)
         if key is None:
@@ -78,19 +78,21 @@ class Jobs:
                     raise
 
     def forget_secret(self, region: str, name: str, job: Mapping[str, Any] | None = None) -> None:
-        """Delete the job's secret, unless ``job`` says that it has none. What fails now,
-        :meth:`sweep` does later: a poll is not to fail of it."""
+        """Delete the job's secret, unless ``job`` shows that it has none.
+
+        Errors are ignored, because a poll must not fail; :meth:`sweep` tries again.
+        """
         if job is not None and secrets.ARN_VARIABLE not in job.get("Environment", {}):
             return
         with contextlib.suppress(ExecutorError):
             secrets.delete(self._clients.get("secretsmanager", region), name)
 
     def sweep(self, region: str, live: Collection[str]) -> None:
-        """Delete the secrets of jobs that are over; nothing where the account may not list them."""
+        """Delete the secrets of ended jobs. Does nothing without the permission to list secrets."""
         with contextlib.suppress(ExecutorError):
             secrets.sweep(
                 self._clients.get("secretsmanager", region),
                 self._deployment,
-                is_over=lambda name: name not in live and self.is_over(region, name),
-                older_than_s=self.left_behind_s,
+                has_ended=lambda name: name not in live and self.has_ended(region, name),
+                older_than_s=self.stale_s,
             )

@@ -1,8 +1,8 @@
-"""Starts one training job, and its secret before it.
+"""Create one training job, after its secret.
 
-In that order, because the job may start at once; so where CreateTrainingJob refuses the secret is
-deleted again, and where its answer was lost it stays: the job may be there. By default an account
-may create one training job a second, so being throttled is waited out here for a while.
+The secret comes first because the job can start at once. If CreateTrainingJob refuses the request,
+the secret is deleted again; if its response is lost, the secret stays, because the job can exist.
+The default quota is one CreateTrainingJob per second, so throttled requests are retried here.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from executors import launching
-from executors.base import ExecutorConfig, LaunchRefused, NoCapacity, ReplicaSpec
+from executors.base import ExecutorConfig, JobRequest, LaunchRefused, NoCapacity
 from executors.sagemaker import secrets as sagemaker_secrets
 from executors.sagemaker import status
 from executors.sagemaker.client import BUSY, Clients, aws_errors, code_of
 from executors.sagemaker.jobs import Jobs
-from executors.sagemaker.request import Options, create_request, job_name
+from executors.sagemaker.options import Options
+from executors.sagemaker.request import create_request, job_name
 
 THROTTLED_S = 20.0
-"""How long a launch that is throttled is tried; then it is for its caller to come back."""
+"""Time for which a throttled launch is retried before the error is raised."""
 
-DESCRIBED_LATER = 3
-"""How often, a second apart, a job whose name is in use is described again if it is not shown."""
+DESCRIBE_RETRIES = 3
+"""Retries, a second apart, for describing a job whose name is in use but that is not found."""
 
 
 class Launcher:
-    """For many threads, like the clients it uses."""
+    """Creates training jobs. Thread-safe, like its clients."""
 
     def __init__(
         self,
@@ -49,16 +50,15 @@ class Launcher:
 
     def start(
         self,
-        spec: ReplicaSpec,
+        job: JobRequest,
         options: Options,
         *,
         region: str,
         command: Sequence[str],
-        env: Mapping[str, str],
-        secrets: Mapping[str, str],
         output: str,
     ) -> str:
-        """The name of the job, which may have been launched before."""
+        """Create the job unless it exists. Returns its name."""
+        spec, secrets = job.spec, job.secrets
         name = job_name(self._config.deployment, spec.launch_key)
         tags = launching.labels_of(self._config, spec)
         request = create_request(
@@ -68,7 +68,7 @@ class Launcher:
             command=sagemaker_secrets.with_secrets(command, python=options.python)
             if secrets
             else command,
-            env=_with_region(env, secrets, region),
+            env=_with_region(job.env, secrets, region),
             tags=tags,
             output=output,
         )
@@ -81,10 +81,10 @@ class Launcher:
                 kms_key_id=options.kms_key_id,
             )
         try:
-            if not self._create(region, request, secrets):
-                self._launched_before(region, name)
+            if not self._create(region, request):
+                self._check_existing(region, name)
         except (LaunchRefused, NoCapacity) as error:
-            # An earlier request, whose answer was lost, can have created the job that now uses up
+            # An earlier request whose response was lost can have created the job, which then uses
             # the quota: its secret must stay.
             if self._jobs.describe(region, name) is not None:
                 return name
@@ -93,12 +93,12 @@ class Launcher:
             raise
         return name
 
-    def _create(self, region: str, request: Mapping[str, Any], secrets: Mapping[str, str]) -> bool:
-        """False where there was such a job before."""
+    def _create(self, region: str, request: Mapping[str, Any]) -> bool:
+        """Create the job. Returns False if a job of that name exists."""
         client = self._clients.get("sagemaker", region)
         until = self._clock() + THROTTLED_S
         while True:
-            with aws_errors(secrets.values()):
+            with aws_errors():
                 try:
                     client.create_training_job(**request)
                     return True
@@ -109,9 +109,9 @@ class Launcher:
                         raise
             self._sleep(random.uniform(0.5, 2.0))
 
-    def _launched_before(self, region: str, name: str) -> None:
+    def _check_existing(self, region: str, name: str) -> None:
         job = self._jobs.describe(region, name)
-        for _ in range(DESCRIBED_LATER):
+        for _ in range(DESCRIBE_RETRIES):
             if job is not None:
                 break
             self._sleep(1.0)
@@ -122,11 +122,11 @@ class Launcher:
                 "takes a name only once"
             )
         if job["TrainingJobStatus"] in status.ENDED:
-            self._jobs.forget_secret(region, name)  # stored again just now
+            self._jobs.forget_secret(region, name)  # this launch stored it again
 
 
 def _with_region(env: Mapping[str, str], secrets: Mapping[str, str], region: str) -> dict[str, str]:
-    """SageMaker sets AWS_REGION, which not every client reads."""
+    """Add AWS_DEFAULT_REGION: SageMaker sets AWS_REGION, which not every client reads."""
     if {"AWS_REGION", "AWS_DEFAULT_REGION"} & {*env, *secrets}:
         return dict(env)
     return {"AWS_DEFAULT_REGION": region, **env}

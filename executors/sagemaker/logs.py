@@ -1,10 +1,10 @@
-"""A training job's output, out of CloudWatch Logs.
+"""Read a training job's output from CloudWatch Logs.
 
-SageMaker writes one stream for each start of the container, ``<job>/algo-1-<time>``, in the group
-:data:`GROUP`; a line comes there some seconds after it was printed. Within one look the pages'
-``nextForwardToken`` leads on, and a token that comes back unchanged is the end for now
+SageMaker writes one stream per start of the container, ``<job>/algo-1-<time>``, in the group
+:data:`GROUP`, some seconds after the output. Pages are read by ``nextForwardToken``; an unchanged
+token marks the current end
 (docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_GetLogEvents.html). Tokens expire
-after a day and are not per line, so the position of a line is its stream, its time and its number
+after a day and belong to pages, so the position of a line is its stream, its time, and its number
 among the lines of that millisecond.
 """
 
@@ -24,8 +24,8 @@ GROUP = "/aws/sagemaker/TrainingJobs"
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Behind the ``count``-th line of millisecond ``at_ms`` of ``stream``; the stream's beginning
-    where both are 0. Streams are in the order of their names."""
+    """The position after line number ``count`` of millisecond ``at_ms`` in ``stream``; the start of
+    the stream if both are 0. Streams are ordered by name."""
 
     stream: str = ""
     at_ms: int = 0
@@ -33,10 +33,10 @@ class Position:
 
     @classmethod
     def read(cls, text: str) -> Position:
-        """Raises :class:`ValueError` for what no :class:`LogLine` ever said."""
+        """Parse the position of a :class:`LogLine`. Raises :class:`ValueError`."""
         if not text:
             return cls()
-        # A stream's name has no colon (API_GetLogEvents).
+        # The name of a stream has no colon (API_GetLogEvents).
         stream, _, rest = text.partition(":")
         at_ms, _, count = rest.partition(":")
         if not (stream and at_ms.isdecimal() and count.isdecimal()):
@@ -48,7 +48,7 @@ class Position:
 
 
 class Tail:
-    """Reads on where it left off, as often as it is asked."""
+    """A reader that continues where its previous read ended."""
 
     def __init__(self, client: Any, job_name: str, after: str) -> None:
         self._client = client
@@ -57,14 +57,14 @@ class Tail:
         self._token = ""
 
     def lines(self) -> Iterator[LogLine]:
-        """What is there by now, behind what was read before."""
+        """Lines that arrived since the previous read."""
         for stream in self._streams():
             if stream != self._at.stream:
                 self._at, self._token = Position(stream=stream), ""
             yield from self._of_stream()
 
     def _streams(self) -> list[str]:
-        """Those not read to their end: a stream is over once there is a later one."""
+        """Streams with unread lines: a stream is complete once there is a later one."""
         with aws_errors():
             try:
                 pages = self._client.get_paginator("describe_log_streams").paginate(
@@ -72,13 +72,14 @@ class Tail:
                 )
                 names = sorted(s["logStreamName"] for page in pages for s in page["logStreams"])
             except ClientError as error:
-                if code_of(error) == "ResourceNotFoundException":  # no job ever wrote here
+                if code_of(error) == "ResourceNotFoundException":  # no job has written to the group
                     return []
                 raise
         return [name for name in names if name >= self._at.stream]
 
     def _of_stream(self) -> Iterator[LogLine]:
-        # Without a token, from the last line's millisecond on, whose first lines were read.
+        # Without a token, start at the millisecond of the last line and skip the lines already
+        # read.
         first_ms, skip = self._at.at_ms, 0 if self._token else self._at.count
         while True:
             since = {"nextToken": self._token} if self._token else {"startTime": self._at.at_ms}

@@ -1,8 +1,8 @@
-"""What launching on SageMaker would fail of, as far as can be known without starting anything.
+"""Check a launch on SageMaker without starting a job.
 
-The account's quotas come from Service Quotas (docs.aws.amazon.com/servicequotas/2019-06-24/
-apireference/API_ListServiceQuotas.html), where it may be asked; how much of them is in use it does
-not say. Whether the role can be assumed and the image pulled only a job shows.
+Quotas come from Service Quotas (docs.aws.amazon.com/servicequotas/2019-06-24/apireference/
+API_ListServiceQuotas.html) if the credential permits it; their current usage is not available. The
+execution role and access to the image cannot be checked without a job.
 """
 
 from __future__ import annotations
@@ -11,40 +11,42 @@ from collections.abc import Iterator
 
 from executors.base import ExecutorError, Problem, ReplicaSpec
 from executors.sagemaker.client import Clients, aws_errors
-from executors.sagemaker.request import IMAGE, ROLE, Options, deadline_s, instance_type
+from executors.sagemaker.options import Options
+from executors.sagemaker.request import IMAGE, ROLE, instance_type
 
 
-def who(clients: Clients, region: str) -> tuple[str, str]:
-    """Account and ARN, proven to be allowed to look at training jobs of the region."""
+def identity_of(clients: Clients, region: str) -> tuple[str, str]:
+    """Account and ARN of the credential, which must be allowed to list training jobs in the
+    region."""
     with aws_errors():
-        me = clients.get("sts", region).get_caller_identity()
+        identity = clients.get("sts", region).get_caller_identity()
         clients.get("sagemaker", region).list_training_jobs(MaxResults=1)
-    return str(me["Account"]), str(me["Arn"])
+    return str(identity["Account"]), str(identity["Arn"])
 
 
 def problems(
     clients: Clients, options: Options, spec: ReplicaSpec, count: int, *, region: str
 ) -> list[Problem]:
-    found = [*_of_request(clients, options, spec, region)]
+    found = [*_request_problems(clients, options, spec, region)]
     try:
-        account, _ = who(clients, region)
+        account, _ = identity_of(clients, region)
     except ExecutorError as error:
         return [*found, Problem(field="credential", message=str(error))]
     role = ROLE.fullmatch(options.role_arn)
     if role and role[1] != account:
         message = f"role_arn: expected a role of account {account}, found {options.role_arn}"
         found.append(Problem(field="options", message=message))
-    return [*found, *_of_quota(clients, spec, count, region)]
+    return [*found, *_quota_problems(clients, spec, count, region)]
 
 
-def _of_request(
+def _request_problems(
     clients: Clients, options: Options, spec: ReplicaSpec, region: str
 ) -> Iterator[Problem]:
     kind = instance_type(spec)
     if kind not in clients.instance_types():
         yield Problem(
             field="hardware",
-            message=f"expected an instance type of SageMaker training, as ml.g5.xlarge, "
+            message=f"expected an instance type of SageMaker training, e.g. ml.g5.xlarge, "
             f"found {spec.hardware!r}",
         )
     if not ROLE.fullmatch(options.role_arn):
@@ -76,34 +78,31 @@ def _of_request(
             field="options",
             message="expected subnets and security_group_ids, or neither",
         )
-    if not 1 <= deadline_s(spec, options) <= options.max_runtime_s:
-        yield Problem(
-            field="timeout_s",
-            message=f"expected 1 to {options.max_runtime_s} s, found {spec.timeout_s}",
-        )
 
 
-def _of_quota(clients: Clients, spec: ReplicaSpec, count: int, region: str) -> Iterator[Problem]:
+def _quota_problems(
+    clients: Clients, spec: ReplicaSpec, count: int, region: str
+) -> Iterator[Problem]:
     kind = instance_type(spec)
-    wanted = f"{kind} for {'spot ' if spec.spot else ''}training job usage"
+    quota_name = f"{kind} for {'spot ' if spec.spot else ''}training job usage"
     try:
-        limit = _limit(clients, region, wanted)
+        limit = _limit(clients, region, quota_name)
     except ExecutorError:
-        return  # a permission of its own, that nothing else needs
+        return  # an optional permission
     if limit is not None and limit < count:
         yield Problem(
             field="hardware",
-            message=f"the quota {wanted!r} of {region} is {limit:g}, expected {count} or more: "
-            "ask for it at Service Quotas",
+            message=f"the quota {quota_name!r} of {region} is {limit:g}, expected {count} or more: "
+            "request an increase at Service Quotas",
         )
 
 
-def _limit(clients: Clients, region: str, wanted: str) -> float | None:
-    """SageMaker has thousands of quotas, and they can be asked for by number only."""
+def _limit(clients: Clients, region: str, quota_name: str) -> float | None:
+    """The value of a quota, by its name: the API can select quotas by code only."""
     with aws_errors():
         pages = clients.get("service-quotas", region).get_paginator("list_service_quotas")
         for page in pages.paginate(ServiceCode="sagemaker", PaginationConfig={"PageSize": 100}):
             for quota in page["Quotas"]:
-                if quota["QuotaName"] == wanted:
+                if quota["QuotaName"] == quota_name:
                     return float(quota["Value"])
     return None

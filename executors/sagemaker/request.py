@@ -1,38 +1,30 @@
-"""What one training job is asked for with: its name, its options, the CreateTrainingJob request.
+"""The name of a training job and its CreateTrainingJob request. Pure functions.
 
-Pure: nothing here talks to AWS. The limits are the API's own
+The limits are those of the API
 (docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html,
 API_AlgorithmSpecification.html).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from executors import launching
+from executors import options as declared
 from executors.base import CodeRef, LaunchRefused, ReplicaSpec
+from executors.sagemaker.options import Options
 
 NAME_CHARS = 63
 MAX_ITEMS = 100
 MAX_CHARS = 256
-"""Of ContainerEntrypoint and of ContainerArguments: items, and characters of each."""
-
-LONGEST_RUN_S = 432_000
-"""What SageMaker's quota "Longest run time for a training job" gives to every account."""
+"""Limits of ContainerEntrypoint and ContainerArguments: items, and characters per item."""
 
 CPU = "ml.m5.large"
-"""What ``cpu``, the hardware of a spec that names none, means here."""
-
-OF_EXECUTOR = ("regions", "max_runtime_s", "poll_s", "answer_s")
-"""Options of the executor as a whole."""
-
-POOL_OPTIONS = frozenset({"volume_size_gib", "spot_wait_s", "python"})
-"""Options a pool can set by itself. Roles, networks, keys and outputs reach into the account."""
+"""The instance type of the default hardware ``cpu``."""
 
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/?[a-zA-Z_0-9+=,.@\-_/]+")
 IMAGE = re.compile(
@@ -41,80 +33,17 @@ IMAGE = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The executor's options; a spec's own go before them, except :data:`OF_EXECUTOR`.
-
-    ``role_arn``: the execution role, which reads and writes the rendezvous. ``image``: an image in
-    ECR with Python. ``output_path``: where SageMaker puts what a job leaves in ``/opt/ml/model``;
-    by default ``sagemaker/`` in the rendezvous. ``spot_wait_s``: how much longer than its
-    deadline a spot job may take, waiting for a machine. ``kms_key_id`` encrypts output and
-    secret, ``volume_kms_key_id`` the disk (not on instances with disks of their own).
-
-    ``regions``: where pools may start jobs and where jobs are looked for. ``max_runtime_s``: what
-    the account may ask for. ``poll_s``: how often something that waits for jobs, or follows a
-    log, looks. ``answer_s``: how long one answer is waited for.
-    """
-
-    role_arn: str = ""
-    image: str = ""
-    output_path: str = ""
-    regions: tuple[str, ...] = ()
-    subnets: tuple[str, ...] = ()
-    security_group_ids: tuple[str, ...] = ()
-    volume_size_gib: int = 50
-    kms_key_id: str = ""
-    volume_kms_key_id: str = ""
-    max_runtime_s: int = LONGEST_RUN_S
-    spot_wait_s: int = 3600
-    python: str = "python"
-    poll_s: float = 2.0
-    answer_s: float = 30.0
-
-    @classmethod
-    def read(cls, given: Mapping[str, Any]) -> Options:
-        """Raises :class:`ValueError` for a name nobody knows or a value of another kind."""
-        return cls()._with(given, allowed=[field.name for field in dataclasses.fields(cls)])
-
-    def of(self, spec: ReplicaSpec) -> Options:
-        """These for one job. Raises :class:`ValueError`."""
-        fields = [field.name for field in dataclasses.fields(self)]
-        own = [name for name in fields if name not in OF_EXECUTOR]
-        return self._with(spec.options, allowed=own)
-
-    def _with(self, given: Mapping[str, Any], *, allowed: Sequence[str]) -> Options:
-        values: dict[str, Any] = {}
-        for name, value in given.items():
-            if name not in allowed:
-                raise ValueError(f"options: expected some of {', '.join(allowed)}, found {name!r}")
-            values[name] = _read(name, value, type(getattr(self, name)))
-        return dataclasses.replace(self, **values)
-
-
-def _read(name: str, value: object, kind: type) -> object:
-    if kind is tuple:
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        if isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value):
-            return tuple(value)
-        raise ValueError(f"{name}: expected a list of names, found {value!r}")
-    if kind is int:
-        number = int(value) if isinstance(value, str) and value.isdecimal() else value
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            raise ValueError(f"{name}: expected a whole number, not negative, found {value!r}")
-        return number
-    if kind is float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            raise ValueError(f"{name}: expected a number above 0, found {value!r}")
-        return float(value)
-    if not isinstance(value, str):
-        raise ValueError(f"{name}: expected text, found {value!r}")
-    return value
+def options_of(options: Options, spec: ReplicaSpec) -> Options:
+    """The options of one job. Raises :class:`LaunchRefused`."""
+    given = {name: getattr(options, name) for name in declared.options_of(Options)}
+    return launching.job_options(Options, given, spec.options)
 
 
 def name_prefix(deployment: str) -> str:
-    """How the names of all jobs of a deployment begin, and of no other's: it ends with the first
-    ``--`` of the name."""
+    """Prefix of the names of all jobs of a deployment, and of no other deployment's.
+
+    It ends with the first ``--`` of the name.
+    """
     plain = re.sub(r"[^a-z0-9]+", "-", deployment.lower()).strip("-")[:24].strip("-")
     if plain != deployment or not plain:
         plain = f"{plain}-{_digest(deployment)}".lstrip("-")
@@ -122,10 +51,10 @@ def name_prefix(deployment: str) -> str:
 
 
 def job_name(deployment: str, launch_key: str) -> str:
-    """The name of a key's job, which no other job of account and region ever had or will have.
+    """The name of a key's job, unique in its account and region for all time.
 
-    A long key is cut, with a digest behind a capital ``X``: keys have no capitals, so a name that
-    has none tells its key (:func:`key_of`).
+    A long key is truncated and a digest appended after a capital ``X``. Keys have no capitals, so
+    a name without ``X`` contains its whole key (:func:`key_of`).
     """
     prefix = name_prefix(deployment)
     name = prefix + launch_key
@@ -137,7 +66,7 @@ def job_name(deployment: str, launch_key: str) -> str:
 
 
 def key_of(deployment: str, name: str) -> str | None:
-    """The launch key of a job by its name; None where the name does not tell."""
+    """The launch key in the name of a job; None if the name was truncated."""
     return None if "X" in name else name.removeprefix(name_prefix(deployment))
 
 
@@ -165,8 +94,10 @@ def create_request(
     tags: Mapping[str, str],
     output: str,
 ) -> dict[str, Any]:
-    """What ``create_training_job`` is called with. Raises :class:`LaunchRefused` for what it would
-    not take and would not name as clearly."""
+    """Arguments of ``create_training_job``.
+
+    Raises :class:`LaunchRefused` for values that AWS refuses with a less clear message.
+    """
     needed = {
         "role_arn": options.role_arn,
         "image": spec.image or options.image,
@@ -176,11 +107,6 @@ def create_request(
     if missing:
         raise LaunchRefused(f"SageMaker options: expected {', '.join(missing)}, found none")
     run_s = deadline_s(spec, options)
-    if not 1 <= run_s <= options.max_runtime_s:
-        raise LaunchRefused(
-            f"timeout_s: expected 1 to {options.max_runtime_s} s (the option max_runtime_s), "
-            f"found {run_s}"
-        )
     entrypoint, arguments = split_command(command)
     stopping = {"MaxRuntimeInSeconds": run_s}
     if spec.spot:
@@ -218,8 +144,8 @@ def create_request(
 
 
 def split_command(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The command as entrypoint and arguments: without arguments of ours SageMaker adds its own,
-    ``train``."""
+    """Split the command into entrypoint and arguments. The arguments must not be empty: SageMaker
+    would add its own, ``train``."""
     first = max(1, len(command) - MAX_ITEMS)
     if len(command) < 2 or first > MAX_ITEMS or max(map(len, command)) > MAX_CHARS:
         raise LaunchRefused(

@@ -1,12 +1,12 @@
-"""A replica's secrets on SageMaker: one secret in AWS Secrets Manager for each attempt.
+"""A replica's secrets on SageMaker: one secret in AWS Secrets Manager per attempt.
 
-SageMaker has no environment that is secret: DescribeTrainingJob shows all of ``Environment``. So a
-job that needs secrets gets the name of a secret and a step in front of its command that reads it by
-the execution role (:mod:`executors.sagemaker.entrypoint`); a job that needs none gets neither, and
-its account needs no permission for Secrets Manager. The secret is deleted when the job is seen to
-have ended; :func:`sweep` finds what a control plane that died has left.
+DescribeTrainingJob shows all of a job's ``Environment``, so secrets cannot be there. A job with
+secrets gets the ARN of a Secrets Manager secret, and a step before its command that reads the
+secret with the execution role (:mod:`executors.sagemaker.entrypoint`). A job without secrets gets
+neither, and its account needs no permission for Secrets Manager. The secret is deleted when a poll
+sees the job's end; :func:`sweep` deletes secrets that a crashed control plane left.
 
-Relies on docs.aws.amazon.com/secretsmanager/latest/apireference/ (CreateSecret, PutSecretValue,
+API: docs.aws.amazon.com/secretsmanager/latest/apireference/ (CreateSecret, PutSecretValue,
 DeleteSecret with ForceDeleteWithoutRecovery, ListSecrets).
 """
 
@@ -31,10 +31,10 @@ from executors.sagemaker.request import MAX_CHARS, name_prefix
 ARN_VARIABLE = "ARCHIPELAGO_SECRET_ARN"
 FOLDER = "archipelago/"
 MAX_BYTES = 65_536
-"""Of one secret, all of a replica's variables together."""
+"""Limit of one secret, which holds all variables of a replica."""
 
-LEFT_BEHIND_S = 3600.0
-"""A secret this old whose job does not run is nobody's: a launch takes seconds."""
+STALE_S = 3600.0
+"""A secret this old without a running job is stale: a launch takes seconds."""
 
 _LOADER = (
     "import sys,zlib,base64;n=int(sys.argv[1])+2;"
@@ -55,7 +55,7 @@ def put(
     tags: Mapping[str, str],
     kms_key_id: str = "",
 ) -> str:
-    """Store a replica's secrets; the ARN. A launch that is tried again brings newer ones."""
+    """Store a replica's secrets, replacing those of an earlier try. Returns the ARN."""
     text = json.dumps(dict(secrets))
     if len(text.encode()) > MAX_BYTES:
         raise LaunchRefused(
@@ -65,7 +65,7 @@ def put(
     name = secret_name(job_name)
     key = {"KmsKeyId": kms_key_id} if kms_key_id else {}
     listed = [{"Key": label, "Value": value} for label, value in tags.items()]
-    with aws_errors(secrets.values()):
+    with aws_errors():
         try:
             made = client.create_secret(Name=name, SecretString=text, Tags=listed, **key)
         except ClientError as error:
@@ -81,14 +81,15 @@ def put(
 
 
 def _wait_for_deletion(error: ClientError, name: str) -> NoReturn:
-    """A secret that is being deleted blocks its name for a while (API_DeleteSecret)."""
+    """Raise RetryLater for a secret that is being deleted, which blocks its name
+    (API_DeleteSecret); otherwise raise ``error``."""
     if code_of(error) == "InvalidRequestException" and "deletion" in message_of(error):
         raise RetryLater(f"{name}: {message_of(error)}") from None
     raise error
 
 
 def delete(client: Any, job_name: str) -> None:
-    """For good, at once. One that is not there is no error to AWS either."""
+    """Delete a secret at once. AWS accepts the deletion of an unknown secret."""
     with aws_errors():
         client.delete_secret(SecretId=secret_name(job_name), ForceDeleteWithoutRecovery=True)
 
@@ -97,28 +98,32 @@ def sweep(
     client: Any,
     deployment: str,
     *,
-    is_over: Callable[[str], bool],
-    older_than_s: float = LEFT_BEHIND_S,
+    has_ended: Callable[[str], bool],
+    older_than_s: float = STALE_S,
     clock: Callable[[], float] = time.time,
 ) -> None:
-    """Delete our old secrets of jobs that are over, or never were, by ``is_over(job name)``."""
+    """Delete the deployment's old secrets whose job has ended or never existed.
+
+    Args:
+        has_ended: called with the name of a job.
+    """
     prefix = secret_name(name_prefix(deployment))
     with aws_errors():
         pages = client.get_paginator("list_secrets").paginate(
             Filters=[{"Key": "name", "Values": [prefix]}]
         )
-        found = [secret for page in pages for secret in page["SecretList"]]
-    for secret in found:
+        listed = [secret for page in pages for secret in page["SecretList"]]
+    for secret in listed:
         name = str(secret["Name"])
         age_s = clock() - secret["CreatedDate"].timestamp()
         if name.startswith(prefix) and age_s > older_than_s:
             job_name = name.removeprefix(FOLDER)
-            if is_over(job_name):
+            if has_ended(job_name):
                 delete(client, job_name)
 
 
 def with_secrets(command: Sequence[str], *, python: str) -> list[str]:
-    """``command`` behind the step that fetches the secrets, in parts SageMaker takes."""
+    """``command`` preceded by the step that fetches the secrets, in arguments of legal length."""
     packed = base64.b64encode(zlib.compress(_step().encode(), 9)).decode()
     parts = [packed[n : n + MAX_CHARS] for n in range(0, len(packed), MAX_CHARS)]
     return [python, "-c", _LOADER, str(len(parts)), *parts, *command]
@@ -129,8 +134,7 @@ def _step() -> str:
     tree = ast.parse(Path(entrypoint.__file__).read_text())
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.FunctionDef)):
-            said = [part for part in node.body if not _is_text(part)]
-            node.body[:] = said
+            node.body[:] = [part for part in node.body if not _is_text(part)]
     return ast.unparse(tree)
 
 

@@ -1,26 +1,26 @@
-"""How a training job is, out of what DescribeTrainingJob says.
+"""Convert a DescribeTrainingJob response into a :class:`~executors.base.ReplicaStatus`. Pure.
 
-Pure. The states are those of docs.aws.amazon.com/sagemaker/latest/APIReference/
-API_DescribeTrainingJob.html, what a managed spot job goes through is in the developer guide under
-"Managed Spot Training Lifecycle"::
+The states are those of docs.aws.amazon.com/sagemaker/latest/APIReference/
+API_DescribeTrainingJob.html; the developer guide describes managed spot jobs under "Managed Spot
+Training Lifecycle"::
 
     Starting > Downloading > Training > Uploading > Completed | Failed
                                  |
-                                 +> Interrupted > Starting > ...   the spot instance was taken
+                                 +> Interrupted > Starting > ...   the spot instance was reclaimed
              any > Stopping > Stopped | MaxRuntimeExceeded | MaxWaitTimeExceeded
 
-SageMaker restarts an interrupted job by itself, under the same name, when it finds a machine. Here
-one job is one attempt, and the control plane decides where and when a replica is replaced. So the
-executor stops an interrupted job that does not train again yet, and the attempt ends, PREEMPTED,
-once SageMaker reports ``Stopped``: until then the job counts against the account's quota, and its
+SageMaker restarts an interrupted job under the same name when it finds a machine. In Archipelago
+one job is one attempt, and the control plane decides where and when a replica is replaced. The
+executor therefore stops an interrupted job that is not training again yet. The attempt ends as
+PREEMPTED once SageMaker reports ``Stopped``: until then the job uses the account's quota, and its
 replacement would be refused (``ResourceLimitExceeded``). A job that trains again before the next
 poll continues.
 
-Only ``Completed``, ``Failed`` and ``Stopped`` are ends. Values are subject to change
-(API_DescribeTrainingJob), so a status that is not known counts as running or, before the first
-``Training``, as pending.
+Only ``Completed``, ``Failed`` and ``Stopped`` are final. Values are subject to change
+(API_DescribeTrainingJob), so an unknown status counts as running or, before the first ``Training``,
+as pending.
 
-FailureReason is text for people; what is read out of it here is what SageMaker is known to write:
+FailureReason is free text. These known forms are parsed:
 ``AlgorithmError: ..., exit code: 1``, ``CapacityError: ...``, ``InternalServerError: ...`` and
 ``ClientError: Please use an instance type with more memory, ...``.
 """
@@ -36,16 +36,23 @@ from executors.base import Cause, JobState, PendingCause, ReplicaStatus
 from executors.launching import exit_cause
 
 ENDED = ("Completed", "Failed", "Stopped")
-_PENDING = ("", "Starting", "Pending", "Downloading", "LaunchingMLInstances",
-            "PreparingTrainingStack", "DownloadingTrainingImage")  # fmt: skip
+_PENDING = (
+    "",
+    "Starting",
+    "Pending",
+    "Downloading",
+    "LaunchingMLInstances",
+    "PreparingTrainingStack",
+    "DownloadingTrainingImage",
+)
 _EXIT_CODE = re.compile(r"exit code:?\s*(-?\d+)", re.IGNORECASE)
 _NO_MEMORY = ("instance type with more memory", "Out of Memory. Please use a larger instance")
 _NO_CAPACITY = "CapacityError"
-_NOT_OURS = ("InternalServerError",)
+_INTERNAL = ("InternalServerError",)
 
 
 def of_description(job: Mapping[str, Any]) -> ReplicaStatus:
-    """Of any job, by what DescribeTrainingJob answers."""
+    """The status of a job from its description."""
     status, phase = str(job["TrainingJobStatus"]), str(job.get("SecondaryStatus", ""))
     started = _wall(job.get("TrainingStartTime"))
     if status not in ENDED:
@@ -65,7 +72,7 @@ def of_description(job: Mapping[str, Any]) -> ReplicaStatus:
         state=JobState.ENDED,
         cause=cause,
         exit_code=exit_code,
-        message=str(job.get("FailureReason") or _words(cause, job)),
+        message=str(job.get("FailureReason") or _explanation(cause, job)),
         phase=phase,
         started_wall_s=started,
         ended_wall_s=_wall(job.get("TrainingEndTime") or job.get("LastModifiedTime")),
@@ -77,18 +84,18 @@ def _pending_cause(phase: str, job: Mapping[str, Any]) -> PendingCause:
     """``Pending`` waits for reserved capacity (API_StoppingCondition, MaxPendingTimeInSeconds).
     ``Starting`` with "Insufficient capacity error from EC2 while launching instances, retrying!"
     waits for a machine (API_SecondaryStatusTransition, StatusMessage). The messages are subject to
-    change; one that is not known counts as a normal start, which has the same limit."""
+    change; an unknown message counts as a normal start, which has the same time limit."""
     waits = phase == "Pending" or "capacity" in _message(job).lower()
     return PendingCause.CAPACITY if waits else PendingCause.STARTING
 
 
 def must_be_stopped(job: Mapping[str, Any]) -> bool:
-    """Whether SageMaker would restart this job, which the control plane replaces."""
+    """Whether SageMaker would restart this job by itself."""
     return job["TrainingJobStatus"] == "InProgress" and was_interrupted(job)
 
 
 def was_interrupted(job: Mapping[str, Any]) -> bool:
-    """Whether its spot instance was taken and it has not trained since."""
+    """Whether the spot instance was reclaimed and the job has not trained since."""
     stages = [str(change["Status"]) for change in job.get("SecondaryStatusTransitions", ())]
     last = [stage for stage in stages if stage in ("Interrupted", "Training")][-1:]
     return last == ["Interrupted"] or job.get("SecondaryStatus") == "Interrupted"
@@ -106,11 +113,14 @@ def _end(status: str, phase: str, job: Mapping[str, Any]) -> tuple[Cause, int | 
             return Cause.DEADLINE if _has_trained(job) else Cause.PREEMPTED, None
         return Cause.CANCELLED, None
     reason = str(job.get("FailureReason", ""))
-    found = _EXIT_CODE.search(reason)
-    exit_code = int(found[1]) if found else None
+    match = _EXIT_CODE.search(reason)
+    exit_code = int(match[1]) if match else None
     if reason.startswith(_NO_CAPACITY):
-        return Cause.PREEMPTED, exit_code  # no machine: retried, and not counted as a failure
-    if reason.startswith(_NOT_OURS):
+        return (
+            Cause.PREEMPTED,
+            exit_code,
+        )  # no machine was available; retried, not counted as a failure
+    if reason.startswith(_INTERNAL):
         return Cause.LOST, exit_code
     no_memory = any(text in reason for text in _NO_MEMORY)
     cause, _ = exit_cause(exit_code, out_of_memory=no_memory or None)
@@ -122,16 +132,16 @@ def _has_trained(job: Mapping[str, Any]) -> bool:
     return any(change["Status"] == "Training" for change in changes)
 
 
-def _words(cause: Cause, job: Mapping[str, Any]) -> str:
+def _explanation(cause: Cause, job: Mapping[str, Any]) -> str:
     if cause is Cause.PREEMPTED:
         if was_interrupted(job):
             return "the spot instance was interrupted"
-        return "no spot instance became free in the time the job might wait"
+        return "no spot instance became available within the maximum wait time"
     return "" if cause is Cause.DONE else _message(job)
 
 
 def _message(job: Mapping[str, Any]) -> str:
-    """SageMaker's own words for the stage ("Launching requested ML instances")."""
+    """SageMaker's message of the current stage, such as "Launching requested ML instances"."""
     changes = job.get("SecondaryStatusTransitions", ())
     return str(changes[-1].get("StatusMessage", "")) if changes else ""
 

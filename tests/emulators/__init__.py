@@ -1,7 +1,7 @@
 """Local servers that speak the protocols of serverless backends, for tests and demonstrations.
 
-Each really starts the process it is asked to start, on this machine, and ends it the ways its
-backend would: preempted, out of memory, at its deadline. The clients' real SDKs talk to them over
-real connections. ``python -m tests.emulators NAME`` serves one; :mod:`tests.emulators.processes` is
-what they run their jobs with. Nothing here is used by a deployment.
+Each starts a job as a process of this machine, and ends it like its backend: preempted, out of
+memory, at its deadline. The real SDKs connect to them over real connections. ``python -m
+tests.emulators NAME`` serves one backend. :mod:`tests.emulators.processes` runs the jobs, and
+:mod:`tests.emulators.http_server` serves all of them but Modal's gRPC. No deployment uses them.
 """

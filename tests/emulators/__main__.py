@@ -1,10 +1,10 @@
-"""``python -m tests.emulators NAME``: one emulated backend, until it is told to end.
+"""``python -m tests.emulators NAME``: serve one emulated backend until SIGTERM.
 
     python -m tests.emulators modal --port 8471 --state var/emulators
 
-It prints one line of JSON once it serves: its address, and the credentials and options that lead an
-executor there. ``POST /_emulator/<fault>`` makes something go wrong in it. For all of them at once
-there is :mod:`tests.emulators.together`.
+Once it accepts connections it prints one line of JSON: its address, and the credentials and options
+for an executor. ``POST /_emulator/<fault>`` injects a fault. :mod:`tests.emulators.compose` serves
+all backends at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """What an executor's configuration needs to find a server."""
+    """Credentials and options that direct an executor to a server."""
 
     credentials: dict[str, str]
     options: dict[str, Any] = field(default_factory=dict)
@@ -71,28 +71,28 @@ BACKENDS = tuple(_SERVERS)
 
 
 def serve(name: str, state: Path, port: int) -> int:
-    """Until SIGTERM, SIGINT or SIGHUP; jobs end with the server."""
-    over = threading.Event()
+    """Serve until SIGTERM, SIGINT or SIGHUP. Jobs end with the server."""
+    stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: over.set())
+        signal.signal(number, lambda *_: stopping.set())
     server_class, access = _SERVERS[name]
     state.mkdir(parents=True, exist_ok=True)
-    made = getattr(importlib.import_module(f"tests.emulators.{name}"), server_class)(
+    server = getattr(importlib.import_module(f"tests.emulators.{name}"), server_class)(
         state, port=port
     )
     try:
-        made.__enter__()
+        server.__enter__()
     except OSError as error:
         print(f"error: port {port}: {error.strerror}", file=sys.stderr)
         return 1
     try:
-        found = access(made)
-        ready = {"backend": name, "url": made.url}
-        ready |= {"credentials": found.credentials, "options": found.options}
+        configuration = access(server)
+        ready = {"backend": name, "url": server.url}
+        ready |= {"credentials": configuration.credentials, "options": configuration.options}
         print(json.dumps(ready), flush=True)
-        over.wait()
+        stopping.wait()
     finally:
-        made.__exit__(None, None, None)
+        server.__exit__(None, None, None)
     return 0
 
 
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
         prog="python -m tests.emulators", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("name", choices=BACKENDS)
-    parser.add_argument("--port", type=int, default=0, help="0, the default, takes a free one")
+    parser.add_argument("--port", type=int, default=0, help="0, the default, selects a free port")
     parser.add_argument("--state", type=Path, default=Path("var/emulators"), metavar="DIR")
     given = parser.parse_args(argv)
     return serve(given.name, given.state / given.name, given.port)

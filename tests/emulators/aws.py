@@ -1,9 +1,9 @@
-"""What AWS's JSON services have in common: signatures, errors, checked parameters.
+"""The common part of AWS's JSON services: signatures, errors, and validated parameters.
 
-Signatures are Signature Version 4, computed anew from the request
+Signatures are Signature Version 4, recomputed from the request
 (docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html); parameters are
-checked against the service's own model, which botocore ships. Left out: dates that are too old,
-and what only a query string or another path than ``/`` would need.
+checked against the service's model, which botocore ships. Not emulated: expired dates, query
+strings and paths other than ``/``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AUTHORIZATION = re.compile(
 
 
 class AwsError(Exception):
-    """An answer that is an error: AWS's code and words."""
+    """An error response: AWS's code and message."""
 
     def __init__(self, code: str, message: str, *, status: int = 400) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class AwsError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Who may ask. A role's credentials are temporary and carry a session token."""
+    """An identity with access. A role's credentials are temporary and have a session token."""
 
     secret_key: str = field(repr=False)
     arn: str
@@ -42,7 +42,7 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """Who asked, where, by a signature that is right."""
+    """The authenticated sender of a request, and its region."""
 
     identity: Identity
     access_key: str
@@ -52,7 +52,7 @@ class Caller:
 def authenticate(
     headers: Mapping[str, str], body: bytes, identities: Mapping[str, Identity]
 ) -> Caller:
-    """Raises :class:`AwsError` as the JSON services do; names of headers are in lower case."""
+    """Verify a signature. Header names are in lower case. Raises :class:`AwsError`."""
     given = _AUTHORIZATION.fullmatch(headers.get("authorization", ""))
     if given is None:
         raise AwsError("MissingAuthenticationTokenException", "Missing Authentication Token")
@@ -96,7 +96,7 @@ def _signature(
 
 
 def check(shape: Any, value: Mapping[str, Any]) -> None:
-    """Refuse what a model's input shape forbids, with every reason there is."""
+    """Validate parameters against a model's input shape. The error lists every violation."""
     wrong = list(_wrong(shape, value, ""))
     if wrong:
         count = f"{len(wrong)} validation error{'s' if len(wrong) > 1 else ''} detected"
@@ -111,7 +111,7 @@ def _wrong(shape: Any, value: Any, path: str) -> Iterator[str]:
             if value.get(name) is not None:
                 yield from _wrong(member, value[name], below)
             elif name in shape.required_members:
-                yield _says("null", below, "Member must not be null")
+                yield _violation("null", below, "Member must not be null")
         return
     if kind in ("timestamp", "double", "float", "boolean"):
         return
@@ -121,15 +121,15 @@ def _wrong(shape: Any, value: Any, path: str) -> Iterator[str]:
         if bound is not None and (size < bound if limit == "min" else size > bound):
             what = "value" if kind in ("integer", "long") else "length"
             must = f"Member must have {what} {sign} than or equal to {bound}"
-            yield _says(value, path, must)
+            yield _violation(value, path, must)
     if kind == "string":
         if shape.enum and value not in shape.enum:
             listed = ", ".join(shape.enum)
-            yield _says(value, path, f"Member must satisfy enum value set: [{listed}]")
+            yield _violation(value, path, f"Member must satisfy enum value set: [{listed}]")
         pattern = limits.get("pattern")
         if pattern and not re.fullmatch(_python(pattern), value):
             must = f"Member must satisfy regular expression pattern: {pattern}"
-            yield _says(value, path, must)
+            yield _violation(value, path, must)
     elif kind == "list":
         for number, item in enumerate(value, 1):
             yield from _wrong(shape.member, item, f"{path}.{number}.member")
@@ -140,15 +140,15 @@ def _wrong(shape: Any, value: Any, path: str) -> Iterator[str]:
 
 
 def check_answer(shape: Any, answer: Mapping[str, Any]) -> None:
-    """Refuse an answer of an emulator that the service's model does not allow: a defect of the
-    emulator, reported to its caller as an error that no client retries."""
+    """Validate a response of an emulator against the service's model. A violation is a defect of
+    the emulator, reported as an error that no client retries."""
     wrong = [] if shape is None else [*_wrong(shape, answer, ""), *_unknown(shape, answer, "")]
     if wrong:
         raise AwsError("EmulatorDefect", f"answer against {shape.name}: {'; '.join(wrong)}")
 
 
 def _unknown(shape: Any, value: Any, path: str) -> Iterator[str]:
-    """Members of an answer that its model lacks."""
+    """Members of a response that its model lacks."""
     if shape.type_name == "structure":
         for name, below in value.items():
             where = f"{path}.{name}"
@@ -161,7 +161,7 @@ def _unknown(shape: Any, value: Any, path: str) -> Iterator[str]:
             yield from _unknown(shape.member, item, f"{path}[{number}]")
 
 
-def _says(value: object, path: str, must: str) -> str:
+def _violation(value: object, path: str, must: str) -> str:
     return f"Value '{value}' at '{path}' failed to satisfy constraint: {must}"
 
 
@@ -170,5 +170,5 @@ def _camel(name: str) -> str:
 
 
 def _python(pattern: str) -> str:
-    """A pattern of the models, which are Java's."""
+    """Convert a pattern of the models from Java's syntax."""
     return pattern.replace(r"\p{L}\p{Z}\p{N}_", r"\w\s")

@@ -1,8 +1,8 @@
 """``python -I child.py PARENT_PID COMMAND...``: COMMAND, killed when PARENT_PID dies.
 
-Asks Linux to kill this process with its parent (``prctl(PR_SET_PDEATHSIG)``, kept over
-``execve``), then becomes COMMAND. Elsewhere the command is simply started. A script run by path, so
-that nothing runs between fork and exec of a process that has threads.
+Sets ``prctl(PR_SET_PDEATHSIG, SIGKILL)``, which survives ``execve``, and executes COMMAND. Linux
+only; on other systems the command is started without it. A script that is run by path, because no
+code can run safely between fork and exec in a process with threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main() -> None:
     parent_pid, command = int(sys.argv[1]), sys.argv[2:]
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent_pid:  # it died before we asked
+        if os.getppid() != parent_pid:  # it died before prctl
             os._exit(1)
     try:
         os.execvp(command[0], command)

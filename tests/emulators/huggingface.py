@@ -1,24 +1,24 @@
-"""Hugging Face's Hub as far as Jobs go, on this machine.
+"""The Jobs API of the Hugging Face Hub, with jobs as processes of this machine.
 
-Speaks ``/api/jobs`` and ``/api/whoami-v2`` as the real client of ``huggingface_hub`` 2.4 does,
-which parses every answer, asks for a bearer token, and runs each job as a process. Rules and
-sources:
+Serves ``/api/jobs`` and ``/api/whoami-v2`` to the real client ``huggingface_hub`` 2.4, which parses
+every response. Requires a bearer token. Rules and sources:
 
 - A job without a timeout ends after 30 minutes, with ``ERROR`` and "Job timeout":
   huggingface.co/docs/huggingface_hub/guides/jobs and huggingface.co/docs/hub/jobs-configuration.
 - Names and labels are not unique: the guide. Their characters: ``HfApi.update_job_labels``.
 - Flavours: huggingface.co/docs/hub/jobs-pricing, and ``GET /api/jobs/hardware``.
-- Want of credit is 402, in words that users report; a namespace of others 403; one that does not
-  exist 404: huggingface.co/docs/hub/jobs-pricing, and the client's ``hf_raise_for_status``.
+- Missing credit is 402, with the message that users report; a namespace without access is 403; an
+  unknown one is 404: huggingface.co/docs/hub/jobs-pricing, and the client's
+  ``hf_raise_for_status``.
 - A rate limit is 429 with ``RateLimit`` headers: huggingface.co/docs/hub/rate-limits. Proxies send
   ``Retry-After`` as seconds or as a date (RFC 9110, section 10.2.3).
-- A submission can be answered 500 although its job was created: reported by users.
+- A submission can return 500 although its job was created: reported by users.
 - Lists come in pages, by the ``Link`` header, which the client's ``paginate`` follows. With
-  :meth:`HuggingFaceHub.hold_lists` they lag behind; no page promises that they do not.
-- Stages: ``huggingface_hub.JobStage``. :meth:`HuggingFaceHub.restage` gives a job a stage that this
-  client's version does not know.
+  :meth:`HuggingFaceHub.hold_lists` they lag; no page promises that they are current.
+- Stages: ``huggingface_hub.JobStage``. :meth:`HuggingFaceHub.restage` gives a job a stage that is
+  unknown to this version of the client.
 
-Left out: images, volumes (checked, not mounted), scheduled jobs, exposed ports, metrics, and
+Not emulated: images, volumes (checked, not mounted), scheduled jobs, exposed ports, metrics, and
 restarts of this process.
 """
 
@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from tests.emulators.faults import RequestFaults
-from tests.emulators.huggingface_http import Server, time_text
+from tests.emulators.http_server import HttpServer
+from tests.emulators.huggingface_http import HubApi, time_text
 from tests.emulators.huggingface_spec import (
     DEFAULT_TIMEOUT_S,
     Refused,
@@ -58,7 +59,7 @@ LimitForm = Literal["window", "seconds", "date"]
 
 @dataclass(frozen=True, kw_only=True)
 class _Record:
-    """What the Hub keeps of a job besides its process."""
+    """The Hub's record of a job, without its process."""
 
     id: str
     namespace: str
@@ -77,9 +78,8 @@ class _Record:
 class HuggingFaceHub:
     """The emulated Hub; a context manager. ``root`` holds a folder for each job.
 
-    ``tokens`` says which user each token belongs to; every user is a member of :data:`ORG`.
-    With ``scheduling`` new jobs wait in SCHEDULING until :meth:`schedule`. With ``filters`` False
-    lists come whole, whatever they were asked for.
+    ``tokens`` maps tokens to users; every user is a member of :data:`ORG`. With ``scheduling`` new
+    jobs wait in SCHEDULING until :meth:`schedule`. With ``filters`` False lists ignore all filters.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class HuggingFaceHub:
         self.filters = True
         self.delay_s = 0.0
         self.requests = 0
-        self._server = Server(self, port)
+        self._server = HttpServer(HubApi(self), port=port)
         self._lock = threading.Lock()
         self._records: dict[str, _Record] = {}
         self.faults = RequestFaults()
@@ -120,14 +120,14 @@ class HuggingFaceHub:
         self.stop()
         self.processes.close()
 
-    # Faults.
+    # Faults
 
     def start(self) -> None:
-        """Serve, at the same address after a :meth:`stop`."""
+        """Accept connections, at the same address after a :meth:`stop`."""
         self._server.start()
 
     def stop(self) -> None:
-        """Refuse connections, and drop those that are open. Jobs go on."""
+        """Refuse new connections and close open ones. Jobs continue."""
         self._server.stop()
 
     def preempt(self, job: str) -> None:
@@ -137,35 +137,35 @@ class HuggingFaceHub:
         self.processes.kill(self._id(job), "oom", grace_s=0)
 
     def lose(self, job: str) -> None:
-        """The record vanishes, and the process with it."""
+        """Delete the record of a job and its process."""
         job = self._id(job)
         with self._lock:
             del self._records[job]
         self.processes.forget(job)
 
     def refuse_quota(self, message: str | None = NO_CREDIT, status: int = 402) -> None:
-        """Refuse to run jobs, by default for want of credit, with this message; None ends it."""
+        """Refuse new jobs with this message, by default about missing credit; None ends it."""
         self._quota = None if message is None else (status, message)
 
     def restage(self, job: str, stage: str | None) -> None:
-        """Report this stage of a job whatever it does; None ends it."""
+        """Report this stage of a job regardless of its state; None ends it."""
         with self._lock:
             self._stages.pop(self._id_of(job), None)
             if stage is not None:
                 self._stages[self._id_of(job)] = stage
 
     def hold_lists(self, held: bool = True) -> None:
-        """Lists lack the jobs created from now on, until this is called with False."""
+        """Omit jobs created from now on from lists, until this is called with False."""
         with self._lock:
             self._listed = list(self._records) if held else None
 
     def slow(self, seconds: float) -> None:
-        """Each answer takes so long."""
+        """Delay every response by ``seconds``."""
         self.delay_s = seconds
 
     def rate_limit(self, seconds: float | None, form: LimitForm = "window") -> None:
-        """Answer everything with 429 and this time to wait, as the Hub's window or as a
-        ``Retry-After``; None ends it."""
+        """Answer every request with 429 and this delay, as the Hub's window or as ``Retry-After``;
+        None ends it."""
         if seconds is None:
             self._limited = None
         elif form == "window":
@@ -178,20 +178,20 @@ class HuggingFaceHub:
             self._limited = {"Retry-After": date if form == "date" else str(round(seconds))}
 
     def fail_submit(self, fault: SubmitFault, times: int = 1) -> None:
-        """The next submissions go wrong: ``refused`` with 500 and nothing started, ``started`` and
-        500 all the same, or started and ``hung_up`` on without an answer."""
+        """Fail the next submissions: ``refused`` with 500 and no job, ``started`` with 500 and a
+        job, or ``hung_up`` with a job and no response."""
         self._submit_faults.extend([fault] * times)
 
     def schedule(self) -> None:
-        """Start what waits in SCHEDULING."""
+        """Start the jobs that wait in SCHEDULING."""
         self.scheduling = False
         for job in self.processes.all():
             self.processes.begin(job.id)
 
-    # The API. Raises Refused.
+    # The API; methods raise Refused
 
     def user(self, authorization: str) -> str:
-        """Whose token that is."""
+        """The user of a token."""
         user = self.tokens.get(authorization.removeprefix("Bearer "))
         if user is None:
             words = "Invalid credentials in Authorization header"
@@ -234,7 +234,7 @@ class HuggingFaceHub:
         return hardware()
 
     def run(self, user: str, namespace: str, spec: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Start a job; None where the connection is to be dropped without an answer."""
+        """Start a job. None means: close the connection without a response."""
         self._member(user, namespace)
         if self._quota is not None:
             raise Refused(*self._quota)
@@ -257,7 +257,7 @@ class HuggingFaceHub:
             job_id=job_id,
             held=self.scheduling,
         )
-        with self._lock:  # known when it has started: who lists meanwhile finds a whole job
+        with self._lock:  # recorded after its start, so that a concurrent list shows a complete job
             self._records[job_id] = _Record(
                 id=job_id, namespace=namespace, spec=spec, created_wall_s=now
             )
@@ -268,37 +268,37 @@ class HuggingFaceHub:
     def list(
         self, user: str, namespace: str, *, stages: list[str], labels: list[str], after: str
     ) -> tuple[list[dict[str, Any]], str]:
-        """A page, newest first, and the cursor of the next one, empty for none."""
+        """A page, newest first, and the cursor of the next page; empty for none."""
         self._member(user, namespace)
         if not self.filters:
             stages, labels = [], []
-        wanted = dict(label.split("=", 1) for label in labels)
+        selected = dict(label.split("=", 1) for label in labels)
         with self._lock:
             records = [r for r in self._records.values() if r.namespace == namespace]
             if self._listed is not None:
                 records = [record for record in records if record.id in self._listed]
             last = self._records.get(after)
         records.sort(key=lambda record: record.age, reverse=True)
-        found = [
-            told
+        jobs = [
+            job
             for record in records
-            if wanted.items() <= record.labels.items()
+            if selected.items() <= record.labels.items()
             if last is None or record.age < last.age
-            if (told := self._told(record)) is not None
-            and (not stages or told["status"]["stage"] in stages)
+            if (job := self._job_info(record)) is not None
+            and (not stages or job["status"]["stage"] in stages)
         ]
-        page = found[: self.page_size]
-        return page, page[-1]["id"] if len(found) > len(page) else ""
+        page = jobs[: self.page_size]
+        return page, page[-1]["id"] if len(jobs) > len(page) else ""
 
     def inspect(self, user: str, namespace: str, job: str) -> dict[str, Any]:
-        told = self._told(self._record(user, namespace, job))
-        if told is None:
+        info = self._job_info(self._record(user, namespace, job))
+        if info is None:
             raise Refused(404, "Job not found")
-        return told
+        return info
 
     def cancel(self, user: str, namespace: str, job: str) -> dict[str, Any]:
-        told = self.inspect(user, namespace, job)
-        if told["status"]["stage"] not in ("SCHEDULING", "RUNNING"):
+        info = self.inspect(user, namespace, job)
+        if info["status"]["stage"] not in ("SCHEDULING", "RUNNING"):
             raise Refused(409, "Job is already finished")
         self.processes.kill(job, "cancelled")
         return self.inspect(user, namespace, job)
@@ -321,7 +321,7 @@ class HuggingFaceHub:
         return record
 
     def _id(self, job: str) -> str:
-        """A job's id, given that or its name."""
+        """The id of a job, from its id or its name."""
         with self._lock:
             return self._id_of(job)
 
@@ -331,8 +331,8 @@ class HuggingFaceHub:
             raise KeyError(f"expected a job's id or name, found {job!r}")
         return named[-1]
 
-    def _told(self, record: _Record) -> dict[str, Any] | None:
-        """The job as the API has it; None when it was lost just now."""
+    def _job_info(self, record: _Record) -> dict[str, Any] | None:
+        """The job in the API's format; None if it was deleted concurrently."""
         try:
             job = self.processes.get(record.id)
         except KeyError:

@@ -1,4 +1,4 @@
-"""What the emulated Hub runs jobs on, and which requests it refuses."""
+"""Hardware of the emulated Hub, and validation of requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DEFAULT_TIMEOUT_S = 1800
 
 _LABEL = re.compile(r"[A-Za-z0-9_-]{0,100}")
 
-# name, what the Hub calls it, CPUs, GiB, GPU, USD per minute
+# name, label of the Hub, CPUs, GiB, GPU, USD per minute
 _HARDWARE: tuple[tuple[str, str, int, int, tuple[str, int, int] | None, float], ...] = (
     ("cpu-basic", "CPU Basic", 2, 16, None, 0.000167),
     ("cpu-upgrade", "CPU Upgrade", 8, 32, None, 0.0005),
@@ -22,7 +22,7 @@ _HARDWARE: tuple[tuple[str, str, int, int, tuple[str, int, int] | None, float], 
 
 
 class Refused(Exception):
-    """What is answered instead: an HTTP status and the Hub's words."""
+    """An error response: an HTTP status and the Hub's message."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ def hardware() -> list[dict[str, Any]]:
 
 
 def about_machine(flavour: str) -> dict[str, str]:
-    """What the Hub tells a job in its environment."""
+    """Environment variables that the Hub sets in a job."""
     row = next(row for row in _HARDWARE if row[0] == flavour)
     return {
         "ACCELERATOR": row[0] if row[4] else "none",
@@ -66,7 +66,7 @@ def about_machine(flavour: str) -> dict[str, str]:
 
 
 def check(spec: Mapping[str, Any]) -> None:
-    """Refuse what the Hub's schema refuses."""
+    """Validate a request against the Hub's schema."""
 
     def need(good: bool, where: str, expected: str) -> None:
         if not good:

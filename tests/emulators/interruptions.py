@@ -1,9 +1,9 @@
-"""Interrupted requests, for emulators: a client, its network or the service dies.
+"""Interrupt requests in emulators: a crash of the client, its network or the service.
 
 A server calls :meth:`Interruptions.before` when a request has arrived, and
-:meth:`Interruptions.after` when it has been applied. Both return what to do with the connection. A
-client that is killed sends nothing more; here the server drops everything it sends after that
-point, until :meth:`Interruptions.restore`, which leaves the service in the same state.
+:meth:`Interruptions.after` when it has been applied. Both return the outcome for the connection. A
+killed client sends nothing more. The server emulates that: it drops all later requests until
+:meth:`Interruptions.restore`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import threading
 
 
 class Interruption(enum.StrEnum):
-    """What happens to one request."""
+    """The kind of interruption of one request."""
 
     REFUSED = "refused"
-    """Answered with 503, and not applied. The client goes on."""
+    """Answered with 503, and not applied. The client continues."""
     LOST = "lost"
-    """Applied, but the connection breaks before the answer. The client goes on."""
+    """Applied, but the connection breaks before the answer. The client continues."""
     KILLED_BEFORE = "killed-before"
     """The client dies before the request arrives."""
     KILLED_AFTER = "killed-after"
@@ -26,7 +26,7 @@ class Interruption(enum.StrEnum):
 
 
 class Outcome(enum.Enum):
-    """What a server does with a request."""
+    """The server's reaction to a request."""
 
     PROCEED = enum.auto()
     REFUSE = enum.auto()
@@ -50,7 +50,7 @@ class Interruptions:
             self._seen, self._at, self._how, self._client_is_dead = 0, at, how, False
 
     def restore(self) -> int:
-        """Interrupt nothing any more. How many requests arrived since :meth:`interrupt`."""
+        """Stop interrupting. Returns the number of requests since :meth:`interrupt`."""
         with self._lock:
             self._at, self._client_is_dead = None, False
             return self._seen

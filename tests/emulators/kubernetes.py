@@ -1,11 +1,11 @@
-"""A Kubernetes cluster on one machine, as far as Jobs go, whose pods really run.
+"""A Kubernetes cluster on one machine that runs Jobs, with pods as processes.
 
-Speaks the API that ``executors/kubernetes/executor.py`` speaks, and with ``tls`` ``kubectl`` too
-(get, describe, logs, delete; without it that sends no token):
-:mod:`tests.emulators.kubernetes_http`. What happens to Jobs and pods is decided by
-:mod:`tests.emulators.kubernetes_jobs` and :mod:`tests.emulators.kubernetes_kubelet`.
+:mod:`tests.emulators.kubernetes_http` serves the API for ``executors/kubernetes/executor.py`` and,
+with ``tls``, for ``kubectl`` (get, describe, logs, delete; without TLS ``kubectl`` sends no token).
+:mod:`tests.emulators.kubernetes_jobs` and :mod:`tests.emulators.kubernetes_kubelet` implement Jobs
+and pods.
 
-What it knows outlives :meth:`KubernetesCluster.stop`, not its process.
+The state survives :meth:`KubernetesCluster.stop`, but not the process.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
+from tests.emulators.http_server import HttpServer
 from tests.emulators.interruptions import Interruption, Interruptions
-from tests.emulators.kubernetes_http import Server
+from tests.emulators.kubernetes_http import KEEP_ALIVE_S, ApiServer
 from tests.emulators.kubernetes_jobs import Controllers, has_ended
 from tests.emulators.kubernetes_kubelet import Kubelet
 from tests.emulators.kubernetes_kueue import queue_of
@@ -42,10 +43,10 @@ Right = tuple[str, str, str]
 
 
 class KubernetesCluster:
-    """One cluster, on a port of the loopback; 0 takes a free one. A context manager.
+    """One cluster on a loopback port; 0 selects a free one. A context manager.
 
-    ``tokens`` says which user each token belongs to; a user may do everything unless
-    :attr:`rights` says what. It begins with a node of eight GPUs and one of none.
+    ``tokens`` maps tokens to users. A user has all permissions unless :attr:`rights` lists them.
+    The cluster starts with a node of eight GPUs and a node without GPUs.
     """
 
     def __init__(
@@ -60,8 +61,8 @@ class KubernetesCluster:
         self.tls = tls
         self.tokens = dict(tokens or {TOKEN: USER})
         self.rights: dict[str, set[Right]] = {}
-        self.asked: set[Right] = set()
-        """What was asked for so far, allowed or not."""
+        self.requested_rights: set[Right] = set()
+        """Permissions that requests needed so far, granted or not."""
         self.requests = 0
         self.delay_s = 0.0
         self.interruptions = Interruptions()
@@ -71,7 +72,7 @@ class KubernetesCluster:
         self.controllers = Controllers(self.objects, self.kubelet)
         self._quota: str | None = None
         self._failures: list[Refused] = []
-        self._server: Server | None = None
+        self._server: HttpServer | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="controllers", daemon=True)
         self.add_node("cpu-1")
@@ -83,7 +84,7 @@ class KubernetesCluster:
 
     @property
     def processes(self) -> Processes:
-        """What runs the pods, each by its uid."""
+        """The processes of the pods, by uid."""
         return self.kubelet.processes
 
     def __enter__(self) -> Self:
@@ -112,7 +113,7 @@ class KubernetesCluster:
             ],
         }
 
-    # What there is in it.
+    # Objects
 
     def add_node(
         self,
@@ -145,11 +146,11 @@ class KubernetesCluster:
         self.objects.namespaces.add(name)
 
     def add_queue(self, name: str, quota: int) -> None:
-        """A LocalQueue of Kueue, which admits so many Jobs at once; changes one that exists."""
+        """Create or change a LocalQueue of Kueue, which admits this number of Jobs at once."""
         self.controllers.kueue.add_queue(name, quota)
 
     def evict_from_queue(self, job: str) -> None:
-        """Kueue preempts it."""
+        """Let Kueue preempt a Job."""
         with self.objects.changed:
             self.controllers.kueue.evict(self.job(job))
 
@@ -200,7 +201,7 @@ class KubernetesCluster:
             self.objects.create("resourcequotas", namespace, quota)
 
     def job(self, name: str) -> Json:
-        """A Job by its name, or by a launch key it is labelled with. Raises :class:`KeyError`."""
+        """A Job by its name or the launch key of its label. Raises :class:`KeyError`."""
         for job in self.objects.all("jobs"):
             labels = job["metadata"].get("labels") or {}
             if name in (job["metadata"]["name"], labels.get("archipelago-key")):
@@ -211,49 +212,51 @@ class KubernetesCluster:
         with self.objects.changed:
             return self.objects.owned("pods", self.job(name))
 
-    # What the server asks.
+    # Calls of the API server
 
     def may(self, user: str, group: str, resource: str, verb: str) -> bool:
         allowed = self.rights.get(user)
         return allowed is None or (group, resource, verb) in allowed
 
     def admit(self, resource: str, namespace: str, given: Json) -> None:
-        """Admission of a new Job or Secret. Raises :class:`Refused` where a quota is used up."""
+        """Admit a new Job or Secret. Raises :class:`Refused` if a quota is used up."""
         if resource == "jobs":
             self.controllers.kueue.mutate(given)
         elif resource != "secrets":
             return
         qualified = KINDS[resource].qualified
         with self.objects.changed:
-            said = self.controllers.over_quota(namespace, qualified, {})
+            refusal = self.controllers.over_quota(namespace, qualified, {})
         if resource == "jobs" and self._quota:
-            said = self._quota
-        if said:
+            refusal = self._quota
+        if refusal:
             name = (given.get("metadata") or {}).get("name", "")
-            raise Refused(403, "Forbidden", f'{qualified} "{name}" is forbidden: {said}')
+            raise Refused(403, "Forbidden", f'{qualified} "{name}" is forbidden: {refusal}')
 
-    def fail_if_told(self) -> None:
+    def raise_injected(self) -> None:
         with self.lock:
             failure = self._failures.pop(0) if self._failures else None
         if failure is not None:
             raise failure
 
-    # Faults.
+    # Faults
 
     def start(self) -> None:
-        """Serve, at the same address after a :meth:`stop`."""
-        assert self._server is None, "it serves already"
-        self._server = Server(self, self.port)
-        self.port = self._server.server_port
+        """Accept connections, at the same address after a :meth:`stop`."""
+        assert self._server is None, "the server is running"
+        self._server = HttpServer(
+            ApiServer(self), port=self.port, tls=self.tls, idle_s=KEEP_ALIVE_S
+        ).start()
+        self.port = self._server.port
 
     def stop(self) -> None:
-        """Refuse connections, and drop those that are open. Pods go on."""
+        """Refuse new connections and close open ones. Pods continue."""
         if self._server is not None:
-            self._server.close()
+            self._server.stop()
             self._server = None
 
     def preempt(self, job: str) -> None:
-        """Its pod makes room for one that matters more."""
+        """Preempt a Job's pod for one of higher priority."""
         with self.objects.changed:
             for pod in self.pods(job):
                 self.kubelet.disrupt(
@@ -267,7 +270,7 @@ class KubernetesCluster:
             self.processes.kill(pod["metadata"]["uid"], "oom", grace_s=0)
 
     def lose(self, job: str) -> None:
-        """Somebody deletes it, and its pods without grace."""
+        """Delete a Job, and its pods without a grace period."""
         with self.objects.changed:
             meta = self.job(job)["metadata"]
             for pod in self.pods(job):
@@ -275,20 +278,20 @@ class KubernetesCluster:
             self.objects.remove("jobs", meta["namespace"], meta["name"])
 
     def refuse_quota(self, message: str | None = "exceeded quota: jobs") -> None:
-        """Refuse Jobs for want of a quota, in these words; None ends it."""
+        """Refuse Jobs with this quota message; None ends it."""
         self._quota = message
 
     def slow(self, seconds: float) -> None:
-        """Each answer takes so long."""
+        """Delay every response by ``seconds``."""
         self.delay_s = seconds
 
     def fail(
         self, code: int, message: str = "", *, times: int = 1, after_s: int | str | None = None
     ) -> None:
-        """The next requests are refused with this status. ``after_s``: the header
-        ``Retry-After``, in seconds or as an HTTP date."""
-        said = message or "the emulator was told to fail"
-        failures = [Refused(code, "", said, after_s=after_s) for _ in range(times)]
+        """Refuse the next requests with this status. ``after_s``: the header ``Retry-After``, in
+        seconds or as an HTTP date."""
+        text = message or "injected failure"
+        failures = [Refused(code, "", text, after_s=after_s) for _ in range(times)]
         with self.lock:
             self._failures.extend(failures)
 

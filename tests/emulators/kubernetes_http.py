@@ -1,15 +1,15 @@
-"""The HTTP of the emulated API server: who may do what, paths, lists, logs, and faults.
+"""The HTTP API of the emulated cluster: permissions, paths, lists, logs, and faults.
 
 Unknown fields are refused with ``fieldValidation=Strict``
 (:mod:`tests.emulators.kubernetes_schema`). A 429 or 503 can carry ``Retry-After`` in either form,
 as RFC 9110 has it: seconds, or a date
 (https://kubernetes.io/docs/concepts/cluster-administration/flow-control/).
 
-Bearer tokens are users; what a user may do is a set of (API group, resource, verb), as a Role's
-rules are. ``POST /_emulator/<fault>`` with the fault's arguments as JSON calls that method of
+Bearer tokens are users; a user's permissions are a set of (API group, resource, verb), like the
+rules of a Role. ``POST /_emulator/<fault>`` with the fault's arguments as JSON calls that method of
 :class:`~tests.emulators.kubernetes.KubernetesCluster`: ``{"job": "run-0-1"}`` to ``preempt``.
 
-Left out: watches (answered with 405), and every resource but those of
+Not emulated: watches (answered with 405), and every resource but those of
 :mod:`tests.emulators.kubernetes_objects`.
 """
 
@@ -18,16 +18,15 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import parse_qs, urlsplit
+from typing import TYPE_CHECKING, cast
+from urllib.parse import parse_qs
 
 from tests.emulators import kubernetes_schema as schema
+from tests.emulators.faults import HangUp
+from tests.emulators.http_server import Exchange, inject
 from tests.emulators.interruptions import Outcome
 from tests.emulators.kubernetes_kubelet import state_of
 from tests.emulators.kubernetes_objects import KINDS, Json, Kind, Refused, unix_seconds
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 FAULTS = ("preempt", "oom", "lose", "refuse_quota", "slow", "fail")
 VERSION = {"major": "1", "minor": "33", "gitVersion": "v1.33.0-emulated"}
-KEEP_ALIVE_S = 30.0
+KEEP_ALIVE_S = 600.0  # longer than the pauses of a test on a busy machine
 
 _PATH = re.compile(
     r"/api(?:/v1|s/(?P<group>[^/]+)/v1)(?:/namespaces/(?P<namespace>[^/]+))?"
@@ -48,94 +47,51 @@ _PATCHES = ("application/merge-patch+json", "application/strategic-merge-patch+j
 _REVIEWS = {"selfsubjectaccessreviews", "selfsubjectreviews"}
 
 
-class Server(ThreadingHTTPServer):
-    """Serves a cluster on 127.0.0.1 until :meth:`close`."""
+class ApiServer:
+    """Answers requests for a cluster."""
 
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
-
-    def __init__(self, cluster: KubernetesCluster, port: int) -> None:
+    def __init__(self, cluster: KubernetesCluster) -> None:
         self.cluster = cluster
-        self.closing = threading.Event()
-        self._open: set[socket.socket] = set()
-        super().__init__(("127.0.0.1", port), _Handler)
-        if cluster.tls is not None:
-            self.socket = cluster.tls.wrap_socket(self.socket, server_side=True)
-        self._thread = threading.Thread(
-            target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-        )
-        self._thread.start()
 
-    def close(self) -> None:
-        """Serve no longer, and drop the connections that are open."""
-        self.closing.set()
-        self.shutdown()
-        self.server_close()
-        for connection in list(self._open):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._open.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._open.discard(request)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that hang up are no news."""
+    def __call__(self, exchange: Exchange) -> None:
+        _Request(self.cluster, exchange).serve()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    timeout = KEEP_ALIVE_S
-    disable_nagle_algorithm = True
+class _Request:
+    """One request, and its response."""
 
-    @property
-    def cluster(self) -> KubernetesCluster:
-        return cast(Server, self.server).cluster
+    def __init__(self, cluster: KubernetesCluster, exchange: Exchange) -> None:
+        self.cluster = cluster
+        self.exchange = exchange
+        self.command = exchange.command
+        self.headers = exchange.headers
 
-    def do_GET(self) -> None:
-        self._answer()
-
-    do_POST = do_PATCH = do_DELETE = do_GET
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Not on the terminal of whoever tests with it."""
-
-    def _answer(self) -> None:
-        """Answer one request, or what an interruption makes of it."""
-        length = int(self.headers.get("Content-Length") or 0)
-        body = self.rfile.read(length) if length else b""
-        address = urlsplit(self.path)
+    def serve(self) -> None:
+        """Answer the request, or interrupt it."""
+        body, address = self.exchange.body, self.exchange.address
         query = {key: values[-1] for key, values in parse_qs(address.query).items()}
         outcome = self.cluster.interruptions.before()
         if outcome is Outcome.DROP:
-            self._drop()
-            return
+            raise HangUp
         try:
             if outcome is Outcome.REFUSE:
                 raise Refused(503, "ServiceUnavailable", "the server is currently unable to handle")
             given = json.loads(body) if body else {}
-            if address.path.startswith("/_emulator/"):
-                self._send(200, self._fault(address.path.removeprefix("/_emulator/"), given))
+            if self.exchange.fault is not None:
+                self._send(200, self._fault(self.exchange.fault, given))
                 return
             if self.cluster.delay_s:
                 time.sleep(self.cluster.delay_s)
             with self.cluster.lock:
                 self.cluster.requests += 1
-            found = self._found(address.path, query, given)
+            result = self._result(address.path, query, given)
             if self.cluster.interruptions.after() is Outcome.DROP:
-                self._drop()
-            elif found is not None:
-                self._send(201 if self.command == "POST" else 200, found)
+                raise HangUp
+            if result is not None:
+                self._send(201 if self.command == "POST" else 200, result)
         except Refused as refused:
             if self.cluster.interruptions.after() is Outcome.DROP:
-                self._drop()
-                return
+                raise HangUp from refused
             status = {
                 "kind": "Status",
                 "apiVersion": "v1",
@@ -148,13 +104,13 @@ class _Handler(BaseHTTPRequestHandler):
         except json.JSONDecodeError as error:
             self._send(400, {"kind": "Status", "code": 400, "message": str(error)})
 
-    def _found(self, path: str, query: dict[str, str], given: Json) -> Json | None:
-        """The answer, or None where it was sent as a stream."""
+    def _result(self, path: str, query: dict[str, str], given: Json) -> Json | None:
+        """The response, or None if it was sent as a stream."""
         path = path.rstrip("/")
         if path == "/version":
             return VERSION
         user = self._user()
-        self.cluster.fail_if_told()
+        self.cluster.raise_injected()
         if path in _DISCOVERY:
             return _DISCOVERY[path]
         match = _PATH.fullmatch(path)
@@ -169,10 +125,10 @@ class _Handler(BaseHTTPRequestHandler):
         namespace = match["namespace"] or ""
         verb = _VERBS.get(self.command, "get" if name else "list")
         if match["sub"]:
-            verb, asked = "get", f"{resource}/{match['sub']}"
+            verb, permission = "get", f"{resource}/{match['sub']}"
         else:
-            asked = resource
-        self._permit(user, kind, asked, verb, namespace)
+            permission = resource
+        self._permit(user, kind, permission, verb, namespace)
         if match["sub"]:
             self._log(self.cluster.objects.get("pods", namespace, name), query)
             return None
@@ -185,31 +141,31 @@ class _Handler(BaseHTTPRequestHandler):
         if query.get("watch") in ("1", "true"):
             raise Refused(405, "MethodNotAllowed", "watches are not emulated")
         if verb in ("create", "patch"):
-            found_wrong = schema.problems(resource, given, is_patch=verb == "patch")
-            if found_wrong and query.get("fieldValidation") == "Strict":
-                said = f"strict decoding error: {', '.join(found_wrong)}"
-                raise Refused(400, "BadRequest", said)
+            problems = schema.problems(resource, given, is_patch=verb == "patch")
+            if problems and query.get("fieldValidation") == "Strict":
+                message = f"strict decoding error: {', '.join(problems)}"
+                raise Refused(400, "BadRequest", message)
         if verb == "create":
             self.cluster.admit(resource, namespace, given)
             return objects.create(resource, namespace, given, dry_run="dryRun" in query)
         if verb == "patch":
             if self.headers.get("Content-Type", "") not in _PATCHES:
-                said = f"the body of the request was in an unknown format - accepted: {_PATCHES}"
-                raise Refused(415, "UnsupportedMediaType", said)
+                message = f"the body of the request was in an unknown format - accepted: {_PATCHES}"
+                raise Refused(415, "UnsupportedMediaType", message)
             return objects.patch(resource, namespace, name, given)
         with objects.changed:
             if verb == "list":
                 return self._page(kind, namespace, query)
-            found = objects.get(resource, namespace, name)
+            stored = objects.get(resource, namespace, name)
             if verb == "get":
-                return cast(Json, json.loads(json.dumps(found)))
-            wanted = (given.get("preconditions") or {}).get("uid")
-            if wanted and wanted != found["metadata"]["uid"]:
+                return cast(Json, json.loads(json.dumps(stored)))
+            uid = (given.get("preconditions") or {}).get("uid")
+            if uid and uid != stored["metadata"]["uid"]:
                 raise Refused(
-                    409, "Conflict", f"the UID in the precondition ({wanted}) does not match"
+                    409, "Conflict", f"the UID in the precondition ({uid}) does not match"
                 )
             if resource == "pods":
-                self.cluster.kubelet.delete(found)
+                self.cluster.kubelet.delete(stored)
             else:
                 policy = given.get("propagationPolicy") or query.get("propagationPolicy")
                 objects.delete(resource, namespace, name, policy or "Background")
@@ -240,7 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _permit(self, user: str, kind: Kind, resource: str, verb: str, namespace: str) -> None:
         with self.cluster.lock:
-            self.cluster.asked.add((kind.group, resource, verb))
+            self.cluster.requested_rights.add((kind.group, resource, verb))
         if self.cluster.may(user, kind.group, resource, verb):
             return
         where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
@@ -254,73 +210,61 @@ class _Handler(BaseHTTPRequestHandler):
     def _review(self, resource: str, user: str, given: Json) -> Json:
         if resource == "selfsubjectreviews":
             return given | {"status": {"userInfo": {"username": user}}}
-        asked = given["spec"]["resourceAttributes"]
-        name = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
-        allowed = self.cluster.may(user, asked.get("group", ""), name, asked["verb"])
+        attributes = given["spec"]["resourceAttributes"]
+        name = "/".join(filter(None, (attributes["resource"], attributes.get("subresource"))))
+        allowed = self.cluster.may(user, attributes.get("group", ""), name, attributes["verb"])
         return given | {"status": {"allowed": allowed}}
 
     def _fault(self, name: str, given: Json) -> Json:
         if name not in FAULTS:
             raise Refused(404, "NotFound", f"expected a fault of {', '.join(FAULTS)}, found {name}")
         try:
-            getattr(self.cluster, name)(**given)
-        except (KeyError, TypeError) as error:
+            inject(self.cluster, FAULTS, name, given)
+        except ValueError as error:
             raise Refused(400, "BadRequest", str(error)) from error
         return {}
 
     def _log(self, pod: Json, query: dict[str, str]) -> None:
         meta, container = pod["metadata"], pod["spec"]["containers"][0]["name"]
         if query.get("container", container) != container:
-            said = f"container {query['container']} is not valid for pod {meta['name']}"
-            raise Refused(400, "BadRequest", said)
+            message = f"container {query['container']} is not valid for pod {meta['name']}"
+            raise Refused(400, "BadRequest", message)
         waiting = state_of(pod).get("waiting")
         if waiting is not None or not state_of(pod):
             reason = (waiting or {}).get("reason", "ContainerCreating")
-            said = f'container "{container}" in pod "{meta["name"]}" is waiting to start: {reason}'
-            raise Refused(400, "BadRequest", said)
+            message = (
+                f'container "{container}" in pod "{meta["name"]}" is waiting to start: {reason}'
+            )
+            raise Refused(400, "BadRequest", message)
         since = unix_seconds(query["sinceTime"]) if "sinceTime" in query else 0.0
-        self.send_response(200)
-        self.send_header("Content-Type", "text/plain")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        for wall_s, text in self._lines(meta["uid"], follow=query.get("follow") == "true"):
-            if wall_s < int(since):
-                continue
-            stamp = f"{_nanoseconds(wall_s)} " if query.get("timestamps") == "true" else ""
-            line = f"{stamp}{text}\n".encode()
-            self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
-        self.wfile.write(b"0\r\n\r\n")
+        follow, with_time = query.get("follow") == "true", query.get("timestamps") == "true"
+        self.exchange.stream(
+            "text/plain",
+            (
+                f"{f'{_nanoseconds(wall_s)} ' if with_time else ''}{text}\n".encode()
+                for wall_s, text in self._lines(meta["uid"], follow=follow)
+                if wall_s >= int(since)
+            ),
+        )
 
     def _lines(self, process: str, *, follow: bool) -> Iterator[tuple[float, str]]:
         processes, read = self.cluster.kubelet.processes, 0
-        with contextlib.suppress(KeyError):  # the pod was removed meanwhile
+        with contextlib.suppress(KeyError):  # the pod was removed in the meantime
             while True:
-                # Taken before reading, so that no line is waited for that is there.
+                # Read the counter before the lines, so that no new line is missed.
                 seen = processes.get(process)
                 for number, wall_s, text in processes.log_lines(process, read):
                     read = number
                     yield wall_s, text
                 if not follow or seen.state == "ended":
                     return
-                if cast(Server, self.server).closing.is_set():
+                if self.exchange.closing.is_set():
                     raise ConnectionAbortedError
                 processes.wait_change(process, 0.5, after=seen.changes)
 
-    def _drop(self) -> None:
-        """Close the connection without an answer."""
-        self.close_connection = True
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
-
-    def _send(self, code: int, found: Json, *, after_s: int | str | None = None) -> None:
-        body = json.dumps(found).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        if after_s is not None:
-            self.send_header("Retry-After", str(after_s))
-        self.end_headers()
-        self.wfile.write(body)
+    def _send(self, code: int, body: Json, *, after_s: int | str | None = None) -> None:
+        headers = {} if after_s is None else {"Retry-After": str(after_s)}
+        self.exchange.answer_json(code, body, headers)
 
 
 def _nanoseconds(wall_s: float) -> str:
@@ -329,7 +273,7 @@ def _nanoseconds(wall_s: float) -> str:
 
 
 def _resources(group: str) -> Json:
-    """What ``kubectl`` asks first: which resources there are."""
+    """The list of resources, which ``kubectl`` reads first."""
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",

@@ -1,19 +1,19 @@
-"""What makes the Jobs of an emulated cluster happen: its Job controller, its quotas, and the
-removal of what has lost its owner. Left out: Jobs of more than one completion.
+"""The controllers of an emulated cluster: Jobs, quotas, and garbage collection of orphans.
+Not emulated: Jobs of more than one completion.
 
-The rules, and the pages they come from:
+The rules and their sources:
 
-- a suspended Job has no pods, and its start time and deadline begin anew when it is resumed
+- a suspended Job has no pods, and its start time and deadline are reset when it is resumed
   (https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job);
 - ``parallelism`` 0 pauses a Job: it gets no pods (.../job/#controlling-parallelism);
 - an ended Job is deleted after its ``ttlSecondsAfterFinished``
   (https://kubernetes.io/docs/concepts/workloads/controllers/ttlafterfinished/);
-- a ResourceQuota counts objects when they are created, and what pods that have not ended request
+- a ResourceQuota counts objects when they are created, and the requests of pods that have not ended
   (https://kubernetes.io/docs/concepts/policy/resource-quotas/);
-- a client ignores conditions that it does not know: a Job here carries one
+- a client ignores unknown conditions: every Job here has one
   (https://github.com/kubernetes/community/blob/master/contributors/devel/sig-architecture/api-conventions.md#typical-status-properties).
 
-The order of things is that of ``pkg/controller/job`` of Kubernetes 1.33: a Job past its deadline is
+The order of steps is that of ``pkg/controller/job`` of Kubernetes 1.33: a Job past its deadline is
 first marked (FailureTarget), its pods are ended, and when they are gone it is Failed.
 """
 
@@ -33,7 +33,7 @@ NEW_CONDITION = {"type": "EmulatedNewCondition", "status": "True", "reason": "Ne
 
 
 class Controllers:
-    """All that acts on ``objects``; :meth:`step` moves each on as far as it goes now."""
+    """The controllers of ``objects``; :meth:`step` runs each once."""
 
     def __init__(self, objects: Objects, kubelet: Kubelet) -> None:
         self.objects = objects
@@ -73,7 +73,7 @@ class Controllers:
         status = job.setdefault("status", {"conditions": [dict(NEW_CONDITION)], "emulatedNew": {}})
         spec, pods, now = job["spec"], self.objects.owned("pods", job), time.time()
         end = next((c for c in status.get("conditions", ()) if c["type"] in _ENDS), None)
-        self.kueue.step(job, is_over=end is not None)
+        self.kueue.step(job, has_ended=end is not None)
         if end is not None:
             for pod in pods:
                 self.kubelet.account(pod)
@@ -98,8 +98,8 @@ class Controllers:
         limit_s = spec.get("activeDeadlineSeconds")
         late_s = now - unix_seconds(status["startTime"])
         if target is None and limit_s is not None and late_s >= limit_s:
-            said = "Job was active longer than specified deadline"
-            target = self._condition(job, "FailureTarget", "DeadlineExceeded", said)
+            message = "Job was active longer than specified deadline"
+            target = self._condition(job, "FailureTarget", "DeadlineExceeded", message)
         if target is not None:
             for pod in pods:
                 self.kubelet.delete(pod)
@@ -122,12 +122,12 @@ class Controllers:
             )
         else:
             status["failed"] = 1
-            said = _failure_policy(job, pod)
-            if said:
-                self._condition(job, "Failed", "PodFailurePolicy", said)
+            message = _failure_policy(job, pod)
+            if message:
+                self._condition(job, "Failed", "PodFailurePolicy", message)
             else:
-                said = "Job has reached the specified backoff limit"
-                self._condition(job, "Failed", "BackoffLimitExceeded", said)
+                message = "Job has reached the specified backoff limit"
+                self._condition(job, "Failed", "BackoffLimitExceeded", message)
         self.kubelet.account(pod)
 
     def _condition(self, job: Json, kind: str, reason: str, message: str) -> Json:
@@ -167,7 +167,7 @@ class Controllers:
         self.objects.create("pods", meta["namespace"], pod)
 
     def over_quota(self, namespace: str, what: str, pod: Json) -> str:
-        """What the namespace's quotas say to one more object of kind ``what``."""
+        """The message of the quota that one more object of kind ``what`` exceeds; empty if none."""
         needs: dict[str, Decimal] = {f"count/{what}": Decimal(1)}
         if what == "secrets":
             needs["secrets"] = Decimal(1)
@@ -184,33 +184,33 @@ class Controllers:
         return ""
 
     def used(self, namespace: str, names: Collection[str]) -> dict[str, Decimal]:
-        """What a quota counts: objects, and devices of pods that have not ended."""
+        """Usage that counts against a quota: objects, and devices of pods that have not ended."""
         active = [
             pod
             for pod in self.objects.all("pods", namespace)
             if phase(pod) not in ("Succeeded", "Failed")
         ]
-        found = {}
+        usage = {}
         for name in names:
             if name in ("pods", "count/pods"):
-                found[name] = Decimal(len(active))
+                usage[name] = Decimal(len(active))
             elif name.startswith(("requests.", "limits.")) or name in ("cpu", "memory"):
                 each = (_requests(pod["spec"]).get(name, Decimal(0)) for pod in active)
-                found[name] = sum(each, Decimal(0))
+                usage[name] = sum(each, Decimal(0))
             else:
                 kind = name.removeprefix("count/").partition(".")[0]
-                found[name] = Decimal(len(self.objects.all(kind, namespace)))
-        return found
+                usage[name] = Decimal(len(self.objects.all(kind, namespace)))
+        return usage
 
 
 def _requests(pod: Json) -> dict[str, Decimal]:
-    """What one pod counts against a quota, by the quota's names: a limit is a request too."""
+    """Usage of one pod, by the names of quotas; a limit counts as a request too."""
     resources = pod["containers"][0].get("resources") or {}
     limits = resources.get("limits") or {}
-    found = {}
+    usage = {}
     for name, amount in {**limits, **(resources.get("requests") or {})}.items():
-        found[f"requests.{name}"] = found[name] = quantity(amount)
-    return found | {f"limits.{name}": quantity(amount) for name, amount in limits.items()}
+        usage[f"requests.{name}"] = usage[name] = quantity(amount)
+    return usage | {f"limits.{name}": quantity(amount) for name, amount in limits.items()}
 
 
 def quantity(text: str) -> Decimal:
@@ -233,7 +233,7 @@ def has_ended(job: Json) -> bool:
 
 
 def _failure_policy(job: Json, pod: Json) -> str:
-    """What the first rule that matches says; empty where none does."""
+    """The message of the first matching rule; empty if none matches."""
     where = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
     exit_code = (state_of(pod).get("terminated") or {}).get("exitCode", 0)
     for n, rule in enumerate((job["spec"].get("podFailurePolicy") or {}).get("rules") or ()):

@@ -1,21 +1,21 @@
-"""What makes the pods of an emulated cluster run: its scheduler and its kubelet.
+"""The scheduler and the kubelet of an emulated cluster.
 
 A pod runs as a process of this machine (:mod:`tests.emulators.processes`); conditions, reasons and
 messages are those of Kubernetes 1.33.
 
-The rules, and the pages they come from:
+The rules and their sources:
 
 - a container starts only when the Secrets that it names exist; until then it waits in
-  ``CreateContainerConfigError`` and is tried again
+  ``CreateContainerConfigError`` and is retried
   (https://kubernetes.io/docs/concepts/configuration/secret/#restriction-secret-must-exist);
-- an image that cannot be pulled is ``ErrImagePull`` once, then ``ImagePullBackOff``, and tried
-  again; a name that is none is ``InvalidImageName``
+- an image that cannot be pulled is ``ErrImagePull`` once, then ``ImagePullBackOff``, and
+  retried; an invalid name is ``InvalidImageName``
   (https://kubernetes.io/docs/concepts/containers/images/#imagepullbackoff);
 - a pod that fits no node is ``Unschedulable`` and starts when one has room
   (https://kubernetes.io/docs/concepts/scheduling-eviction/kube-scheduler/).
 
-Left out: images (any will do unless it is called missing), volumes, limits on memory or devices,
-and more than one container.
+Not emulated: images (every name is valid unless it is in ``missing_images``), volumes, limits on
+memory or devices, and more than one container.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _REFERENCE = re.compile(r"\$(\$|\(([-._a-zA-Z][-._a-zA-Z0-9]*)\))")
 
 
 class Kubelet:
-    """Acts on the pods of ``objects``. ``missing_images`` cannot be pulled."""
+    """Runs the pods of ``objects``. ``missing_images`` cannot be pulled."""
 
     def __init__(self, objects: Objects, root: Path) -> None:
         self.objects = objects
@@ -47,7 +47,8 @@ class Kubelet:
         self.missing_images: set[str] = set()
 
     def delete(self, pod: Json, *, grace_s: float | None = None) -> None:
-        """Ask it to end; it is removed when it has, and its Job has taken note."""
+        """End a pod with its grace period. It is removed after its end, once its Job has recorded
+        it."""
         meta = pod["metadata"]
         if "deletionTimestamp" not in meta:
             meta["deletionTimestamp"] = timestamp(time.time())
@@ -58,25 +59,25 @@ class Kubelet:
             self.processes.kill(meta["uid"], grace_s=grace_s)
 
     def disrupt(self, pod: Json, reason: str, message: str) -> None:
-        """Take it away for something else: the node, or a pod that matters more."""
+        """Disrupt a pod: its node is lost, or a pod of higher priority needs the room."""
         condition = {"type": "DisruptionTarget", "status": "True", "reason": reason}
         pod["status"].setdefault("conditions", []).append(condition | {"message": message})
         self.delete(pod)
 
     def account(self, pod: Json) -> None:
-        """Its Job has seen how it ended: one that was deleted can go."""
+        """Record that the Job has seen the pod's end; a deleted pod is then removed."""
         if "deletionTimestamp" in pod["metadata"] and phase(pod) in ("Succeeded", "Failed"):
             self.forget(pod)
 
     def forget(self, pod: Json) -> None:
-        """Remove it at once, with its process and its log."""
+        """Remove a pod at once, with its process and its log."""
         meta = pod["metadata"]
         self.objects.remove("pods", meta["namespace"], meta["name"])
         with contextlib.suppress(KeyError):
             self.processes.forget(meta["uid"])
 
     def step(self, pod: Json) -> None:
-        """Move it on as far as it goes now."""
+        """Advance a pod to its next state."""
         status = pod["status"]
         if status["phase"] in ("Succeeded", "Failed"):
             return
@@ -106,12 +107,12 @@ class Kubelet:
         if fit:
             device = next(iter(devices(pod["spec"])), "cpu")
             why = f"{fit} Insufficient {device}"
-        said = f"0/{len(nodes)} nodes are available: {why}."
+        message = f"0/{len(nodes)} nodes are available: {why}."
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-        if pod["status"].get("conditions") != [condition | {"message": said}]:
-            pod["status"]["conditions"] = [condition | {"message": said}]
+        if pod["status"].get("conditions") != [condition | {"message": message}]:
+            pod["status"]["conditions"] = [condition | {"message": message}]
             self.objects.change(pod)
-            self.objects.warn(pod, "FailedScheduling", said)
+            self.objects.warn(pod, "FailedScheduling", message)
         return False
 
     def _has_room(self, node: Json, pod: Json) -> bool:
@@ -132,24 +133,24 @@ class Kubelet:
         container = pod["spec"]["containers"][0]
         image = container["image"]
         if not _IMAGE.fullmatch(image):
-            said = f'Failed to apply default image tag "{image}": couldn\'t parse image name'
-            self._waiting(pod, "InvalidImageName", f"{said}: invalid reference format")
+            message = f'Failed to apply default image tag "{image}": couldn\'t parse image name'
+            self._waiting(pod, "InvalidImageName", f"{message}: invalid reference format")
             return
         if image in self.missing_images:
             if not state_of(pod).get("waiting", {}).get("reason", "").endswith(("Pull", "BackOff")):
-                said = f'failed to pull and unpack image "{image}": {image}: not found'
-                self._waiting(pod, "ErrImagePull", said)
+                message = f'failed to pull and unpack image "{image}": {image}: not found'
+                self._waiting(pod, "ErrImagePull", message)
                 return
-            said = f'Back-off pulling image "{image}": ErrImagePull: {image}: not found'
-            self._waiting(pod, "ImagePullBackOff", said)
+            message = f'Back-off pulling image "{image}": ErrImagePull: {image}: not found'
+            self._waiting(pod, "ImagePullBackOff", message)
             self.objects.warn(pod, "Failed", f'Failed to pull image "{image}": {image}: not found')
             return
         try:
             env = self._environment(pod, container)
         except Refused as missing:
-            said = missing.message.replace("secrets ", "secret ")
-            self._waiting(pod, "CreateContainerConfigError", said)
-            self.objects.warn(pod, "Failed", f"Error: {said}")
+            message = missing.message.replace("secrets ", "secret ")
+            self._waiting(pod, "CreateContainerConfigError", message)
+            self.objects.warn(pod, "Failed", f"Error: {message}")
             return
         line = [_expanded(part, env) for part in container.get("command") or ()]
         line += [_expanded(part, env) for part in container.get("args") or ()]
@@ -196,8 +197,8 @@ class Kubelet:
         policy = pod["spec"]["containers"][0].get("terminationMessagePolicy")
         if failed and policy == "FallbackToLogsOnError":
             lines = self.processes.log_lines(process.id)[-LAST_LINES:]
-            said = "".join(f"{text}\n" for _, _, text in lines)
-            terminated["message"] = said.encode()[-LAST_BYTES:].decode(errors="ignore")
+            message = "".join(f"{text}\n" for _, _, text in lines)
+            terminated["message"] = message.encode()[-LAST_BYTES:].decode(errors="ignore")
         if process.ended_by == "deadline":
             status["reason"] = "DeadlineExceeded"
             status["message"] = "Pod was active on the node longer than the specified deadline"
@@ -218,13 +219,13 @@ def phase(pod: Json) -> str:
 
 
 def state_of(pod: Json) -> Json:
-    """Of its container."""
+    """The state of the pod's container."""
     statuses = pod["status"].get("containerStatuses") or [{}]
     return dict(statuses[0].get("state") or {})
 
 
 def _fits(node: Json, pod: Json) -> bool:
-    """Selector, affinity and taints, but not what is free."""
+    """Whether a node matches by selector, affinity and taints, regardless of free capacity."""
     labels = node["metadata"].get("labels") or {}
     spec = pod["spec"]
     if not (spec.get("nodeSelector") or {}).items() <= labels.items():
@@ -250,13 +251,13 @@ def _fits(node: Json, pod: Json) -> bool:
 
 
 def devices(spec: Json) -> dict[str, int]:
-    """Whole devices that a pod takes: resources with a domain in their name."""
+    """Devices that a pod requests: resources with a domain in their name."""
     limits = (spec["containers"][0].get("resources") or {}).get("limits") or {}
     return {name: int(count) for name, count in limits.items() if "/" in name}
 
 
 def _expanded(text: str, env: Mapping[str, str]) -> str:
-    """``$(NAME)`` is the variable, if there is one, and ``$$`` is ``$``."""
+    """Expand ``$(NAME)`` to the variable, if it exists, and ``$$`` to ``$``."""
     return _REFERENCE.sub(
-        lambda found: "$" if found[1] == "$" else env.get(found[2], found[0]), text
+        lambda match: "$" if match[1] == "$" else env.get(match[2], match[0]), text
     )

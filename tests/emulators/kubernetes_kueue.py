@@ -1,18 +1,18 @@
-"""Kueue in an emulated cluster, as far as Jobs and LocalQueues go.
+"""Kueue in an emulated cluster: Jobs and LocalQueues.
 
 Each rule comes from https://kueue.sigs.k8s.io/docs/tasks/run/jobs/ unless it names another page:
 
-- a Job with the label ``kueue.x-k8s.io/queue-name`` is suspended when it is created, whatever it
-  asks for, and resumed when its queue has quota for it;
+- a Job with the label ``kueue.x-k8s.io/queue-name`` is suspended when it is created, regardless
+  of its spec, and resumed when its queue has quota for it;
 - the label can be changed or removed only while the Job is suspended and has no quota reserved;
-- a Job that is resumed by anyone else without an admission is suspended again;
+- a Job that is resumed without an admission is suspended again;
 - a Job whose queue does not exist stays suspended
   (https://kueue.sigs.k8s.io/docs/concepts/local_queue/);
 - a Job that is preempted is suspended: its pods are ended, and it waits for its next admission
   (https://kueue.sigs.k8s.io/docs/concepts/preemption/).
 
-Left out: Workload objects, flavors, cohorts, priorities and partial admission. A queue's quota is
-a number of Jobs.
+Not emulated: Workload objects, flavors, cohorts, priorities and partial admission. A queue's quota
+is a number of Jobs.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Kueue:
         self.installed = True
 
     def mutate(self, job: Json) -> None:
-        """The webhook on create."""
+        """The webhook for create requests."""
         if self.installed and queue_of(job):
             job["spec"]["suspend"] = True
 
     def validate(self, old: Json, new: Json) -> None:
-        """The webhook on update. Raises :class:`Refused`."""
+        """The webhook for updates. Raises :class:`Refused`."""
         if not self.installed or queue_of(old) == queue_of(new):
             return
         reserved = old["metadata"]["uid"] in self._admitted
@@ -63,12 +63,12 @@ class Kueue:
         job["spec"]["suspend"] = True
         self.objects.change(job)
 
-    def step(self, job: Json, *, is_over: bool) -> None:
+    def step(self, job: Json, *, has_ended: bool) -> None:
         """Admit, resume or suspend one Job."""
         uid, queue = job["metadata"]["uid"], queue_of(job)
         if not self.installed:
             return
-        if is_over or not queue:
+        if has_ended or not queue:
             self._admitted.pop(uid, None)
             return
         if uid not in self._admitted:

@@ -1,7 +1,7 @@
 """The objects of an emulated cluster: stored, validated, selected, and deleted with their owner.
 
-Answers and refusals are the API server's, in its words, for what executors and ``kubectl`` ask.
-The rules, and the pages they come from:
+Responses and messages are those of the API server, for the requests of executors and ``kubectl``.
+The rules and their sources:
 
 - names are DNS subdomains of at most 253 characters, those of Jobs at most 63
   (https://kubernetes.io/docs/concepts/overview/working-with-objects/names/);
@@ -19,12 +19,12 @@ The rules, and the pages they come from:
   (https://kubernetes.io/docs/concepts/configuration/secret/#restriction-data-size);
 - the data of an ``immutable`` Secret cannot change
   (https://kubernetes.io/docs/concepts/configuration/secret/#secret-immutable);
-- dependents are deleted with their owner in the background, before it (foreground), or stay
-  without it (orphan); one whose owner does not exist is deleted
+- dependents are deleted after their owner (background), before it (foreground), or remain (orphan);
+  a dependent without an owner is deleted
   (https://kubernetes.io/docs/concepts/architecture/garbage-collection/#cascading-deletion);
 - fields and types are those of the schema (:mod:`tests.emulators.kubernetes_schema`).
 
-Left out: watches, server-side apply, and validation of fields that no executor sends.
+Not emulated: watches, server-side apply, and validation of fields that no executor sends.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Kind:
 
     @property
     def qualified(self) -> str:
-        """As the server writes it: ``jobs.batch``."""
+        """The qualified name: ``jobs.batch``."""
         return f"{self.resource}.{self.group}" if self.group else self.resource
 
 
@@ -92,7 +92,7 @@ _SECRET_BYTES = 1024 * 1024
 
 
 class Refused(Exception):
-    """What the API answers instead: a ``Status`` object of this code and reason."""
+    """An error response: a ``Status`` object of this code and reason."""
 
     def __init__(
         self, code: int, reason: str, message: str, *, after_s: int | str | None = None
@@ -105,7 +105,7 @@ class Refused(Exception):
 
 
 class Objects:
-    """All objects, behind one lock, which :attr:`changed` is a condition of."""
+    """All objects, guarded by one lock, the condition :attr:`changed`."""
 
     def __init__(self, namespaces: tuple[str, ...]) -> None:
         self.namespaces = set(namespaces)
@@ -113,7 +113,7 @@ class Objects:
         """Namespaces that are being deleted."""
         self.changed = threading.Condition(threading.RLock())
         self.update_checks: list[Callable[[Json, Json], None]] = []
-        """Webhooks on updates of Jobs: they take the old and the new object."""
+        """Webhooks for updates of Jobs, called with the old and the new object."""
         self._made: dict[tuple[str, str, str], Json] = {}
         self._version = 0
 
@@ -124,9 +124,9 @@ class Objects:
         if kind.namespaced and namespace not in self.namespaces:
             raise Refused(404, "NotFound", f'namespaces "{namespace}" not found')
         if namespace in self.terminating:
-            said = f"unable to create new content in namespace {namespace} because it is being "
+            message = f"unable to create new content in namespace {namespace} because it is being "
             raise Refused(
-                403, "Forbidden", f'{kind.qualified} "{name}" is forbidden: {said}terminated'
+                403, "Forbidden", f'{kind.qualified} "{name}" is forbidden: {message}terminated'
             )
         if not _SUBDOMAIN.fullmatch(name) or len(name) > 253:
             _invalid(kind, name, f'metadata.name: Invalid value: "{name}": {_NAME_MUST_BE}')
@@ -143,21 +143,19 @@ class Objects:
         }
         with self.changed:
             if (resource, namespace, name) in self._made:
-                raise Refused(
-                    409, "AlreadyExists", f'{kind.qualified} "{name}" already exists'
-                )  # fmt: skip
+                raise Refused(409, "AlreadyExists", f'{kind.qualified} "{name}" already exists')
             if not dry_run:
                 self._made[resource, namespace, name] = made
                 self._touch(made)
         return copy.deepcopy(made)
 
     def get(self, resource: str, namespace: str, name: str) -> Json:
-        """The very object; read or change it with the lock. Raises :class:`Refused`."""
-        found = self._made.get((resource, namespace, name))
-        if found is None:
+        """The stored object, not a copy; hold the lock to use it. Raises :class:`Refused`."""
+        stored = self._made.get((resource, namespace, name))
+        if stored is None:
             qualified = KINDS[resource].qualified
             raise Refused(404, "NotFound", f'{qualified} "{name}" not found')
-        return found
+        return stored
 
     def all(
         self, resource: str, namespace: str = "", *, labels: str = "", fields: str = ""
@@ -208,7 +206,7 @@ class Objects:
             return copy.deepcopy(made)
 
     def change(self, made: Json) -> None:
-        """Note that an object was changed in place."""
+        """Record that an object was changed in place."""
         with self.changed:
             self._touch(made)
 
@@ -249,7 +247,7 @@ class Objects:
             self._touch(made)
 
     def in_foreground_deletion(self) -> Iterator[tuple[str, Json, list[tuple[str, Json]]]]:
-        """Resource and object that waits for its dependents to go, and those."""
+        """Objects that wait for the deletion of their dependents, with these."""
         with self.changed:
             for (resource, _, _), made in list(self._made.items()):
                 if "foregroundDeletion" in (made["metadata"].get("finalizers") or ()):
@@ -261,7 +259,7 @@ class Objects:
                     yield resource, made, dependents
 
     def orphans(self) -> Iterator[tuple[str, Json]]:
-        """Objects whose owner is no more, with the resource they are."""
+        """Objects whose owner no longer exists, with their resource."""
         with self.changed:
             alive = {made["metadata"]["uid"] for made in self._made.values()}
             for (resource, _, _), made in list(self._made.items()):
@@ -270,7 +268,7 @@ class Objects:
                     yield resource, made
 
     def owned(self, resource: str, owner: Json) -> list[Json]:
-        """Objects of one kind that say ``owner`` owns them."""
+        """Objects of one kind that ``owner`` owns."""
         meta = owner["metadata"]
         return [made for made in self.all(resource, meta["namespace"]) if _is_owned_by(made, owner)]
 
@@ -313,7 +311,7 @@ class Objects:
 
 
 def timestamp(wall_s: float) -> str:
-    """Times in objects are whole seconds."""
+    """A time in an object's format, in whole seconds."""
     return f"{datetime.fromtimestamp(int(wall_s), UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -400,14 +398,16 @@ def _check_metadata(kind: Kind, name: str, metadata: Json, where: str) -> None:
             prefix, slash, rest = key.rpartition("/")
             good_prefix = not slash or (_SUBDOMAIN.fullmatch(prefix) and len(prefix) <= 253)
             if not good_prefix or not _KEY_NAME.fullmatch(rest):
-                said = "name part must consist of alphanumeric characters, '-', '_' or '.'"
-                _invalid(kind, name, f'{where}.{at}: Invalid value: "{key}": {said}')
+                message = "name part must consist of alphanumeric characters, '-', '_' or '.'"
+                _invalid(kind, name, f'{where}.{at}: Invalid value: "{key}": {message}')
     for value in labels.values():
         if not isinstance(value, str) or not _LABEL.fullmatch(value) or len(value) > 63:
             _invalid(
-                kind, name, f'{where}.labels: Invalid value: "{value}": a valid label must be an '
+                kind,
+                name,
+                f'{where}.labels: Invalid value: "{value}": a valid label must be an '
                 "empty string or consist of alphanumeric characters, '-', '_' or '.'",
-            )  # fmt: skip
+            )
     size = sum(len(str(each).encode()) for item in annotations.items() for each in item)
     if size > _ANNOTATION_BYTES:
         _invalid(
@@ -452,10 +452,10 @@ def _demand(part: str) -> Callable[[Json], bool]:
 def _has_fields(made: Json, selector: str) -> bool:
     for part in filter(None, selector.split(",")):
         path, _, value = part.replace("==", "=").partition("=")
-        found: Any = made
+        result: Any = made
         for step in path.split("."):
-            found = found.get(step, "") if isinstance(found, dict) else ""
-        if str(found) != value:
+            result = result.get(step, "") if isinstance(result, dict) else ""
+        if str(result) != value:
             return False
     return True
 

@@ -17,7 +17,7 @@ MODELS = {"jobs": "V1Job", "secrets": "V1Secret", "pods": "V1Pod"}
 
 
 def problems(resource: str, given: dict[str, Any], *, is_patch: bool = False) -> list[str]:
-    """What the schema refuses of an object, or of a merge patch of one (which can lack fields)."""
+    """Violations of the schema in an object, or in a merge patch (which can lack fields)."""
     name = MODELS.get(resource)
     if name is None:
         return []
@@ -70,7 +70,7 @@ def _unknown(annotation: Any, given: Any, path: str) -> Iterator[str]:
 
 
 def _bare(annotation: Any) -> Any:
-    """Without ``Annotated`` and ``None``."""
+    """The type without ``Annotated`` and ``None``."""
     while True:
         origin = typing.get_origin(annotation)
         if origin is typing.Annotated:

@@ -1,11 +1,11 @@
-"""Modal on one machine: its control plane's API, with Sandboxes that really run.
+"""Modal's control plane on one machine, with Sandboxes as processes.
 
-A gRPC server of the methods of :mod:`tests.emulators.modal_api`, with the messages that Modal's
-client ships (``modal_proto``). ``MODAL_SERVER_URL`` leads the client here, ``MODAL_TOKEN_ID`` and
-``MODAL_TOKEN_SECRET`` are :attr:`ModalServer.token`. ``POST /_emulator/<fault>`` with its keyword
-arguments as JSON makes something go wrong, on the same port: :data:`FAULTS`.
+A gRPC server of the methods of :mod:`tests.emulators.modal_api`, with the messages of Modal's
+client (``modal_proto``). Set ``MODAL_SERVER_URL`` to its address, and ``MODAL_TOKEN_ID`` and
+``MODAL_TOKEN_SECRET`` to :attr:`ModalServer.token`. ``POST /_emulator/<fault>`` on the same port,
+with keyword arguments as JSON, injects one of :data:`FAULTS`.
 
-What it knows outlives :meth:`ModalServer.stop`, not its process.
+The state survives :meth:`ModalServer.stop`, but not the process.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from tests.emulators.modal_api import ModalApi
 from tests.emulators.processes import Processes
 
 FAULTS = ("preempt", "oom", "lose", "refuse_quota", "slow", "starve", "build", "limit")
-"""Methods of :class:`ModalServer` that anybody who reaches the port may call."""
+"""Methods of :class:`ModalServer` that a request can call."""
 
 TOKEN = ("ak-emulated", "as-emulated")
 _SERVICE = api_pb2.DESCRIPTOR.services_by_name["ModalClient"]
 
 
 class ModalServer:
-    """One emulated Modal with one account, on a port of the loopback; 0 takes a free one."""
+    """One emulated Modal with one account, on a loopback port; 0 selects a free one."""
 
     def __init__(self, folder: Path, *, port: int = 0, token: tuple[str, str] = TOKEN) -> None:
         self.port = port
@@ -64,7 +64,7 @@ class ModalServer:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._server.transports) if self._server else 0
 
     def __enter__(self) -> Self:
@@ -84,27 +84,27 @@ class ModalServer:
         self._thread.join()
         self._loop.close()
 
-    # Being there or not
+    # Availability
 
     def start(self) -> None:
         if self._server is None:
             self._do(self._start())
 
     def stop(self) -> None:
-        """Connections end and are refused; jobs go on."""
+        """Close open connections and refuse new ones. Jobs continue."""
         server, self._server = self._server, None
         if server is not None:
             self._do(server.end())
 
     def slow(self, seconds: float) -> None:
-        """Each answer takes so long."""
+        """Delay every response by ``seconds``."""
         self._slow_s = seconds
 
-    # What goes wrong there
+    # Faults
 
     def preempt(self, sandbox_id: str, *, as_termination: bool = False) -> None:
-        """Take the machine away: reported as an internal failure, as for functions, or as a
-        termination from outside."""
+        """Reclaim the machine, reported as an internal failure (as for functions) or as a
+        termination."""
         self.api.sandboxes[sandbox_id].stopped_from_outside = as_termination
         self.processes.kill(sandbox_id, "preempted")
 
@@ -112,7 +112,7 @@ class ModalServer:
         self.processes.kill(sandbox_id, "oom", grace_s=0)
 
     def lose(self, sandbox_id: str) -> None:
-        """Nobody knows it any more, and it does not run."""
+        """Delete a Sandbox and its record."""
         with self.api.lock:
             del self.api.sandboxes[sandbox_id]
         self.processes.forget(sandbox_id)
@@ -121,11 +121,11 @@ class ModalServer:
         self.api.quota = message
 
     def limit(self, sandboxes: int | None) -> None:
-        """How many Sandboxes the workspace may run at once; None for no limit."""
+        """Limit of concurrent Sandboxes of the workspace; None for no limit."""
         self.api.limit = sandboxes
 
     def starve(self, starved: bool = True) -> None:
-        """No GPU is free: Sandboxes that ask for one wait; False starts them."""
+        """Make Sandboxes with a GPU wait; False starts them."""
         self.api.starved = starved
         if not starved:
             for job in self.processes.all():
@@ -133,7 +133,7 @@ class ModalServer:
                     self.processes.begin(job.id)
 
     def build(self, *, building: bool = False, error: str = "") -> None:
-        """Images take until ``building`` is False, or fail with ``error``."""
+        """Keep image builds running until ``building`` is False, or fail them with ``error``."""
         self.api.building, self.api.build_error = building, error
 
     # The server
@@ -158,7 +158,7 @@ class ModalServer:
             if inspect.isasyncgenfunction(method):
                 async for message in method(request):
                     await stream.send_message(message)
-            else:  # in a thread: some wait for a process
+            else:  # in a thread, because some wait for a process
                 message = await asyncio.to_thread(method, request)
                 if fault == "drop_after":
                     await stream.cancel()
@@ -168,7 +168,7 @@ class ModalServer:
         return answer
 
     def _post(self, path: str, body: bytes) -> dict[str, Any]:
-        """In a thread. Raises :class:`LookupError` for what there is not."""
+        """Inject a fault; runs in a thread. Raises :class:`LookupError` for an unknown name."""
         fault = path.removeprefix("/_emulator/")
         if path == fault or fault not in FAULTS:
             raise LookupError(f"expected /_emulator/ and one of {', '.join(FAULTS)}, found {path}")
@@ -180,7 +180,7 @@ class ModalServer:
 
 
 class _Server(Server):
-    """gRPC and, for ``POST /_emulator/...``, HTTP/1.1, whose connections can be ended."""
+    """gRPC and, for ``POST /_emulator/...``, HTTP/1.1, whose connections can be closed."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class _Server(Server):
                 self._server = await asyncio.get_running_loop().create_server(
                     lambda: _Connection(self, self._protocol_factory()), "127.0.0.1", port
                 )
-            except OSError:  # the former server's connections are not all gone yet
+            except OSError:  # some connections of the previous server are still open
                 if time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(0.05)
@@ -232,14 +232,14 @@ class _Server(Server):
         await asyncio.gather(*(handler.wait_closed() for handler in self._handlers))
 
     async def control(self, request: bytes) -> bytes:
-        """The answer to an HTTP/1.1 request."""
+        """The response to an HTTP/1.1 request."""
         head, _, body = request.partition(b"\r\n\r\n")
         path = head.split(b" ", 2)[1].decode()
         try:
-            said, status = await asyncio.to_thread(self._post, path, body), "200 OK"
+            answer, status = await asyncio.to_thread(self._post, path, body), "200 OK"
         except (LookupError, TypeError, ValueError) as error:
-            said, status = {"error": str(error)}, "404 Not Found"
-        text = json.dumps(said)
+            answer, status = {"error": str(error)}, "404 Not Found"
+        text = json.dumps(answer)
         return (
             f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(text)}\r\nConnection: close\r\n\r\n{text}"
@@ -247,7 +247,7 @@ class _Server(Server):
 
 
 class _Connection(asyncio.Protocol):
-    """Looks at the first bytes and hands the connection to HTTP/2, or answers HTTP/1.1 itself."""
+    """Selects HTTP/2 or HTTP/1.1 by the first bytes, and answers HTTP/1.1 itself."""
 
     def __init__(self, server: _Server, http2: H2Protocol) -> None:
         self.server = server
@@ -272,13 +272,13 @@ class _Connection(asyncio.Protocol):
             self.task = asyncio.ensure_future(self._answer())
 
     def _complete(self) -> bool:
-        head, found, body = self.seen.partition(b"\r\n\r\n")
+        head, separator, body = self.seen.partition(b"\r\n\r\n")
         lengths = [
             int(line.partition(b":")[2])
             for line in head.lower().split(b"\r\n")
             if line.startswith(b"content-length:")
         ]
-        return bool(found) and len(body) >= (lengths or [0])[0]
+        return bool(separator) and len(body) >= (lengths or [0])[0]
 
     async def _answer(self) -> None:
         answer = await self.server.control(self.seen)

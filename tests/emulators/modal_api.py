@@ -1,12 +1,12 @@
 """The part of Modal's API that Sandboxes need, with Sandboxes as processes of this machine.
 
-Two kinds of Sandbox, as the SDK knows them: those with a GPU (V1: an id of 22 letters and digits,
-found by name only while they live) and the others (V2: any other id, found by name after their end
-too). ``SandboxListV2`` lists both. A name belongs to one living Sandbox of an App. Whatever is
-refused is refused with Modal's own gRPC status. Requests and answers are messages of Modal's own
-protobuf schema (``modal_proto``). Rules and sources (modal.com/docs/...):
+Two kinds of Sandbox, as in the SDK: those with a GPU (V1: an id of 22 letters and digits, found by
+name only while they live) and the others (V2: any other id, also found by name after their end).
+``SandboxListV2`` lists both. A name belongs to one live Sandbox of an App. Errors have Modal's gRPC
+status. Requests and responses are messages of Modal's own protobuf schema (``modal_proto``). Rules
+and sources (modal.com/docs/...):
 
-- A name belongs to one running Sandbox of an App and is free again afterwards:
+- A name belongs to one running Sandbox of an App and is free after its end:
   guide/sandboxes#named-sandboxes.
 - A Sandbox lives at most 24 hours, 5 minutes by default: guide/sandboxes#timeouts.
 - GPU types, and at most 8 of one: guide/gpu.
@@ -14,7 +14,7 @@ protobuf schema (``modal_proto``). Rules and sources (modal.com/docs/...):
   are ``RESOURCE_EXHAUSTED``: guide/scale and github.com/modal-labs/modal-client/issues/3397.
 - A Sandbox that waits for a machine has no task, and so no log yet.
 
-Images are taken as they are asked for and never built: jobs run on this interpreter. Left out:
+Images are accepted and never built: jobs run on this interpreter. Left out:
 functions, ``exec``, tunnels, snapshots, the contents of volumes.
 """
 
@@ -71,7 +71,7 @@ class Sandbox:
     job: str
     tags: dict[str, str] = field(default_factory=dict)
     stopped_from_outside: bool = False
-    """Ended by a preemption that Modal reports as it reports a termination."""
+    """Ended by a preemption that Modal reports like a termination."""
 
     @property
     def v1(self) -> bool:
@@ -83,7 +83,7 @@ class Sandbox:
 
 
 class ModalApi(ModalLogApi):
-    """Answers of the API: one method for each call, named as it. Plain methods return the answer,
+    """The API: one method per call, of the same name. Plain methods return the response;
     asynchronous generators stream it."""
 
     def __init__(self, processes: Processes) -> None:
@@ -97,7 +97,7 @@ class ModalApi(ModalLogApi):
         self.starved = False
         self.build_error = ""
         self.building = False
-        self.tells_ended = True
+        self.lists_ended = True
         self.named_secrets: dict[str, dict[str, str]] = {}
         self._secrets: dict[str, dict[str, str]] = {}
         self.apps: dict[tuple[str, str], str] = {}
@@ -106,14 +106,14 @@ class ModalApi(ModalLogApi):
         self._clock = itertools.count(1)
 
     def authorise(self, name: str, metadata: Any) -> None:
-        """Raises what Modal says to a stranger."""
+        """Check the token. Raises Modal's error for an unknown one."""
         secret = self.tokens.get(metadata.get("x-modal-token-id", ""))
         if secret is None or secret != metadata.get("x-modal-token-secret"):
             raise GRPCError(Status.UNAUTHENTICATED, "Token validation failed")
         if name.endswith("V2") and metadata.get("x-modal-auth-token") != self._jwt:
             raise GRPCError(Status.UNAUTHENTICATED, "Auth token is missing or not valid")
 
-    # Who we are
+    # Identity
 
     def ClientHello(self, request: Empty) -> Message:
         return api.ClientHelloResponse()
@@ -134,7 +134,7 @@ class ModalApi(ModalLogApi):
             metadata=api.EnvironmentMetadata(name=name, settings=settings),
         )
 
-    # What a Sandbox is made of
+    # Parts of a Sandbox
 
     def AppGetOrCreate(self, request: Any) -> Message:
         key = (request.environment_name, request.app_name)
@@ -239,7 +239,7 @@ class ModalApi(ModalLogApi):
                 id=sandbox_id,
                 app_id=request.app_id,
                 definition=wanted,
-                created_wall_s=time.time() + next(self._clock) * 1e-6,  # never twice the same
+                created_wall_s=time.time() + next(self._clock) * 1e-6,  # never repeated
                 job=sandbox_id,
                 tags={tag.tag_name: tag.tag_value for tag in request.tags},
             )
@@ -282,27 +282,27 @@ class ModalApi(ModalLogApi):
     def _from_name(self, request: Any, *, v1: bool) -> Message:
         app_id = self.apps.get((request.environment_name, request.app_name), "")
         ended = request.include_terminated and not v1
-        found = [m for m in self._named(app_id, request.sandbox_name, ended=ended) if m.v1 is v1]
-        if not found:
+        result = [m for m in self._named(app_id, request.sandbox_name, ended=ended) if m.v1 is v1]
+        if not result:
             raise GRPCError(
                 Status.NOT_FOUND, f"Sandbox with name '{request.sandbox_name}' not found"
             )
         return api.SandboxGetFromNameResponse(
-            sandbox_id=found[-1].id, metadata=api.SandboxHandleMetadata(app_id=app_id)
+            sandbox_id=result[-1].id, metadata=api.SandboxHandleMetadata(app_id=app_id)
         )
 
     def SandboxList(self, request: Any) -> Message:
         return self._list(request, (made for made in self._all() if made.v1))
 
     def SandboxListV2(self, request: Any) -> Message:
-        if request.include_finished and not self.tells_ended:
+        if request.include_finished and not self.lists_ended:
             raise GRPCError(Status.UNIMPLEMENTED, "include_finished is not supported")
         return self._list(request, self._all())
 
     def _list(self, request: Any, among: Iterable[Sandbox]) -> Message:
         wanted = {tag.tag_name: tag.tag_value for tag in request.tags}
         before = request.before_timestamp or float("inf")
-        found = [
+        result = [
             made
             for made in among
             if made.app_id == request.app_id
@@ -310,8 +310,8 @@ class ModalApi(ModalLogApi):
             and wanted.items() <= made.tags.items()
             and (request.include_finished or self.processes.get(made.job).state != "ended")
         ]
-        found.sort(key=lambda made: made.created_wall_s, reverse=True)
-        return api.SandboxListResponse(sandboxes=[self._info(made) for made in found[:PAGE]])
+        result.sort(key=lambda made: made.created_wall_s, reverse=True)
+        return api.SandboxListResponse(sandboxes=[self._info(made) for made in result[:PAGE]])
 
     def _info(self, made: Sandbox) -> api.SandboxInfo:
         job = self.processes.get(made.job)
@@ -352,7 +352,7 @@ class ModalApi(ModalLogApi):
 
     SandboxTerminateV2 = SandboxTerminate
 
-    # What the answers are made of
+    # Parts of responses
 
     def job_of_task(self, task_id: str) -> str | None:
         return next((made.job for made in self._all() if made.task_id == task_id), None)
@@ -391,7 +391,7 @@ class ModalApi(ModalLogApi):
 
 
 def _check(wanted: Any) -> None:
-    """Refuse what Modal refuses of a definition."""
+    """Validate a definition like Modal."""
 
     def need(good: bool, message: str) -> None:
         if not good:

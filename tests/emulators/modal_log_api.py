@@ -1,6 +1,6 @@
-"""The part of Modal's API that reads logs: how many entries there are, and the entries of a time.
+"""The part of Modal's API that reads logs: counts of entries, and the entries of a time range.
 
-Every line that a job prints is on its standard output here.
+All output of a job is on its standard output.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from tests.emulators.processes import Processes
 
 
 class ModalLogApi:
-    """Answers about logs, for :class:`tests.emulators.modal_api.ModalApi`, which knows whose they
-    are."""
+    """Log requests, for :class:`tests.emulators.modal_api.ModalApi`, which maps tasks to jobs."""
 
     processes: Processes
 
     def job_of_task(self, task_id: str) -> str | None:
-        """The job that runs under that id, None if there is none."""
+        """The job of a task id; None if there is none."""
         raise NotImplementedError
 
     def AppCountLogs(self, request: Any) -> Message:
@@ -46,16 +45,16 @@ class ModalLogApi:
         return api.AppFetchLogsResponse(batches=[batch] if items else [])
 
     def _entries(self, request: Any) -> list[api.TaskLogs]:
-        """Entries of a job's log in the time asked for. One is not a line: every third line comes
-        in two."""
+        """Entries of a job's log in the requested time range. An entry is not a line: every third
+        line is split in two."""
         job = self.job_of_task(request.task_id)
-        found = []
+        entries = []
         for number, wall_s, text in self.processes.log_lines(job) if job else ():
             nanos = int(wall_s * 1e9)
             if not request.since.ToNanoseconds() <= nanos < request.until.ToNanoseconds():
                 continue
             cut = len(text) // 2 if number % 3 == 0 else 0
-            found += [
+            entries += [
                 api.TaskLogs(
                     data=part,
                     timestamp=nanos / 1e9,
@@ -65,4 +64,4 @@ class ModalLogApi:
                 for part in (text[:cut], text[cut:] + "\n")
                 if part
             ]
-        return found
+        return entries

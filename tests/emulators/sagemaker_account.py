@@ -1,6 +1,6 @@
-"""Secrets Manager and Service Quotas of an emulated account, as far as SageMaker's jobs need them.
+"""Secrets Manager and Service Quotas of an emulated account, for SageMaker's jobs.
 
-Each method takes a request's parameters and gives its answer, or raises
+Each method takes a request's parameters and returns the response, or raises
 :class:`~tests.emulators.aws.AwsError`. Rules and sources
 (docs.aws.amazon.com/secretsmanager/latest/ apireference/):
 
@@ -8,7 +8,7 @@ Each method takes a request's parameters and gives its answer, or raises
 - A deletion without recovery is asynchronous. Until it is complete no secret of that name can be
   created, written or read (InvalidRequestException), and lists leave it out:
   API_DeleteSecret.html, ForceDeleteWithoutRecovery. ``hold_deletions`` keeps it incomplete.
-- To delete a secret that does not exist by force is no error: the same page.
+- Forced deletion of an unknown secret is no error: the same page.
 - A secret has at most 65,536 bytes: API_CreateSecret.html, SecretString (checked by the model).
 """
 
@@ -26,7 +26,7 @@ QUOTA = 20.0
 
 
 class Secrets:
-    """By region and name, in ``kept``."""
+    """Secrets by region and name, in ``kept``."""
 
     def __init__(self, account: str) -> None:
         self.account = account
@@ -36,7 +36,7 @@ class Secrets:
         self._deletions_held = False
 
     def hold_deletions(self, held: bool = True) -> None:
-        """Deletions stay incomplete until this is called with False."""
+        """Keep deletions incomplete until this is called with False."""
         with self._lock:
             self._deletions_held = held
             if not held:
@@ -79,7 +79,7 @@ class Secrets:
             return {name: value for name, value in secret.items() if name != "Tags"}
 
     def delete(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """For good; of one that is not there AWS says the same."""
+        """Delete a secret at once. The response for an unknown secret is the same."""
         if not given.get("ForceDeleteWithoutRecovery"):
             raise AwsError("InvalidParameterException", "This emulator deletes by force only.")
         name = (region, given["SecretId"])
@@ -91,12 +91,12 @@ class Secrets:
     def list(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:
         [prefix] = given["Filters"][0]["Values"]
         with self._lock:
-            found = [
+            result = [
                 {key: value for key, value in secret.items() if key != "SecretString"}
                 for (where, name), secret in self.kept.items()
                 if where == region and name.startswith(prefix)
             ]
-        return {"SecretList": found}
+        return {"SecretList": result}
 
     def _find(self, region: str, name: str) -> dict[str, Any]:
         if (region, name) in self._deleted:
@@ -114,8 +114,7 @@ class Secrets:
 
 
 class Quotas:
-    """How many instances of each type an account may use for training; ``limits`` by name, where
-    it is not :data:`QUOTA`."""
+    """Limits of training instances per type; ``limits`` overrides :data:`QUOTA` by name."""
 
     def __init__(self, instance_types: Sequence[str]) -> None:
         self.limits: dict[str, float] = {}

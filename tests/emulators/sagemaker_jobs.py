@@ -1,6 +1,6 @@
-"""Training jobs that really run, and what CloudWatch Logs has of them.
+"""Training jobs as processes, and their CloudWatch Logs.
 
-Rules and their sources (docs.aws.amazon.com/sagemaker/latest/...):
+Rules and sources (docs.aws.amazon.com/sagemaker/latest/...):
 
 - A name is accepted once for each account and region, also after the job has ended:
   APIReference/API_CreateTrainingJob.html, TrainingJobName and ResourceInUse.
@@ -17,13 +17,13 @@ Rules and their sources (docs.aws.amazon.com/sagemaker/latest/...):
 - An interrupted spot job stays InProgress and is restarted under the same name when there is a
   machine; one beyond its MaxWaitTime goes over Stopping to Stopped: dg/
   model-managed-spot-training-status.html.
-- A job for which there is no machine stays in Starting, with a message that says so:
+- A job without a machine stays in Starting, with a message about capacity:
   APIReference/API_SecondaryStatusTransition.html, StatusMessage.
-- Lists come in pages of at most 100, newest first; a page's token holds for its own question only:
-  API_ListTrainingJobs.html. With ``hold_lists`` they lag behind: the page does not promise
+- Lists come in pages of at most 100, newest first; a token is valid for its own query only:
+  API_ListTrainingJobs.html. With ``hold_lists`` they lag: the page does not promise
   that a list shows a job at once.
 
-Nothing runs in the background: a request moves a job on to the state of its process.
+There is no background thread: a request updates a job to the state of its process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.emulators.processes import Processes
 GROUP = "/aws/sagemaker/TrainingJobs"
 LONGEST_RUN_S = 432_000
 SPOT_SHARE = 0.3
-"""Of the seconds a spot job trains, how many are billed."""
+"""The billed fraction of a spot job's training time."""
 
 _NO_MEMORY = (
     "ClientError: Please use an instance type with more memory, or reduce the size of job data "
@@ -94,7 +94,7 @@ class TrainingJob:
 
 
 class TrainingJobs:
-    """All jobs of an account. ``environment`` says what a job's machine adds to its own."""
+    """All jobs of an account. ``environment`` returns the variables of a job's machine."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class TrainingJobs:
         environment: Callable[[TrainingJob], Mapping[str, str]],
         limit: Callable[[str], float] = lambda quota: math.inf,
     ) -> None:
-        """``limit``: the account's quota of that name, in instances."""
+        """``limit`` returns the account's quota of a name, in instances."""
         self.limit = limit
         self.stopping_s = 0.1
         self.stopping_held = False
@@ -118,7 +118,7 @@ class TrainingJobs:
         self._jobs: dict[tuple[str, str], TrainingJob] = {}
         self._used: set[tuple[str, str]] = set()
 
-    # What the API does. Each takes a request's parameters and gives its answer.
+    # The API: each method takes a request's parameters and returns the response
 
     def create(self, region: str, given: Mapping[str, Any]) -> dict[str, Any]:
         stopping = given.get("StoppingCondition", {})
@@ -203,16 +203,16 @@ class TrainingJobs:
             held = self._listed
             summaries = self._summaries(region) if held is None else held.get(region, [])
         wanted, part = given.get("StatusEquals"), given.get("NameContains", "")
-        found = [
+        jobs = [
             job
             for job in summaries
             if wanted in (None, job["TrainingJobStatus"]) and part in job["TrainingJobName"]
         ]
-        found.sort(key=lambda job: float(job["CreationTime"]), reverse=True)
+        jobs.sort(key=lambda job: float(job["CreationTime"]), reverse=True)
         question = f"{part}|{wanted}|"
         first, size = _first(given.get("NextToken"), question), given.get("MaxResults", 10)
-        more = {"NextToken": _token(question, first + size)} if first + size < len(found) else {}
-        return {"TrainingJobSummaries": found[first : first + size], **more}
+        more = {"NextToken": _token(question, first + size)} if first + size < len(jobs) else {}
+        return {"TrainingJobSummaries": jobs[first : first + size], **more}
 
     def _summaries(self, region: str) -> Sequence[dict[str, Any]]:
         return [
@@ -222,7 +222,7 @@ class TrainingJobs:
         ]
 
     def hold_lists(self, held: bool) -> None:
-        """Lists show what is there now, and no later change, until they are no longer held."""
+        """Freeze lists at their current content until ``held`` is False."""
         with self.lock:
             regions = {region for region, _ in self._jobs}
             self._listed = {name: self._summaries(name) for name in regions} if held else None
@@ -305,10 +305,10 @@ class TrainingJobs:
             "nextBackwardToken": f"b/{first + skipped}",
         }
 
-    # What goes wrong, and what goes on.
+    # Faults and state changes
 
     def get(self, region: str, name: str) -> TrainingJob:
-        """Where it is now. Raises what the API says of one it does not know."""
+        """The current job. Raises the API's error for an unknown name."""
         job = self._jobs.get((region, name))
         if job is None:
             raise AwsError("ValidationException", "Requested resource not found.")
@@ -320,7 +320,7 @@ class TrainingJobs:
             return [job for job in self._jobs.values() if self._moved_on(job).status not in _ENDED]
 
     def named(self, text: str) -> TrainingJob:
-        """By its whole name, or by the launch key that is the end of it."""
+        """A job by its name, or by the launch key at the end of its name."""
         with self.lock:
             for job in self._jobs.values():
                 if job.name == text or job.name.endswith(f"--{text}"):
@@ -333,7 +333,7 @@ class TrainingJobs:
         self.processes.kill(job.starts[-1], "preempted")
 
     def break_down(self, job: TrainingJob) -> None:
-        """SageMaker loses the machine of a job that is not spot."""
+        """Lose the machine of a job that is not spot."""
         job.fault = _INTERNAL
         self.processes.kill(job.starts[-1], "preempted", grace_s=0)
 
@@ -341,11 +341,11 @@ class TrainingJobs:
         self.processes.kill(job.starts[-1], "oom", grace_s=0)
 
     def starve(self, job: TrainingJob) -> None:
-        """A job that waits for a machine is told that there is none."""
+        """Fail a job that waits for a machine."""
         self._finish(job, "Failed", "Failed", time.time(), _NO_MACHINE)
 
     def give_machines(self) -> None:
-        """Jobs that wait start, interrupted ones again."""
+        """Start waiting jobs and restart interrupted ones."""
         with self.lock:
             self.capacity = True
             for job in self._jobs.values():
@@ -402,7 +402,7 @@ class TrainingJobs:
         return job
 
     def _stopped(self, job: TrainingJob) -> None:
-        """A job that was stopped has no process (any more)."""
+        """Complete the stop of a job without a process."""
         at_s = time.time()
         process = self.processes.get(job.starts[-1]) if job.starts else None
         if process is not None and process.ended_by == "oom":
@@ -411,7 +411,7 @@ class TrainingJobs:
             self._finish(job, "Stopped", job.stopping_as, at_s)
 
     def _ended(self, job: TrainingJob) -> None:
-        """The process of a job that nobody stopped has ended."""
+        """Record the end of a process that was not stopped."""
         process = self.processes.get(job.starts[-1])
         at_s = process.ended_wall_s
         if job.fault:
@@ -451,7 +451,7 @@ class TrainingJobs:
         return summary
 
     def _streams(self, region: str) -> dict[str, str]:
-        """Those that something was written to."""
+        """Log streams with at least one line."""
         return {
             stream: start
             for (where, _), job in self._jobs.items()
@@ -465,7 +465,8 @@ def _token(question: str, first: int) -> str:
 
 
 def _first(token: str | None, question: str) -> int:
-    """Where the page of ``token`` begins. Raises :class:`AwsError` for another question's token."""
+    """The first index of the page of ``token``. Raises :class:`AwsError` for a token of another
+    query."""
     if token is None:
         return 0
     try:

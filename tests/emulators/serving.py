@@ -1,9 +1,10 @@
-"""Servers as children of this process, each on free loopback ports and ended with its block."""
+"""Run servers as child processes on free loopback ports; each ends with its block."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from tests.emulators import child as tie
+from tests.emulators import child as guard
 
 
 @contextlib.contextmanager
@@ -24,10 +25,10 @@ def child(
     cwd: Path | None = None,
     ends_by: signal.Signals = signal.SIGTERM,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends with the block, and with this process if that is killed."""
+    """A process that ends with the block, or with this process if it is killed."""
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-I", tie.__file__, str(os.getpid()), *command],
+            [sys.executable, "-I", guard.__file__, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -50,28 +51,39 @@ def wait_until(
     ready: Callable[[], object],
     what: str,
     *,
-    timeout_s: float = 300,
+    timeout_s: float = 900,
     every_s: float = 0.02,
     process: subprocess.Popen[bytes] | None = None,
     log: Path | None = None,
 ) -> None:
-    """Poll ``ready`` until it is true; fail with what ``process`` said if it ended first."""
+    """Poll ``ready`` until it is true; fail with the log of ``process`` if it ended first."""
     deadline = time.monotonic() + timeout_s
     while not ready():
         ended = process is not None and process.poll() is not None
         if ended or time.monotonic() > deadline:
-            said = log.read_text(errors="replace")[-3000:] if log and log.exists() else ""
-            raise AssertionError(f"{what}: {'ended' if ended else 'timed out'}\n{said}")
+            output = log.read_text(errors="replace")[-3000:] if log and log.exists() else ""
+            raise AssertionError(f"{what}: {'ended' if ended else 'timed out'}\n{output}")
         time.sleep(every_s)
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports nobody listens on now, all different."""
+    """Distinct loopback ports that no process listens on.
+
+    They are below the ports that Linux and macOS give to outgoing connections, so no client takes
+    one of them before the server starts.
+    """
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+        for port in random.SystemRandom().sample(range(10_240, 32_768), k=1_000):
+            if len(found) == count:
+                break
+            probe = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+    if len(found) < count:
+        raise AssertionError(f"expected {count} free ports, found {len(found)}")
+    return found
 
 
 def accepts(port: int) -> bool:

@@ -1,5 +1,4 @@
-"""``python -m tests.emulators``: a backend served by a process of its own, found by what that
-says."""
+"""``python -m tests.emulators``: a backend in a separate process, configured by its output."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from executors.base import Cause, ExecutorConfig
 from executors.registry import BACKENDS as EXECUTORS
 from executors.registry import get_executor
 from tests.emulators.__main__ import BACKENDS, main
-from tests.executors.worlds import LIMIT_S, is_gone, launch, number_in, wait_for
+from tests.executors.harnesses import LIMIT_S, is_gone, launch, number_in, wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -28,7 +27,7 @@ def test_every_remote_backend_has_one() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_it_says_leads_an_executor_there(backend: str, tmp_path: Path) -> None:
+def test_the_printed_configuration_connects_an_executor(backend: str, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.emulators", backend, "--state", tmp_path / "state"],
         cwd=REPOSITORY,
@@ -36,14 +35,14 @@ def test_what_it_says_leads_an_executor_there(backend: str, tmp_path: Path) -> N
     )
     try:
         assert process.stdout is not None
-        said = json.loads(process.stdout.readline())
+        text = json.loads(process.stdout.readline())
         executor = get_executor(
-            backend, ExecutorConfig(credentials=said["credentials"], options=said["options"])
+            backend, ExecutorConfig(credentials=text["credentials"], options=text["options"])
         )
         handle = launch(executor, "wait", tmp_path / "up")
         pid = number_in(tmp_path / "up")
         quota = urllib.request.Request(
-            f"{said['url']}/_emulator/refuse_quota", b'{"message": "no more"}', method="POST"
+            f"{text['url']}/_emulator/refuse_quota", b'{"message": "no more"}', method="POST"
         )
         urllib.request.urlopen(quota, timeout=LIMIT_S).close()
         with pytest.raises(Exception, match="no more"):
@@ -52,7 +51,7 @@ def test_what_it_says_leads_an_executor_there(backend: str, tmp_path: Path) -> N
         (status,) = executor.collect([handle], LIMIT_S)
         assert status.cause is Cause.CANCELLED
         assert is_gone(pid)
-        left = launch_again(executor, said["url"], tmp_path)
+        left = launch_again(executor, text["url"], tmp_path)
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT_S) == 0
@@ -60,7 +59,7 @@ def test_what_it_says_leads_an_executor_there(backend: str, tmp_path: Path) -> N
 
 
 def launch_again(executor: object, url: str, tmp_path: Path) -> int:
-    """The process id of a job that is left running."""
+    """The process id of a job that keeps running."""
     allow = urllib.request.Request(
         f"{url}/_emulator/refuse_quota", b'{"message": null}', method="POST"
     )
@@ -69,7 +68,7 @@ def launch_again(executor: object, url: str, tmp_path: Path) -> int:
     return number_in(tmp_path / "left")
 
 
-def test_a_port_in_use_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import socket
 
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}

@@ -1,4 +1,4 @@
-"""The emulated cluster enforces what a real one does; its docstrings name the pages."""
+"""The emulated cluster enforces the rules of a real one; its docstrings name the sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.emulators.interruptions import Interruption, Interruptions, Outcome
 from tests.emulators.kubernetes import TOKEN, KubernetesCluster
 from tests.emulators.kubernetes_jobs import NEW_CONDITION
 from tests.emulators.kubernetes_kueue import QUEUE_LABEL
-from tests.executors.worlds import wait_for
+from tests.executors.harnesses import wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -32,14 +32,14 @@ def request(
     cluster: KubernetesCluster, method: str, path: str, body: Json | None = None
 ) -> tuple[int, Json, dict[str, str]]:
     kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-    asked = urllib.request.Request(
+    requested = urllib.request.Request(
         cluster.url + path,
         method=method,
         data=None if body is None else json.dumps(body).encode(),
         headers={"Authorization": f"Bearer {TOKEN}", "Content-Type": kind},
     )
     try:
-        with urllib.request.urlopen(asked) as answer:
+        with urllib.request.urlopen(requested) as answer:
             return answer.status, json.loads(answer.read()), dict(answer.headers)
     except urllib.error.HTTPError as error:
         with error:
@@ -103,7 +103,7 @@ def test_names_namespaces_and_versions_conflict(cluster: KubernetesCluster) -> N
     assert made["metadata"]["resourceVersion"]
 
 
-def test_the_template_of_a_job_is_immutable_but_for_scheduling_before_its_start(
+def test_the_template_of_a_job_is_immutable_except_scheduling_before_its_start(
     cluster: KubernetesCluster,
 ) -> None:
     request(cluster, "POST", JOBS, job(suspend=True, completions=1))
@@ -151,7 +151,7 @@ def test_dependents_can_be_orphaned_and_one_of_a_missing_owner_is_deleted(
     assert request(cluster, "DELETE", f"{SECRETS}/kept", {"propagationPolicy": "No"})[0] == 422
 
 
-def test_a_suspended_job_has_no_pods_and_its_deadline_begins_anew(
+def test_a_suspended_job_has_no_pods_and_its_deadline_restarts(
     cluster: KubernetesCluster,
 ) -> None:
     request(cluster, "POST", JOBS, job())
@@ -196,9 +196,7 @@ def test_a_queue_holds_its_jobs_and_keeps_its_label(cluster: KubernetesCluster) 
 
 
 @pytest.mark.parametrize("after", [7, "Thu, 01 Jan 2099 00:00:00 GMT"])
-def test_a_429_says_when_to_come_back_in_either_form(
-    cluster: KubernetesCluster, after: int | str
-) -> None:
+def test_retry_after_is_sent_in_either_form(cluster: KubernetesCluster, after: int | str) -> None:
     cluster.fail(429, "too many requests", after_s=after)
     code, _, headers = request(cluster, "GET", JOBS)
     assert (code, headers["Retry-After"]) == (429, str(after))

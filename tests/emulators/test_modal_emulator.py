@@ -1,5 +1,4 @@
-"""The emulated Modal refuses what Modal refuses, to its real client. The executors' tests drive the
-rest."""
+"""Refusals of the emulated Modal, with the real client. The executor's tests cover the rest."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def post(server: ModalServer, path: str, body: dict[str, object]) -> tuple[int, 
         return error.code, error.read().decode()
 
 
-def test_a_stranger_is_refused(server: ModalServer) -> None:
+def test_an_unknown_token_is_refused(server: ModalServer) -> None:
     for token in (("ak-x", "as-x"), (server.token[0], "as-x")):
         with (
             modal.Client(server.url, api_pb2.CLIENT_TYPE_CLIENT, token) as stranger,
@@ -61,15 +60,15 @@ def test_a_name_belongs_to_one_living_sandbox(
     first = modal.Sandbox.create("sleep", "60", app=app, client=client, name="one", gpu=gpu)
     with pytest.raises(modal.exception.AlreadyExistsError, match="already exists"):
         modal.Sandbox.create("sleep", "60", app=app, client=client, name="one", gpu=gpu)
-    found = modal.Sandbox.from_name("tests", "one", client=client)
-    assert found.object_id == first.object_id
+    result = modal.Sandbox.from_name("tests", "one", client=client)
+    assert result.object_id == first.object_id
     assert first.terminate(wait=True) == 137
     second = modal.Sandbox.create("true", app=app, client=client, name="one", gpu=gpu)
     assert second.object_id != first.object_id
     second.wait()
 
 
-def test_ended_ones_are_found_by_name_of_one_kind_only(
+def test_ended_sandboxes_of_only_one_kind_are_found_by_name(
     client: modal.Client, app: modal.App
 ) -> None:
     for name, gpu in (("cpu", None), ("gpu", "T4")):
@@ -81,15 +80,15 @@ def test_ended_ones_are_found_by_name_of_one_kind_only(
         modal.Sandbox.from_name("tests", "gpu", client=client, include_terminated=True)
 
 
-def test_what_is_not_there_is_said(client: modal.Client) -> None:
-    with pytest.raises(modal.exception.NotFoundError, match="App 'nobodys' not found"):
-        modal.App.lookup("nobodys", client=client)
-    for sandbox_id in (f"sb-{'x' * 22}", "sb-v2-nobodys"):
+def test_an_unknown_path_is_an_error(client: modal.Client) -> None:
+    with pytest.raises(modal.exception.NotFoundError, match="App 'unknown' not found"):
+        modal.App.lookup("unknown", client=client)
+    for sandbox_id in (f"sb-{'x' * 22}", "sb-v2-unknown"):
         with pytest.raises(modal.exception.NotFoundError, match="not found"):
             modal.Sandbox.from_id(sandbox_id, client=client)
 
 
-def test_faults_are_switched_from_outside(
+def test_faults_are_injected_over_http(
     server: ModalServer, client: modal.Client, app: modal.App
 ) -> None:
     assert post(server, "/_emulator/refuse_quota", {"message": "no more"})[0] == 200
@@ -108,12 +107,10 @@ def test_faults_are_switched_from_outside(
         ("/_emulator/explode", {}),
         ("/oom", {}),
         ("/_emulator/oom", {"job": "x"}),
-        ("/_emulator/oom", {"sandbox_id": "nobodys"}),
+        ("/_emulator/oom", {"sandbox_id": "unknown"}),
         ("/_emulator/stop", {}),
     ],
 )
-def test_a_fault_that_cannot_be_is_named(
-    server: ModalServer, path: str, body: dict[str, object]
-) -> None:
-    status, said = post(server, path, body)
-    assert status == 404 and json.loads(said)["error"]
+def test_an_invalid_fault_is_named(server: ModalServer, path: str, body: dict[str, object]) -> None:
+    status, text = post(server, path, body)
+    assert status == 404 and json.loads(text)["error"]

@@ -1,4 +1,4 @@
-"""The runner of emulated jobs, on real processes. Waiting is always for an event."""
+"""The runner of emulated jobs, with real processes. Tests wait for events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.emulators.processes import Job, Processes
-from tests.executors.worlds import LIMIT_S, is_gone, number_in, wait_for
+from tests.executors.harnesses import LIMIT_S, is_gone, number_in, wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -47,7 +47,7 @@ def first_line(processes: Processes, job: Job) -> str:
     return processes.log_lines(job.id)[0][2]
 
 
-def test_a_job_is_on_a_machine_of_its_own(
+def test_a_job_has_a_separate_machine(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUR_SECRET", "secret")
@@ -61,7 +61,7 @@ def test_a_job_is_on_a_machine_of_its_own(
     assert 0 < job.created_wall_s <= job.started_wall_s <= job.ended_wall_s
 
 
-def test_python_is_this_one_for_a_shell_too(processes: Processes) -> None:
+def test_python_in_a_shell_is_this_interpreter(processes: Processes) -> None:
     job = processes.start(["sh", "-c", "python -c 'import sys; print(sys.executable)'"], {})
     end_of(processes, job)
     assert processes.log_lines(job.id)[0][2] == sys.executable
@@ -71,14 +71,14 @@ def test_python_is_this_one_for_a_shell_too(processes: Processes) -> None:
     ("code", "exit_code", "number"),
     [("raise SystemExit(75)", 75, 0), ("import os; os.kill(os.getpid(), 11)", 139, 11)],
 )
-def test_ends_are_told_as_a_container_runtime_tells_them(
+def test_exit_codes_are_those_of_a_container_runtime(
     processes: Processes, code: str, exit_code: int, number: int
 ) -> None:
     job = end_of(processes, python(processes, code))
     assert (job.exit_code, job.signal, job.ended_by) == (exit_code, number, "")
 
 
-def test_a_command_that_is_not_there_ends_with_127(processes: Processes) -> None:
+def test_a_missing_command_exits_with_127(processes: Processes) -> None:
     job = end_of(processes, processes.start(["no-such-program"], {}))
     assert job.exit_code == 127
     assert "no-such-program: No such file" in processes.log_lines(job.id)[0][2]
@@ -96,7 +96,7 @@ def test_lines_are_numbered_and_dated(processes: Processes) -> None:
     assert processes.log_lines(job.id, after=4) == processes.log_lines(job.id, after=9) == []
 
 
-def test_asked_to_end_it_may_end_in_its_own_way(processes: Processes) -> None:
+def test_a_job_can_handle_sigterm(processes: Processes) -> None:
     code = f"import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); {WAIT}"
     job = python(processes, f"import sys; {code}")
     first_line(processes, job)
@@ -105,7 +105,7 @@ def test_asked_to_end_it_may_end_in_its_own_way(processes: Processes) -> None:
     assert (ended.exit_code, ended.signal, ended.ended_by) == (143, 0, "preempted")
 
 
-def test_the_deaf_are_killed_after_the_grace_and_the_first_reason_stays(
+def test_a_job_that_ignores_sigterm_is_killed_after_the_grace_period(
     processes: Processes,
 ) -> None:
     job = python(processes, DEAF, grace_s=0.1)
@@ -118,14 +118,14 @@ def test_the_deaf_are_killed_after_the_grace_and_the_first_reason_stays(
     assert processes.get(job.id) == ended
 
 
-def test_a_deadline_ends_it(processes: Processes) -> None:
+def test_a_timeout_ends_the_job(processes: Processes) -> None:
     job = end_of(processes, python(processes, WAIT, timeout_s=0.2))
     assert (job.ended_by, job.exit_code) == ("deadline", 143)
     in_time = end_of(processes, python(processes, "", timeout_s=600))
     assert (in_time.ended_by, in_time.exit_code) == ("", 0)
 
 
-def test_a_held_job_waits_until_it_may_begin(processes: Processes) -> None:
+def test_a_held_job_is_pending_until_begin(processes: Processes) -> None:
     job = python(processes, "print('begun')", held=True)
     assert (job.state, processes.log_lines(job.id)) == ("pending", [])
     processes.begin(job.id)
@@ -139,7 +139,7 @@ def test_a_held_job_waits_until_it_may_begin(processes: Processes) -> None:
     assert processes.begin(other.id).state == "ended"
 
 
-def test_what_a_job_leaves_behind_ends_with_it(processes: Processes, tmp_path: Path) -> None:
+def test_remaining_processes_of_a_job_are_killed(processes: Processes, tmp_path: Path) -> None:
     code = (
         "import subprocess, sys\n"
         "inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
@@ -153,13 +153,13 @@ def test_an_id_is_used_once_and_unknown_ones_are_errors(processes: Processes) ->
     end_of(processes, python(processes, "", job_id="one"))
     with pytest.raises(ValueError, match="one"):
         python(processes, "", job_id="one")
-    for ask in (processes.get, processes.log_lines, processes.kill, processes.begin):
+    for call in (processes.get, processes.log_lines, processes.kill, processes.begin):
         with pytest.raises(KeyError):
-            ask("two")
+            call("two")
     assert [job.id for job in processes.all()] == ["one"]
 
 
-def test_a_forgotten_job_is_dead_and_unknown_and_nobody_waits_for_it(
+def test_a_deleted_job_is_killed_and_waiters_return(
     processes: Processes,
 ) -> None:
     job = python(processes, WAIT, timeout_s=600)
@@ -173,7 +173,7 @@ def test_a_forgotten_job_is_dead_and_unknown_and_nobody_waits_for_it(
     assert processes.all() == []
 
 
-def test_closing_kills_what_runs(tmp_path: Path) -> None:
+def test_closing_kills_running_jobs(tmp_path: Path) -> None:
     processes = Processes(tmp_path)
     pids = [int(first_line(processes, python(processes, DEAF))) for _ in range(3)]
     processes.close()
@@ -181,7 +181,7 @@ def test_closing_kills_what_runs(tmp_path: Path) -> None:
     assert {job.exit_code for job in processes.all()} == {137}
 
 
-def test_a_job_outlives_the_thread_that_asked_for_it(processes: Processes) -> None:
+def test_a_job_outlives_the_thread_that_started_it(processes: Processes) -> None:
     jobs: list[Job] = []
     thread = threading.Thread(target=lambda: jobs.append(python(processes, WAIT)))
     thread.start()
@@ -191,7 +191,7 @@ def test_a_job_outlives_the_thread_that_asked_for_it(processes: Processes) -> No
 
 
 @pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="only Linux tells a parent's death"
+    not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG is specific to Linux"
 )
 def test_jobs_of_a_killed_emulator_die(tmp_path: Path) -> None:
     code = (
@@ -200,9 +200,9 @@ def test_jobs_of_a_killed_emulator_die(tmp_path: Path) -> None:
         "p = Processes(Path(sys.argv[1])); job = p.start(['python', '-c', sys.argv[2]], {})\n"
         "time.sleep(600)"
     )
-    said = f"import os, time; open({str(tmp_path / 'up')!r}, 'w').write(str(os.getpid())); {WAIT}"
+    job = f"import os, time; open({str(tmp_path / 'up')!r}, 'w').write(str(os.getpid())); {WAIT}"
     emulator = subprocess.Popen(
-        [sys.executable, "-c", code, tmp_path, said], cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", code, tmp_path, job], cwd=Path(__file__).parents[2]
     )
     pid = number_in(tmp_path / "up")
     os.kill(emulator.pid, signal.SIGKILL)

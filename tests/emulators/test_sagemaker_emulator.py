@@ -1,4 +1,4 @@
-"""The emulated SageMaker refuses what SageMaker refuses, in its words, to the real SDK."""
+"""Refusals of the emulated SageMaker, with its messages and the real SDK."""
 
 from __future__ import annotations
 
@@ -65,20 +65,38 @@ def spot(wait_s: int) -> dict[str, Any]:
     [
         ({"TrainingJobName": "run_0"}, "ValidationException", "regular expression pattern"),
         ({"RoleArn": "admin-of-everything-here"}, "ValidationException", "'roleArn'"),
-        ({"RoleArn": ROLE.replace(ACCOUNT, "999999999999")}, "ValidationException",
-         "Could not assume role"),
-        ({"ResourceConfig": {"InstanceType": "ml.huge", "InstanceCount": 1, "VolumeSizeInGB": 1}},
-         "ValidationException", "'ml.huge' at 'resourceConfig.instanceType'"),
+        (
+            {"RoleArn": ROLE.replace(ACCOUNT, "999999999999")},
+            "ValidationException",
+            "Could not assume role",
+        ),
+        (
+            {
+                "ResourceConfig": {
+                    "InstanceType": "ml.huge",
+                    "InstanceCount": 1,
+                    "VolumeSizeInGB": 1,
+                }
+            },
+            "ValidationException",
+            "'ml.huge' at 'resourceConfig.instanceType'",
+        ),
         ({"Environment": {"LONG": "x" * 513}}, "ValidationException", "less than or equal to 512"),
         ({"Environment": {"not ok": "x"}}, "ValidationException", "regular expression pattern"),
         ({"Tags": [{"Key": "a", "Value": "x;y"}]}, "ValidationException", "'tags.1.member.value'"),
         (spot(59), "ValidationException", "Invalid MaxWaitTimeInSeconds"),
-        ({"StoppingCondition": spot(99)["StoppingCondition"]}, "ValidationException",
-         "only supported with EnableManagedSpotTraining"),
-        ({"StoppingCondition": {"MaxRuntimeInSeconds": 500_000}}, "ResourceLimitExceeded",
-         "Longest run time for a training job"),
+        (
+            {"StoppingCondition": spot(99)["StoppingCondition"]},
+            "ValidationException",
+            "only supported with EnableManagedSpotTraining",
+        ),
+        (
+            {"StoppingCondition": {"MaxRuntimeInSeconds": 500_000}},
+            "ResourceLimitExceeded",
+            "Longest run time for a training job",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_jobs_are_refused(
     server: SageMakerServer, changed: dict[str, Any], code: str, words: str
 ) -> None:
@@ -97,15 +115,15 @@ def test_arguments_have_limits(server: SageMakerServer) -> None:
             client(server).create_training_job(**job(AlgorithmSpecification=algorithm))
 
 
-def test_strangers_are_turned_away(server: SageMakerServer) -> None:
+def test_unknown_credentials_are_refused(server: SageMakerServer) -> None:
     request = urllib.request.Request(server.url, b"{}", {"X-Amz-Target": "SageMaker.ListTags"})
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request)
     assert caught.value.code == 400 and b"MissingAuthenticationToken" in caught.value.read()
     for keys, code in (
-        ({"key": "AKIANOBODY"}, "UnrecognizedClientException"),
+        ({"key": "AKIAUNKNOWN"}, "UnrecognizedClientException"),
         ({"secret": "another"}, "InvalidSignatureException"),
-        ({"token": "of-nobody"}, "UnrecognizedClientException"),
+        ({"token": "unknown"}, "UnrecognizedClientException"),
     ):
         with pytest.raises(ClientError, match=code):
             client(server, **keys).list_training_jobs()
@@ -113,7 +131,7 @@ def test_strangers_are_turned_away(server: SageMakerServer) -> None:
             client(server, "sts", **keys).get_caller_identity()
 
 
-def test_a_job_may_read_its_secret_and_nothing_else(server: SageMakerServer) -> None:
+def test_the_execution_role_can_only_read_its_secret(server: SageMakerServer) -> None:
     role = server._role("run-0-1")
     keys = {"key": role["AccessKeyId"], "secret": role["SecretAccessKey"], "token": role["Token"]}
     client(server, "secretsmanager").create_secret(Name="archipelago/a", SecretString="{}")
@@ -130,12 +148,12 @@ def test_a_job_may_read_its_secret_and_nothing_else(server: SageMakerServer) -> 
             call()
 
 
-def test_what_it_does_not_speak_it_says(server: SageMakerServer) -> None:
+def test_unsupported_operations_are_errors(server: SageMakerServer) -> None:
     with pytest.raises(ClientError, match="UnknownOperationException"):
         client(server).list_endpoints()
 
 
-def test_a_spot_job_waits_no_longer_than_it_may(server: SageMakerServer) -> None:
+def test_a_spot_job_waits_no_longer_than_its_limit(server: SageMakerServer) -> None:
     server.withhold_machines()
     client(server).create_training_job(**job(**spot(60)))
     server.hold_stopping()
@@ -158,8 +176,8 @@ def test_jobs_outlive_a_pause_of_the_server(server: SageMakerServer) -> None:
     with pytest.raises(Exception, match=r"Could not connect|Connection was closed"):
         used.list_training_jobs()
     server.start()
-    (found,) = used.list_training_jobs()["TrainingJobSummaries"]
-    assert found["TrainingJobName"] == "run-0-1"
+    (result,) = used.list_training_jobs()["TrainingJobSummaries"]
+    assert result["TrainingJobName"] == "run-0-1"
     with pytest.raises(ClientError, match=r"ResourceInUse.*already exists"):
         used.create_training_job(**job())
 
@@ -171,7 +189,7 @@ def test_the_quota_counts_jobs_until_they_are_stopped(server: SageMakerServer) -
     server.jobs.stopping_s = 0.0
     for name in ("a", "b"):
         used.create_training_job(**job(name))
-    used.create_training_job(**job("c", **spot(60)))  # spot has a quota of its own
+    used.create_training_job(**job("c", **spot(60)))  # spot has a separate quota
     with pytest.raises(ClientError) as caught:
         used.create_training_job(**job("d"))
     error = caught.value.response["Error"]
@@ -193,7 +211,7 @@ def test_the_quota_counts_jobs_until_they_are_stopped(server: SageMakerServer) -
         used.create_training_job(**job("a"))  # for ever
 
 
-def test_lists_come_in_pages_and_can_lag(server: SageMakerServer) -> None:
+def test_lists_are_paged_and_can_lag(server: SageMakerServer) -> None:
     server.withhold_machines()
     used = client(server)
     for n in range(5):
@@ -212,7 +230,7 @@ def test_lists_come_in_pages_and_can_lag(server: SageMakerServer) -> None:
     assert len(used.list_training_jobs()["TrainingJobSummaries"]) == 6
 
 
-def test_a_request_can_be_lost_and_so_can_its_answer(server: SageMakerServer) -> None:
+def test_a_request_or_its_response_can_be_lost(server: SageMakerServer) -> None:
     server.withhold_machines()
     used = client(server)
     for fault, made in (("unavailable", 0), ("drop_before", 0), ("drop_after", 1)):

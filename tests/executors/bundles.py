@@ -45,7 +45,7 @@ def code_in(rendezvous: Path, **more: tuple[str, ...]) -> CodeRef:
 
 
 def bare_environment(kept: Path, **more: str) -> dict[str, str]:
-    """Of a job on an image: nothing of this process but its PATH."""
+    """The environment of a job in an image: only the PATH of this process."""
     return {"PATH": os.environ["PATH"], "HOME": str(kept), "DILOCO_CODE_DIR": str(kept), **more}
 
 

@@ -1,5 +1,5 @@
-"""Stands for a replica: ``python -m replica_stub WHAT ARGS...``. Imports nothing but the standard
-library: it runs wherever an executor puts it."""
+"""A replica for tests: ``python -m replica_stub WHAT ARGS...``. It imports only the standard
+library, so it runs wherever an executor starts it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def main() -> None:
     elif what == "child":
         inner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         Path(args[0]).write_text(str(inner.pid))
-    elif what == "deaf-sessions":  # a deaf replica, and deaf ranks in sessions of their own
+    elif (
+        what == "deaf-sessions"
+    ):  # a replica and ranks in their own sessions, which all ignore SIGTERM
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ranks = [
             subprocess.Popen([sys.executable, __file__, "deaf", path], start_new_session=True)
@@ -61,7 +63,7 @@ def main() -> None:
         ]
         Path(args[0]).write_text(str(os.getpid()))
         ranks[0].wait()
-    elif what == "leave-session":  # ends, and leaves one behind
+    elif what == "leave-session":  # exits, and leaves a child running
         subprocess.Popen([sys.executable, __file__, "deaf", args[0]], start_new_session=True)
         wait_for(args[0])
     elif what == "count":

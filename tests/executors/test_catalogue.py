@@ -1,4 +1,4 @@
-"""Hardware and prices: one table per backend, corrected by a file."""
+"""Hardware and prices: one table per backend, with overrides from a file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from executors.catalogue import Catalogue
-from executors.hardware import TABLES
-from executors.registry import BACKENDS, CLASSES
+from executors.registry import BACKENDS, TABLES
 
 
 def test_every_backend_has_a_table_and_a_dated_source_for_its_prices() -> None:
-    assert [table.backend for table in TABLES] == list(BACKENDS) == list(CLASSES)
+    assert [table.backend for table in TABLES] == list(BACKENDS)
     for table in TABLES:
         assert table.hardware, table.backend
         assert all(h.backend == table.backend for h in table.hardware)
@@ -43,10 +42,10 @@ def test_a_file_corrects_a_price_and_adds_hardware(tmp_path: Path) -> None:
         "[modal.H100]\nprice_usd_h = 3\n"
         '[kubernetes."our node"]\ngpu = "nvidia.com/gpu"\ngpus = 8\n',
     )
-    known, mended = Catalogue(TABLES).get("modal", "H100"), made.get("modal", "H100")
+    known, corrected = Catalogue(TABLES).get("modal", "H100"), made.get("modal", "H100")
     assert known is not None
-    assert mended is not None
-    assert (mended.price_usd_h, mended.gpus) == (3, known.gpus)
+    assert corrected is not None
+    assert (corrected.price_usd_h, corrected.gpus) == (3, known.gpus)
     added = made.get("kubernetes", "our node")
     assert added is not None
     assert (added.label, added.gpus, added.price_usd_h) == ("our node", 8, None)
@@ -55,7 +54,7 @@ def test_a_file_corrects_a_price_and_adds_hardware(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[moon.X]\n", "expected a backend of local, modal"),
         ("[modal.H100]\nprice = 3\n", "found 'price'"),
@@ -65,13 +64,15 @@ def test_a_file_corrects_a_price_and_adds_hardware(tmp_path: Path) -> None:
         ("[modal", "expected a TOML file"),
     ],
 )
-def test_nonsense_is_refused_with_its_place(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said) as caught:
+def test_an_invalid_file_is_refused_with_the_position(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
         catalogue(tmp_path, text)
     assert "hardware.toml" in str(caught.value)
 
 
-def test_spot_has_a_price_of_its_own(tmp_path: Path) -> None:
+def test_spot_has_a_separate_price(tmp_path: Path) -> None:
     made = catalogue(tmp_path, "[modal.H100]\nprice_usd_h = 3\nspot_price_usd_h = 1\n")
     hardware = made.get("modal", "H100")
     assert hardware is not None

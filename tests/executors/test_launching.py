@@ -1,32 +1,36 @@
-"""What executors share, without a backend."""
+"""Code shared by executors, tested without a backend."""
 
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from executors.base import (
     Cause,
     ExecutorConfig,
+    JobRequest,
     JobState,
     LaunchRefused,
+    NoCapacity,
     ReplicaHandle,
     ReplicaSpec,
     ReplicaStatus,
     RetryLater,
 )
+from executors.executor import job_requests, new_specs
 from executors.launching import (
+    call_each,
     collect,
     exit_cause,
     labels_of,
-    launch_each,
-    new_specs,
-    prepare,
     retry_after_s,
     scrub,
 )
+from executors.local.executor import LocalProcessExecutor
 
 
 def handle(key: str) -> ReplicaHandle:
@@ -38,15 +42,15 @@ def spec(key: str, **more: object) -> ReplicaSpec:
 
 
 class Backend:
-    """Jobs that end when so many polls are over; None for an answer that fails."""
+    """A backend with scripted responses; None is a failed poll."""
 
     def __init__(self, answers: list[dict[str, bool] | None]) -> None:
         self.answers = answers
-        self.asked: list[list[str]] = []
+        self.requested: list[list[str]] = []
         self.now = 0.0
 
     def poll(self, handles: Sequence[ReplicaHandle]) -> list[ReplicaStatus]:
-        self.asked.append([each.launch_key for each in handles])
+        self.requested.append([each.launch_key for each in handles])
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if answer is None:
             raise RetryLater("away")
@@ -68,14 +72,14 @@ class Backend:
         return [status.state for status in statuses]
 
 
-def test_collect_asks_again_only_for_those_that_go_on() -> None:
+def test_collect_polls_only_jobs_that_have_not_ended() -> None:
     backend = Backend([{"a": False, "b": True}, {"a": False}, {"a": True}])
     assert backend.collect("ab", 100) == [JobState.ENDED, JobState.ENDED]
-    assert backend.asked == [["a", "b"], ["a"], ["a"]]
+    assert backend.requested == [["a", "b"], ["a"], ["a"]]
     assert backend.now == 4.0
 
 
-def test_collect_gives_the_states_when_the_time_is_over() -> None:
+def test_collect_returns_the_states_at_the_timeout() -> None:
     backend = Backend([{"a": False, "b": True}])
     assert backend.collect("ab", 5) == [JobState.RUNNING, JobState.ENDED]
     assert backend.now == 5.0
@@ -83,7 +87,7 @@ def test_collect_gives_the_states_when_the_time_is_over() -> None:
     assert Backend([{}]).collect("", 5) == []
 
 
-def test_collect_waits_out_a_backend_that_is_away_for_a_while() -> None:
+def test_collect_retries_while_the_backend_is_unavailable() -> None:
     assert Backend([None, {"a": True}]).collect("a", 5) == [JobState.ENDED]
     backend = Backend([{"a": False}, None])
     with pytest.raises(RetryLater, match="away"):
@@ -91,32 +95,34 @@ def test_collect_waits_out_a_backend_that_is_away_for_a_while() -> None:
     assert backend.now == 5.0
 
 
-def test_a_name_that_is_given_as_both_is_a_secret_and_the_replicas_own_goes_first() -> None:
+def test_secrets_replace_env_and_a_replicas_own_secret_takes_precedence() -> None:
     own = spec("a", secrets={"TOKEN": "own"})
-    request = prepare([own], {"rank_env": "RANK"})
-    plain, hidden = request.environment(
-        own,
+    (request,) = job_requests(
+        [own],
+        "module",
+        {"rank_env": "RANK"},
         env={"TOKEN": "plain", "GIVEN": "yes", "SHARED": "plain"},
         secrets={"TOKEN": "shared", "SHARED": "shared"},
     )
-    assert plain == {"RANK": "0", "GIVEN": "yes"}
-    assert hidden == {"TOKEN": "own", "SHARED": "shared"}
+    assert request.env == {"RANK": "0", "GIVEN": "yes"}
+    assert request.secrets == {"TOKEN": "own", "SHARED": "shared"}
 
 
-def test_made_up_keys_are_new_every_time() -> None:
+def test_generated_keys_are_unique() -> None:
     first, second = new_specs(2), new_specs(2)
-    request = prepare(first, None)
-    assert request.rank_env == "REPLICA_RANK" and request.args == []
-    assert [spec.replica for spec in request.specs] == [0, 1]
+    requests = job_requests(first, "module")
+    assert [request.env for request in requests] == [{"REPLICA_RANK": "0"}, {"REPLICA_RANK": "1"}]
+    assert [request.args for request in requests] == [[], []]
+    assert [request.spec.replica for request in requests] == [0, 1]
     assert len({spec.launch_key for spec in (*first, *second)}) == 4
 
 
-def test_labels_say_whose_job_it_is_and_cannot_be_taken_over() -> None:
-    found = labels_of(
+def test_labels_identify_the_job_and_cannot_be_overridden() -> None:
+    result = labels_of(
         ExecutorConfig(deployment="prod"),
         spec("run-0-1", labels={"archipelago-deployment": "other", "team": "blue"}),
     )
-    assert found == {
+    assert result == {
         "team": "blue",
         "archipelago-deployment": "prod",
         "archipelago-key": "run-0-1",
@@ -124,18 +130,18 @@ def test_labels_say_whose_job_it_is_and_cannot_be_taken_over() -> None:
     }
 
 
-def test_specs_are_launched_at_once_and_handed_back_in_order() -> None:
+def test_jobs_are_launched_concurrently_and_returned_in_order() -> None:
     met = threading.Barrier(3, timeout=30)
 
     def start(each: ReplicaSpec) -> ReplicaHandle:
-        met.wait()  # passes only where three are under way
+        met.wait()  # passes only with three concurrent calls
         return handle(each.launch_key)
 
-    found = launch_each(start, [spec("a"), spec("b"), spec("c")])
-    assert [each.launch_key for each in found] == ["a", "b", "c"]
+    result = call_each(start, [spec("a"), spec("b"), spec("c")])
+    assert [each.launch_key for each in result] == ["a", "b", "c"]
 
 
-def test_all_are_tried_where_one_fails_and_a_bug_is_not_hidden_by_a_refusal() -> None:
+def test_all_jobs_are_tried_and_unexpected_errors_take_precedence() -> None:
     tried: list[str] = []
     errors: dict[str, Exception] = {"b": LaunchRefused("no"), "d": RuntimeError("bug")}
 
@@ -146,15 +152,32 @@ def test_all_are_tried_where_one_fails_and_a_bug_is_not_hidden_by_a_refusal() ->
         return handle(each.launch_key)
 
     with pytest.raises(LaunchRefused):
-        launch_each(start, [spec("a"), spec("b"), spec("c")])
+        call_each(start, [spec("a"), spec("b"), spec("c")])
     assert sorted(tried) == ["a", "b", "c"]
     with pytest.raises(RuntimeError):
-        launch_each(start, [spec("b"), spec("d")])
+        call_each(start, [spec("b"), spec("d")])
 
 
-def test_messages_lose_their_secrets() -> None:
-    said = scrub("token abc123 of abc is wrong", ["abc", "abc123", "", "other"])
-    assert said == "token *** of *** is wrong"
+def test_secrets_are_removed_from_messages() -> None:
+    output = scrub("token abc123 of abc is wrong", ["abc", "abc123", "", "i", "other"])
+    assert output == "token *** of *** is wrong"
+
+
+def test_neither_an_error_of_a_launch_nor_its_cause_repeats_a_secret() -> None:
+    class Quoting(LocalProcessExecutor):
+        def start_all(self, jobs: Sequence[JobRequest]) -> list[ReplicaHandle]:
+            try:
+                raise RuntimeError(f"cannot use {jobs[0].secrets}")
+            except RuntimeError as error:
+                raise NoCapacity(str(error), after_s=7, attempts=2) from error
+
+    executor = Quoting(ExecutorConfig(state_dir=Path("unused")))
+    own, shared = spec("a", secrets={"OWN": "s3cr3t-1"}), {"SHARED": "s3cr3t-2"}
+    with pytest.raises(NoCapacity) as caught:
+        executor.ensure([own], "module", secrets=shared)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "s3cr3t" not in shown and "cannot use" in shown
+    assert (caught.value.after_s, caught.value.attempts) == (7, 2)
 
 
 @pytest.mark.parametrize(
@@ -163,10 +186,10 @@ def test_messages_lose_their_secrets() -> None:
         (0, None, Cause.DONE, ""),
         (1, None, Cause.ERROR, "exit code 1"),
         (75, None, Cause.ERROR, "another attempt can succeed"),
-        (78, None, Cause.ERROR, "a restart does not change"),
+        (78, None, Cause.ERROR, "a restart does not help"),
         (137, True, Cause.OUT_OF_MEMORY, "out of memory"),
-        (137, False, Cause.ERROR, "not for lack of memory"),
-        (137, None, Cause.ERROR, "does not report whether"),
+        (137, False, Cause.ERROR, "not an out-of-memory kill"),
+        (137, None, Cause.ERROR, "does not report out-of-memory kills"),
         (-9, None, Cause.ERROR, "exit code 137"),
         (-15, None, Cause.ERROR, "ended by SIGTERM"),
         (143, None, Cause.ERROR, "ended by SIGTERM"),
@@ -176,12 +199,12 @@ def test_messages_lose_their_secrets() -> None:
 def test_an_exit_code_has_one_cause_on_every_backend(
     code: int | None, oom: bool | None, cause: Cause, text: str
 ) -> None:
-    found, message = exit_cause(code, out_of_memory=oom)
-    assert found is cause
+    result, message = exit_cause(code, out_of_memory=oom)
+    assert result is cause
     assert text in message
 
 
-def test_the_backends_own_report_goes_before_the_exit_code() -> None:
+def test_reports_of_the_backend_precede_the_exit_code() -> None:
     assert exit_cause(0, cancelled=True, preempted=True)[0] is Cause.CANCELLED
     assert exit_cause(137, preempted=True, out_of_memory=True)[0] is Cause.PREEMPTED
     assert exit_cause(143, deadline=True)[0] is Cause.DEADLINE

@@ -1,4 +1,4 @@
-"""Client libraries are imported ahead of their use; the import has a time limit of its own."""
+"""SDKs are imported before their first use; waiting for an import has its own timeout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from executors.loading import Loader
 PATIENCE_S = 60.0
 
 
-def test_a_slow_import_is_waited_for_up_to_its_own_limit() -> None:
+def test_waiting_for_an_import_has_its_own_timeout() -> None:
     go_on, loaded = threading.Event(), []
 
     def load(backend: str) -> None:
@@ -24,7 +24,7 @@ def test_a_slow_import_is_waited_for_up_to_its_own_limit() -> None:
     assert loaded == ["modal", "sagemaker"]  # each once
 
 
-def test_what_is_waited_for_goes_before_what_is_only_warmed_up() -> None:
+def test_awaited_backends_are_imported_first() -> None:
     begun, go_on = threading.Event(), threading.Event()
     loaded: list[str] = []
 

@@ -78,7 +78,7 @@ def test_of_a_local_job(tmp_path: Path) -> None:
     assert (status.state, status.pending) == (JobState.PENDING, STARTING)
 
 
-def test_one_that_runs_has_no_cause() -> None:
+def test_a_running_job_has_no_cause() -> None:
     running = api.SandboxInfo(id="sb-1", task_info=api.TaskInfo(id="ta-1", started_at=1.0))
     assert modal_records.status_of(running).pending is None
     assert sagemaker("Training", "Training in progress").pending is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executors.base import NeedsPerson, NoCapacity, RetryLater
+from executors.base import AccountError, NoCapacity, RetryLater
 from executors.refusals import (
     UNCLEAR_ATTEMPTS,
     is_capacity_message,
@@ -57,7 +57,7 @@ def test_a_quota_in_use_is_retried_without_limit(message: str) -> None:
     ],
 )
 def test_a_zero_quota_or_a_payment_requires_intervention(message: str) -> None:
-    assert type(quota_refusal(message)) is NeedsPerson
+    assert type(quota_refusal(message)) is AccountError
     assert not is_capacity_message(message)
 
 
@@ -67,6 +67,6 @@ def test_an_unclear_refusal_is_retried_a_bounded_number_of_times() -> None:
     assert error.attempts == UNCLEAR_ATTEMPTS
 
 
-def test_a_rate_limit_is_no_lack_of_capacity() -> None:
+def test_a_rate_limit_is_not_lack_of_capacity() -> None:
     for message in ("Rate limit exceeded", "Too many requests"):
         assert type(quota_refusal(message)) is RetryLater

@@ -1,4 +1,4 @@
-"""The bootstrap on a real interpreter: from a rendezvous to the entrypoint, or a reason why not."""
+"""The bootstrap on a real interpreter: from a rendezvous to the entrypoint, or an error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_second_replica_on_a_machine_fetches_nothing(
     assert run(code, env, python=PYTHON).returncode == 0
     (tmp_path / "run" / "code" / f"{code.sha256}.zip").unlink()
     assert run(code, env, python=PYTHON).returncode == 0
-    # what it kept is checked too
+    # a cached archive is verified too
     (tmp_path / "kept" / f"{code.sha256}.zip").write_bytes(b"damaged")
     done = run(code, env, python=PYTHON)
     assert done.returncode == 78 and "found nothing" in done.stderr
@@ -93,14 +93,14 @@ def test_a_damaged_bundle_is_refused_with_expected_and_found(
     code = code_in(tmp_path / "run")
     bundle = tmp_path / "run" / "code" / f"{code.sha256}.zip"
     bundle.write_bytes(bundle.read_bytes() + b"x")
-    found = hashlib.sha256(bundle.read_bytes()).hexdigest()
+    result = hashlib.sha256(bundle.read_bytes()).hexdigest()
     done = run(code, env, python=PYTHON)
     assert done.returncode == 78
-    assert f"expected sha256 {code.sha256}, found {found}" in done.stderr
+    assert f"expected sha256 {code.sha256}, found {result}" in done.stderr
     assert "ran" not in done.stdout and not list((tmp_path / "kept").glob("*.zip"))
 
 
-def test_a_missing_bundle_is_said(tmp_path: Path, env: dict[str, str]) -> None:
+def test_a_missing_bundle_is_an_error(tmp_path: Path, env: dict[str, str]) -> None:
     (tmp_path / "run").mkdir()
     code = CodeRef(uri=(tmp_path / "run").as_uri(), sha256="a" * 64)
     done = run(code, env, python=PYTHON)
@@ -120,18 +120,18 @@ def test_a_denial_is_an_outage_once_the_run_has_trained(monkeypatch: pytest.Monk
         return answer
 
     with pytest.raises(script.Stop) as stopped:
-        script.patiently("s3://b/code", get)
+        script.with_retries("s3://b/code", get)
     assert (stopped.value.code, pauses) == (script.EX_CONFIG, [])
     monkeypatch.setenv(RUN_HAS_TRAINED, "1")
-    assert script.patiently("s3://b/code", get) == b"code"
+    assert script.with_retries("s3://b/code", get) == b"code"
     answers[:] = [PermissionError("403")] * 20
     with pytest.raises(script.Stop) as stopped:
-        script.patiently("s3://b/code", get)
+        script.with_retries("s3://b/code", get)
     assert stopped.value.code == script.EX_TEMPFAIL
     assert sum(pauses) > 60
 
 
-def test_what_is_no_archive_is_refused(tmp_path: Path, env: dict[str, str]) -> None:
+def test_an_invalid_archive_is_refused(tmp_path: Path, env: dict[str, str]) -> None:
     digest = hashlib.sha256(b"#!/bin/sh").hexdigest()
     (tmp_path / "run" / "code").mkdir(parents=True)
     (tmp_path / "run" / "code" / f"{digest}.zip").write_bytes(b"#!/bin/sh")
@@ -139,7 +139,7 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, env: dict[str, str]) -> N
     assert done.returncode == 78 and "expected a zip archive" in done.stderr
 
 
-def test_a_store_nobody_can_open_is_said(env: dict[str, str]) -> None:
+def test_an_unsupported_store_is_an_error(env: dict[str, str]) -> None:
     done = run(CodeRef(uri="nosuch://bucket/run", sha256="a" * 64), env, python=PYTHON)
     assert done.returncode == 78 and "nosuch" in done.stderr
 
@@ -163,7 +163,7 @@ def test_code_comes_from_a_bucket(
     obstore.put(store, f"runs/{client}/code/{digest}.zip", data)
     code = CodeRef(uri=f"s3://{s3.bucket}/runs/{client}", sha256=digest)
     access = dict(s3.env)
-    if client == "s3fs":  # told by fsspec's configuration, which obstore does not know
+    if client == "s3fs":  # from fsspec's configuration, which obstore does not read
         access = {
             "FSSPEC_S3_KEY": access.pop("AWS_ACCESS_KEY_ID"),
             "FSSPEC_S3_SECRET": access.pop("AWS_SECRET_ACCESS_KEY"),
@@ -179,7 +179,7 @@ def test_code_comes_from_a_bucket(
     assert refused.returncode == 78, refused.stderr
 
 
-def test_a_bucket_that_is_away_may_come_back(env: dict[str, str]) -> None:
+def test_an_unreachable_bucket_is_a_temporary_failure(env: dict[str, str]) -> None:
     away = {
         "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
         "AWS_ACCESS_KEY_ID": "key",
@@ -187,7 +187,7 @@ def test_a_bucket_that_is_away_may_come_back(env: dict[str, str]) -> None:
     }
     done = run(CodeRef(uri="s3://bucket/run", sha256="a" * 64), env | away, python=PYTHON)
     assert done.returncode == 75
-    assert done.stdout.count("trying again") == script.TRIES - 1
+    assert done.stdout.count("retrying") == script.TRIES - 1
     assert "127.0.0.1:1" in done.stderr
     assert "s3cr3t-value" not in done.stderr + done.stdout
 
@@ -210,7 +210,7 @@ def test_signals_reach_the_replica(tmp_path: Path, env: dict[str, str]) -> None:
         assert process.wait(60) == 7
 
 
-def test_no_argument_is_longer_than_a_backend_takes(tmp_path: Path, env: dict[str, str]) -> None:
+def test_no_argument_is_longer_than_a_backend_accepts(tmp_path: Path, env: dict[str, str]) -> None:
     code = code_in(tmp_path / "run")
     args = ["x" * 700, "'\"\\ $(HOME) ü"]
     command = bootstrap.packed_command("bundled", args, python=PYTHON, code=code)
@@ -230,7 +230,7 @@ def test_long_arguments_are_packed_without_code_too(env: dict[str, str]) -> None
     assert json.loads(done.stdout) == args[1:]
 
 
-def test_an_older_python_is_told_what_is_expected() -> None:
+def test_an_old_python_is_refused_with_the_required_version() -> None:
     ast.parse(bootstrap._LOADER, feature_version=(3, 4))
     older = f"import sys; sys.version_info = (3, 10, 1); exec({bootstrap._LOADER!r})"
     done = finish([PYTHON, "-c", older], {})
@@ -278,7 +278,7 @@ def test_code_is_read_without_following_links_in_a_shared_folder(tmp_path: Path)
     for run_folder in (as_link, as_folder):
         with pytest.raises(ValueError, match="expected a regular file"):
             script.read(run_folder.as_uri(), key)
-    root = tmp_path / "root"  # the rendezvous itself may be reached by a link: an administrator's
+    root = tmp_path / "root"  # the rendezvous itself can be a link that an administrator made
     root.symlink_to(tmp_path / "elsewhere")
     assert script.read(root.as_uri(), key) == (tmp_path / "elsewhere" / key).read_bytes()
     assert script.read(str(root), key)

@@ -9,20 +9,20 @@ import pytest
 
 from executors.huggingface.executor import HFJobsExecutor
 from tests.emulators.huggingface import HuggingFaceHub
-from tests.executors.huggingface.world import HuggingFaceWorld
+from tests.executors.huggingface.harness import HuggingFaceHarness
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[HuggingFaceWorld]:
-    with HuggingFaceWorld(tmp_path / "hub") as opened:
+def harness(tmp_path: Path) -> Iterator[HuggingFaceHarness]:
+    with HuggingFaceHarness(tmp_path / "hub") as opened:
         yield opened
 
 
 @pytest.fixture
-def hub(world: HuggingFaceWorld) -> HuggingFaceHub:
-    return world.hub
+def hub(harness: HuggingFaceHarness) -> HuggingFaceHub:
+    return harness.hub
 
 
 @pytest.fixture
-def executor(world: HuggingFaceWorld) -> HFJobsExecutor:
-    return world.executor()
+def executor(harness: HuggingFaceHarness) -> HFJobsExecutor:
+    return harness.executor()

@@ -1,4 +1,4 @@
-"""Hugging Face Jobs: who pays, with which token, how often it may be asked, and for how much."""
+"""Hugging Face Jobs: tokens, namespaces, credit, rate limits and prices."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 from huggingface_hub import HfApi, close_session
 
 from executors.base import (
+    AccountError,
     Cause,
     LaunchRefused,
-    NeedsPerson,
     NoCapacity,
     ReplicaSpec,
     RetryLater,
@@ -17,8 +17,8 @@ from executors.huggingface.executor import HFJobsExecutor
 from executors.huggingface.hardware import TABLE
 from executors.launching import RETRY_AFTER_CAP_S
 from tests.emulators.huggingface import NO_CREDIT, ORG, TOKEN, USER, HuggingFaceHub, LimitForm
-from tests.executors.huggingface.world import HuggingFaceWorld, job_id, jobs_of
-from tests.executors.worlds import end_of, launch
+from tests.executors.harnesses import end_of, launch
+from tests.executors.huggingface.harness import HuggingFaceHarness, job_id, jobs_of
 
 pytestmark = pytest.mark.processes
 
@@ -26,16 +26,14 @@ pytestmark = pytest.mark.processes
 # Credentials, credit and limits.
 
 
-def test_want_of_credit_is_told_in_the_hubs_words(
-    hub: HuggingFaceHub, executor: HFJobsExecutor
-) -> None:
+def test_missing_credit_has_the_hubs_message(hub: HuggingFaceHub, executor: HFJobsExecutor) -> None:
     hub.refuse_quota()
-    with pytest.raises(NeedsPerson) as caught:
+    with pytest.raises(AccountError) as caught:
         launch(executor, "exit", 0)
     assert str(caught.value) == f"402 Payment Required: {NO_CREDIT}"
 
 
-def test_a_rate_limit_says_how_long_to_wait(hub: HuggingFaceHub, executor: HFJobsExecutor) -> None:
+def test_a_rate_limit_has_a_delay(hub: HuggingFaceHub, executor: HFJobsExecutor) -> None:
     handle = launch(executor, "exit", 0)
     end_of(executor, handle)
     hub.rate_limit(55)
@@ -45,9 +43,11 @@ def test_a_rate_limit_says_how_long_to_wait(hub: HuggingFaceHub, executor: HFJob
         assert caught.value.after_s == 55
 
 
-def test_check_says_who_pays(hub: HuggingFaceHub, world: HuggingFaceWorld) -> None:
-    assert world.executor().check() == f"{USER} (PRO), token 'emulated' with role write"
-    org = world.executor(namespace=ORG)
+def test_check_shows_the_account_that_pays(
+    hub: HuggingFaceHub, harness: HuggingFaceHarness
+) -> None:
+    assert harness.executor().check() == f"{USER} (PRO), token 'emulated' with role write"
+    org = harness.executor(namespace=ORG)
     assert org.check() == f"{ORG} (team, write) as {USER}, token 'emulated' with role write"
     handle = launch(org, "exit", 0)
     assert end_of(org, handle).cause is Cause.DONE
@@ -55,53 +55,53 @@ def test_check_says_who_pays(hub: HuggingFaceHub, world: HuggingFaceWorld) -> No
     assert jobs_of(hub) == []
 
 
-def test_a_namespace_of_strangers_needs_a_person(world: HuggingFaceWorld) -> None:
-    executor = world.executor(namespace="strangers")
-    with pytest.raises(NeedsPerson, match="expected islands or archipelago, found 'strangers'"):
+def test_a_foreign_namespace_requires_intervention(harness: HuggingFaceHarness) -> None:
+    executor = harness.executor(namespace="strangers")
+    with pytest.raises(AccountError, match="expected islands or archipelago, found 'strangers'"):
         executor.check()
-    with pytest.raises(NeedsPerson, match="403 Forbidden: You don't have the rights"):
+    with pytest.raises(AccountError, match="403 Forbidden: You don't have the rights"):
         launch(executor, "exit", 0)
     (problem,) = executor.preflight(ReplicaSpec(launch_key="run-0-1", replica=0), 1)
     assert problem.field == "credential"
 
 
-def test_a_wrong_token_is_found_by_the_preflight(world: HuggingFaceWorld) -> None:
-    executor = world.executor(credentials=world.wrong_credentials)
+def test_a_wrong_token_is_found_by_the_preflight(harness: HuggingFaceHarness) -> None:
+    executor = harness.executor(credentials=harness.wrong_credentials)
     (problem,) = executor.preflight(ReplicaSpec(launch_key="run-0-1", replica=0), 1)
     assert problem.field == "credential" and "Invalid user token" in problem.message
 
 
 def test_without_a_credential_the_client_finds_its_own(
-    world: HuggingFaceWorld, monkeypatch: pytest.MonkeyPatch
+    harness: HuggingFaceHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert USER in world.executor(credentials={}).check()
+    assert USER in harness.executor(credentials={}).check()
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", "/nowhere/token")
-    with pytest.raises(NeedsPerson, match="no token found"):
-        world.executor(credentials={}).check()
+    with pytest.raises(AccountError, match="no token found"):
+        harness.executor(credentials={}).check()
 
 
-def test_only_our_own_calls_have_a_time_limit(world: HuggingFaceWorld) -> None:
-    impatient = world.executor(request_timeout_s=1.0)
-    stranger = HfApi(token=TOKEN, endpoint=world.hub.url)
+def test_only_calls_of_the_executor_have_a_timeout(harness: HuggingFaceHarness) -> None:
+    impatient = harness.executor(request_timeout_s=1.0)
+    stranger = HfApi(token=TOKEN, endpoint=harness.hub.url)
     impatient.live()
-    close_session()  # as the library does when a connection fails; it makes another client then
-    world.slow(2)
+    close_session()  # like the library after a failed connection; it then creates another client
+    harness.slow(2)
     with pytest.raises(RetryLater, match="timed out"):
         impatient.live()
     assert stranger.whoami()["name"] == USER
 
 
-# What an hour costs.
+# Prices
 
 
-def test_live_prices_are_a_table(world: HuggingFaceWorld) -> None:
-    table = world.executor().hardware()
-    assert table.source == f"{world.hub.url}/api/jobs/hardware"
+def test_live_prices_are_a_table(harness: HuggingFaceHarness) -> None:
+    table = harness.executor().hardware()
+    assert table.source == f"{harness.hub.url}/api/jobs/hardware"
     listed = {hardware.name: hardware for hardware in TABLE.hardware}
-    told = {hardware.name: hardware for hardware in table.hardware}
-    assert told and told == {name: listed[name] for name in told}
+    reported = {hardware.name: hardware for hardware in table.hardware}
+    assert reported and reported == {name: listed[name] for name in reported}
 
 
 @pytest.mark.parametrize("form", ["window", "seconds", "date"])
@@ -117,17 +117,17 @@ def test_a_rate_limit_is_honoured_in_every_form(
 @pytest.mark.parametrize(
     ("status", "message", "kind"),
     [
-        (402, NO_CREDIT, NeedsPerson),
-        (403, "You need a PRO subscription to run Jobs", NeedsPerson),
+        (402, NO_CREDIT, AccountError),
+        (403, "You need a PRO subscription to run Jobs", AccountError),
         (403, "You have reached the limit of concurrent jobs", NoCapacity),
         (400, "flavor h200: not enough hardware capacity", NoCapacity),
         (503, "the hardware is temporarily unavailable", NoCapacity),
-        (404, "Namespace not found", NeedsPerson),
+        (404, "Namespace not found", AccountError),
         (400, "expected one of cpu-basic -> at flavor", LaunchRefused),
         (500, "Internal Error", RetryLater),
     ],
 )
-def test_a_full_hub_is_told_from_a_missing_right(
+def test_lack_of_capacity_differs_from_a_missing_permission(
     hub: HuggingFaceHub, executor: HFJobsExecutor, status: int, message: str, kind: type
 ) -> None:
     hub.refuse_quota(message, status)
@@ -136,7 +136,7 @@ def test_a_full_hub_is_told_from_a_missing_right(
     assert type(caught.value) is kind and message in str(caught.value)
 
 
-def test_a_namespace_that_does_not_exist_requires_intervention(world: HuggingFaceWorld) -> None:
-    executor = world.executor(namespace="no-such-team")
-    with pytest.raises(NeedsPerson, match="404 Not Found"):
+def test_a_namespace_that_does_not_exist_requires_intervention(harness: HuggingFaceHarness) -> None:
+    executor = harness.executor(namespace="no-such-team")
+    with pytest.raises(AccountError, match="404 Not Found"):
         launch(executor, "exit", 0)

@@ -1,5 +1,5 @@
-"""Hugging Face Jobs beyond what every executor does: submissions nobody answered, two jobs of one
-key, words of the Hub, and its client in a process that uses it for other things too."""
+"""Hugging Face Jobs, beyond the contract suite: lost responses, two jobs of one key, messages of
+the Hub, and its client in a process with other uses of it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import pytest
 from huggingface_hub import HfApi
 
 from executors.base import (
+    AccountError,
     Cause,
     ExecutorConfig,
     JobState,
     LaunchRefused,
-    NeedsPerson,
     ReplicaSpec,
     RetryLater,
 )
 from executors.huggingface.executor import HFJobsExecutor
 from tests.emulators.huggingface import TOKEN, USER, HuggingFaceHub, SubmitFault
-from tests.executors.huggingface.world import HuggingFaceWorld, job_id, jobs_of
-from tests.executors.worlds import end_of, launch, number_in, wait_for
+from tests.executors.harnesses import end_of, launch, number_in, wait_for
+from tests.executors.huggingface.harness import HuggingFaceHarness, job_id, jobs_of
 
 pytestmark = pytest.mark.processes
 
 
 def doubled(hub: HuggingFaceHub, key: str = "run-0-1") -> list[str]:
-    """Two living jobs of one launch key, as a race leaves them; their ids, the older first."""
+    """Two live jobs of one launch key, as after a race. Returns their ids, the older first."""
     labels = {
         "archipelago-deployment": "contract",
         "archipelago-key": key,
@@ -44,7 +44,7 @@ def doubled(hub: HuggingFaceHub, key: str = "run-0-1") -> list[str]:
     return [job.id for job in sorted(made, key=lambda job: (job.created_at, job.id))]
 
 
-# What is asked for.
+# Requests
 
 
 def test_a_job_is_labelled_named_and_given_its_timeout(
@@ -77,22 +77,22 @@ def test_a_secret_that_the_hub_quotes_is_not_repeated(
     hub: HuggingFaceHub, executor: HFJobsExecutor
 ) -> None:
     hub.refuse_quota(f"no credit for s3cr3t-9d2f of {TOKEN}")
-    with pytest.raises(NeedsPerson, match=r"no credit for \*\*\* of \*\*\*$") as caught:
+    with pytest.raises(AccountError, match=r"no credit for \*\*\* of \*\*\*$") as caught:
         launch(executor, "exit", 0, secrets={"KEY": "s3cr3t-9d2f"})
-    # nor by the traceback of what it was made from
+    # nor in the traceback of its cause
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
 
 
 def test_the_hubs_default_of_half_an_hour_is_never_used(
-    hub: HuggingFaceHub, world: HuggingFaceWorld
+    hub: HuggingFaceHub, harness: HuggingFaceHarness
 ) -> None:
-    launch(world.executor(), "exit", 0, key="run-0-1")
-    launch(world.executor(max_timeout_s=7200), "exit", 0, key="run-0-2")
+    launch(harness.executor(), "exit", 0, key="run-0-1")
+    launch(harness.executor(max_timeout_s=7200), "exit", 0, key="run-0-2")
     assert [r.spec["timeoutSeconds"] for r in hub._records.values()] == [3 * 24 * 3600, 7200]
 
 
-def test_volumes_are_mounted(hub: HuggingFaceHub, world: HuggingFaceWorld) -> None:
-    executor = world.executor(volumes=["hf://buckets/islands/data:/data:ro"])
+def test_volumes_are_mounted(hub: HuggingFaceHub, harness: HuggingFaceHarness) -> None:
+    executor = harness.executor(volumes=["hf://buckets/islands/data:/data:ro"])
     launch(executor, "exit", 0, options={"volumes": ["hf://islands/model:/model"]})
     (record,) = hub._records.values()
     assert record.spec["volumes"] == [
@@ -106,7 +106,7 @@ def test_volumes_are_mounted(hub: HuggingFaceHub, world: HuggingFaceWorld) -> No
     [
         ({"volumes": ["/no/uri:/data"]}, "Must start with 'hf://'"),
         ({"volumes": ["hf://buckets/islands/data"]}, "Missing mount path"),
-        ({"gpu": 2}, "expected volumes, found .*gpu"),
+        ({"gpu": 2}, "expected namespace, .*found gpu"),
     ],
 )
 def test_a_volume_that_cannot_be_read_is_refused(
@@ -127,12 +127,12 @@ def test_a_volume_that_cannot_be_read_is_refused(
         (ExecutorConfig(deployment=""), "deployment: expected"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused(config: ExecutorConfig, words: str) -> None:
+def test_an_invalid_configuration_is_refused(config: ExecutorConfig, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         HFJobsExecutor(config)
 
 
-def test_the_hub_refuses_with_its_own_words(executor: HFJobsExecutor) -> None:
+def test_refusals_have_the_hubs_message(executor: HFJobsExecutor) -> None:
     with pytest.raises(LaunchRefused, match=r"run-0-1 on h1000: 400 Bad Request: expected one of"):
         launch(executor, "exit", 0, hardware="h1000")
 
@@ -141,7 +141,7 @@ def test_the_hub_refuses_with_its_own_words(executor: HFJobsExecutor) -> None:
 
 
 @pytest.mark.parametrize("fault", ["started", "hung_up"])
-def test_a_submission_that_was_not_answered_is_found(
+def test_a_submission_whose_response_was_lost_is_found(
     hub: HuggingFaceHub, executor: HFJobsExecutor, fault: SubmitFault
 ) -> None:
     hub.fail_submit(fault)
@@ -150,7 +150,7 @@ def test_a_submission_that_was_not_answered_is_found(
     assert end_of(executor, handle).cause is Cause.DONE
 
 
-def test_a_submission_that_failed_is_tried_again_by_the_caller(
+def test_a_failed_submission_is_retried_by_the_caller(
     hub: HuggingFaceHub, executor: HFJobsExecutor
 ) -> None:
     hub.fail_submit("refused")
@@ -160,14 +160,14 @@ def test_a_submission_that_failed_is_tried_again_by_the_caller(
     assert end_of(executor, launch(executor, "exit", 0)).cause is Cause.DONE
 
 
-def test_a_launch_asks_twice_for_each_and_twice_for_all(world: HuggingFaceWorld) -> None:
-    world.hub.scheduling = True
-    handles = world.executor().launch_replicas(6, "this")
-    assert 6 * 2 + 2 <= world.requests() <= 6 * 2 + 3  # and whose token it is, if not known yet
-    world.executor().cancel(handles)
+def test_a_launch_makes_two_requests_per_job_and_two_in_total(harness: HuggingFaceHarness) -> None:
+    harness.hub.scheduling = True
+    handles = harness.executor().launch_replicas(6, "this")
+    assert 6 * 2 + 2 <= harness.requests() <= 6 * 2 + 3  # and the token's user, if not cached
+    harness.executor().cancel(handles)
 
 
-def test_of_two_jobs_of_one_key_the_oldest_is_the_one(
+def test_the_oldest_of_two_jobs_of_one_key_is_used(
     hub: HuggingFaceHub, executor: HFJobsExecutor
 ) -> None:
     old, young = doubled(hub)
@@ -178,9 +178,7 @@ def test_of_two_jobs_of_one_key_the_oldest_is_the_one(
     wait_for(lambda: [job_id(h) for h in executor.live()] == [old], "the younger one to end")
 
 
-def test_a_job_that_the_reaper_cancelled_hides_none_that_lives(
-    hub: HuggingFaceHub, executor: HFJobsExecutor
-) -> None:
+def test_a_cancelled_job_hides_no_live_job(hub: HuggingFaceHub, executor: HFJobsExecutor) -> None:
     old, young = doubled(hub)
     first, second = executor.live()
     executor.cancel([first])
@@ -191,12 +189,12 @@ def test_a_job_that_the_reaper_cancelled_hides_none_that_lives(
     assert job_id(executor.find("run-0-1")) == old
 
 
-def test_who_comes_second_in_a_race_gives_way(
-    hub: HuggingFaceHub, world: HuggingFaceWorld, tmp_path: Path
+def test_the_younger_job_of_a_race_is_cancelled(
+    hub: HuggingFaceHub, harness: HuggingFaceHarness, tmp_path: Path
 ) -> None:
-    first = launch(world.executor(), "wait", tmp_path / "first")
-    late = world.executor()
-    late._settled = lambda launch_key: None  # type: ignore[method-assign]  # it looked just before
+    first = launch(harness.executor(), "wait", tmp_path / "first")
+    late = harness.executor()
+    late._settled = lambda launch_key: None  # type: ignore[method-assign]  # it listed just before
     assert launch(late, "wait", tmp_path / "second") == first
     wait_for(
         lambda: (
@@ -207,23 +205,23 @@ def test_who_comes_second_in_a_race_gives_way(
     assert len(jobs_of(hub)) == 2
 
 
-def test_a_filter_that_is_ignored_gives_no_strangers_jobs(
-    hub: HuggingFaceHub, world: HuggingFaceWorld, tmp_path: Path
+def test_an_ignored_filter_returns_no_foreign_jobs(
+    hub: HuggingFaceHub, harness: HuggingFaceHarness, tmp_path: Path
 ) -> None:
-    theirs = launch(world.executor(deployment="theirs"), "wait", tmp_path / "up")
-    over = launch(world.executor(), "exit", 0, key="run-1-1")
-    end_of(world.executor(), over)
+    foreign = launch(harness.executor(deployment="another"), "wait", tmp_path / "up")
+    ended = launch(harness.executor(), "exit", 0, key="run-1-1")
+    end_of(harness.executor(), ended)
     hub.filters = False
-    executor = world.executor()
+    executor = harness.executor()
     assert executor.live() == []
     assert executor.find("run-0-1") is None
-    assert executor.find("run-1-1") == over
-    assert theirs != over
+    assert executor.find("run-1-1") == ended
+    assert foreign != ended
 
 
-def test_lists_are_read_to_their_last_page(tmp_path: Path, world: HuggingFaceWorld) -> None:
-    world.hub.page_size = 2
-    executor = world.executor()
+def test_lists_are_read_to_their_last_page(tmp_path: Path, harness: HuggingFaceHarness) -> None:
+    harness.hub.page_size = 2
+    executor = harness.executor()
     handles = [launch(executor, "wait", tmp_path / str(n), key=f"run-{n}-1") for n in range(5)]
     assert executor.live() == handles
     assert {status.state for status in executor.poll(handles)} <= {JobState.RUNNING}
@@ -231,24 +229,24 @@ def test_lists_are_read_to_their_last_page(tmp_path: Path, world: HuggingFaceWor
     executor.collect(handles, 60)
 
 
-def test_an_end_is_asked_for_once(world: HuggingFaceWorld, tmp_path: Path) -> None:
-    executor = world.executor()
+def test_an_ended_job_is_read_once(harness: HuggingFaceHarness, tmp_path: Path) -> None:
+    executor = harness.executor()
     over = [launch(executor, "exit", 0, key=f"run-{n}-1") for n in range(3)]
     alive = [launch(executor, "wait", tmp_path / str(n), key=f"run-{n}-2") for n in range(2)]
     for handle in over:
-        end_of(world.executor(), handle)
+        end_of(harness.executor(), handle)
     counts = []
     for _ in range(2):
-        before = world.requests()
+        before = harness.requests()
         executor.poll([*over, *alive])
-        counts.append(world.requests() - before)
+        counts.append(harness.requests() - before)
     assert counts == [1 + 3, 1]
 
 
-# How it is and how it ended.
+# States
 
 
-def test_a_job_that_is_known_again_is_not_lost(
+def test_a_job_that_reappears_is_not_lost(
     hub: HuggingFaceHub, executor: HFJobsExecutor, tmp_path: Path
 ) -> None:
     handle = launch(executor, "wait", tmp_path / "up")
@@ -261,7 +259,7 @@ def test_a_job_that_is_known_again_is_not_lost(
     end_of(executor, handle)
 
 
-def test_what_waits_for_a_machine_is_pending(
+def test_a_job_without_a_machine_is_pending(
     hub: HuggingFaceHub, executor: HFJobsExecutor, tmp_path: Path
 ) -> None:
     hub.scheduling = True
@@ -290,17 +288,17 @@ def test_a_follower_outlasts_a_hub_that_restarts(
     assert [line.text for line in lines] == ["second", "no newline at the end"]
 
 
-def test_a_position_that_is_none_is_refused(executor: HFJobsExecutor) -> None:
-    handle = launch(executor, "exit", 0, "said")
+def test_an_invalid_position_is_refused(executor: HFJobsExecutor) -> None:
+    handle = launch(executor, "exit", 0, "printed")
     with pytest.raises(ValueError, match="expected a number of lines, found 'line 3'"):
         list(executor.logs(handle, after="line 3"))
     end_of(executor, handle)
 
 
-# The emulated Hub, as a demonstration drives it.
+# Faults over HTTP
 
 
-def test_faults_come_over_http_too(
+def test_faults_can_be_injected_over_http(
     hub: HuggingFaceHub, executor: HFJobsExecutor, tmp_path: Path
 ) -> None:
     def fault(name: str, **arguments: object) -> int:
@@ -312,16 +310,16 @@ def test_faults_come_over_http_too(
     assert fault("preempt", job=handle.launch_key) == 200
     assert end_of(executor, handle).cause is Cause.PREEMPTED
     assert fault("refuse_quota", message="nothing left") == 200
-    with pytest.raises(NeedsPerson, match="nothing left"):
+    with pytest.raises(AccountError, match="nothing left"):
         launch(executor, "exit", 0, key="run-0-2")
     assert fault("refuse_quota", message=None) == 200
     assert end_of(executor, launch(executor, "exit", 0, key="run-0-2")).cause is Cause.DONE
-    assert fault("preempt", job="nobody") == 400
+    assert fault("preempt", job="unknown") == 400
     assert fault("no_such_fault") == 404
 
 
 @pytest.mark.parametrize("stage", ["BUILDING", "PAUSED", "RESTARTING"])
-def test_a_job_at_a_stage_that_is_new_at_the_hub_is_seen_and_has_not_ended(
+def test_a_job_at_an_unknown_stage_has_not_ended(
     hub: HuggingFaceHub, executor: HFJobsExecutor, tmp_path: Path, stage: str
 ) -> None:
     handle = launch(executor, "wait", tmp_path / "up")
@@ -339,15 +337,15 @@ def test_a_job_at_a_stage_that_is_new_at_the_hub_is_seen_and_has_not_ended(
 
 
 def test_jobs_too_old_to_run_are_not_read_again(
-    hub: HuggingFaceHub, world: HuggingFaceWorld
+    hub: HuggingFaceHub, harness: HuggingFaceHarness
 ) -> None:
     hub.page_size = 2
-    executor = world.executor()
+    executor = harness.executor()
     for n in range(6):
         end_of(executor, launch(executor, "exit", 0, key=f"run-{n}-1"))
     before = hub.requests
     assert executor.live() == []
-    assert hub.requests - before == 4  # one list of the living, three pages of the young
+    assert hub.requests - before == 4  # one list of live jobs, three pages of young ones
     executor._clock = lambda: datetime.now(UTC) + timedelta(days=9)
     before = hub.requests
     assert executor.live() == []
@@ -355,10 +353,10 @@ def test_jobs_too_old_to_run_are_not_read_again(
 
 
 def test_duplicates_are_resolved_by_the_next_ensure_oldest_first(
-    hub: HuggingFaceHub, world: HuggingFaceWorld, tmp_path: Path
+    hub: HuggingFaceHub, harness: HuggingFaceHarness, tmp_path: Path
 ) -> None:
-    """The list lags behind, so that a submission whose answer was lost is repeated."""
-    executor = world.executor()
+    """The list lags, so a submission whose response was lost is repeated."""
+    executor = harness.executor()
     hub.hold_lists()
     hub.fail_submit("started")
     with pytest.raises(RetryLater):
@@ -366,7 +364,7 @@ def test_duplicates_are_resolved_by_the_next_ensure_oldest_first(
     second = launch(executor, "wait", tmp_path / "up")
     hub.hold_lists(False)
     assert len(executor.live()) == 2
-    first = launch(world.executor(), "wait", tmp_path / "up")
+    first = launch(harness.executor(), "wait", tmp_path / "up")
     assert first != second
     wait_for(lambda: executor.live() == [first], "the younger job to end")
     assert executor.poll([second])[0].cause is Cause.CANCELLED

@@ -1,4 +1,4 @@
-"""What the Hub says of jobs and of hardware, as the executor and the catalogue say it."""
+"""Conversion of the Hub's jobs and hardware into statuses and the catalogue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def job(stage: str, message: str | None = None, **more: Any) -> JobInfo:
 
 
 @pytest.mark.parametrize(
-    ("told", "state", "cause", "exit_code"),
+    ("reported", "state", "cause", "exit_code"),
     [
         (job("SCHEDULING"), "pending", None, None),
         (job("RUNNING"), "running", None, None),
@@ -43,12 +43,12 @@ def job(stage: str, message: str | None = None, **more: Any) -> JobInfo:
         (job("ERROR", "Job failed with exit code: 137. Reason: Error"), "ended", "error", 137),
     ],
 )
-def test_the_hubs_words_are_understood(
-    told: JobInfo, state: str, cause: str | None, exit_code: int | None
+def test_statuses_of_the_hub_are_converted(
+    reported: JobInfo, state: str, cause: str | None, exit_code: int | None
 ) -> None:
-    status = status_of(told)
+    status = status_of(reported)
     assert (status.state, status.cause, status.exit_code) == (state, cause, exit_code)
-    assert status.phase == told.status.stage
+    assert status.phase == reported.status.stage
 
 
 def test_times_and_bill_are_the_hubs() -> None:
@@ -68,20 +68,25 @@ def test_times_and_bill_are_the_hubs() -> None:
     assert status.billed_s == 180  # whole minutes
 
 
-def test_what_the_hub_does_not_tell_is_unknown() -> None:
+def test_missing_values_of_the_hub_are_none() -> None:
     (hardware,) = table_of(
         [
             JobHardwareInfo(
-                name="tpu", prettyName="TPU", cpu="N/A", ram="N/A", unitCostMicroUSD=1,
-                unitCostUSD=0.000001, unitLabel="token",
+                name="tpu",
+                prettyName="TPU",
+                cpu="N/A",
+                ram="N/A",
+                unitCostMicroUSD=1,
+                unitCostUSD=0.000001,
+                unitLabel="token",
             )
         ],
         read_on="2026-01-01",
         source="here",
-    ).hardware  # fmt: skip
+    ).hardware
     assert (hardware.cpus, hardware.memory_gib, hardware.price_usd_h) == (None, None, None)
 
 
 def test_the_table_of_hardware_loads_no_client() -> None:
-    code = "import sys, executors.hardware; assert 'huggingface_hub' not in sys.modules"
+    code = "import sys, executors.registry; assert 'huggingface_hub' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

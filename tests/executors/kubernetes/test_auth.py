@@ -1,4 +1,4 @@
-"""Which cluster, and as whom: kubeconfigs of every kind, and the service account of a pod."""
+"""Cluster and identity: kubeconfigs of every kind, and the service account of a pod."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from executors.base import NeedsPerson
+from executors.base import AccountError
 from executors.kubernetes.auth import connection
 from executors.kubernetes.client import Cluster
 from executors.kubernetes.executor import KubernetesExecutor
 from tests.emulators.kubernetes import TOKEN, USER, KubernetesCluster
-from tests.executors.worlds import config
+from tests.executors.harnesses import config
 
 SERVER = "https://192.0.2.1:6443"
 
@@ -63,7 +63,7 @@ def test_the_path_of_a_kubeconfig(tmp_path: Path) -> None:
     assert namespace == "default"
 
 
-def test_a_stored_kubeconfig_goes_before_the_environments(tmp_path: Path) -> None:
+def test_a_stored_kubeconfig_precedes_the_environment(tmp_path: Path) -> None:
     other = kubeconfig()
     other["clusters"][0]["cluster"]["server"] = "https://192.0.2.2"
     (tmp_path / "config").write_text(yaml.safe_dump(other))
@@ -93,7 +93,7 @@ def test_a_stored_kubeconfig_runs_nothing_and_reads_no_file(
     user: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(NeedsPerson, match=f"{next(iter(user))}.* in user 'u'"):
+    with pytest.raises(AccountError, match=f"{next(iter(user))}.* in user 'u'"):
         connection(json.dumps(kubeconfig(**user)), environ={})
     assert list(tmp_path.iterdir()) == []
 
@@ -101,12 +101,12 @@ def test_a_stored_kubeconfig_runs_nothing_and_reads_no_file(
 def test_a_stored_kubeconfig_names_no_authority_of_this_machine() -> None:
     given = kubeconfig()
     given["clusters"][0]["cluster"]["certificate-authority"] = "/etc/ssl/certs/x.pem"
-    with pytest.raises(NeedsPerson, match="certificate-authority in cluster 'c'"):
+    with pytest.raises(AccountError, match="certificate-authority in cluster 'c'"):
         connection(json.dumps(given), environ={})
 
 
 @pytest.mark.parametrize(
-    ("credential", "said"),
+    ("credential", "message"),
     [
         ("apiVersion: v1\nkind: Config\n", "KUBECONFIG: "),
         ("{", "expected YAML"),
@@ -115,20 +115,22 @@ def test_a_stored_kubeconfig_names_no_authority_of_this_machine() -> None:
         ("/nowhere/config", "found no file /nowhere/config"),
     ],
 )
-def test_what_is_no_kubeconfig_is_told_but_not_repeated(credential: str, said: str) -> None:
-    with pytest.raises(NeedsPerson, match=said) as caught:
+def test_an_invalid_kubeconfig_is_an_error_without_its_content(
+    credential: str, message: str
+) -> None:
+    with pytest.raises(AccountError, match=message) as caught:
         connection(credential, environ={})
     assert "s3cr3t" not in str(caught.value)
 
 
-def test_a_context_nobody_knows_is_named() -> None:
-    with pytest.raises(NeedsPerson, match="three"):
+def test_an_unknown_context_is_named() -> None:
+    with pytest.raises(AccountError, match="three"):
         connection(json.dumps(kubeconfig()), context="three", environ={})
 
 
 @pytest.fixture
 def eager_threads() -> Iterator[None]:
-    """They take turns as often as they can."""
+    """Switch threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -137,7 +139,7 @@ def eager_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("eager_threads")
 def test_several_clusters_at_once() -> None:
-    """The client keeps certificates in files that its threads share, and names one before it is
+    """The client shares certificate files between threads, and returns a path before the file is
     written."""
 
     def load(text: str) -> bytes:
@@ -154,7 +156,7 @@ def test_several_clusters_at_once() -> None:
 
 
 def certificate(folder: Path) -> ssl.SSLContext:
-    """A certificate of 127.0.0.1 that is its own authority: ``ca.crt``."""
+    """A self-signed certificate of 127.0.0.1: ``ca.crt``."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "emulated")])
     today = datetime.datetime.now(datetime.UTC)
@@ -204,18 +206,18 @@ def test_in_a_pod_it_is_the_pods_service_account(tmp_path: Path) -> None:
         assert Cluster(made, namespace).whoami() == USER
 
 
-def test_a_certificate_nobody_vouches_for_needs_a_person(tmp_path: Path) -> None:
+def test_an_untrusted_certificate_requires_intervention(tmp_path: Path) -> None:
     with KubernetesCluster(tmp_path / "pods", tls=certificate(tmp_path)) as cluster:
         credential = json.dumps(cluster.kubeconfig())
         executor = KubernetesExecutor(config(credentials={"KUBECONFIG": credential}))
-        with pytest.raises(NeedsPerson, match="certificate is not trusted"):
+        with pytest.raises(AccountError, match="certificate is not trusted"):
             executor.live()
 
 
-def test_without_anything_it_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(NeedsPerson, match="expected a kubeconfig or the path of one, or a service"):
+def test_without_a_credential_the_error_names_the_options(tmp_path: Path) -> None:
+    with pytest.raises(AccountError, match="expected a kubeconfig or the path of one"):
         connection(environ={"KUBECONFIG": str(tmp_path / "config")})
-    with pytest.raises(NeedsPerson, match="Service token file does not exist"):
+    with pytest.raises(AccountError, match="Service token file does not exist"):
         connection(
             environ={"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"},
             service_account=tmp_path,

@@ -1,4 +1,4 @@
-"""How a Kubernetes attempt becomes complete, and what it waits for until it starts."""
+"""How an attempt on Kubernetes becomes complete, and why it waits before its start."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from executors.base import (
+    AccountError,
     Cause,
     ExecutorError,
     JobState,
     LaunchRefused,
-    NeedsPerson,
     NoCapacity,
     PendingCause,
     ReplicaHandle,
@@ -24,8 +24,8 @@ from executors.kubernetes.options import QUEUE_LABEL
 from tests.emulators import kubernetes_schema
 from tests.emulators.interruptions import Interruption
 from tests.emulators.kubernetes import GPU
-from tests.executors.kubernetes.world import KubernetesWorld
-from tests.executors.worlds import end_of, launch, number_in, wait_for
+from tests.executors.harnesses import end_of, launch, number_in, wait_for
+from tests.executors.kubernetes.harness import KubernetesHarness
 
 SECRET = {"TOKEN": "s3cr3t-1c9e"}
 QUEUE = {QUEUE_LABEL: "research"}
@@ -35,8 +35,8 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[KubernetesWorld]:
-    with KubernetesWorld(tmp_path / "world") as opened:
+def harness(tmp_path: Path) -> Iterator[KubernetesHarness]:
+    with KubernetesHarness(tmp_path / "world") as opened:
         yield opened
 
 
@@ -51,33 +51,33 @@ def waits(executor: KubernetesExecutor, handle: ReplicaHandle, phase: str) -> Re
 
 
 def test_one_failed_request_for_the_secret_is_repaired_by_the_next_call(
-    world: KubernetesWorld,
+    harness: KubernetesHarness,
 ) -> None:
-    executor = world.executor()
-    world.interrupt(1, Interruption.REFUSED)
+    executor = harness.executor()
+    harness.interrupt(1, Interruption.REFUSED)
     with pytest.raises(RetryLater):
         launch(executor, "digests", "TOKEN", secrets=SECRET)
-    world.restore()
+    harness.restore()
     handle = executor.find("run-0-1")
     assert handle is not None
     status = waits(executor, handle, "Incomplete")
     assert status.pending is PendingCause.INCOMPLETE
-    assert world.cluster.pods("run-0-1") == [], "no pod starts without its Secret"
+    assert harness.cluster.pods("run-0-1") == [], "no pod starts without its Secret"
     assert launch(executor, "digests", "TOKEN", secrets=SECRET) == handle
     assert end_of(executor, handle).cause is Cause.DONE
 
 
 def test_a_pod_whose_secret_was_deleted_is_repaired_by_the_next_call(
-    world: KubernetesWorld, tmp_path: Path
+    harness: KubernetesHarness, tmp_path: Path
 ) -> None:
     """Also a Job of an earlier version, which was created before its Secret."""
-    executor = world.executor()
-    world.cluster.kubelet.missing_images.add("replica:1")
+    executor = harness.executor()
+    harness.cluster.kubelet.missing_images.add("replica:1")
     handle = launch(executor, "digests", "TOKEN", secrets=SECRET)
     waits(executor, handle, "ImagePullBackOff")
-    name = world.cluster.job("run-0-1")["metadata"]["name"]
-    world.cluster.objects.remove("secrets", "default", name)
-    world.cluster.kubelet.missing_images.clear()
+    name = harness.cluster.job("run-0-1")["metadata"]["name"]
+    harness.cluster.objects.remove("secrets", "default", name)
+    harness.cluster.kubelet.missing_images.clear()
     status = waits(executor, handle, "CreateContainerConfigError")
     assert status.pending is PendingCause.INCOMPLETE
     assert name in status.message
@@ -86,181 +86,181 @@ def test_a_pod_whose_secret_was_deleted_is_repaired_by_the_next_call(
 
 
 def test_a_secret_of_an_interrupted_call_is_replaced_by_the_values_of_the_next(
-    world: KubernetesWorld,
+    harness: KubernetesHarness,
 ) -> None:
-    executor = world.executor()
-    world.interrupt(1, Interruption.KILLED_AFTER)
+    executor = harness.executor()
+    harness.interrupt(1, Interruption.KILLED_AFTER)
     with pytest.raises(ExecutorError):
         launch(executor, "env", secrets={"TOKEN": "expired"})
-    world.restore()
+    harness.restore()
     handle = launch(executor, "env", secrets={"TOKEN": "fresh"})
     end_of(executor, handle)
     text = "".join(line.text for line in executor.logs(handle))
     assert "fresh" in text and "expired" not in text
 
 
-def test_a_running_pod_keeps_its_secret(world: KubernetesWorld, tmp_path: Path) -> None:
-    executor = world.executor()
+def test_a_running_pod_keeps_its_secret(harness: KubernetesHarness, tmp_path: Path) -> None:
+    executor = harness.executor()
     handle = launch(executor, "wait", tmp_path / "up", secrets=SECRET)
     number_in(tmp_path / "up")
-    (before,) = world.cluster.objects.all("secrets")
+    (before,) = harness.cluster.objects.all("secrets")
     launch(executor, "wait", tmp_path / "up", secrets={"TOKEN": "another"})
-    assert world.cluster.objects.all("secrets") == [before]
+    assert harness.cluster.objects.all("secrets") == [before]
     executor.cancel([handle])
     end_of(executor, handle)
 
 
 def test_an_incomplete_job_that_is_cancelled_ends_and_is_cleared_away(
-    world: KubernetesWorld,
+    harness: KubernetesHarness,
 ) -> None:
-    executor = world.executor(keep_s=0)
-    world.interrupt(1, Interruption.KILLED_BEFORE)
+    executor = harness.executor(keep_s=0)
+    harness.interrupt(1, Interruption.KILLED_BEFORE)
     with pytest.raises(ExecutorError):
         launch(executor, "digests", "TOKEN", secrets=SECRET)
-    world.restore()
+    harness.restore()
     handles = executor.live()
     assert len(handles) == 1
     executor.cancel(handles)
-    wait_for(lambda: not world.cluster.objects.all("jobs"), "the Job to be cleared away")
-    assert world.cluster.objects.all("pods") == []
+    wait_for(lambda: not harness.cluster.objects.all("jobs"), "the Job to be cleared away")
+    assert harness.cluster.objects.all("pods") == []
 
 
-def test_a_cancelled_job_is_not_resumed_by_a_late_call(world: KubernetesWorld) -> None:
-    executor = world.executor()
-    world.interrupt(1, Interruption.KILLED_BEFORE)
+def test_a_cancelled_job_is_not_resumed_by_a_late_call(harness: KubernetesHarness) -> None:
+    executor = harness.executor()
+    harness.interrupt(1, Interruption.KILLED_BEFORE)
     with pytest.raises(ExecutorError):
         launch(executor, "digests", "TOKEN", secrets=SECRET)
-    world.restore()
+    harness.restore()
     executor.cancel(executor.live())
     handle = launch(executor, "digests", "TOKEN", secrets=SECRET)
     assert end_of(executor, handle).cause is Cause.CANCELLED
-    assert world.cluster.objects.all("secrets") == []
+    assert harness.cluster.objects.all("secrets") == []
 
 
 # Kueue.
 
 
 def test_a_queued_job_waits_for_its_admission_and_then_runs(
-    world: KubernetesWorld, tmp_path: Path
+    harness: KubernetesHarness, tmp_path: Path
 ) -> None:
-    world.cluster.add_queue("research", 0)
-    executor = world.executor(labels={**QUEUE, "team": "blue"})
+    harness.cluster.add_queue("research", 0)
+    executor = harness.executor(labels={**QUEUE, "team": "blue"})
     handle = launch(executor, "wait", tmp_path / "up", secrets=SECRET)
     status = waits(executor, handle, ADMISSION)
     assert status.pending is PendingCause.QUEUED
     assert "research" in status.message
-    assert world.cluster.pods("run-0-1") == []
-    world.cluster.add_queue("research", 1)
+    assert harness.cluster.pods("run-0-1") == []
+    harness.cluster.add_queue("research", 1)
     number_in(tmp_path / "up")
-    (pod,) = world.cluster.pods("run-0-1")
+    (pod,) = harness.cluster.pods("run-0-1")
     assert pod["metadata"]["labels"]["team"] == "blue"
     assert QUEUE_LABEL not in pod["metadata"]["labels"], "Kueue would manage the pod itself"
     executor.cancel([handle])
     assert end_of(executor, handle).cause is Cause.CANCELLED
 
 
-def test_a_job_without_secrets_is_queued_by_one_request(world: KubernetesWorld) -> None:
-    world.cluster.add_queue("research", 1)
-    executor = world.executor(labels=QUEUE)
+def test_a_job_without_secrets_is_queued_by_one_request(harness: KubernetesHarness) -> None:
+    harness.cluster.add_queue("research", 1)
+    executor = harness.executor(labels=QUEUE)
     assert end_of(executor, launch(executor, "exit", 0)).cause is Cause.DONE
 
 
 @pytest.mark.parametrize("how", Interruption)
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_queued_job_is_not_admitted_before_its_secret_exists(
-    world: KubernetesWorld, at: int, how: Interruption
+    harness: KubernetesHarness, at: int, how: Interruption
 ) -> None:
-    world.cluster.add_queue("research", 1)
-    executor = world.executor(labels=QUEUE)
-    world.interrupt(at, how)
+    harness.cluster.add_queue("research", 1)
+    executor = harness.executor(labels=QUEUE)
+    harness.interrupt(at, how)
     with pytest.raises(ExecutorError):
         launch(executor, "digests", "TOKEN", secrets=SECRET)
-    world.restore()
-    if at == 1 and world.cluster.objects.all("jobs"):
-        assert world.cluster.pods("run-0-1") == []
+    harness.restore()
+    if at == 1 and harness.cluster.objects.all("jobs"):
+        assert harness.cluster.pods("run-0-1") == []
     handle = launch(executor, "digests", "TOKEN", secrets=SECRET)
     assert end_of(executor, handle).cause is Cause.DONE
 
 
 def test_a_job_that_its_queue_preempts_waits_again_and_runs_again(
-    world: KubernetesWorld, tmp_path: Path
+    harness: KubernetesHarness, tmp_path: Path
 ) -> None:
-    world.cluster.add_queue("research", 1)
-    executor = world.executor(labels=QUEUE)
+    harness.cluster.add_queue("research", 1)
+    executor = harness.executor(labels=QUEUE)
     handle = launch(executor, "wait", tmp_path / "up", secrets=SECRET)
     first = number_in(tmp_path / "up")
-    world.cluster.add_queue("research", 0)
-    world.cluster.evict_from_queue("run-0-1")
+    harness.cluster.add_queue("research", 0)
+    harness.cluster.evict_from_queue("run-0-1")
     assert waits(executor, handle, ADMISSION).pending is PendingCause.QUEUED
-    world.cluster.add_queue("research", 1)
+    harness.cluster.add_queue("research", 1)
     wait_for(lambda: number_in(tmp_path / "up") != first, "a new pod")
     executor.cancel([handle])
     end_of(executor, handle)
 
 
-def test_a_job_that_is_cancelled_in_its_queue_leaves_it(world: KubernetesWorld) -> None:
-    world.cluster.add_queue("research", 0)
-    executor = world.executor(labels=QUEUE)
+def test_a_job_that_is_cancelled_in_its_queue_leaves_it(harness: KubernetesHarness) -> None:
+    harness.cluster.add_queue("research", 0)
+    executor = harness.executor(labels=QUEUE)
     handle = launch(executor, "exit", 0, secrets=SECRET)
     waits(executor, handle, ADMISSION)
     executor.cancel([handle])
     assert end_of(executor, handle).cause is Cause.CANCELLED
     assert executor.live() == []
-    assert QUEUE_LABEL not in world.cluster.job("run-0-1")["metadata"]["labels"]
+    assert QUEUE_LABEL not in harness.cluster.job("run-0-1")["metadata"]["labels"]
 
 
 def test_a_job_that_is_cancelled_with_quota_reserved_ends_once_it_is_let_go(
-    world: KubernetesWorld,
+    harness: KubernetesHarness,
 ) -> None:
-    world.cluster.add_queue("research", 1)
-    world.cluster.controllers.kueue.checks_pending = True
-    executor = world.executor(labels=QUEUE)
+    harness.cluster.add_queue("research", 1)
+    harness.cluster.controllers.kueue.checks_pending = True
+    executor = harness.executor(labels=QUEUE)
     handle = launch(executor, "exit", 0, secrets=SECRET)
     waits(executor, handle, ADMISSION)
-    wait_for(lambda: world.cluster.controllers.kueue._admitted, "its quota to be reserved")
+    wait_for(lambda: harness.cluster.controllers.kueue._admitted, "its quota to be reserved")
     executor.cancel([handle])
     assert end_of(executor, handle).cause is Cause.CANCELLED
     assert executor.live() == []
-    world.cluster.controllers.kueue.checks_pending = False
-    wait_for(lambda: not world.cluster.controllers.kueue._admitted, "its quota to be released")
+    harness.cluster.controllers.kueue.checks_pending = False
+    wait_for(lambda: not harness.cluster.controllers.kueue._admitted, "its quota to be released")
     assert end_of(executor, handle).cause is Cause.CANCELLED
-    assert world.cluster.pods("run-0-1") == []
+    assert harness.cluster.pods("run-0-1") == []
 
 
 # Capacity, quota, namespaces, images.
 
 
 def test_a_full_quota_for_secrets_leaves_the_job_suspended_until_there_is_room(
-    world: KubernetesWorld,
+    harness: KubernetesHarness,
 ) -> None:
-    executor = world.executor()
+    executor = harness.executor()
     first = launch(executor, "exit", 0, secrets=SECRET)
     end_of(executor, first)
-    world.cluster.add_quota("secrets", {"count/secrets": "1"})
+    harness.cluster.add_quota("secrets", {"count/secrets": "1"})
     with pytest.raises(NoCapacity):
         launch(executor, "digests", "TOKEN", key="run-1-1", secrets=SECRET)
     handle = executor.find("run-1-1")
     assert handle is not None
     waits(executor, handle, "Incomplete")
-    world.lose(first)  # cleared away, and its Secret with it
-    wait_for(lambda: not world.cluster.objects.all("secrets"), "its Secret to go")
+    harness.lose(first)  # deleted with its Secret
+    wait_for(lambda: not harness.cluster.objects.all("secrets"), "its Secret to go")
     launch(executor, "digests", "TOKEN", key="run-1-1", secrets=SECRET)
     assert end_of(executor, handle).cause is Cause.DONE
 
 
 def test_a_full_quota_is_retried_and_a_quota_of_zero_needs_an_operator(
-    world: KubernetesWorld, tmp_path: Path
+    harness: KubernetesHarness, tmp_path: Path
 ) -> None:
-    executor = world.executor()
-    world.cluster.add_quota("jobs", {"count/jobs.batch": "1"})
+    executor = harness.executor()
+    harness.cluster.add_quota("jobs", {"count/jobs.batch": "1"})
     first = launch(executor, "wait", tmp_path / "up")
     with pytest.raises(NoCapacity, match="exceeded quota: jobs"):
         launch(executor, "exit", 0, key="run-1-1")
     executor.cancel([first])
     end_of(executor, first)
-    world.cluster.objects.remove("resourcequotas", "default", "jobs")
-    world.cluster.add_quota("none", {"count/jobs.batch": "0"})
-    with pytest.raises(NeedsPerson, match="limit is below what one replica requests"):
+    harness.cluster.objects.remove("resourcequotas", "default", "jobs")
+    harness.cluster.add_quota("none", {"count/jobs.batch": "0"})
+    with pytest.raises(AccountError, match="limit is below what one replica requests"):
         launch(executor, "exit", 0, key="run-2-1")
 
 
@@ -268,18 +268,18 @@ def test_a_full_quota_is_retried_and_a_quota_of_zero_needs_an_operator(
     ("hard", "cause"), [("8", PendingCause.QUOTA), ("2", PendingCause.REFUSED)]
 )
 def test_a_quota_for_pods_is_read_from_the_warning_of_the_job(
-    world: KubernetesWorld,
+    harness: KubernetesHarness,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     hard: str,
     cause: PendingCause,
 ) -> None:
     monkeypatch.setattr("executors.kubernetes.executor.UNEXPLAINED_S", -1.0)
-    world.cluster.add_node("gpu-2", gpus=8)
-    executor = world.executor()
+    harness.cluster.add_node("gpu-2", gpus=8)
+    executor = harness.executor()
     first = launch(executor, "wait", tmp_path / "up", hardware="gpu:6")
     number_in(tmp_path / "up")
-    world.cluster.add_quota("gpus", {f"requests.{GPU}": hard})
+    harness.cluster.add_quota("gpus", {f"requests.{GPU}": hard})
     handle = launch(executor, "exit", 0, key="run-1-1", hardware="gpu:4")
     wait_for(lambda: executor.poll([handle])[0].pending is cause, cause)
     assert "exceeded quota: gpus" in executor.poll([handle])[0].message
@@ -287,53 +287,53 @@ def test_a_quota_for_pods_is_read_from_the_warning_of_the_job(
     executor.collect([first, handle], 60)
 
 
-def test_a_missing_namespace_needs_an_operator_and_is_named(world: KubernetesWorld) -> None:
-    executor = world.executor(namespace="nowhere")
-    with pytest.raises(NeedsPerson, match=r"namespace nowhere of .* does not exist: create it"):
+def test_a_missing_namespace_needs_an_operator_and_is_named(harness: KubernetesHarness) -> None:
+    executor = harness.executor(namespace="nowhere")
+    with pytest.raises(AccountError, match=r"namespace nowhere of .* does not exist: create it"):
         launch(executor, "exit", 0, secrets=SECRET)
-    world.cluster.add_namespace("nowhere")
+    harness.cluster.add_namespace("nowhere")
     assert end_of(executor, launch(executor, "exit", 0, secrets=SECRET)).cause is Cause.DONE
 
 
-def test_a_namespace_that_is_being_deleted_needs_an_operator(world: KubernetesWorld) -> None:
-    world.cluster.objects.terminating.add("default")
-    with pytest.raises(NeedsPerson, match="because it is being terminated"):
-        launch(world.executor(), "exit", 0)
+def test_a_namespace_that_is_being_deleted_needs_an_operator(harness: KubernetesHarness) -> None:
+    harness.cluster.objects.terminating.add("default")
+    with pytest.raises(AccountError, match="because it is being terminated"):
+        launch(harness.executor(), "exit", 0)
 
 
 @pytest.mark.parametrize(
     ("image", "phase"), [("gone:1", "ImagePullBackOff"), ("Not An Image", "InvalidImageName")]
 )
 def test_an_image_that_cannot_be_pulled_is_the_cause(
-    world: KubernetesWorld, image: str, phase: str
+    harness: KubernetesHarness, image: str, phase: str
 ) -> None:
-    world.cluster.kubelet.missing_images.add("gone:1")
-    executor = world.executor(image=image)
+    harness.cluster.kubelet.missing_images.add("gone:1")
+    executor = harness.executor(image=image)
     handle = launch(executor, "exit", 0)
     status = waits(executor, handle, phase)
     assert status.pending is PendingCause.IMAGE
     assert image in status.message
 
 
-def test_a_job_that_no_node_takes_waits_for_capacity(world: KubernetesWorld) -> None:
-    executor = world.executor(node_selector={"zone": "none"})
+def test_a_job_that_no_node_takes_waits_for_capacity(harness: KubernetesHarness) -> None:
+    executor = harness.executor(node_selector={"zone": "none"})
     handle = launch(executor, "exit", 0)
     assert waits(executor, handle, "Unschedulable").pending is PendingCause.CAPACITY
 
 
-def test_retry_after_is_read_as_a_date_too(world: KubernetesWorld) -> None:
-    world.cluster.fail(429, "slow down", after_s="Thu, 01 Jan 2099 00:00:00 GMT")
+def test_retry_after_is_read_as_a_date_too(harness: KubernetesHarness) -> None:
+    harness.cluster.fail(429, "slow down", after_s="Thu, 01 Jan 2099 00:00:00 GMT")
     with pytest.raises(RetryLater) as caught:
-        launch(world.executor(), "exit", 0)
+        launch(harness.executor(), "exit", 0)
     assert caught.value.after_s == 3600.0
 
 
-# What the emulated API server refuses.
+# Refusals of the emulated API server
 
 
-def test_a_field_that_the_schema_does_not_have_is_refused(world: KubernetesWorld) -> None:
+def test_a_field_that_the_schema_does_not_have_is_refused(harness: KubernetesHarness) -> None:
     with pytest.raises(LaunchRefused, match="hostNetwrk"):  # by the client already
-        launch(world.executor(pod={"hostNetwrk": True}), "exit", 0)
+        launch(harness.executor(pod={"hostNetwrk": True}), "exit", 0)
     job = {"spec": {"suspnd": True, "template": {"spec": {"containers": [{"imag": "x"}]}}}}
     assert kubernetes_schema.problems("jobs", job, is_patch=True) == [
         'unknown field "spec.suspnd"',
@@ -359,20 +359,22 @@ def test_a_field_that_the_schema_does_not_have_is_refused(world: KubernetesWorld
     ],
 )
 def test_labels_and_annotations_are_checked(
-    world: KubernetesWorld, options: dict[str, object], message: str
+    harness: KubernetesHarness, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(LaunchRefused, match=message):
-        launch(world.executor(), "exit", 0, options=options)
-    assert world.cluster.objects.all("jobs") == []
+        launch(harness.executor(), "exit", 0, options=options)
+    assert harness.cluster.objects.all("jobs") == []
 
 
-def test_labels_and_annotations_are_on_job_and_pod(world: KubernetesWorld, tmp_path: Path) -> None:
+def test_labels_and_annotations_are_on_job_and_pod(
+    harness: KubernetesHarness, tmp_path: Path
+) -> None:
     given = {"labels": {"team": "blue"}, "annotations": {"example.com/note": "any text, of 1"}}
-    executor = world.executor()
+    executor = harness.executor()
     handle = launch(executor, "wait", tmp_path / "up", options=given)
     number_in(tmp_path / "up")
-    (pod,) = world.cluster.pods("run-0-1")
-    for made in (world.cluster.job("run-0-1"), pod):
+    (pod,) = harness.cluster.pods("run-0-1")
+    for made in (harness.cluster.job("run-0-1"), pod):
         assert made["metadata"]["labels"]["team"] == "blue"
         assert made["metadata"]["annotations"]["example.com/note"] == "any text, of 1"
     executor.cancel([handle])

@@ -1,4 +1,4 @@
-"""Reading a log on behind a line: the API counts in seconds, and lines may share their time."""
+"""Continue a log after a line: the API counts in seconds, and lines can share a timestamp."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOG = [
     "2026-11-21T10:00:01.000000001Z one",
     "2026-11-21T10:00:01.000000001Z one",
     "2026-11-21T10:00:01.2Z two",
-    # Written to the other output at the same time: the runtime took its time first.
+    # Written to the other output at the same time, with an earlier timestamp.
     "2026-11-21T10:00:01.19Z three",
     "2026-11-21T10:00:01.200000001Z ",
     "2026-11-21T10:00:09.000000000Z five",
@@ -20,40 +20,42 @@ TEXTS = ["before", "one", "one", "two", "three", "", "five"]
 
 
 def from_second(second: str) -> list[str]:
-    """What the API gives from that second on."""
+    """The API's lines from that second on."""
     return [line for line in LOG if line >= second]
 
 
 def test_all_of_it() -> None:
-    found = list(behind(LOG, ""))
-    assert [line.text for line in found] == TEXTS
-    assert len({line.position for line in found}) == len(LOG)
+    result = list(behind(LOG, ""))
+    assert [line.text for line in result] == TEXTS
+    assert len({line.position for line in result}) == len(LOG)
 
 
 @pytest.mark.parametrize("n", range(len(LOG)))
-def test_it_goes_on_behind_every_line(n: int) -> None:
+def test_reading_continues_after_every_line(n: int) -> None:
     after = list(behind(LOG, ""))[n].position
-    asked = since(after)
-    assert "." not in asked and asked.endswith("Z")
-    found = list(behind(from_second(asked.removesuffix("Z")), after))
-    assert [line.text for line in found] == TEXTS[n + 1 :]
-    assert [line.position for line in found] == [
+    requested = since(after)
+    assert "." not in requested and requested.endswith("Z")
+    result = list(behind(from_second(requested.removesuffix("Z")), after))
+    assert [line.text for line in result] == TEXTS[n + 1 :]
+    assert [line.position for line in result] == [
         line.position for line in list(behind(LOG, ""))[n + 1 :]
     ]
 
 
-def test_a_line_that_was_cleared_away_hides_no_later_one() -> None:
+def test_a_deleted_line_hides_no_later_line() -> None:
     after = "2026-11-21T10:00:01.1Z#1"
     assert [line.text for line in behind(LOG, after)] == ["two", "three", "", "five"]
-    # All there is so far is later, but less than a second: it is told at the latest at the end.
+    # All lines are later by less than a second, so they are returned at the end of the log.
     assert [line.text for line in behind(LOG[:4], after)] == ["two"]
 
 
-def test_a_line_without_a_time_is_told_too() -> None:
-    found = list(behind([LOG[0], "failed to watch file", LOG[6]], ""))
-    assert [line.text for line in found] == ["before", "failed to watch file", "five"]
-    assert len({line.position for line in found}) == 3
-    assert [line.text for line in behind([LOG[0], "failed", LOG[6]], found[1].position)] == ["five"]
+def test_a_line_without_a_time_is_returned() -> None:
+    result = list(behind([LOG[0], "failed to watch file", LOG[6]], ""))
+    assert [line.text for line in result] == ["before", "failed to watch file", "five"]
+    assert len({line.position for line in result}) == 3
+    assert [line.text for line in behind([LOG[0], "failed", LOG[6]], result[1].position)] == [
+        "five"
+    ]
 
 
 @pytest.mark.parametrize("stamp", ["2026-11-21T12:00:01.25+02:00", "2026-11-21T10:00:01Z"])

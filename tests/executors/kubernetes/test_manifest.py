@@ -1,4 +1,4 @@
-"""The objects of one attempt: as Kubernetes publishes their schemas, and as they are meant."""
+"""The objects of one attempt: their schemas and their content."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from executors.base import LaunchRefused, ReplicaSpec
+from executors.base import JobRequest, LaunchRefused, ReplicaSpec
 from executors.kubernetes.hardware import PRODUCTS, TABLE
 from executors.kubernetes.manifest import cancellation, completion, job, merged, name_of, secret
-from executors.kubernetes.options import OF_EXECUTOR, OPTIONS, QUEUE_LABEL, machine, read
+from executors.kubernetes.options import QUEUE_LABEL, Options, machine
+from executors.launching import job_options
+from executors.options import options_of
 
 SCHEMAS = sorted((Path(__file__).parent / "data").glob("*.json"))
 LABELS = {"archipelago-deployment": "ours", "archipelago-key": "run-0-1", "a": "b_C.d"}
@@ -56,18 +58,21 @@ EVERYTHING: dict[str, Any] = {
 def made(
     options: dict[str, Any] | None = None, *, own: dict[str, Any] | None = None, **spec: Any
 ) -> dict[str, Any]:
-    """The Job of an executor with ``options``, and ``own`` of its spec."""
+    """A Job with ``options`` of the executor and ``own`` options of the spec."""
     wanted = ReplicaSpec(launch_key="run-0-1", replica=0, options=own or {}, **spec)
-    told = read({"image": "replica:1", **(options or {})}, wanted.options)
+    reported = job_options(Options, {"image": "replica:1", **(options or {})}, wanted.options)
     return job(
         name_of("ours", wanted.launch_key),
-        spec=wanted,
-        options=told,
-        machine=machine(told, wanted),
+        JobRequest(
+            spec=wanted,
+            entrypoint="diloco.replica",
+            args=["s3://bucket/run"],
+            env={"REPLICA_RANK": "0"},
+            secrets={"AWS_SECRET_ACCESS_KEY": "s3cr3t"},
+        ),
+        options=reported,
+        machine=machine(reported, wanted),
         labels=LABELS,
-        command=["python", "-m", "diloco.replica", "s3://bucket/run"],
-        env={"REPLICA_RANK": "0"},
-        secrets=["AWS_SECRET_ACCESS_KEY"],
     )
 
 
@@ -76,10 +81,10 @@ def pod_of(made: dict[str, Any]) -> dict[str, Any]:
     return pod
 
 
-def faults(schema: Path, kind: str, found: dict[str, Any]) -> list[str]:
+def faults(schema: Path, kind: str, document: dict[str, Any]) -> list[str]:
     published = json.loads(schema.read_text())
     validator = Draft202012Validator({"$ref": f"#/$defs/{kind}", **published})
-    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(found)]
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(document)]
 
 
 def test_three_versions_are_here() -> None:
@@ -97,26 +102,26 @@ def test_three_versions_are_here() -> None:
     ],
     ids=["least", "gpus", "everything", "slice"],
 )
-def test_jobs_are_what_kubernetes_publishes(
+def test_jobs_match_the_published_schema(
     schema: Path, options: dict[str, Any], spec: dict[str, Any]
 ) -> None:
     assert faults(schema, "job", made(options, **spec)) == []
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.stem)
-def test_secrets_are_what_kubernetes_publishes(schema: Path) -> None:
-    found = secret("run-0-1-x", job_uid="b7f0", labels=LABELS, values={"TOKEN": "s3cr3t ü"})
-    assert faults(schema, "secret", found) == []
-    assert base64.b64decode(found["data"]["TOKEN"]).decode() == "s3cr3t ü"
+def test_secrets_match_the_published_schema(schema: Path) -> None:
+    result = secret("run-0-1-x", job_uid="b7f0", labels=LABELS, values={"TOKEN": "s3cr3t ü"})
+    assert faults(schema, "secret", result) == []
+    assert base64.b64decode(result["data"]["TOKEN"]).decode() == "s3cr3t ü"
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.stem)
-def test_what_a_cancelled_job_becomes_is_what_kubernetes_publishes(schema: Path) -> None:
+def test_cancelled_jobs_match_the_published_schema(schema: Path) -> None:
     assert faults(schema, "job", merged(made(), cancellation())) == []
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.stem)
-def test_the_schemas_refuse_what_is_none(schema: Path) -> None:
+def test_the_schemas_refuse_invalid_objects(schema: Path) -> None:
     for change in (
         lambda job: job["spec"].update(backoffLimits=0),
         lambda job: job["spec"].update(backoffLimit="0"),
@@ -129,17 +134,17 @@ def test_the_schemas_refuse_what_is_none(schema: Path) -> None:
         assert faults(schema, "job", wrong) != []
 
 
-def test_an_attempt_is_one_pod_that_is_never_tried_again() -> None:
+def test_an_attempt_is_one_pod_without_retries() -> None:
     spec = made()["spec"]
     assert (spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (1, 1, 0)
     assert pod_of(made())["restartPolicy"] == "Never"
-    # A Job's own deadline means that it was cancelled.
+    # Only cancelled Jobs have their own deadline.
     assert "activeDeadlineSeconds" not in spec
     assert "activeDeadlineSeconds" not in pod_of(made())
     assert pod_of(made(timeout_s=59.2))["activeDeadlineSeconds"] == 60
 
 
-def test_being_taken_away_is_looked_for_before_the_exit_code() -> None:
+def test_a_disruption_precedes_the_exit_code() -> None:
     first, second = made()["spec"]["podFailurePolicy"]["rules"]
     assert [rule["action"] for rule in (first, second)] == ["FailJob", "FailJob"]
     assert first["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
@@ -147,9 +152,9 @@ def test_being_taken_away_is_looked_for_before_the_exit_code() -> None:
 
 
 def test_secrets_are_only_referred_to() -> None:
-    found = made()
-    name = found["metadata"]["name"]
-    (container,) = pod_of(found)["containers"]
+    result = made()
+    name = result["metadata"]["name"]
+    (container,) = pod_of(result)["containers"]
     assert container["env"] == [
         {"name": "REPLICA_RANK", "value": "0"},
         {
@@ -174,8 +179,8 @@ def test_shared_memory_is_as_large_as_it_needs(options: dict[str, Any], limit: s
 
 
 def test_options_arrive_in_the_pod() -> None:
-    found = made(EVERYTHING, hardware="H100:4", spot=True, region="eu-north-1")
-    pod = pod_of(found)
+    result = made(EVERYTHING, hardware="H100:4", spot=True, region="eu-north-1")
+    pod = pod_of(result)
     assert pod["nodeSelector"] == {
         "pool": "training",
         "topology.kubernetes.io/region": "eu-north-1",
@@ -198,18 +203,18 @@ def test_options_arrive_in_the_pod() -> None:
     assert pod["runtimeClassName"] == "nvidia"
     assert pod["containers"][0]["securityContext"] == {"allowPrivilegeEscalation": False}
     assert pod["terminationGracePeriodSeconds"] == 60
-    assert found["spec"]["ttlSecondsAfterFinished"] == 3600
-    assert found["spec"]["template"]["metadata"]["labels"] == {**LABELS, "team": "vision"}
+    assert result["spec"]["ttlSecondsAfterFinished"] == 3600
+    assert result["spec"]["template"]["metadata"]["labels"] == {**LABELS, "team": "vision"}
     # It enters its queue once its Secret exists.
-    assert found["metadata"]["labels"] == {**LABELS, "team": "vision"}
-    assert found["spec"]["suspend"] is True
+    assert result["metadata"]["labels"] == {**LABELS, "team": "vision"}
+    assert result["spec"]["suspend"] is True
     queue = {"metadata": {"labels": {QUEUE_LABEL: "research"}}}
     assert merged(completion("research"), queue) == completion("research")
 
 
-def test_a_job_may_be_told_otherwise_than_its_executor() -> None:
-    found = made(EVERYTHING, own={"requests": {"cpu": "1"}, "image": "own:1"})
-    (container,) = pod_of(found)["containers"]
+def test_options_of_a_job_replace_those_of_the_executor() -> None:
+    result = made(EVERYTHING, own={"requests": {"cpu": "1"}, "image": "own:1"})
+    (container,) = pod_of(result)["containers"]
     assert container["resources"]["requests"] == {"cpu": "1"}
     assert container["image"] == "own:1"
     (container,) = pod_of(made(EVERYTHING, image="spec:1", own={"image": "own:1"}))["containers"]
@@ -217,23 +222,23 @@ def test_a_job_may_be_told_otherwise_than_its_executor() -> None:
 
 
 @pytest.mark.parametrize("hardware", [each.name for each in TABLE.hardware])
-def test_all_hardware_of_the_catalogue_can_be_asked_for(hardware: str) -> None:
+def test_all_hardware_of_the_catalogue_can_be_requested(hardware: str) -> None:
     wanted = TABLE.hardware[[each.name for each in TABLE.hardware].index(hardware)]
     limits = pod_of(made(hardware=hardware))["containers"][0]["resources"]["limits"]
     assert limits == ({"nvidia.com/gpu": str(wanted.gpus)} if wanted.gpus else {})
 
 
 def test_own_hardware_has_the_name_it_was_given() -> None:
-    options = read(EVERYTHING, {})
+    options = job_options(Options, EVERYTHING, {})
     spec = ReplicaSpec(launch_key="run-0-1", replica=0, hardware="slice")
-    found = machine(options, spec)
-    assert (found.gpus, found.gpu_resource) == (1, "nvidia.com/mig-3g.40gb")
-    assert found.requests == {"cpu": "4", "memory": "64Gi"}
-    assert found.tolerations[-1]["key"] == "nvidia.com/mig-3g.40gb"
+    result = machine(options, spec)
+    assert (result.gpus, result.gpu_resource) == (1, "nvidia.com/mig-3g.40gb")
+    assert result.requests == {"cpu": "4", "memory": "64Gi"}
+    assert result.tolerations[-1]["key"] == "nvidia.com/mig-3g.40gb"
 
 
 @pytest.mark.parametrize("key", ["a", "run-0-1", "x" * 63, "x" * 51 + "-" + "y" * 11])
-def test_names_are_what_a_job_may_be_called(key: str) -> None:
+def test_names_are_valid_names_of_jobs(key: str) -> None:
     name = name_of("ours", key)
     assert len(name) <= 63 and name.startswith(key[:40]) and "--" not in name
     assert name == name_of("ours", key)
@@ -241,7 +246,7 @@ def test_names_are_what_a_job_may_be_called(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"imagee": "x"}, "expected namespace, .*, found imagee"),
         ({"image": 3}, "image: expected a text, found 3"),
@@ -251,21 +256,21 @@ def test_names_are_what_a_job_may_be_called(key: str) -> None:
         ({"spot": {"nodes": {}}}, "spot: expected a mapping of node_selector, tolerations"),
         ({"hardware": {"a": {"gpus": "1"}}}, "hardware.a.gpus: expected a number of GPUs"),
         ({"hardware": ["a"]}, "hardware: expected a mapping"),
-        ({"image_pull_secrets": "a"}, "image_pull_secrets: expected a list of names"),
-        ({"grace_s": 1.5}, "grace_s: expected a whole number of seconds, found 1.5"),
-        ({"keep_s": -1}, "keep_s: expected a whole number of seconds, found -1"),
+        ({"image_pull_secrets": "a"}, "image_pull_secrets: expected a list of texts"),
+        ({"grace_s": 1.5}, "grace_s: expected a whole number of at least 0 s, found 1.5"),
+        ({"keep_s": -1}, "keep_s: expected a whole number of at least 0 s, found -1"),
         ({"pod": {"containers": []}}, "pod: expected no containers"),
         ({"container": {"env": []}}, "container: expected no env"),
         ({"image": ""}, "image: expected the option image or an image of the job, found none"),
     ],
 )
-def test_options_that_cannot_be_are_named(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(LaunchRefused, match=said):
+def test_invalid_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(LaunchRefused, match=message):
         made(options)
 
 
 @pytest.mark.parametrize("hardware", ["", "H100:0", "H100:x", "h100", "gpu:", "any"])
-def test_hardware_nobody_knows_is_named(hardware: str) -> None:
+def test_unknown_hardware_is_named(hardware: str) -> None:
     with pytest.raises(LaunchRefused, match=f"hardware: expected .*, found '{hardware}'"):
         made(hardware=hardware)
 
@@ -275,23 +280,28 @@ def test_a_jobs_options_cannot_move_it_elsewhere() -> None:
         made(own={"namespace": "other"})
 
 
-def test_spot_needs_to_know_what_the_cluster_calls_it() -> None:
+def test_spot_requires_the_option_spot() -> None:
     with pytest.raises(LaunchRefused, match="spot: expected the option spot"):
         made(spot=True)
 
 
-def test_labels_that_are_none_are_named() -> None:
+def test_invalid_labels_are_named() -> None:
     with pytest.raises(LaunchRefused, match=r"label a: .* found 'my run'"):
         wanted = ReplicaSpec(launch_key="run-0-1", replica=0)
-        told = read({"image": "x"}, {})
-        job("n", spec=wanted, options=told, machine=machine(told, wanted),
-            labels={"a": "my run"}, command=[], env={})  # fmt: skip
+        reported = job_options(Options, {"image": "x"}, {})
+        job(
+            "n",
+            JobRequest(spec=wanted, entrypoint="module"),
+            options=reported,
+            machine=machine(reported, wanted),
+            labels={"a": "my run"},
+        )
 
 
 def test_every_option_is_documented_and_every_limit_of_a_waiting_replica() -> None:
     text = (Path(__file__).parents[3] / "docs" / "backends" / "kubernetes.md").read_text()
     table = text.partition("## Options")[2].partition("## Kueue")[0]
-    for option in (*OF_EXECUTOR, *OPTIONS):
+    for option in options_of(Options):
         assert f"`{option}`" in table, option
     waits = text.partition("## While a replica waits")[2].partition("\n## ")[0]
     for reason in ("ErrImagePull", "CreateContainerConfigError", "Unschedulable", "exceeded quota"):

@@ -1,4 +1,4 @@
-"""What is read of a Job and its pod, with the words Kubernetes uses for each end and each wait."""
+"""Statuses of Jobs and pods, with Kubernetes' messages for each end and each pending cause."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def job(
 def pod(
     phase: str = "Failed", *, spec: dict[str, Any] | None = None, **given: Any
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {"phase": phase, "startTime": AT}
+    result: dict[str, Any] = {"phase": phase, "startTime": AT}
     state = given.pop("state", None)
     if state is not None:
-        found["containerStatuses"] = [
+        result["containerStatuses"] = [
             {"name": "sidecar", "state": {"terminated": {"exitCode": 9}}},
             {"name": "replica", "state": state},
         ]
     return {
         "metadata": {"name": "run-0-1-x-abcde", "creationTimestamp": AT},
         "spec": spec or {},
-        "status": found | given,
+        "status": result | given,
     }
 
 
@@ -84,11 +84,11 @@ FULL = 'Usage of EmptyDir volume "data" exceeds the limit "1Gi". '
 
 
 @pytest.mark.parametrize(
-    ("found", "of_pod", "cause", "exit_code", "said"),
+    ("of_job", "of_pod", "cause", "exit_code", "text"),
     [
         (job("Complete"), pod("Succeeded", state=terminated(0)), Cause.DONE, 0, ""),
         (job("Complete"), None, Cause.DONE, 0, ""),
-        # Asked to end, but done before it was.
+        # Cancelled, but done before it ended.
         (job("Complete", cancelled=True), None, Cause.DONE, 0, ""),
         (
             job("Failed", "PodFailurePolicy", policy(3)),
@@ -97,7 +97,7 @@ FULL = 'Usage of EmptyDir volume "data" exceeds the limit "1Gi". '
             3,
             "ended with exit code 3. Last lines of its log:\nTraceback\nValueError: no",
         ),
-        # The node and the pod are gone; the Job has kept what was seen of them.
+        # The node and the pod are gone; the Job has recorded the cause.
         (
             job("Failed", "PodFailurePolicy", policy(78)),
             None,
@@ -157,7 +157,7 @@ FULL = 'Usage of EmptyDir volume "data" exceeds the limit "1Gi". '
             143,
             "cancelled",
         ),
-        # It failed before the request to end it was seen.
+        # It failed before the cancellation took effect.
         (
             job("Failed", "PodFailurePolicy", policy(1), cancelled=True),
             pod(state=terminated(1)),
@@ -172,7 +172,7 @@ FULL = 'Usage of EmptyDir volume "data" exceeds the limit "1Gi". '
             None,
             "backoff limit",
         ),
-        # Its queue holds it; it gets no pods any more.
+        # Suspended in its queue without pods.
         (
             job(cancelled=True, spec={"suspend": True, "parallelism": 0}, labels=QUEUE),
             None,
@@ -180,20 +180,20 @@ FULL = 'Usage of EmptyDir volume "data" exceeds the limit "1Gi". '
             None,
             "cancelled",
         ),
-        (None, None, Cause.LOST, None, "knows no such Job"),
+        (None, None, Cause.LOST, None, "has no such Job"),
     ],
 )
 def test_ends(
-    found: dict[str, Any] | None,
+    of_job: dict[str, Any] | None,
     of_pod: dict[str, Any] | None,
     cause: Cause,
     exit_code: int | None,
-    said: str,
+    text: str,
 ) -> None:
-    seen = status(found, of_pod)
+    seen = status(of_job, of_pod)
     assert (seen.state, seen.cause, seen.exit_code) == (JobState.ENDED, cause, exit_code)
-    assert said in seen.message and bool(said) == bool(seen.message)
-    if found is not None and found["status"]["conditions"]:
+    assert text in seen.message and bool(text) == bool(seen.message)
+    if of_job is not None and of_job["status"]["conditions"]:
         assert seen.ended_wall_s == AT_S + 300
 
 
@@ -209,9 +209,9 @@ def test_running() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "of_pod"),
+    ("of_job", "of_pod"),
     [
-        # The pod is seen at its end before the Job is.
+        # The pod has ended before the Job's condition is set.
         (job(), pod("Failed", state=terminated(1))),
         (job(), pod("Succeeded", state=terminated(0))),
         (job(cancelled=True), pod("Running", state=RUNNING)),
@@ -220,8 +220,8 @@ def test_running() -> None:
         (job(spec={"suspend": True}, cancelled=True, terminating=1), None),
     ],
 )
-def test_ending_is_not_ended(found: dict[str, Any], of_pod: dict[str, Any] | None) -> None:
-    seen = status(found, of_pod)
+def test_ending_is_not_ended(of_job: dict[str, Any], of_pod: dict[str, Any] | None) -> None:
+    seen = status(of_job, of_pod)
     assert (seen.state, seen.cause, seen.phase) == (JobState.RUNNING, None, "Ending")
 
 
@@ -237,7 +237,7 @@ PULL = 'Back-off pulling image "replica:9": not found'
 
 
 @pytest.mark.parametrize(
-    ("found", "of_pod", "warnings", "phase", "said"),
+    ("of_job", "of_pod", "warnings", "phase", "text"),
     [
         (job(), None, {}, "Pending", ""),
         (job(), None, {"run-0-1-x": "FailedCreate: quota"}, "FailedCreate", "quota"),
@@ -261,16 +261,16 @@ PULL = 'Back-off pulling image "replica:9": not found'
         (job(), pod("Pending", state=waiting("InvalidImageName")), {}, "InvalidImageName", "Inval"),
     ],
 )
-def test_waiting_says_for_what(
-    found: dict[str, Any],
+def test_pending_jobs_have_a_cause(
+    of_job: dict[str, Any],
     of_pod: dict[str, Any] | None,
     warnings: dict[str, str],
     phase: str,
-    said: str,
+    text: str,
 ) -> None:
-    seen = status(found, of_pod, warnings)
+    seen = status(of_job, of_pod, warnings)
     assert (seen.state, seen.cause, seen.phase) == (JobState.PENDING, None, phase)
-    assert said in seen.message and bool(said) == bool(seen.message)
+    assert text in seen.message and bool(text) == bool(seen.message)
 
 
 def test_of_several_pods_the_newest_counts() -> None:

@@ -14,7 +14,7 @@ import pytest
 from executors.base import Cause, NoCapacity, PendingCause
 from executors.local import shim
 from executors.local.executor import LocalProcessExecutor
-from tests.executors.worlds import LIMIT_S, config, end_of, launch, wait_for
+from tests.executors.harnesses import LIMIT_S, config, end_of, launch, wait_for
 
 pytestmark = pytest.mark.processes
 

@@ -1,4 +1,4 @@
-"""The executor on real processes. Waiting is always for an event, with a generous limit."""
+"""The local executor with real processes. Tests wait for events, with a generous timeout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from executors.base import Cause, JobState, LaunchRefused, ReplicaHandle
 from executors.local import shim
 from executors.local.executor import LocalProcessExecutor
 from executors.local.options import GRACE_S
-from tests.executors.worlds import (
+from tests.executors.harnesses import (
     HERE,
     LIMIT_S,
     config,
@@ -51,7 +51,7 @@ def shim_of(executor: LocalProcessExecutor, handle: ReplicaHandle) -> int:
     return int(json.loads(path.read_text())["pid"])
 
 
-def test_it_inherits_what_reaches_a_store_and_no_secret_of_ours(
+def test_it_inherits_store_variables_and_no_server_secrets(
     executor: LocalProcessExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", "secret")
@@ -83,7 +83,7 @@ def test_a_bucket_s_secrets_are_not_mixed_with_what_is_inherited(
     assert env["HF_TOKEN"] == "inherited"
 
 
-def test_a_given_thread_count_wins(executor: LocalProcessExecutor) -> None:
+def test_a_given_thread_count_takes_precedence(executor: LocalProcessExecutor) -> None:
     (handle,) = executor.launch_replicas(
         1, "replica_stub", {"args": ["env"]}, env={**stub_env(), "OMP_NUM_THREADS": "2"}
     )
@@ -139,9 +139,7 @@ def test_cancel_twice_ends_it_once(executor: LocalProcessExecutor, tmp_path: Pat
     assert end_of(executor, handle) == status
 
 
-def test_a_replica_that_leaves_cleanly_when_asked(
-    executor: LocalProcessExecutor, tmp_path: Path
-) -> None:
+def test_a_replica_that_exits_on_sigterm(executor: LocalProcessExecutor, tmp_path: Path) -> None:
     handle = launch(executor, "polite", tmp_path / "up")
     number_in(tmp_path / "up")
     executor.cancel([handle])
@@ -149,7 +147,7 @@ def test_a_replica_that_leaves_cleanly_when_asked(
     assert (status.cause, status.exit_code) == (Cause.CANCELLED, 0)
 
 
-def test_a_replica_deaf_to_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+def test_a_replica_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path) -> None:
     executor = LocalProcessExecutor(config(tmp_path, grace_s=0.2))
     handle = launch(executor, "deaf", tmp_path / "up")
     pid = number_in(tmp_path / "up")
@@ -160,7 +158,7 @@ def test_a_replica_deaf_to_sigterm_is_killed_after_the_grace(tmp_path: Path) -> 
 
 
 def test_a_cancel_before_the_start_is_kept(executor: LocalProcessExecutor, tmp_path: Path) -> None:
-    """The canceller leaves its mark first, so a shim still coming up cannot miss it."""
+    """The canceller writes its file first, so a starting shim cannot miss it."""
     folder = executor.root / "run-0-1"
     folder.mkdir(parents=True)
     executor.cancel([ReplicaHandle(backend="local", launch_key="run-0-1")])
@@ -169,7 +167,7 @@ def test_a_cancel_before_the_start_is_kept(executor: LocalProcessExecutor, tmp_p
     assert not (tmp_path / "up").exists()
 
 
-def test_what_a_replica_leaves_behind_ends_with_it(
+def test_remaining_processes_of_a_replica_are_killed(
     executor: LocalProcessExecutor, tmp_path: Path
 ) -> None:
     status = end_of(executor, launch(executor, "child", tmp_path / "inner"))
@@ -190,14 +188,14 @@ def test_another_process_finds_polls_and_cancels_it(
         "h = e.find(sys.argv[2])\n"
         "print(h.to_json(), e.poll([h])[0].state); e.cancel([h])"
     )
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", code, executor.root.parent, handle.launch_key],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert said.strip() == f"{handle.to_json()} running"
+    assert output.strip() == f"{handle.to_json()} running"
     assert end_of(executor, handle).cause is Cause.CANCELLED
 
 
@@ -290,9 +288,9 @@ def test_a_launcher_killed_around_the_start_leaves_one_job(
 
 
 @pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="only Linux tells a parent's death"
+    not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG is specific to Linux"
 )
-def test_a_killed_shim_takes_the_replica_with_it(
+def test_the_replica_of_a_killed_shim_is_killed(
     executor: LocalProcessExecutor, tmp_path: Path
 ) -> None:
     handle = launch(executor, "deaf", tmp_path / "up")
@@ -307,7 +305,7 @@ def test_a_killed_shim_takes_the_replica_with_it(
 def test_a_reused_process_id_is_never_signalled(
     executor: LocalProcessExecutor, tmp_path: Path
 ) -> None:
-    """The job is over, and its shim's number now belongs to a stranger."""
+    """The job has ended, and another process now has the id of its shim."""
     handle = launch(executor, "wait", tmp_path / "up")
     number_in(tmp_path / "up")
     os.kill(shim_of(executor, handle), signal.SIGKILL)
@@ -322,7 +320,7 @@ def test_a_reused_process_id_is_never_signalled(
 
 
 @pytest.mark.parametrize("wrong", ["started_since_boot_s", "boot_id"])
-def test_a_held_lock_with_a_strangers_process_id_signals_nobody(
+def test_a_reused_process_id_is_not_signalled(
     executor: LocalProcessExecutor, tmp_path: Path, wrong: str
 ) -> None:
     handle = launch(executor, "wait", tmp_path / "up")
@@ -361,28 +359,28 @@ def test_the_replica_does_not_hold_the_lock(executor: LocalProcessExecutor, tmp_
     assert str(executor.root / handle.launch_key / "lock") not in {file.path for file in opened}
 
 
-def test_an_unknown_job_never_was(executor: LocalProcessExecutor) -> None:
-    assert executor.find("nobody") is None
-    handle = ReplicaHandle(backend="local", launch_key="nobody")
+def test_an_unknown_job_is_lost(executor: LocalProcessExecutor) -> None:
+    assert executor.find("unknown") is None
+    handle = ReplicaHandle(backend="local", launch_key="unknown")
     executor.cancel([handle])
     (status,) = executor.poll([handle])
     assert (status.state, status.cause) == (JobState.ENDED, Cause.LOST)
-    assert "nobody" in status.message
+    assert "unknown" in status.message
     assert list(executor.logs(handle)) == []
     assert list(executor.logs(handle, follow=True)) == []
-    assert not (executor.root / "nobody").exists()
+    assert not (executor.root / "unknown").exists()
 
 
-def test_a_root_that_is_no_folder_is_refused_with_its_reason(tmp_path: Path) -> None:
+def test_an_invalid_state_dir_is_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "jobs").write_text("in the way")
     with pytest.raises(LaunchRefused, match=r"cannot start run-0-1 in .*jobs"):
         launch(LocalProcessExecutor(config(tmp_path)), "exit", 0)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a subreaper")
-def test_a_forced_stop_ends_deaf_replicas_and_their_sessions(tmp_path: Path) -> None:
-    """As torchrun starts its ranks: each in a session of its own."""
-    assert GRACE_S <= 5  # by default: gone within 10 s of the request
+def test_a_forced_stop_ends_replicas_that_ignore_sigterm_and_their_sessions(tmp_path: Path) -> None:
+    """Like torchrun: each rank runs in its own session."""
+    assert GRACE_S <= 5  # the default: ended within 10 s of the request
     executor = LocalProcessExecutor(config(tmp_path / "state", grace_s=0.2))
     paths = [tmp_path / name for name in ("main", "rank0", "rank1")]
     handle = launch(executor, "deaf-sessions", *paths)
@@ -402,7 +400,7 @@ def test_a_session_that_a_replica_leaves_behind_ends_with_it(
     wait_for(lambda: is_gone(number_in(tmp_path / "up")), "the process left behind to end")
 
 
-def test_replicas_of_another_server_are_left_alone(tmp_path: Path) -> None:
+def test_replicas_of_another_server_are_not_listed(tmp_path: Path) -> None:
     ours = LocalProcessExecutor(config(tmp_path / "ours", grace_s=0.2))
     handle = launch(ours, "wait", tmp_path / "up")
     pid = number_in(tmp_path / "up")
@@ -418,11 +416,11 @@ def test_replicas_of_another_server_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_server_ends_no_replica(tmp_path: Path) -> None:
-    """A server's processes are tethered to it; the replicas that they started are not."""
+    """A server's guarded processes end with it; the replicas that they started do not."""
     script = (
         "import sys; from pathlib import Path; from executors.base import ExecutorConfig\n"
         "from executors.local.executor import LocalProcessExecutor\n"
-        "from tests.executors.worlds import config, launch\n"
+        "from tests.executors.harnesses import config, launch\n"
         "state, up = map(Path, sys.argv[1:])\n"
         "launch(LocalProcessExecutor(config(state, grace_s=0.2)), 'wait', up)\n"
         "import time; time.sleep(600)\n"
@@ -443,7 +441,7 @@ def test_the_end_of_a_server_ends_no_replica(tmp_path: Path) -> None:
     process.wait()
     process.stdout.close()
     if sys.platform.startswith("linux"):
-        wait_for(lambda: is_gone(worker), "the tethered worker to end")
+        wait_for(lambda: is_gone(worker), "the guarded worker to end")
     executor = LocalProcessExecutor(config(tmp_path / "state", grace_s=0.2))
     (handle,) = executor.live()
     assert not is_gone(replica)

@@ -16,7 +16,7 @@ from executors.base import Cause, LaunchRefused, ReplicaSpec, RetryLater
 from executors.local import shim
 from executors.local.executor import LocalProcessExecutor
 from executors.local.gpus import gpus_of
-from tests.executors.worlds import config, end_of, launch, number_in, text_of
+from tests.executors.harnesses import config, end_of, launch, number_in, text_of
 
 pytestmark = pytest.mark.processes
 
@@ -43,7 +43,7 @@ def environment_of(executor: LocalProcessExecutor, **spec: Any) -> dict[str, str
     return seen
 
 
-def test_a_replica_that_takes_too_much_memory_ends_and_says_so(state: Path, tmp_path: Path) -> None:
+def test_a_replica_above_its_memory_limit_is_killed(state: Path, tmp_path: Path) -> None:
     executor = local(state, memory_mb=100)
     status = end_of(executor, launch(executor, "hog", tmp_path / "up", HOG_MIB))
     assert status.cause is Cause.OUT_OF_MEMORY
@@ -51,13 +51,13 @@ def test_a_replica_that_takes_too_much_memory_ends_and_says_so(state: Path, tmp_
     assert status.exit_code == -signal.SIGKILL
 
 
-def test_what_its_children_hold_counts(state: Path, tmp_path: Path) -> None:
+def test_memory_of_child_processes_counts(state: Path, tmp_path: Path) -> None:
     executor = local(state, memory_mb=100)
     status = end_of(executor, launch(executor, "hog-child", tmp_path / "up", HOG_MIB))
     assert status.cause is Cause.OUT_OF_MEMORY
 
 
-def test_one_within_its_limit_goes_on(state: Path, tmp_path: Path) -> None:
+def test_a_replica_within_its_limit_continues(state: Path, tmp_path: Path) -> None:
     executor = local(state, memory_mb=2000)
     handle = launch(executor, "hog", tmp_path / "up", 10)
     lines = executor.logs(handle, follow=True)
@@ -68,19 +68,19 @@ def test_one_within_its_limit_goes_on(state: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["MemoryError", "torch.OutOfMemoryError: CUDA out of memory."])
-def test_an_error_for_want_of_memory_is_told_from_others(state: Path, name: str) -> None:
+def test_an_out_of_memory_error_is_recognized(state: Path, name: str) -> None:
     executor = local(state)
     status = end_of(executor, launch(executor, "exit", 1, "Traceback:", name))
     assert (status.cause, status.exit_code) == (Cause.OUT_OF_MEMORY, 1)
-    said = f"expected no {name}"
-    other = end_of(executor, launch(executor, "exit", 1, "Traceback:", said, key="run-1-1"))
+    output = f"expected no {name}"
+    other = end_of(executor, launch(executor, "exit", 1, "Traceback:", output, key="run-1-1"))
     assert other.cause is Cause.ERROR
 
 
-def test_the_kernels_kill_for_want_of_memory_is_told(
+def test_an_out_of_memory_kill_by_the_kernel_is_recognized(
     state: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its counter, of the whole machine, rose while the replica lived."""
+    """The machine's OOM counter increased during the replica's life."""
     counts = iter((4, 5))
     monkeypatch.setattr(shim, "kernel_kills", lambda: next(counts))
     # The shim runs in this process, whose other children are the servers of the test session.
@@ -106,7 +106,7 @@ def test_the_kernel_counts_its_kills() -> None:
     assert shim.memory_of(2**22 + 1) == 0
 
 
-def test_niceness_is_added_to_ours(state: Path, tmp_path: Path) -> None:
+def test_niceness_is_added_to_the_server_s(state: Path, tmp_path: Path) -> None:
     executor = local(state, nice=3)
     handle = launch(executor, "wait", tmp_path / "up")
     assert psutil.Process(number_in(tmp_path / "up")).nice() == psutil.Process().nice() + 3
@@ -114,10 +114,11 @@ def test_niceness_is_added_to_ours(state: Path, tmp_path: Path) -> None:
     end_of(executor, handle)
 
 
-def test_at_its_deadline_it_is_asked_then_ended(state: Path, tmp_path: Path) -> None:
-    executor = local(state, grace_s=0.2)
+def test_at_the_deadline_a_replica_gets_sigterm_then_sigkill(state: Path, tmp_path: Path) -> None:
+    executor = local(state, grace_s=60)
     polite = launch(executor, "polite", tmp_path / "polite", key="run-0-1", timeout_s=3)
-    deaf = launch(executor, "deaf", tmp_path / "deaf", key="run-1-1", timeout_s=3)
+    impatient = local(state, grace_s=0.2)
+    deaf = launch(impatient, "deaf", tmp_path / "deaf", key="run-1-1", timeout_s=3)
     number_in(tmp_path / "polite"), number_in(tmp_path / "deaf")
     assert (end_of(executor, polite).cause, end_of(executor, polite).exit_code) == ("deadline", 0)
     status = end_of(executor, deaf)
@@ -130,12 +131,12 @@ def test_a_replica_on_the_cpu_sees_no_gpu(state: Path, monkeypatch: pytest.Monke
     assert environment_of(local(state))["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_each_replica_gets_a_gpu_of_its_own(state: Path, tmp_path: Path) -> None:
+def test_each_replica_gets_a_separate_gpu(state: Path, tmp_path: Path) -> None:
     executor = local(state, gpus=["4", "GPU-7f"], grace_s=0)
     first = launch(executor, "wait", tmp_path / "first", key="run-0-1", hardware="gpu")
     second = environment_of(executor, key="run-1-1", hardware="gpu")
     assert second["CUDA_VISIBLE_DEVICES"] == "GPU-7f"
-    # given back by its end
+    # released at its end
     third = launch(executor, "wait", tmp_path / "third", key="run-2-1", hardware="gpu")
     with pytest.raises(RetryLater, match=r"4, GPU-7f\) are taken"):
         launch(local(state, gpus="4,GPU-7f"), "exit", 0, key="run-3-1", hardware="gpu")
@@ -148,7 +149,9 @@ def test_each_replica_gets_a_gpu_of_its_own(state: Path, tmp_path: Path) -> None
     end_of(executor, third)
 
 
-def test_without_a_gpu_one_is_refused(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_request_without_gpus_is_refused(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     executor = local(state, gpus=[])
     with pytest.raises(LaunchRefused, match="no GPU"):
         launch(executor, "exit", 0, hardware="gpu")
@@ -176,27 +179,25 @@ def test_gpus_are_named_by_options_or_environment_or_nvidia_smi(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "output"),
     [
-        ({"memory_mb": 0}, "options.memory_mb: expected a number of at least 1, found 0"),
+        ({"memory_mb": 0}, "memory_mb: expected a number of at least 1 MiB, found 0"),
         ({"memory_mb": "4G"}, "found '4G'"),
-        ({"nice": -1}, "options.nice: expected a number of at least 0 and at most 19"),
+        ({"nice": -1}, "nice: expected a whole number of at least 0 and at most 19"),
         ({"memory": 3}, "expected memory_mb, nice, grace_s, gpus, found memory"),
     ],
 )
-def test_options_that_cannot_be_are_named(
-    state: Path, options: dict[str, object], said: str
-) -> None:
+def test_invalid_options_are_named(state: Path, options: dict[str, object], output: str) -> None:
     spec = ReplicaSpec(launch_key="run-0-1", replica=0)
     (problem,) = local(state, **options).preflight(spec, 1)
-    assert problem.field == "options" and said in problem.message
+    assert problem.field == "options" and output in problem.message
     with pytest.raises(LaunchRefused) as caught:
         launch(local(state), "exit", 0, options=options)
-    assert said in str(caught.value)
+    assert output in str(caught.value)
     assert local(state).live() == []
 
 
-def test_a_replicas_options_go_before_the_executors(state: Path, tmp_path: Path) -> None:
+def test_options_of_a_replica_precede_those_of_the_executor(state: Path, tmp_path: Path) -> None:
     executor = local(state, memory_mb=100)
     handle = launch(
         executor, "hog", tmp_path / "up", HOG_MIB, options={"memory_mb": 5000, "grace_s": 0}
@@ -206,7 +207,7 @@ def test_a_replicas_options_go_before_the_executors(state: Path, tmp_path: Path)
     end_of(executor, handle)
 
 
-def test_it_has_to_know_where_jobs_keep_their_files() -> None:
+def test_a_state_dir_is_required() -> None:
     with pytest.raises(ValueError, match="state_dir"):
         LocalProcessExecutor(config())
 

@@ -1,4 +1,4 @@
-"""What is left of a local job whose shim was killed is ended by the next poll or cancel."""
+"""The next poll or cancel kills the remaining processes of a job whose shim was killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from executors.base import Cause
 from executors.local.executor import LocalProcessExecutor
-from tests.executors.worlds import LIMIT_S, config, is_gone, launch, number_in, wait_for
+from tests.executors.harnesses import LIMIT_S, config, is_gone, launch, number_in, wait_for
 
 pytestmark = pytest.mark.processes
 

@@ -1,4 +1,4 @@
-"""Local replicas under an account of their own. The server must be root for that."""
+"""Local replicas under a separate account, which requires a server that runs as root."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 from executors.base import Cause, ExecutorConfig, JobState
 from executors.local import job, user
 from executors.local.executor import LocalProcessExecutor
-from tests.executors.worlds import LIMIT_S, wait_for
+from tests.executors.harnesses import LIMIT_S, wait_for
 
 NAME = "nobody"
 PYTHON = "/usr/bin/python3"
-"""One that the account can start: that of the tests can be in a home folder."""
+"""An interpreter that the account can start: that of the tests can be in a home folder."""
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0 or not Path(PYTHON).exists(),
@@ -45,7 +45,7 @@ def test_a_python_in_a_private_folder_is_reported(tmp_path: Path) -> None:
 
 @pytest.fixture
 def state() -> Iterator[Path]:
-    """A folder whose parents anybody can traverse, which pytest's own are not."""
+    """A folder whose parents every account can traverse, unlike pytest's temporary folders."""
     with tempfile.TemporaryDirectory(prefix="archipelago-test-") as folder:
         before = os.umask(user.SHARED_UMASK)
         yield Path(folder)
@@ -60,8 +60,8 @@ def test_a_replica_cannot_read_the_server_s_secrets_nor_forge_its_own_end(
     monkeypatch.setenv(user.SETTING, NAME)
     secret = state / "credentials_key"
     secret.write_text("the key")
-    found = pwd.getpwnam(NAME)
-    user.share_state(state, found, [state / "rendezvous"])
+    result = pwd.getpwnam(NAME)
+    user.share_state(state, result, [state / "rendezvous"])
     inside = state / "rendezvous" / "run"
     inside.mkdir()
     (inside / "group.json").write_text("{}")
@@ -97,11 +97,19 @@ print(json.dumps({{
     assert (status.state, status.cause) == (JobState.ENDED, Cause.DONE), text
     seen = json.loads(text)
     assert seen == {
-        "uid": found.pw_uid, "groups": [], "gid": found.pw_gid,
-        "secret": "PermissionError", "list": "PermissionError", "forge": "PermissionError",
-        "handle": "PermissionError", "group": "done", "write": "done", "work": "done",
-        "home": True, "again": "PermissionError",
-    }  # fmt: skip
+        "uid": result.pw_uid,
+        "groups": [],
+        "gid": result.pw_gid,
+        "secret": "PermissionError",
+        "list": "PermissionError",
+        "forge": "PermissionError",
+        "handle": "PermissionError",
+        "group": "done",
+        "write": "done",
+        "work": "done",
+        "home": True,
+        "again": "PermissionError",
+    }
     assert (inside / "heartbeat").read_text() == "alive"
 
 

@@ -1,4 +1,4 @@
-"""Modal's images, several accounts in one process, and what is refused before or by it."""
+"""Modal's images, several accounts in one process, and refusals."""
 
 from __future__ import annotations
 
@@ -15,89 +15,89 @@ from typing import Any
 import pytest
 
 from executors.base import (
+    AccountError,
     Cause,
     CodeRef,
     LaunchRefused,
-    NeedsPerson,
     NoCapacity,
     ReplicaSpec,
     RetryLater,
 )
 from executors.modal.executor import ModalExecutor
 from tests.emulators.modal import ModalServer
-from tests.executors.modal.world import ModalWorld
-from tests.executors.worlds import config, end_of, launch
+from tests.executors.harnesses import config, end_of, launch
+from tests.executors.modal.harness import ModalHarness
 
 pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[ModalWorld]:
-    with ModalWorld(tmp_path / "modal") as opened:
+def harness(tmp_path: Path) -> Iterator[ModalHarness]:
+    with ModalHarness(tmp_path / "modal") as opened:
         yield opened
 
 
-def dockerfiles(world: ModalWorld) -> str:
-    return " ".join(wanted.decode(errors="replace") for wanted in world.server.api.images)
+def dockerfiles(harness: ModalHarness) -> str:
+    return " ".join(wanted.decode(errors="replace") for wanted in harness.server.api.images)
 
 
 # Images
 
 
-def test_requirements_of_the_code_are_in_the_image_of_our_making(world: ModalWorld) -> None:
-    executor = world.executor(extra_index_url="https://example.org/simple")
+def test_the_built_image_has_the_requirements_of_the_code(harness: ModalHarness) -> None:
+    executor = harness.executor(extra_index_url="https://example.org/simple")
     code = CodeRef(uri="file:///nowhere", sha256="0" * 64, requirements=("numpy==2.5.5",))
     for key in ("run-0-1", "run-0-2"):
         spec = ReplicaSpec(launch_key=key, replica=0)
         (handle,) = executor.launch_replicas(1, "x", specs=[spec], code=code)
         end_of(executor, handle)
-    asked = dockerfiles(world)
-    assert "python:3.12" in asked
-    assert "numpy==2.5.5" in asked and "https://example.org/simple" in asked
-    assert len(world.server.api.images) == 2  # the base and one layer, once
+    requested = dockerfiles(harness)
+    assert "python:3.12" in requested
+    assert "numpy==2.5.5" in requested and "https://example.org/simple" in requested
+    assert len(harness.server.api.images) == 2  # the base and one layer, once
 
 
-def test_somebodys_own_image_is_left_as_it_is(world: ModalWorld) -> None:
-    world.server.api.named_secrets["registry"] = {
+def test_a_custom_image_is_not_changed(harness: ModalHarness) -> None:
+    harness.server.api.named_secrets["registry"] = {
         "REGISTRY_USERNAME": "me",
         "REGISTRY_PASSWORD": "mine",
     }
-    executor = world.executor(registry_secret="registry")
+    executor = harness.executor(registry_secret="registry")
     code = CodeRef(uri="file:///nowhere", sha256="0" * 64, requirements=("numpy==2.5.5",))
     spec = ReplicaSpec(launch_key="run-0-1", replica=0, image="ghcr.io/me/mine:7")
     executor.launch_replicas(1, "x", specs=[spec], code=code)
-    assert "ghcr.io/me/mine:7" in dockerfiles(world)
-    assert "numpy" not in dockerfiles(world)
+    assert "ghcr.io/me/mine:7" in dockerfiles(harness)
+    assert "numpy" not in dockerfiles(harness)
     with_them = dataclasses.replace(
         spec, launch_key="run-0-2", options={"requirements": ["fsspec==2026.9.0"]}
     )
     executor.launch_replicas(1, "x", specs=[with_them], code=code)
-    assert "fsspec==2026.9.0" in dockerfiles(world)
+    assert "fsspec==2026.9.0" in dockerfiles(harness)
 
 
-def test_an_image_that_takes_long_is_not_waited_for(world: ModalWorld) -> None:
-    world.server.build(building=True)
-    executor = world.executor(build_timeout_s=0.3)
+def test_a_slow_image_build_is_retried_later(harness: ModalHarness) -> None:
+    harness.server.build(building=True)
+    executor = harness.executor(build_timeout_s=0.3)
     with pytest.raises(RetryLater, match="still building the image") as caught:
         launch(executor, "exit", 0)
     assert caught.value.after_s
-    assert world.server.api.sandboxes == {}
-    world.server.build()
+    assert harness.server.api.sandboxes == {}
+    harness.server.build()
     assert end_of(executor, launch(executor, "exit", 0)).cause is Cause.DONE
 
 
-def test_an_image_that_cannot_be_built_is_refused_with_the_reason(world: ModalWorld) -> None:
-    world.server.build(error="No matching distribution found for nonsense==1")
+def test_an_image_that_cannot_be_built_is_refused_with_the_reason(harness: ModalHarness) -> None:
+    harness.server.build(error="No matching distribution found for nonsense==1")
     with pytest.raises(LaunchRefused, match="No matching distribution found for nonsense==1"):
-        launch(world.executor(requirements=["nonsense==1"]), "exit", 0)
+        launch(harness.executor(requirements=["nonsense==1"]), "exit", 0)
 
 
 # Accounts, processes, threads
 
 
-def test_accounts_of_one_process_do_not_mix(world: ModalWorld, tmp_path: Path) -> None:
+def test_accounts_of_one_process_do_not_mix(harness: ModalHarness, tmp_path: Path) -> None:
     with ModalServer(tmp_path / "other", token=("ak-other", "as-other")) as other:
-        one = world.executor()
+        one = harness.executor()
         two = ModalExecutor(
             config(
                 credentials={
@@ -114,62 +114,63 @@ def test_accounts_of_one_process_do_not_mix(world: ModalWorld, tmp_path: Path) -
         assert len(other.api.sandboxes) == 1
 
 
-def test_a_token_of_the_environment_serves_where_none_is_given(
-    world: ModalWorld, monkeypatch: pytest.MonkeyPatch
+def test_the_token_of_the_environment_is_the_default(
+    harness: ModalHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MODAL_SERVER_URL", world.server.url)
-    monkeypatch.setenv("MODAL_TOKEN_ID", world.server.token[0])
-    monkeypatch.setenv("MODAL_TOKEN_SECRET", world.server.token[1])
+    monkeypatch.setenv("MODAL_SERVER_URL", harness.server.url)
+    monkeypatch.setenv("MODAL_TOKEN_ID", harness.server.token[0])
+    monkeypatch.setenv("MODAL_TOKEN_SECRET", harness.server.token[1])
     assert "emulated" in ModalExecutor(config()).check()
 
 
 @pytest.mark.parametrize("given", [{}, {"MODAL_TOKEN_ID": "ak-half"}])
-def test_without_a_token_a_person_is_asked(
+def test_a_missing_token_requires_intervention(
     given: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"):
         monkeypatch.setenv(name, "")
     executor = ModalExecutor(config(credentials=given))
-    with pytest.raises(NeedsPerson, match="MODAL_TOKEN_ID"):
+    with pytest.raises(AccountError, match="MODAL_TOKEN_ID"):
         executor.check()
     (problem,) = executor.preflight(ReplicaSpec(launch_key="run-0-1", replica=0), 1)
     assert problem.field == "credential"
 
 
-def test_it_works_on_after_a_fork(world: ModalWorld) -> None:
-    """Celery forks its workers. The SDK tries to mend a client it finds in a child, and advises to
-    make another."""
-    executor = world.executor()
+def test_the_executor_works_after_a_fork(harness: ModalHarness) -> None:
+    """Celery forks its workers. A client does not survive a fork, so a new one is created."""
+    executor = harness.executor()
     handle = launch(executor, "exit", 5)
     assert end_of(executor, handle).exit_code == 5
     fork = multiprocessing.get_context("fork")
-    ours, theirs = fork.Pipe()
+    receiver, sender = fork.Pipe()
 
     def in_child() -> None:
         parents = executor._account._client
         (status,) = executor.poll([handle])
-        theirs.send((status.exit_code, executor._account._client is not parents))
+        sender.send((status.exit_code, executor._account._client is not parents))
 
     child = fork.Process(target=in_child)
     child.start()
     try:
-        assert ours.poll(60), "the child answers nothing"
-        assert ours.recv() == (5, True)
+        assert receiver.poll(60), "the child sends no result"
+        assert receiver.recv() == (5, True)
     finally:
         child.kill()
         child.join()
     assert executor.poll([handle])[0].exit_code == 5
 
 
-def test_it_works_in_many_threads_and_beside_a_running_loop(world: ModalWorld) -> None:
-    executor = world.executor()
+def test_the_executor_works_in_many_threads_and_with_a_running_event_loop(
+    harness: ModalHarness,
+) -> None:
+    executor = harness.executor()
     handle = launch(executor, "exit", 0)
     end_of(executor, handle)
-    fresh, before = world.executor(), world.server.connections
+    fresh, before = harness.executor(), harness.server.connections
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda _: fresh.poll([handle])[0].cause, range(32)))
-    assert found == [Cause.DONE] * 32
-    assert world.server.connections == before + 1
+        result = list(pool.map(lambda _: fresh.poll([handle])[0].cause, range(32)))
+    assert result == [Cause.DONE] * 32
+    assert harness.server.connections == before + 1
 
     async def beside() -> Cause | None:
         return executor.poll([handle])[0].cause
@@ -177,17 +178,17 @@ def test_it_works_in_many_threads_and_beside_a_running_loop(world: ModalWorld) -
     assert asyncio.run(beside()) is Cause.DONE
 
 
-def test_an_environment_nobody_has_is_said(world: ModalWorld) -> None:
-    executor = world.executor(environment="no-such-one")
+def test_an_unknown_environment_is_named(harness: ModalHarness) -> None:
+    executor = harness.executor(environment="no-such-one")
     (problem,) = executor.preflight(ReplicaSpec(launch_key="run-0-1", replica=0), 1)
     assert problem.field == "options" and "no-such-one" in problem.message
 
 
-def test_environments_are_apart(world: ModalWorld) -> None:
-    staging = world.executor(environment="staging")
+def test_environments_are_separate(harness: ModalHarness) -> None:
+    staging = harness.executor(environment="staging")
     handle = launch(staging, "exit", 0)
-    assert world.executor().find("run-0-1") is None
-    assert world.executor(environment="staging").find("run-0-1") == handle
+    assert harness.executor().find("run-0-1") is None
+    assert harness.executor(environment="staging").find("run-0-1") == handle
     assert "staging" in staging.check()
     end_of(staging, handle)
 
@@ -196,37 +197,37 @@ def test_environments_are_apart(world: ModalWorld) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("text", "kind"),
     [
         ("Insufficient capacity to create sandbox.", NoCapacity),
         ("Rate limit exceeded", RetryLater),
-        ("Workspace spend limit reached", NeedsPerson),
+        ("Workspace spend limit reached", AccountError),
     ],
 )
-def test_one_status_of_modals_means_several_things(
-    world: ModalWorld, said: str, kind: type[Exception]
+def test_refusals_are_classified_by_their_message(
+    harness: ModalHarness, text: str, kind: type[Exception]
 ) -> None:
-    world.refuse_quota(said)
+    harness.refuse_quota(text)
     with pytest.raises(kind) as caught:
-        launch(world.executor(), "exit", 0, hardware="H100")
-    assert said in str(caught.value)
+        launch(harness.executor(), "exit", 0, hardware="H100")
+    assert text in str(caught.value)
     assert type(caught.value) is kind
 
 
 @pytest.mark.parametrize("quoted", ["as-emulated", "s3cr3t-77b"])
-def test_what_modal_quotes_of_our_secrets_is_not_repeated(world: ModalWorld, quoted: str) -> None:
-    world.refuse_quota(f"the plan allows no {quoted} here")
-    with pytest.raises(NeedsPerson) as caught:
-        launch(world.executor(), "exit", 0, secrets={"TOKEN": "s3cr3t-77b"})
+def test_secrets_in_modals_messages_are_masked(harness: ModalHarness, quoted: str) -> None:
+    harness.refuse_quota(f"the plan allows no {quoted} here")
+    with pytest.raises(AccountError) as caught:
+        launch(harness.executor(), "exit", 0, secrets={"TOKEN": "s3cr3t-77b"})
     shown = "".join(traceback.format_exception(caught.value))
     assert "the plan allows no *** here" in shown
     assert f"the plan allows no {quoted} here" not in shown
 
 
-def test_a_server_that_was_never_there_is_given_up(world: ModalWorld) -> None:
-    """The SDK goes on for a minute by itself."""
-    world.stop()
-    executor = world.impatient()
+def test_an_unreachable_server_is_given_up(harness: ModalHarness) -> None:
+    """The SDK alone would retry for a minute."""
+    harness.stop()
+    executor = harness.impatient()
     calls: list[Callable[[], object]] = [
         executor.check,
         executor.live,
@@ -238,25 +239,25 @@ def test_a_server_that_was_never_there_is_given_up(world: ModalWorld) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "text"),
     [
         ({"colour": "red"}, "expected app, environment"),
-        ({"cpu": 0}, "option cpu: expected more than 0, found 0"),
-        ({"memory_mib": 1.5}, "option memory_mib: expected a whole number, found 1.5"),
-        ({"requirements": "torch"}, "expected a list of pip requirements, found 'torch'"),
+        ({"cpu": 0}, "cpu: expected a number above 0 physical cores, found 0"),
+        ({"memory_mib": 1.5}, "memory_mib: expected a whole number above 0 MiB, found 1.5"),
+        ({"requirements": "torch"}, "expected a list of texts, found 'torch'"),
         ({"volumes": {"data": "corpus"}}, "absolute paths"),
-        ({"app": "a b"}, "option app: expected 1 to 63 letters"),
-        ({"image": 3}, "option image: expected a text, found 3"),
+        ({"app": "a b"}, "app: expected 1 to 63 letters"),
+        ({"image": 3}, "image: expected a text, found 3"),
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(LaunchRefused, match=said):
+def test_wrong_options_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(LaunchRefused, match=text):
         ModalExecutor(config(**options))
 
 
-def test_a_spec_cannot_change_what_is_the_executors(world: ModalWorld) -> None:
+def test_a_spec_cannot_change_options_of_the_executor(harness: ModalHarness) -> None:
     with pytest.raises(LaunchRefused, match="app: expected in the executor's options"):
-        launch(world.executor(), "exit", 0, options={"app": "other"})
+        launch(harness.executor(), "exit", 0, options={"app": "other"})
 
 
 def test_a_deployment_names_an_app() -> None:
@@ -264,16 +265,16 @@ def test_a_deployment_names_an_app() -> None:
         ModalExecutor(config(deployment="my deployment"))
 
 
-def test_a_lifetime_that_modal_refuses_is_refused_before(world: ModalWorld) -> None:
-    with pytest.raises(LaunchRefused, match="timeout_s: expected at most 86400"):
-        launch(world.executor(), "exit", 0, timeout_s=90_000)
+def test_a_lifetime_above_modals_limit_is_refused_before_the_launch(harness: ModalHarness) -> None:
+    with pytest.raises(LaunchRefused, match="timeout_s: expected more than 0 and at most 86400"):
+        launch(harness.executor(), "exit", 0, timeout_s=90_000)
     with contextlib.suppress(LaunchRefused):
-        launch(world.executor(), "exit", 0, timeout_s=0)
-    assert world.server.api.sandboxes == {}
+        launch(harness.executor(), "exit", 0, timeout_s=0)
+    assert harness.server.api.sandboxes == {}
 
 
-def test_a_position_that_is_none_of_ours_is_refused(world: ModalWorld) -> None:
-    executor = world.executor()
+def test_a_foreign_position_is_refused(harness: ModalHarness) -> None:
+    executor = harness.executor()
     handle = launch(executor, "exit", 0)
     with pytest.raises(ValueError, match="log position"):
         list(executor.logs(handle, after="yesterday"))

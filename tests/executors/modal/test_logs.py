@@ -1,4 +1,4 @@
-"""Lines of a Modal log, whatever pieces it comes in."""
+"""Lines of a Modal log, for any split into entries."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def entry(micros: int, text: str, source: str = "stdout") -> Entry:
 
 
 def read(entries: list[Entry], after: str = "", *, ended: bool = True) -> list[LogLine]:
-    """As the executor does: what Modal gives from a time on."""
+    """Read like the executor: Modal's entries from a time on."""
     reached = Position.read(after) if after else Position()
     return list(
         lines((e for e in entries if e.micros >= reached.micros - 1000), reached, ended=ended)
     )
 
 
-def texts(found: list[LogLine]) -> list[str]:
-    return [line.text for line in found]
+def texts(lines: list[LogLine]) -> list[str]:
+    return [line.text for line in lines]
 
 
 def test_an_entry_is_not_a_line() -> None:
@@ -44,10 +44,10 @@ def test_the_beginning_of_a_line_waits_for_its_end() -> None:
 
 def test_another_source_ends_a_line() -> None:
     entries = [entry(1, "loss 0.5"), entry(2, "warning\n", "stderr"), entry(3, ", on\n")]
-    found = read(entries)
-    assert texts(found) == ["loss 0.5", "warning", ", on"]
-    for n, line in enumerate(found):
-        assert read(entries, line.position) == found[n + 1 :]
+    result = read(entries)
+    assert texts(result) == ["loss 0.5", "warning", ", on"]
+    for n, line in enumerate(result):
+        assert read(entries, line.position) == result[n + 1 :]
 
 
 @given(
@@ -64,15 +64,15 @@ def test_lines_and_positions_do_not_depend_on_the_pieces(
             entries.append(entry(micros, text[at : at + size]))
         at += size
         micros += steps[n] if n < len(steps) else 1
-    found = read(entries)
-    assert texts(found) == text.split("\n")[: len(found)]
-    assert "\n".join(texts(found)) == text.removesuffix("\n")
-    assert len({line.position for line in found}) == len(found)
-    for n, line in enumerate(found):
-        assert read(entries, line.position) == found[n + 1 :]
+    result = read(entries)
+    assert texts(result) == text.split("\n")[: len(result)]
+    assert "\n".join(texts(result)) == text.removesuffix("\n")
+    assert len({line.position for line in result}) == len(result)
+    for n, line in enumerate(result):
+        assert read(entries, line.position) == result[n + 1 :]
 
 
 @pytest.mark.parametrize("text", ["", "1", "1.2", "1.2.x", "a.b.c", "1.2.3.4"])
-def test_what_is_no_position_is_refused(text: str) -> None:
+def test_an_invalid_log_position_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="log position: expected"):
         Position.read(text)

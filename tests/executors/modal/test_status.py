@@ -1,4 +1,4 @@
-"""How Modal's records read as states: every word it has for an end."""
+"""Conversion of Modal's records into statuses, for each result."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ def record(
 def test_every_end_has_a_cause(
     status: int, exitcode: int, cause: Cause, code: int | None, in_metadata: bool
 ) -> None:
-    found = status_of(record(status, exitcode=exitcode, in_metadata=in_metadata))
-    assert (found.state, found.cause, found.exit_code) == (JobState.ENDED, cause, code)
-    assert found.message or cause is Cause.DONE
-    assert (found.started_wall_s, found.ended_wall_s) == (100.0, 150.0)
+    result = status_of(record(status, exitcode=exitcode, in_metadata=in_metadata))
+    assert (result.state, result.cause, result.exit_code) == (JobState.ENDED, cause, code)
+    assert result.message or cause is Cause.DONE
+    assert (result.started_wall_s, result.ended_wall_s) == (100.0, 150.0)
 
 
-def test_modals_own_words_are_kept() -> None:
-    found = status_of(record(Status.GENERIC_STATUS_INIT_FAILURE, exception="no such bucket"))
-    assert "no such bucket" in found.message
-    assert found.phase == "INIT_FAILURE"
+def test_modals_message_is_kept() -> None:
+    result = status_of(record(Status.GENERIC_STATUS_INIT_FAILURE, exception="no such bucket"))
+    assert "no such bucket" in result.message
+    assert result.phase == "INIT_FAILURE"
 
 
-def test_only_a_termination_can_be_ours() -> None:
+def test_only_a_termination_can_be_a_cancellation() -> None:
     ours = record(Status.GENERIC_STATUS_TERMINATED, exitcode=-1, tags=(CANCELLED_TAG,))
     assert (status_of(ours).cause, status_of(ours).exit_code) == (Cause.CANCELLED, 137)
     for status, cause in (
@@ -82,12 +82,16 @@ def test_only_a_termination_can_be_ours() -> None:
         assert status_of(record(status, tags=(CANCELLED_TAG,))).cause is cause
 
 
-def test_a_life_has_its_times() -> None:
+def test_a_status_has_start_and_end_times() -> None:
     waiting, running = status_of(record(started=0.0)), status_of(record())
     assert (waiting.state, waiting.phase, waiting.deadline_wall_s) == (
-        JobState.PENDING, "scheduling", None,
-    )  # fmt: skip
+        JobState.PENDING,
+        "scheduling",
+        None,
+    )
     assert (running.state, running.started_wall_s, running.deadline_wall_s) == (
-        JobState.RUNNING, 100.0, 3700.0,
-    )  # fmt: skip
+        JobState.RUNNING,
+        100.0,
+        3700.0,
+    )
     assert running.ended_wall_s is None

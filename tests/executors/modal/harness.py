@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -10,11 +11,12 @@ from executors.base import ReplicaHandle
 from executors.modal.executor import ModalExecutor
 from tests.emulators.interruptions import Interruption
 from tests.emulators.modal import ModalServer
-from tests.executors.worlds import config
+from tests.executors.harnesses import LIMIT_S, config
 
 
-class ModalWorld:
+class ModalHarness:
     backend = "modal"
+    missing: Mapping[str, str] = {}
     wrong_credentials: ClassVar[dict[str, str]] = {
         "MODAL_TOKEN_ID": "ak-nobodys7Hq2",
         "MODAL_TOKEN_SECRET": "as-nobodysXw81",
@@ -40,7 +42,7 @@ class ModalWorld:
         token_id, token_secret = self.server.token
         token = {"MODAL_TOKEN_ID": token_id, "MODAL_TOKEN_SECRET": token_secret}
         credentials = {"MODAL_SERVER_URL": self.server.url, **options.pop("credentials", token)}
-        ours = {"log_poll_s": 0.05, **({"api_timeout_s": 2.0} if self._is_interrupted else {})}
+        ours = {"log_poll_s": 0.05, "api_timeout_s": 2.0 if self._is_interrupted else LIMIT_S}
         return ModalExecutor(config(credentials=credentials, **{**ours, **options}))
 
     def impatient(self) -> ModalExecutor:
@@ -72,7 +74,7 @@ class ModalWorld:
         self.server.refuse_quota(message)
 
     def interrupt(self, at: int, how: Interruption) -> None:
-        self._is_interrupted = True  # the SDK goes on for as long as it has time
+        self._is_interrupted = True  # the SDK retries until the timeout
         self.server.faults.interruptions.interrupt(at, how)
 
     def restore(self) -> int:
@@ -80,12 +82,15 @@ class ModalWorld:
         return self.server.faults.interruptions.restore()
 
     def incomplete(self) -> list[str]:
-        """None: a Sandbox is created with its Secret."""
+        """Always empty: a Sandbox is created with its Secret."""
         return []
 
     def left_behind(self) -> list[str]:
-        """None: Secrets without a name are the App's, and go with it."""
+        """Always empty: unnamed Secrets belong to the App and are deleted with it."""
         return []
 
     def requests(self) -> int:
         return self.server.requests
+
+
+HARNESS = ModalHarness

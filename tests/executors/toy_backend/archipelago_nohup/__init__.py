@@ -1,0 +1,1 @@
+"""The backend ``nohup``: detached processes."""
