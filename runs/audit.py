@@ -1,14 +1,14 @@
-"""The audit log: security-relevant and run-changing actions, append-only.
+"""The audit log: an append-only record of security-relevant actions and changes of runs.
 
-Three layers. Triggers refuse UPDATE, DELETE and TRUNCATE on the table. Every entry is chained to
-the one before by a hash, so that ``manage.py verify_audit_log`` finds a change made without the
-triggers. With ``ARCHIPELAGO_AUDIT_LOG`` each entry is also written as a JSON line to a file, or to
-standard output (``-``), from where it can be shipped to a place that this server cannot write.
+Three layers protect it. Database triggers refuse UPDATE, DELETE and TRUNCATE. Each entry contains
+the hash of the previous one, so ``manage.py verify_audit_log`` detects a change made without the
+triggers. With ``ARCHIPELAGO_AUDIT_LOG`` each entry is also written as a JSON line to a file or to
+standard output (``-``), for shipping to a host that this server cannot write to.
 
-An entry is written in the transaction of the action it describes: both happen or none. Failed
-sign-ins and denials, which change nothing, are entries of their own. Secrets are struck out.
+An entry is written in the transaction of its action: both are committed, or neither. Failed
+sign-ins and denials, which change nothing, have entries, too. Secrets are redacted.
 
-Left out: reads, and what the control plane does by itself; the latter is in the events of a run.
+Not recorded: reads, and actions of the control plane itself, which are events of the run.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from runs.models import AuditEntry
 from runs.redaction import redact
 
 address: ContextVar[str] = ContextVar("audit_address", default="")
-"""The client's address while a request is handled; empty in workers and commands."""
+"""The client's address during a request; empty in workers and commands."""
 
 GENESIS = "0" * 64
 LOCK = 0x61756469
-"""Of PostgreSQL's advisory locks: entries are added one after the other."""
+"""Number of PostgreSQL's advisory lock that serializes new entries."""
 _LIMITS = {"actor": 150, "address": 64, "action": 64, "target": 200, "detail": 2000}
 
 
 @dataclass(frozen=True, kw_only=True)
 class BrokenChain:
-    """The first entry that does not fit."""
+    """The first entry that breaks the hash chain; ``entry`` is 0 if there is no such entry."""
 
     entry: int
     reason: str
@@ -56,12 +56,15 @@ def record(
     target: object = "",
     detail: str = "",
 ) -> AuditEntry:
-    """Add an entry, in the transaction of the caller if there is one."""
+    """Add an entry, in the caller's transaction if there is one."""
     name = actor if isinstance(actor, str) else actor.get_username() if actor else ""
     values = {
-        "actor": name, "address": address.get(), "action": action, "target": str(target),
+        "actor": name,
+        "address": address.get(),
+        "action": action,
+        "target": str(target),
         "detail": detail,
-    }  # fmt: skip
+    }
     with transaction.atomic():
         if connection.vendor == "postgresql":
             with connection.cursor() as cursor:
@@ -84,7 +87,7 @@ def _clean(text: str, limit: int) -> str:
 
 
 def as_row(entry: AuditEntry) -> dict[str, Any]:
-    """Everything that the hash covers, in its order."""
+    """The fields that the hash covers."""
     return {
         "at": entry.at.astimezone(UTC).isoformat(),
         "actor": entry.actor,
@@ -102,10 +105,10 @@ def hash_of(entry: AuditEntry) -> str:
 
 
 def verify(*, expected_head: str = "") -> tuple[int, str, BrokenChain | None]:
-    """(entries, hash of the newest, the first that does not fit).
+    """Verify the hash chain: (number of entries, newest hash, first broken entry or None).
 
-    ``expected_head`` is a hash that was noted earlier: a log that was cut off or written anew does
-    not contain it.
+    ``expected_head`` is a hash recorded earlier. A log that was truncated or rewritten does not
+    contain it.
     """
     count, previous, seen = 0, GENESIS, not expected_head
     for entry in _in_order():
@@ -125,8 +128,10 @@ def _in_order() -> Iterator[AuditEntry]:
 
 
 def _send(entry: AuditEntry) -> None:
-    """To the file or standard output of the setting. Opened each time: another process may have
-    rotated it."""
+    """Append an entry to the configured file or to standard output.
+
+    Opens the file each time, because another process can rotate it.
+    """
     path = settings.AUDIT_LOG
     if not path:
         return

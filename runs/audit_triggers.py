@@ -1,6 +1,6 @@
-"""Triggers that make the audit log append-only, for both databases."""
+"""Database triggers that make the audit log append-only, for SQLite and PostgreSQL."""
 
-# Statements are made of constants.
+# All statements are built from constants.
 # ruff: noqa: S608
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from typing import Any
 TABLE = "runs_auditentry"
 MESSAGE = "the audit log is append-only"
 
-_SQLITE = tuple(
-    f"CREATE TRIGGER {TABLE}_no_{verb.lower()} BEFORE {verb} ON {TABLE} "
-    f"BEGIN SELECT RAISE(ABORT, '{MESSAGE}'); END"
-    for verb in ("UPDATE", "DELETE")
-)
-_SQLITE_REPLACE = (
+_SQLITE = (
+    *(
+        f"CREATE TRIGGER {TABLE}_no_{verb.lower()} BEFORE {verb} ON {TABLE} "
+        f"BEGIN SELECT RAISE(ABORT, '{MESSAGE}'); END"
+        for verb in ("UPDATE", "DELETE")
+    ),
+    # SQLite fires no DELETE trigger for a row that INSERT OR REPLACE removes
+    # (https://www.sqlite.org/lang_conflict.html).
     f"CREATE TRIGGER IF NOT EXISTS {TABLE}_no_replace BEFORE INSERT ON {TABLE} "
     f"WHEN EXISTS (SELECT 1 FROM {TABLE} AS old "
     f"WHERE old.id = NEW.id OR old.hash = NEW.hash) "
-    f"BEGIN SELECT RAISE(ABORT, '{MESSAGE}'); END"
+    f"BEGIN SELECT RAISE(ABORT, '{MESSAGE}'); END",
 )
-"""SQLite fires no DELETE trigger for a row that ``INSERT OR REPLACE`` removes
-(https://www.sqlite.org/lang_conflict.html)."""
 _POSTGRESQL = (
     f"CREATE OR REPLACE FUNCTION {TABLE}_refuse() RETURNS trigger AS $$ "
     f"BEGIN RAISE EXCEPTION '{MESSAGE}'; END; $$ LANGUAGE plpgsql",
@@ -36,7 +36,7 @@ _DROP = {
         f"DROP TRIGGER IF EXISTS {TABLE}_no_{verb}" for verb in ("update", "delete", "replace")
     ),
     "postgresql": tuple(
-        f"DROP TRIGGER IF EXISTS {TABLE}_no_{what} ON {TABLE}" for what in ("change", "truncate")
+        f"DROP TRIGGER IF EXISTS {TABLE}_no_{name} ON {TABLE}" for name in ("change", "truncate")
     ),
 }
 
@@ -46,14 +46,6 @@ def install(connection: Any) -> None:
     with connection.cursor() as cursor:
         for statement in statements:
             cursor.execute(statement)
-    install_replace(connection)
-
-
-def install_replace(connection: Any) -> None:
-    """The trigger that came later; a second time it changes nothing."""
-    if connection.vendor == "sqlite":
-        with connection.cursor() as cursor:
-            cursor.execute(_SQLITE_REPLACE)
 
 
 def remove(connection: Any) -> None:

@@ -1,9 +1,8 @@
-"""Many rows written or changed in one statement, on SQLite and on PostgreSQL.
+"""Insert or update many rows in one statement, on SQLite and PostgreSQL.
 
-``bulk_update`` makes a CASE of every row and resolves it term by term: in a tick of the ingest that
-was most of the time. ``UPDATE ... FROM (VALUES ...)`` is read alike by both databases (SQLite from
-3.33 on), and both name the columns of VALUES column1, column2 and so on. Names of tables and
-columns are those of our own models, never text from outside.
+Django's ``bulk_update`` builds one CASE expression per row, which took most of an ingest tick. Both
+databases accept ``UPDATE ... FROM (VALUES ...)`` (SQLite since 3.33), and both name the columns of
+VALUES column1, column2 and so on. Table and column names come from our models, never from input.
 """
 
 from __future__ import annotations
@@ -11,32 +10,46 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from django.db import connection
-from django.db.models import Field, Model
+from django.db import DEFAULT_DB_ALIAS, connection, connections
+from django.db.models import Field, Model, Q
 
 ROWS = 500
-"""Of one statement; SQLite takes 32,766 values."""
+"""Rows per statement. SQLite accepts 32,766 values."""
 
 
 def parts(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    found = list(rows)
-    for first in range(0, len(found), ROWS):
-        yield found[first : first + ROWS]
+    """Split rows into lists that fit one statement."""
+    all_rows = list(rows)
+    for first in range(0, len(all_rows), ROWS):
+        yield all_rows[first : first + ROWS]
 
 
 def values(rows: Sequence[Sequence[Any]]) -> tuple[str, list[Any]]:
-    """``VALUES`` and its parameters."""
+    """A ``VALUES`` clause and its parameters."""
     row = f"({', '.join(['%s'] * len(rows[0]))})"
     return f"VALUES {', '.join([row] * len(rows))}", [value for row in rows for value in row]
+
+
+def update_row(row: Model, where: Q | None = None, /, **fields: Any) -> bool:
+    """Set fields of one row, and of the instance, unless the row does not meet ``where``.
+
+    Writes no other field. Returns whether the row was updated.
+    """
+    rows = type(row)._default_manager.filter(where or Q(), pk=row.pk)
+    if not rows.update(**fields):
+        return False
+    for name, value in fields.items():
+        setattr(row, name, value)
+    return True
 
 
 def update_rows(
     model: type[Model], names: Sequence[str], rows: Iterable[tuple[Any, Sequence[Any]]]
 ) -> None:
-    """Set the fields ``names``; ``rows`` are (primary key, values)."""
+    """Set the fields ``names`` of ``rows``, each (primary key, values)."""
     fields = [_field(model, name) for name in names]
     quote = connection.ops.quote_name
-    # Without the cast a column of NULLs is one of text to PostgreSQL.
+    # Without the cast, PostgreSQL takes a column of NULLs for text.
     settings = ", ".join(
         f"{quote(field.column)} = CAST(v.column{number} AS {field.cast_db_type(connection)})"
         for number, field in enumerate(fields, 2)
@@ -45,7 +58,7 @@ def update_rows(
     for part in parts(rows):
         sql, parameters = values([(pk, *_prepared(fields, row)) for pk, row in part])
         where = f"{table}.{key} = v.column1"
-        if connection.vendor == "postgresql":  # its planner would rather hash the whole table
+        if connection.vendor == "postgresql":  # otherwise its planner hashes the whole table
             where += f" AND {table}.{key} = ANY(%s)"
             parameters.append([pk for pk, _ in part])
         with connection.cursor() as cursor:
@@ -56,6 +69,7 @@ def update_rows(
 
 
 def insert_rows(model: type[Model], names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Insert rows with values for the fields ``names``."""
     fields = [_field(model, name) for name in names]
     quote = connection.ops.quote_name
     columns = ", ".join(quote(field.column) for field in fields)
@@ -73,6 +87,5 @@ def _field(model: type[Model], name: str) -> Any:
 
 
 def _prepared(fields: Sequence[Field[Any, Any]], row: Sequence[Any]) -> list[Any]:
-    return [
-        field.get_db_prep_save(value, connection) for field, value in zip(fields, row, strict=True)
-    ]
+    own = connections[DEFAULT_DB_ALIAS]  # ``connection`` looks it up for each of its attributes
+    return [field.get_db_prep_save(value, own) for field, value in zip(fields, row, strict=True)]

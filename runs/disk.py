@@ -1,4 +1,4 @@
-"""Free space of the disk with the state folder, where the embedded broker, SQLite and logs are."""
+"""Free disk space of the state folder, which holds the embedded broker, SQLite and logs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 FULL_BYTES = 20_000_000
-"""With less free space than this, the broker and the database refuse writes."""
+"""With less free space than this, the broker and the database can fail to write."""
 
 
 def free_bytes(folder: Path) -> int:
@@ -15,7 +15,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def disk_state(folder: Path) -> str:
-    """``ok``, or in few words what is wrong."""
+    """``ok``, or a short description of the problem."""
     try:
         free = free_bytes(folder)
     except OSError as error:

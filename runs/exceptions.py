@@ -1,37 +1,41 @@
-"""What the domain raises: one type per distinct reaction of the caller."""
+"""Exceptions of the domain: one type for each reaction of the caller."""
 
 from __future__ import annotations
 
+from executors.base import Problem
+
 
 class InvalidRun(ValueError):
-    """A draft cannot become a run. ``field`` is the form field the message belongs to, or ''.
+    """A draft cannot become a run.
 
-    Settings keep their own names; pools are ``pools``; the rest are ``name``, ``rendezvous``,
-    ``data``, ``time_limit_s``, ``submit_key``.
+    ``field`` is the form field that the message belongs to, or '': the name of a group setting,
+    ``pools``, ``name``, ``rendezvous``, ``data``, ``time_limit_s`` or ``submit_key``. ``others``
+    are further problems.
     """
 
-    def __init__(self, field: str, message: str) -> None:
+    def __init__(self, field: str, message: str, *others: Problem) -> None:
         super().__init__(f"{field}: {message}" if field else message)
         self.field = field
         self.message = message
+        self.problems = (Problem(field=field, message=message), *others)
 
 
 class IllegalTransition(ValueError):
-    """The state tables do not know this transition; a bug or a request that came too late."""
+    """The state tables do not contain this transition: a bug, or a request that came too late."""
 
-    def __init__(self, what: str, found: str, wanted: str) -> None:
-        super().__init__(f"{what} is {found} and cannot become {wanted}")
+    def __init__(self, subject: str, found: str, wanted: str) -> None:
+        super().__init__(f"{subject} is {found} and cannot become {wanted}")
         self.found = found
         self.wanted = wanted
 
 
-class CannotDo(ValueError):
-    """What somebody asked of a run does not go; the message says why, to them."""
+class ActionRefused(ValueError):
+    """A user's request cannot be carried out; the message explains the reason to the user."""
 
 
 class LaunchFailed(Exception):
-    """The run cannot be launched until a person changes something."""
+    """The run cannot be launched until the operator changes something."""
 
 
 class LaunchLater(Exception):
-    """The run could not be launched now; trying again can help."""
+    """The run could not be launched now; a retry can succeed."""

@@ -1,9 +1,10 @@
-"""Values as JSON takes them: times are ISO 8601 in UTC, and what is not finite is null."""
+"""Convert values for JSON: times as ISO 8601 in UTC, numbers that are not finite as null."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
@@ -17,10 +18,29 @@ def finite(value: float | None) -> float | None:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """A column of JSON that should hold an object; {} where it holds something else."""
+    """The object in a JSON column, or {} if the column holds something else."""
     return value if isinstance(value, Mapping) else {}
 
 
 def texts(value: Any) -> list[str]:
-    """A column of JSON that should hold a list of texts; without what is none."""
-    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+    """The strings of the list in a JSON column, or [] if the column holds something else."""
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def row_of(kind: Any, source: object, **own: Any) -> dict[str, Any]:
+    """A row of the API type ``kind`` (:mod:`archipelago.rows`), as a JSON object.
+
+    A field is one of ``own``, or else the attribute of ``source`` with its name.
+    """
+    names = (field.name for field in fields(kind))
+    return {
+        name: own[name] if name in own else _json_value(getattr(source, name)) for name in names
+    }
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return iso(value)
+    if isinstance(value, float):
+        return finite(value)
+    return str(value) if isinstance(value, str) else value  # an enum is a str, too

@@ -1,9 +1,11 @@
-"""Deltas for the browser, through one Redis stream.
+"""Publish deltas to browsers through one Redis stream.
 
-The reconciler adds one entry per run and tick that changed something; each web process follows the
-stream and fans out to its viewers. A tick notes that it begins to store and strikes the note out
-when it has told; one that finds an older tick's note tells the pages to load their snapshot, for
-what that tick stored was never told. Nothing here raises when Redis is away.
+The reconciler adds one entry per run for each tick that changed something. Each web process follows
+the stream and fans it out to its viewers.
+
+A tick sets a marker before it commits changes and clears it after publishing them. A tick that
+finds the marker of an earlier one makes every viewer reload its snapshot: a worker died between
+commit and publication. Nothing here raises when Redis is unavailable.
 """
 
 from __future__ import annotations
@@ -24,19 +26,20 @@ logger = logging.getLogger(__name__)
 STREAM = "archipelago:live"
 MAXLEN = 10_000
 DELTA_BYTES = 512 * 1024
-"""Of one entry. Pages load a snapshot in place of a larger one: what a bucket holds decides how
-large a delta is, and the stream keeps many."""
-UNTOLD_S = 7 * 86_400
-"""Longer than workers are away; it clears the notes of runs that are gone."""
+"""Largest entry; pages reload their snapshot instead of a larger one. The contents of a bucket
+determine the size of a delta, and the stream keeps many."""
+PENDING_S = 7 * 86_400
+"""Lifetime of a marker: longer than workers are down. It removes markers of deleted runs."""
 RESYNC_EVERY_S = 5
-"""Of one run: a tick that fails again and again must not have every page load every second."""
+"""Shortest time between two reloads of one run, so that a tick that keeps failing does not make
+every page reload each second."""
 
 _down = False
 
 
 @cache
 def _client(pid: int, url: str) -> redis.Redis:
-    """One connection pool per process; made after the fork."""
+    """One connection pool per process, created after the fork."""
     return redis.Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0)
 
 
@@ -45,8 +48,10 @@ def client() -> redis.Redis:
 
 
 def publish(run_id: str, delta: Mapping[str, Any]) -> bool:
-    """Add a delta (any of the snapshot's keys) for everybody who watches ``run_id``. False when
-    Redis is away."""
+    """Publish a delta (any of the snapshot's keys) to the viewers of a run.
+
+    Returns False if Redis is unavailable.
+    """
     data = json.dumps(delta, separators=(",", ":"), allow_nan=False)
     if len(data) > DELTA_BYTES:
         return resync(run_id)
@@ -54,8 +59,10 @@ def publish(run_id: str, delta: Mapping[str, Any]) -> bool:
 
 
 def resync(run_id: str) -> bool:
-    """Tell everybody who watches ``run_id`` to load its snapshot again. False when Redis is away,
-    or they were told a moment ago."""
+    """Make the viewers of a run reload its snapshot.
+
+    Returns False if Redis is unavailable or a reload was published a moment ago.
+    """
     key = f"archipelago:resynced:{run_id}"
     with contextlib.suppress(redis.RedisError, OSError):
         if client().set(key, "1", nx=True, ex=RESYNC_EVERY_S):
@@ -66,43 +73,48 @@ def resync(run_id: str) -> bool:
 def _add(entry: dict[str, str]) -> bool:
     global _down
     try:
-        fields: Any = entry  # its type in the client is of all that may be a key
+        fields: Any = entry  # the client's type is invariant in all possible key types
         client().xadd(STREAM, fields, maxlen=MAXLEN, approximate=True)
     except (redis.RedisError, OSError) as error:
         if not _down:
-            logger.warning("live updates are off until Redis is back: %s", error)
+            logger.warning("live updates are off until Redis is available again: %s", error)
         _down = True
         return False
     _down = False
     return True
 
 
-def begin(run_id: str) -> bool:
-    """Note that what is about to be stored of a run is to be told. False if what was noted before
-    never was: its worker died, or could not reach Redis when it told."""
+def mark_pending(run_id: str) -> bool:
+    """Mark changes of a run as pending, before they are committed.
+
+    Returns False if earlier changes are still pending: their worker died, or could not reach Redis
+    to publish them.
+    """
     with contextlib.suppress(redis.RedisError, OSError):
-        return bool(client().set(_untold(run_id), "1", nx=True, ex=UNTOLD_S))
+        return bool(client().set(_pending_key(run_id), "1", nx=True, ex=PENDING_S))
     return True
 
 
-def told(run_id: str) -> None:
-    """What :func:`begin` noted has been told."""
+def mark_published(run_id: str) -> None:
+    """Clear the marker that :func:`mark_pending` set."""
     with contextlib.suppress(redis.RedisError, OSError):
-        client().delete(_untold(run_id))
+        client().delete(_pending_key(run_id))
 
 
-def _untold(run_id: str) -> str:
-    return f"archipelago:untold:{run_id}"
+def _pending_key(run_id: str) -> str:
+    return f"archipelago:pending:{run_id}"
 
 
 def latest_id() -> str:
-    """The id of the newest entry: a stream resumed there misses nothing that comes later.
-    '' when Redis is away."""
+    """ID of the newest entry, from which a viewer can follow the stream without a gap.
+
+    '' if Redis is unavailable.
+    """
     try:
-        found: Any = client().xrevrange(STREAM, count=1)
+        entries: Any = client().xrevrange(STREAM, count=1)
     except (redis.RedisError, OSError):
         return ""
-    if not found:
+    if not entries:
         return "0-0"
-    newest = found[0][0]
+    newest = entries[0][0]
     return newest.decode() if isinstance(newest, bytes) else str(newest)

@@ -1,8 +1,8 @@
-"""What a task is about: the run, replica and round that its log lines carry.
+"""Log context: the run, replica and round that log lines carry.
 
-Tasks and reconcilers say it once (:func:`about`); whatever is logged meanwhile, by us or by a
-library, can be found by it. ``dashboard/logging.py`` writes it out. A pool's threads start without:
-what they log says itself what it is about (``extra=``).
+A task sets the context once (:func:`about`), and every line that our code or a library logs
+meanwhile has it. ``dashboard/logging.py`` writes it. Threads of a pool start without a context and
+pass ``extra=`` instead.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _about: ContextVar[Mapping[str, str | int]] = ContextVar("about", default=Mappin
 def about(
     *, run: str | None = None, replica: int | None = None, round: int | None = None
 ) -> Iterator[None]:
-    """Inside, log lines carry these too."""
-    said = {"run": run, "replica": replica, "round": round}
-    more = {name: value for name, value in said.items() if value is not None}
+    """Add these fields to the log lines of the block."""
+    given = {"run": run, "replica": replica, "round": round}
+    more = {name: value for name, value in given.items() if value is not None}
     token = _about.set(MappingProxyType({**_about.get(), **more}))
     try:
         yield

@@ -1,12 +1,12 @@
-"""Requests of the server to addresses that a user has typed: webhooks, and data over HTTP.
+"""HTTP requests of the server to addresses that users enter: webhooks, and data over HTTP.
 
-A host name is resolved once, every address it has must be public, and the connection goes to the
-address that was checked: a name that resolves differently a moment later (DNS rebinding) gains
-nothing. Each redirect opens a new connection and is checked in the same way. Addresses that are not
-public are reached only if ``ARCHIPELAGO_ALLOWED_ADDRESSES`` names them or their host.
+The host name is resolved once, all its addresses must be public, and the connection goes to a
+checked address. A name that resolves differently a moment later (DNS rebinding) therefore has no
+effect. Each redirect opens a new connection, which is checked in the same way. Other addresses are
+reached only if ``ARCHIPELAGO_ALLOWED_ADDRESSES`` lists them or their host.
 
-Left out: HTTP proxies of the environment, which would resolve names themselves, and the clients of
-object stores, whose endpoints are set by administrators.
+Not covered: HTTP proxies of the environment, which resolve names themselves, and the clients of
+object stores, whose endpoints administrators set.
 """
 
 from __future__ import annotations
@@ -30,28 +30,26 @@ _ENDS_IN_IPV4 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("::f
 """NAT64 and IPv4-translated (SIIT): the last 32 bits are the IPv4 address."""
 _REFUSED = tuple(
     ipaddress.ip_network(text)
-    for text in (
-        "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16",
-        "172.16.0.0/12",
-        "192.0.0.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/4",
-        "240.0.0.0/4", "168.63.129.16/32", "::/96", "fc00::/7", "fe80::/10", "fec0::/10",
-        "ff00::/8",
-        "2001::/23", "64:ff9b:1::/48", "100::/64", "100:0:0:1::/64", "3fff::/20", "5f00::/16",
-    )
-)  # fmt: skip
+    for text in """
+    0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24
+    192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 224.0.0.0/4 240.0.0.0/4 168.63.129.16/32
+    ::/96 fc00::/7 fe80::/10 fec0::/10 ff00::/8 2001::/23 64:ff9b:1::/48 100::/64 100:0:0:1::/64
+    3fff::/20 5f00::/16
+    """.split()  # noqa: SIM905
+)
 """Special-purpose networks of IANA (https://www.iana.org/assignments/iana-ipv4-special-registry,
 https://www.iana.org/assignments/iana-ipv6-special-registry), and Azure's metadata address."""
 
 
 class AddressRefused(OSError):
-    """The address is not public and not allowed; the message says how an administrator allows it.
+    """The address is not public and not allowed; the message explains how to allow it.
 
     An ``OSError``, so that a client reports it like any other failed connection.
     """
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is on the public internet, also one that IPv6 embeds."""
+    """Whether an address is on the public internet. Checks an embedded IPv4 address as well."""
     if isinstance(address, ipaddress.IPv6Address):
         embedded = _embedded(address)
         if embedded is not None:
@@ -62,7 +60,7 @@ def is_public(address: Address) -> bool:
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address that is reached in the end: mapped, 6to4, NAT64 or translated."""
+    """The IPv4 address behind a mapped, 6to4, NAT64 or translated IPv6 address."""
     if address.ipv4_mapped or address.sixtofour:
         return address.ipv4_mapped or address.sixtofour
     if any(address in network for network in _ENDS_IN_IPV4):
@@ -71,28 +69,32 @@ def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 
 def resolve(host: str) -> list[str]:
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 def addresses_of(host: str, *, resolver: Resolve | None = None) -> list[str]:
-    """Addresses of ``host`` that can be connected to. Raises :class:`AddressRefused` if any of them
-    must not be, so that a name with one public and one private address is refused as well."""
-    # https://docs.python.org/3/library/socket.html: the resolver takes 127.1 and 0x7f000001 as well
-    found = list((resolver or resolve)(host))
+    """Resolve ``host`` to addresses that the server can connect to.
+
+    Raises :class:`AddressRefused` if any address is not allowed: a name with one public and one
+    private address is refused. Raises ``OSError`` if there is no address.
+    """
+    # The resolver also accepts 127.1 and 0x7f000001, so the check needs its results
+    # (https://docs.python.org/3/library/socket.html).
+    resolved = list((resolver or resolve)(host))
     allowed_hosts, networks = _allowed()
     if host.casefold().rstrip(".") in allowed_hosts:
-        return found
-    for text in found:
+        return resolved
+    for text in resolved:
         address = ipaddress.ip_address(text.partition("%")[0])
         if not is_public(address) and not any(address in network for network in networks):
             raise AddressRefused(
                 f"expected a public address, found {host}, which is not: an administrator of the "
                 "server can allow it in ARCHIPELAGO_ALLOWED_ADDRESSES"
             )
-    if not found:
+    if not resolved:
         raise OSError(f"{host} has no address")
-    return found
+    return resolved
 
 
 def _allowed() -> tuple[set[str], list[Any]]:
@@ -107,9 +109,9 @@ def _allowed() -> tuple[set[str], list[Any]]:
 
 
 def check_url(url: str) -> None:
-    """Raises ``ValueError`` for a URL that :func:`open_url` would refuse by its text or address.
+    """Raise ``ValueError`` for a URL that :func:`open_url` would refuse.
 
-    A host that does not resolve now is accepted: it is checked again at every connection.
+    A host that does not resolve now is accepted: each connection checks it again.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -123,7 +125,7 @@ def check_url(url: str) -> None:
 
 
 def _connect(address: tuple[str, int], timeout: Any = None, source: Any = None) -> socket.socket:
-    """In place of ``socket.create_connection``: to an address that was checked."""
+    """Replace ``socket.create_connection``: connect to a checked address."""
     host, port = address
     error: OSError | None = None
     for text in addresses_of(host):
@@ -158,7 +160,7 @@ class _HttpsHandler(urllib.request.HTTPSHandler):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect is an answer like any other that is not 2xx."""
+    """Return a redirect like any other response that is not 2xx."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -170,11 +172,15 @@ class _FewRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _opener(redirects: urllib.request.HTTPRedirectHandler) -> urllib.request.OpenerDirector:
-    opener = urllib.request.OpenerDirector()  # no handlers for file:, ftp: and data:, no proxies
+    opener = urllib.request.OpenerDirector()  # no handlers for file:, ftp:, data: and proxies
     for handler in (
-        _HttpHandler(), _HttpsHandler(), redirects, urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(), urllib.request.UnknownHandler(),
-    ):  # fmt: skip
+        _HttpHandler(),
+        _HttpsHandler(),
+        redirects,
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        urllib.request.UnknownHandler(),
+    ):
         opener.add_handler(handler)
     return opener
 
@@ -184,6 +190,6 @@ _with_redirects = _opener(_FewRedirects())
 
 
 def open_url(request: urllib.request.Request, *, timeout_s: float, redirects: bool = False) -> Any:
-    """As ``urllib.request.urlopen``, to public and allowed addresses only."""
+    """Like ``urllib.request.urlopen``, but only for public and allowed addresses."""
     opener = _with_redirects if redirects else _without_redirects
     return opener.open(request, timeout=timeout_s)

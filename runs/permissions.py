@@ -1,32 +1,31 @@
-"""Who can see, submit and operate what."""
+"""Roles: permissions to view, submit and operate runs."""
 
 from __future__ import annotations
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
 
-from runs.models import (
-    Run,
-)
+from runs.models import Run
 
 
 def has_role(user: AbstractBaseUser | AnonymousUser, *roles: str) -> bool:
-    """In one of the groups; a superuser is an admin and may all."""
+    """Whether an active user is in one of the groups. A superuser has every role."""
     if not isinstance(user, User) or not user.is_active:
         return False
     return user.is_superuser or user.groups.filter(name__in=roles).exists()
 
 
-def may_look(user: AbstractBaseUser | AnonymousUser) -> bool:
-    """Everybody with a role sees all runs, somebody without one none."""
+def can_view(user: AbstractBaseUser | AnonymousUser) -> bool:
+    """Whether a user can view runs: every role can view all of them."""
     return has_role(user, "viewer", "operator", "admin")
 
 
-def may_submit(user: AbstractBaseUser | AnonymousUser) -> bool:
+def can_submit(user: AbstractBaseUser | AnonymousUser) -> bool:
+    """Whether a user can create runs."""
     return has_role(user, "operator", "admin")
 
 
-def may_operate(user: AbstractBaseUser | AnonymousUser, run: Run) -> bool:
-    """Admins act on any run, operators on their own."""
+def can_operate(user: AbstractBaseUser | AnonymousUser, run: Run) -> bool:
+    """Whether a user can change a run: admins any run, operators their own."""
     if not isinstance(user, User):
         return False
     return has_role(user, "admin", *(["operator"] if run.owner_id == user.pk else []))

@@ -1,10 +1,10 @@
-"""Secrets that this process has opened are struck out of whatever it says.
+"""Redact the secrets that this process has decrypted from all text that it outputs.
 
-A second line of defence: no code of ours puts a secret into a message, but libraries quote what
-they were given (an HTTP client repeats the header it cannot send). Text that is stored, logged or
-shown on an error page goes through :func:`redact`, which knows the secrets by their values.
+This is a second line of defence. Our code puts no secret into a message, but libraries quote their
+input: an HTTP client repeats the header that it cannot send. Text that is stored, logged or shown
+on an error page passes :func:`redact`, which searches for the values of the secrets.
 
-Left out: values of fewer than :data:`SHORTEST` characters, which could stand anywhere by chance.
+Values shorter than :data:`SHORTEST` characters are not redacted, because they occur by chance.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from urllib.parse import quote
 STRUCK_OUT = "********"
 SHORTEST = 8
 PASSING = 600
-"""So many of the secrets that end by themselves are remembered, the newest."""
+"""Number of temporary secrets that are remembered, newest first."""
 
 _SECRET_NAME = re.compile(r"(?i)key|token|secret|password|signature")
 _OF_CONNECTION = re.compile(r"(?i)(?:AccountKey|SharedAccessSignature)=([^;]+)")
 
 
 class Known:
-    """Secrets by their values. Plain searches: a pattern of hundreds of words is many times as
-    slow, and every line of a log goes through here."""
+    """Values of the known secrets.
+
+    Every log line passes through here, and plain searches are many times faster than one regular
+    expression with hundreds of alternatives.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,7 +51,7 @@ class Known:
                     del self._passing[oldest]
             else:
                 self._lasting |= parts
-            # As it is, and as it stands in a URL and on a page; what holds another first.
+            # The plain value, and its forms in URLs and in HTML; longest first.
             forms = {
                 form
                 for part in (*self._lasting, *self._passing)
@@ -67,8 +70,10 @@ _known = Known()
 
 
 def remember(values: Iterable[str], *, passing: bool = False) -> None:
-    """Strike these out from now on, and the keys and tokens within those that are documents.
-    ``passing``: they end by themselves, and are forgotten when there are many newer ones."""
+    """Redact these values from now on, and the keys and tokens inside those that are documents.
+
+    ``passing``: the values expire; they are forgotten once there are many newer ones.
+    """
     _known.add(values, passing=passing)
 
 
@@ -77,7 +82,7 @@ def redact(text: str) -> str:
 
 
 class RedactingFormatter(logging.Formatter):
-    """Formats as ``inner`` does, tracebacks included, without what is secret."""
+    """Format like ``inner`` and redact secrets, in tracebacks as well."""
 
     def __init__(
         self, fmt: str | None = None, *, inner: logging.Formatter | None = None, **options: Any
@@ -89,15 +94,8 @@ class RedactingFormatter(logging.Formatter):
         return redact(self.inner.format(record))
 
 
-def redact_handlers(logger: logging.Logger) -> None:
-    """Let every handler of ``logger`` strike secrets out, whatever format it has."""
-    for handler in logger.handlers:
-        if not isinstance(handler.formatter, RedactingFormatter):
-            handler.setFormatter(RedactingFormatter(inner=handler.formatter))
-
-
 def _parts(value: str) -> Iterator[str]:
-    """A value, and what is secret within a document: nobody quotes all of a kubeconfig."""
+    """A value and, if it is a document such as a kubeconfig, the secrets inside it."""
     value = value.strip()
     yield value
     yield from _OF_CONNECTION.findall(value)

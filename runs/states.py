@@ -1,7 +1,7 @@
-"""States of runs, replicas and rounds, and which may follow which.
+"""States of runs, replicas and rounds, and their allowed transitions.
 
-A transition is made only by :func:`runs.actions.replicas_and_pools.transition`: a conditional
-UPDATE and an Event in one transaction. What is not in these tables cannot happen.
+:mod:`runs.transitions` makes transitions: a conditional UPDATE and an Event in one transaction. It
+refuses transitions that are not in these tables.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _R = RunState
 RUN_ENDED = frozenset({_R.SUCCEEDED, _R.FAILED, _R.CANCELLED})
 RUN_LIVE = frozenset({_R.RUNNING, _R.DEGRADED, _R.STALLED})
 RUN_ACTIVE = RUN_LIVE | {_R.QUEUED, _R.PROVISIONING, _R.PAUSING, _R.STOPPING}
-"""States in which the reconciler looks after a run."""
+"""States in which the reconciler handles a run."""
 
 _STOPPABLE = {_R.STOPPING, _R.FAILED, _R.CANCELLED}
 RUN_TRANSITIONS: dict[RunState, frozenset[RunState]] = {
@@ -83,7 +83,7 @@ RUN_TRANSITIONS: dict[RunState, frozenset[RunState]] = {
 _P = ReplicaState
 REPLICA_ENDED = frozenset({_P.LOST, _P.EVICTED, _P.DONE, _P.FAILED})
 REPLICA_WORKING = frozenset({_P.SYNCING, _P.COMPUTING, _P.UPLOADING, _P.WAITING, _P.APPLYING})
-"""States a replica reports of itself in its beat."""
+"""States that a replica reports in its heartbeat."""
 REPLICA_LIVE = REPLICA_WORKING | {_P.DRAINING}
 
 _ENDS = frozenset(REPLICA_ENDED)

@@ -1,4 +1,4 @@
-"""Which of the server's own storage failed: a full disk, a busy database, or one that is away.
+"""Classify failures of the server's own storage: disk full, database busy or unavailable.
 
 SQLite: https://www.sqlite.org/rescode.html. PostgreSQL:
 https://www.postgresql.org/docs/current/errcodes-appendix.html.
@@ -15,11 +15,11 @@ from django.db import DatabaseError, InterfaceError, OperationalError
 _FULL_DISK = "53100"
 _UNUSABLE = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
 _BUSY = frozenset({"40001", "40P01", "55P03"})
-"""A serialization failure, a deadlock, and a lock that was not to be had in time."""
+"""A serialization failure, a deadlock, and a lock timeout."""
 
 
 class StorageTrouble(enum.StrEnum):
-    """What to do about it is in the pages' words: :mod:`dashboard.views.errors`."""
+    """Kinds of failure. :mod:`dashboard.views.errors` describes the remedies on pages."""
 
     DISK_FULL = "disk full"
     BUSY = "database busy"
@@ -27,21 +27,22 @@ class StorageTrouble(enum.StrEnum):
 
 
 def storage_trouble(error: BaseException | None) -> StorageTrouble | None:
-    """What an exception, or one that caused it, says about the server's storage; None when it is
-    about something else."""
-    for _ in range(10):  # a chain of causes ends sooner
+    """Classify an exception or one of its causes; None if it does not concern storage."""
+    for _ in range(10):  # longer than any chain of causes
         if error is None:
             return None
-        found = _of_database(error) if isinstance(error, DatabaseError | InterfaceError) else None
+        trouble = None
+        if isinstance(error, DatabaseError | InterfaceError):
+            trouble = _database_trouble(error)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            found = StorageTrouble.DISK_FULL
-        if found is not None:
-            return found
+            trouble = StorageTrouble.DISK_FULL
+        if trouble is not None:
+            return trouble
         error = error.__cause__
     return None
 
 
-def _of_database(error: Exception) -> StorageTrouble | None:
+def _database_trouble(error: Exception) -> StorageTrouble | None:
     cause = error.__cause__
     code = getattr(cause, "sqlite_errorcode", None)
     if isinstance(code, int):
@@ -56,6 +57,6 @@ def _of_database(error: Exception) -> StorageTrouble | None:
         return StorageTrouble.DISK_FULL
     if state in _BUSY:
         return StorageTrouble.BUSY
-    # A server that cannot be reached has no code: the answer never came.
+    # A server that cannot be reached sends no code.
     lost = isinstance(error, OperationalError | InterfaceError) and cause is not None
     return StorageTrouble.AWAY if lost and not state else None

@@ -1,7 +1,8 @@
-"""Handing work to Celery by task name, once the database has the truth.
+"""Enqueue Celery tasks by name after the transaction is committed.
 
-A message that cannot be sent is logged and dropped: beat's reconciler finds the same work in the
-database within seconds of the broker's return, so a request never fails because Redis is away.
+A message that cannot be sent is logged and dropped, so a request never fails because Redis is
+unavailable. Once the broker is back, the periodic reconciler finds the same work in the database
+within seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SEND_ONCE = {"max_retries": 1, "interval_start": 0.0, "interval_step": 0.1}
 
 
 def enqueue(task: str, *args: Any, expires: float | None = None) -> None:
-    """Send ``runs.tasks.<task>`` when the current transaction has been committed."""
+    """Send ``runs.tasks.<task>`` once the current transaction is committed."""
     transaction.on_commit(partial(_send, task, args, expires))
 
 
@@ -28,6 +29,6 @@ def _send(task: str, args: tuple[Any, ...], expires: float | None) -> None:
     try:
         current_app.send_task(
             f"runs.tasks.{task}", args=args, expires=expires, retry_policy=_SEND_ONCE
-        )  # to the queue that dashboard.celery routes it to
+        )  # dashboard.celery selects the queue
     except OperationalError as error:
         logger.warning("%s%r was not sent, the reconciler will do it: %s", task, args, error)

@@ -1,5 +1,8 @@
-"""Celery tasks: thin, idempotent, taking ids. Acknowledged late, so one whose worker died comes
-again; the reconciler makes good what was lost all the same."""
+"""Celery tasks: thin and idempotent, with IDs as arguments.
+
+They are acknowledged late, so that a task whose worker died is delivered again. The reconciler
+also repeats lost work.
+"""
 
 from __future__ import annotations
 
@@ -26,47 +29,47 @@ from runs.task_queue import enqueue
 
 TICK_EXPIRES_S = 5.0
 INGEST_SOFT_S, INGEST_S = 40, 60
-"""Longest pass of ingest. A pass ends with its budget after seconds; only a record that takes this
-long to process meets these limits, and that counts against the record."""
+"""Time limits of an ingest pass. The budget of a pass ends it after seconds, so only a record that
+takes this long to process reaches these limits; that counts as a failure of the record."""
 DELETE_S = 900
-"""The longest listing of the objects of a run that is deleted: those of others in its prefix can be
-any number. :func:`reap` enqueues a deletion that was killed again."""
+"""Time limit for deleting a run. Its prefix can hold any number of other objects, which are listed.
+:func:`reap` enqueues a killed deletion again."""
 EXPORT_S = 3600
-"""The longest upload of a checkpoint."""
+"""Time limit for uploading a checkpoint."""
 
 
 @shared_task
 def reconcile_active() -> None:
-    """Beat's tick of control: one task per run that needs looking after."""
+    """Control tick, sent by Celery beat: enqueue one task for each run that needs control."""
     health.beat()
     storage_health.probe_database()
-    for run_id in selectors.runs_to_look_after().values_list("pk", flat=True):
+    for run_id in selectors.runs_to_reconcile().values_list("pk", flat=True):
         enqueue("reconcile_run", str(run_id), expires=TICK_EXPIRES_S)
 
 
 @shared_task
 def reconcile_run(run_id: str) -> None:
-    """Control: it needs the database and the backends."""
+    """Control of one run. Needs only the database and the backends."""
     with about(run=run_id), lease(f"reconcile:{run_id}") as held:
         if held:
-            whole = live_stream.begin(run_id) or live_stream.resync(run_id)
-            if reconciler.reconcile_run(run_id) and whole:
-                live_stream.told(run_id)
+            complete = live_stream.mark_pending(run_id) or live_stream.resync(run_id)
+            if reconciler.reconcile_run(run_id) and complete:
+                live_stream.mark_published(run_id)
 
 
 @shared_task
 def ingest_active() -> None:
-    """Beat's tick of ingest."""
+    """Ingest tick, sent by Celery beat: enqueue one task for each run."""
     health.beat(health.INGEST)
-    for run_id in selectors.runs_to_look_after().values_list("pk", flat=True):
+    for run_id in selectors.runs_to_reconcile().values_list("pk", flat=True):
         enqueue("ingest_run", str(run_id), expires=TICK_EXPIRES_S)
 
 
-# Acknowledged before it begins: a pass whose process was killed is not delivered again at once, and
-# the next tick sends another.
+# Acknowledged early: a pass whose process was killed is not delivered again at once, because the
+# next tick sends another.
 @shared_task(acks_late=False, soft_time_limit=INGEST_SOFT_S, time_limit=INGEST_S)
 def ingest_run(run_id: str) -> None:
-    """Read what is new in the bucket, unless its store does not answer or is busy."""
+    """Ingest new records of the bucket, unless its store is unavailable or busy."""
     with about(run=run_id), lease(f"ingest:{run_id}") as held:
         if not held:
             return
@@ -80,15 +83,15 @@ def ingest_run(run_id: str) -> None:
                     ingest_pass.note_open_breaker(run_id, state.message)
                 return
             name = f"{run_id}:ingest"
-            whole = live_stream.begin(name) or live_stream.resync(run_id)
-            if ingest_pass.ingest_run(run_id) and whole:
-                live_stream.told(name)
+            complete = live_stream.mark_pending(name) or live_stream.resync(run_id)
+            if ingest_pass.ingest_run(run_id) and complete:
+                live_stream.mark_published(name)
             _report_store(place, ingest_pass.has_store_failed(run_id))
 
 
 @shared_task(acks_late=False, soft_time_limit=INGEST_SOFT_S, time_limit=INGEST_S)
 def write_bucket(run_id: str) -> None:
-    """Write commands and the journal into the bucket."""
+    """Write commands and the journal to the bucket."""
     with about(run=run_id), lease(f"write:{run_id}") as held:
         place = shared_breakers.store_place_of(run_id)
         if not held or place is None:
@@ -107,7 +110,7 @@ def _report_store(place: str, failure: str) -> None:
 
 @shared_task(autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=30, max_retries=20)
 def launch_run(run_id: str) -> None:
-    """One at a time per run: a fork copies a checkpoint, which may take a while."""
+    """Launch a run, one task at a time per run: a fork first copies a checkpoint."""
     with about(run=run_id), lease(f"launch-run:{run_id}") as held:
         if held:
             _wait_for_store(run_id)
@@ -116,7 +119,10 @@ def launch_run(run_id: str) -> None:
 
 @shared_task(autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=30, max_retries=20)
 def launch_pool(pool_id: int) -> None:
-    """One at a time per pool, so that ticks do not pile up workers on a backend that hangs."""
+    """Launch the replicas of a pool.
+
+    One task at a time per pool, so that a backend that hangs does not block many workers.
+    """
     with lease(f"launch:{pool_id}") as held:
         if held:
             pool = ReplicaPool.objects.filter(pk=pool_id).first()
@@ -133,19 +139,27 @@ def _wait_for_store(run_id: str) -> None:
 
 
 def _wait_for(place: str) -> None:
-    """A launch does not hold a worker process while its store or backend does not answer."""
+    """Retry a launch later, so that it does not block a worker while the breaker is open."""
     state = shared_breakers.state_of(place)
     if state.is_open(time.time()):
         raise LaunchLater(state.message)
 
 
 @shared_task(
-    autoretry_for=(LaunchLater,), retry_backoff=2, retry_backoff_max=60, max_retries=20,
-    acks_late=False, soft_time_limit=DELETE_S - 60, time_limit=DELETE_S,
-)  # fmt: skip
+    autoretry_for=(LaunchLater,),
+    retry_backoff=2,
+    retry_backoff_max=60,
+    max_retries=20,
+    acks_late=False,
+    soft_time_limit=DELETE_S - 60,
+    time_limit=DELETE_S,
+)
 def delete_run(run_id: str) -> None:
-    """Not while :func:`write_bucket` writes for the run: its object would appear after the others
-    were deleted. A write that starts later finds that the deletion was requested."""
+    """Delete a run, unless :func:`write_bucket` is writing for it.
+
+    Otherwise that object would appear after the others were deleted. A write that starts later sees
+    the deletion request.
+    """
     with about(run=run_id), lease(f"delete:{run_id}") as held:
         if not held:
             return
@@ -159,14 +173,17 @@ def delete_run(run_id: str) -> None:
 def export_checkpoint(
     checkpoint_id: int, credential_id: int, repository: str, private: bool, actor_id: int
 ) -> None:
-    """Longer than other tasks, so it is acknowledged before it begins: one whose worker dies does
-    not come again, and whoever asked for it sees no end of it and asks anew."""
+    """Upload a checkpoint to the Hugging Face Hub.
+
+    It takes longer than other tasks, so it is acknowledged early: if its worker dies, it is not
+    delivered again, and the user repeats the request.
+    """
     hub_upload.export(checkpoint_id, credential_id, repository, private, actor_id)
 
 
 @shared_task
 def beat_launch() -> None:
-    """Beat's tick of the launch worker."""
+    """Heartbeat of the launch worker, sent by Celery beat."""
     health.beat(health.LAUNCH)
 
 

@@ -1,9 +1,9 @@
-"""Comparisons of stored times with the wall clock that hold when the clock is set back.
+"""Compare stored times with the wall clock, also after the clock was set back.
 
-Stored times outlive processes, so they are times of the wall clock. After it was set back by an
-hour, a time that was stored just before lies an hour ahead: a plain comparison then waits for that
-hour. No time is stored that lies further ahead than some limit, so one that does was stored before
-the clock was set back, and is over.
+Stored times outlive processes, so they are wall-clock times. If the clock is set back by an hour, a
+time stored just before is an hour in the future, and a plain comparison would wait for that hour.
+No code stores a time further ahead than a known limit. A time beyond that limit was therefore
+stored before the clock was set back, and counts as passed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from django.db.models import Q
 
 
 def has_passed(since: datetime, limit: timedelta, now: datetime) -> bool:
-    """Whether more than ``limit`` has passed since then, or ``since`` lies further ahead."""
+    """Whether more than ``limit`` has passed since ``since``, or it is further ahead than that."""
     return now - since > limit or since - now > limit
 
 
 def is_due(at: datetime | None, longest: timedelta, now: datetime) -> bool:
-    """Whether that time has come; None has. ``longest`` is how far ahead it can be stored."""
+    """Whether the time ``at`` has come; None always has.
+
+    ``longest`` is how far ahead such a time can be stored.
+    """
     return at is None or at <= now or at - now > longest
 
 
 def due(field: str, longest: timedelta, now: datetime) -> Q:
-    """:func:`is_due` of a column, for a query."""
+    """:func:`is_due` as a condition on a column."""
     return (
         Q(**{f"{field}__isnull": True})
         | Q(**{f"{field}__lte": now})

@@ -1,12 +1,12 @@
-"""Changes of state: a conditional UPDATE and an Event in one transaction.
+"""State transitions: a conditional UPDATE and an Event in one transaction.
 
-``UPDATE ... WHERE state = <what we saw>`` moves one row or none. Whoever moved it acts; whoever did
-not has lost a race and must look again. The tables of what may follow what are in
-:mod:`runs.states`.
+``UPDATE ... WHERE state = <expected>`` changes one row or none. The process that changed it goes on
+to act; a process that did not has lost a race and reads the row again. The allowed transitions are
+in :mod:`runs.states`.
 
-Left out on purpose: the phases a replica reports of itself (computing, uploading, waiting,
-applying) are updated conditionally too but make no Event, or the list would hold nothing else;
-their history is in the contributions' phase timings.
+The phases that a replica reports (computing, uploading, waiting, applying) are also updated
+conditionally, but without an Event: there would be too many. The phase timings of contributions
+hold their history.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def record_event(
     from_state: str = "",
     to_state: str = "",
 ) -> Event:
-    """An Event, and a line in the log once it has been committed."""
+    """Store an Event, and log it once the transaction is committed."""
     event = Event.objects.create(
         run=run,
         replica=replica,
@@ -90,15 +90,20 @@ def _target(run: Run, replica: Replica | None) -> str:
 
 
 def _log(event: Event, extra: dict[str, str | int]) -> None:
-    who = f"run {extra['run']}" + (f", replica {extra['replica']}" if "replica" in extra else "")
-    moved = f"{event.from_state} -> {event.to_state}: " if event.to_state else ""
+    subject = f"run {extra['run']}"
+    if "replica" in extra:
+        subject += f", replica {extra['replica']}"
+    change = f"{event.from_state} -> {event.to_state}: " if event.to_state else ""
     level = logging.getLevelNamesMapping()[str(event.level).upper()]
-    logger.log(level, "%s: %s%s", who, moved, event.message or event.kind, extra=extra)
+    logger.log(level, "%s: %s%s", subject, change, event.message or event.kind, extra=extra)
 
 
 def clean_text(text: str, limit: int = _REASON_LIMIT) -> str:
-    """Text from outside as any database takes it: no NUL, no half of a surrogate pair (JSON may
-    hold one, UTF-8 cannot), not endless, and no secret in it."""
+    """Make external text safe to store in any database.
+
+    Removes NUL characters and lone surrogates (valid in JSON, invalid in UTF-8), limits the length
+    and redacts secrets.
+    """
     text = redact(text).replace("\x00", "�").encode(errors="replace").decode()
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -111,11 +116,18 @@ def transition(
     actor: User | None = None,
     **more: float | str | datetime | None,
 ) -> bool:
-    """Move ``run`` from the state this instance was read in; False if somebody else moved it.
-    ``more`` are fields that are set in the same UPDATE.
+    """Change the state of ``run``; False if another process changed it first.
 
-    Raises :class:`IllegalTransition` for what the table does not know. On success the instance has
-    the new state; on a lost race it is read again from the database.
+    On success the instance has the new state; after a lost race it is read again from the database.
+
+    Args:
+        run: the run, with the state that the caller expects.
+        to: the new state.
+        reason: shown to users, and stored in the Event.
+        actor: the user who requested the change, if any.
+        more: further fields to set in the same UPDATE.
+
+    Raises :class:`IllegalTransition` if the table does not contain the transition.
     """
     old = RunState(run.state)
     if to not in RUN_TRANSITIONS[old]:
@@ -126,7 +138,7 @@ def transition(
         "state": to,
         "state_reason": reason,
         "state_since": now,
-        "end_due": to in RUN_ENDED,  # the alert of it: runs.alerts.store
+        "end_due": to in RUN_ENDED,  # runs.alerts.store opens the alert
         **more,
     }
     if to in RUN_LIVE and run.started_at is None:
@@ -140,11 +152,11 @@ def transition(
             moved = False
         else:
             moved = True
+            level = _RUN_LEVELS.get(to, Event.Level.INFO)
             record_event(
-                run, "run_state", reason, level=_RUN_LEVELS.get(to, Event.Level.INFO),
-                actor=actor, from_state=old, to_state=to,
-            )  # fmt: skip
-            if to in RUN_ENDED:  # its journal is not complete before it says so
+                run, "run_state", reason, level=level, actor=actor, from_state=old, to_state=to
+            )
+            if to in RUN_ENDED:  # the journal must contain the end
                 Journal.objects.filter(run=run).update(due=True, marks=F("marks") + 1)
     if not moved:
         run.refresh_from_db()
@@ -177,9 +189,15 @@ def transition_replica(
         moved = bool(Replica.objects.filter(pk=replica.pk, state=old).update(**changes))
         if moved and not (old in REPLICA_WORKING and to in REPLICA_WORKING):
             record_event(
-                replica.run, "replica_state", reason, replica=replica, actor=actor,
-                level=_REPLICA_LEVELS.get(to, Event.Level.INFO), from_state=old, to_state=to,
-            )  # fmt: skip
+                replica.run,
+                "replica_state",
+                reason,
+                level=_REPLICA_LEVELS.get(to, Event.Level.INFO),
+                replica=replica,
+                actor=actor,
+                from_state=old,
+                to_state=to,
+            )
     if not moved:
         replica.refresh_from_db()
         return False

@@ -1,1 +1,1 @@
-"""What users and administrators do to runs, replicas, tokens and accounts."""
+"""Actions of users and administrators on runs, replicas, tokens and accounts."""

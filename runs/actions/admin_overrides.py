@@ -1,9 +1,8 @@
-"""What an administrator does to single replicas where the control plane cannot know better: kill,
-mark as lost, ask the backend.
+"""Administrator overrides for single replicas: kill, mark as lost, poll the backend.
 
-As in :mod:`runs.actions.replicas_and_pools` what changes is written and the reconciler carries it
-out; only :func:`ask_backends` calls a backend, and it changes nothing. Drain, restart, evict and
-scaling are :mod:`runs.actions.replicas_and_pools`'s.
+As in :mod:`runs.actions.replicas_and_pools`, a change is written to the database and the reconciler
+carries it out. Only :func:`ask_backends` calls a backend, and it changes nothing. Drain, restart,
+evict and scaling are in :mod:`runs.actions.replicas_and_pools`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from executors.base import Cause, ExecutorError, JobState, ReplicaHandle, Replic
 from executors.loading import wait_loaded
 from executors.registry import BACKENDS
 from runs.backends.executors import executor_of
-from runs.backends.parallel_calls import NoAnswer, ask_all
+from runs.backends.parallel_calls import CallTimeout, call_all
 from runs.exceptions import IllegalTransition
 from runs.models import Replica, ReplicaAttempt, Run
 from runs.reconcile import retry_policy
@@ -29,12 +28,14 @@ from runs.task_queue import enqueue
 from runs.transitions import transition_replica
 
 _AT_ONCE = 40
-"""Replicas whose backends are asked by one press of a button."""
+"""Most replicas whose backends are polled by one request."""
 
 
 def kill_replica(replica: Replica, *, actor: User) -> bool:
-    """End its job now, as if it had failed: it is launched again by policy, and it counts against
-    it. False where there is no job. Raises :class:`IllegalTransition` when none would follow."""
+    """End the replica's job now as a failure: it relaunches by policy, and the restart counts.
+
+    Returns False if there is no job. Raises :class:`IllegalTransition` if it would not relaunch.
+    """
     run = Run.objects.get(pk=replica.run_id)
     if run.state not in RUN_LIVE | {RunState.PROVISIONING}:
         raise IllegalTransition(
@@ -69,9 +70,11 @@ def kill_replica(replica: Replica, *, actor: User) -> bool:
 
 
 def mark_lost(replica: Replica, *, actor: User) -> bool:
-    """Its job is gone, whatever its backend says or cannot say; False where there is none. It is
-    launched again by policy. A job that lives after all is ended by the reaper, and the newer
-    incarnation keeps it out of every round."""
+    """Record that the replica's job is gone, whatever its backend reports; False if it has none.
+
+    The replica relaunches by policy. If the job is alive after all, the reaper ends it, and the
+    newer incarnation excludes it from every round.
+    """
     with transaction.atomic():
         closed = ReplicaAttempt.objects.filter(replica=replica, ended_at=None).update(
             ended_at=timezone.now(), cause=Cause.LOST, message=f"marked as lost by {actor}"
@@ -87,20 +90,23 @@ def mark_lost(replica: Replica, *, actor: User) -> bool:
 
 
 def ask_backends(replicas: Iterable[Replica]) -> dict[int, str]:
-    """Replica id -> what its backend says of its newest job right now, in words. Asks all at once,
-    and not for longer than :data:`runs.backends.parallel_calls.PATIENCE_S`."""
-    found: dict[int, str] = {}
-    questions = {}
+    """Poll the newest job of each replica now; return a description by replica id.
+
+    All backends are polled in parallel, for at most
+    :data:`runs.backends.parallel_calls.PATIENCE_S`.
+    """
+    texts: dict[int, str] = {}
+    polls = {}
     replicas = list(replicas)[:_AT_ONCE]
     for replica in replicas:
         pool = replica.pool
         last = replica.attempts.order_by("-number").first()
         if last is None or last.handle is None:
-            found[replica.pk] = "has no job"
+            texts[replica.pk] = "has no job"
             continue
         handle, credential = ReplicaHandle(**last.handle), pool.credential
 
-        def ask(
+        def poll(
             backend: str = pool.backend,
             credential: object = credential,
             handle: ReplicaHandle = handle,
@@ -108,20 +114,20 @@ def ask_backends(replicas: Iterable[Replica]) -> dict[int, str]:
             [status] = executor_of(backend, credential).poll([handle])  # type: ignore[arg-type]
             return status
 
-        questions[str(replica.pk)] = ask
-        found[replica.pk] = BACKENDS.get(pool.backend, pool.backend)
+        polls[str(replica.pk)] = poll
+        texts[replica.pk] = BACKENDS.get(pool.backend, pool.backend)
     wait_loaded({replica.pool.backend for replica in replicas})
-    for pk, answer in ask_all(questions).items():
-        found[int(pk)] += f" {_words(answer)}"
-    return found
+    for pk, answer in call_all(polls).items():
+        texts[int(pk)] += f" {_describe(answer)}"
+    return texts
 
 
-def _words(answer: ReplicaStatus | Exception) -> str:
-    if isinstance(answer, ExecutorError | NoAnswer):
-        return f"could not be asked: {redact(str(answer))}"
-    if isinstance(answer, Exception):  # a client's own; its words may hold anything
-        return f"could not be asked: {type(answer).__name__}"
-    parts = [f"says {answer.state}"]
+def _describe(answer: ReplicaStatus | Exception) -> str:
+    if isinstance(answer, ExecutorError | CallTimeout):
+        return f"could not be polled: {redact(str(answer))}"
+    if isinstance(answer, Exception):  # an error of a client library can contain anything
+        return f"could not be polled: {type(answer).__name__}"
+    parts = [f"reports {answer.state}"]
     if answer.phase and answer.phase.lower() != answer.state:
         parts.append(f"({answer.phase})")
     if answer.state == JobState.ENDED:
@@ -129,5 +135,5 @@ def _words(answer: ReplicaStatus | Exception) -> str:
     elif answer.started_wall_s is not None:
         began = datetime.fromtimestamp(answer.started_wall_s, tz=UTC)
         parts.append(f"since {began:%Y-%m-%d %H:%M} UTC")
-    words = " ".join(parts)
-    return f"{words}: {redact(answer.message)}" if answer.message else words
+    text = " ".join(parts)
+    return f"{text}: {redact(answer.message)}" if answer.message else text

@@ -1,7 +1,7 @@
-"""Tokens of the API: made, found, revoked.
+"""API tokens: create, look up, revoke.
 
-A token is 32 random bytes behind a prefix that secret scanners can look for. The database has its
-sha256: a hash meant for passwords would only be slower, because nobody guesses 256 random bits.
+A token is 32 random bytes behind a prefix that secret scanners recognise. The database stores its
+sha256. A password hash would only be slower, because 256 random bits cannot be guessed.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from runs.models import ApiToken
 
 PREFIX = "arch_"
 SCOPES = {
-    "read": "Look at runs, and export them",
-    "operate": "Submit, stop, scale and restart as well",
+    "read": "View and export runs",
+    "operate": "Also submit, stop, scale and restart runs",
 }
-"""Scope -> what it allows; ``operate`` without ``read`` is not given out."""
+"""Scopes and what they allow; ``operate`` implies ``read``."""
 
 NAME_LENGTH = 80
 LONGEST_DAYS = 3650
 PER_PERSON = 100
 
 USED_EVERY = timedelta(minutes=1)
-"""How old ``last_used_at`` may be before a use writes it again."""
+"""How old ``last_used_at`` gets before a use updates it."""
 
 
 def issue(
     owner: User, *, name: str, scopes: list[str], days: int | None = None
 ) -> tuple[ApiToken, str]:
-    """A new token and its text, which nobody can find out later. ``days`` None: it never expires.
+    """Create a token; return it with its text, which is not stored. ``days`` None: no expiry.
 
     Raises ``ValueError`` with expected and found.
     """
@@ -62,14 +62,16 @@ def issue(
         expires_at=None if days is None else now + timedelta(days=days),
     )
     audit.record(
-        "token.created", actor=owner, target=f"token {name} ({token.hint}…)",
+        "token.created",
+        actor=owner,
+        target=f"token {name} ({token.hint}…)",
         detail=f"scopes {', '.join(token.scopes)}, expires {token.expires_at or 'never'}",
-    )  # fmt: skip
+    )
     return token, text
 
 
 def find(text: str, *, now: datetime) -> ApiToken | None:
-    """The token of that text if it may be used now; its use is written down, but not every time."""
+    """The valid token with this text; None if there is none. Records the use from time to time."""
     if not text.startswith(PREFIX):
         return None
     token = (
@@ -86,21 +88,22 @@ def find(text: str, *, now: datetime) -> ApiToken | None:
 
 
 def revoke(token: ApiToken, *, actor: User | None = None) -> bool:
-    """It opens nothing from now on; False if it was revoked before. ``actor`` None: its owner."""
+    """Revoke the token; False if it was revoked before. ``actor`` None: its owner."""
     with transaction.atomic():
         revoked = ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(
             revoked_at=timezone.now()
         )
         if revoked:
             audit.record(
-                "token.revoked", actor=actor or token.owner,
+                "token.revoked",
+                actor=actor or token.owner,
                 target=f"token {token.name} ({token.hint}…) of {token.owner}",
-            )  # fmt: skip
+            )
     return bool(revoked)
 
 
 def tokens_of(owner: User) -> QuerySet[ApiToken]:
-    """Those that are not revoked, newest first."""
+    """Active tokens, newest first."""
     return ApiToken.objects.filter(owner=owner, revoked_at=None)
 
 

@@ -1,4 +1,4 @@
-"""Storing, testing and deleting credentials for people. Who may is asked by the caller."""
+"""Stores, tests and deletes credentials. The caller checks permissions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from django.db import transaction
 from django.db.models import ProtectedError, Q
 from django.utils import timezone
 
-from diloco.preflight import preflight
 from diloco.store.base import StoreDenied, StoreError, StoreUnavailable
 from diloco.store.credentials import family_of
 from diloco.store.open import open_store
@@ -23,20 +22,21 @@ from runs.backends.executors import executor_of
 from runs.credentials import sts
 from runs.credentials.kinds import ROLE_ARN, STORE, TEST_URI, check_store, is_secret
 from runs.credentials.replica_env import store_environment
-from runs.credentials.vault import CannotOpen, open_credential, seal
+from runs.credentials.vault import DecryptionError, open_credential, seal
 from runs.models import Credential, ReplicaPool, Run
+from runs.submit.bucket_check import missing_operation
 from runs.transitions import clean_text
 
 NAMES_SHOWN = 5
 
 
 class InUse(ValueError):
-    """The credential opens something that is still wanted."""
+    """The credential is still used by a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tested:
-    """``message`` is the backend's own: who we are to it, or what it refuses."""
+    """A test result. ``message`` is the backend's identity or error message."""
 
     ok: bool
     message: str
@@ -49,9 +49,10 @@ def save_credential(
     cleared: Collection[str] = (),
     actor: User | None,
 ) -> None:
-    """Store it; of its variables only what was ``typed`` is replaced and ``cleared`` is dropped.
+    """Store a credential. ``typed`` variables are replaced and ``cleared`` ones removed.
 
-    What cannot be opened is replaced as a whole. What waited for somebody to act may go on.
+    A credential that cannot be decrypted is replaced completely. Pools that waited for an operator
+    can launch again.
     """
     redaction.remember(value for name, value in typed.items() if is_secret(name))
     values = {name: v for name, v in known_values(credential).items() if name not in cleared}
@@ -66,31 +67,34 @@ def save_credential(
     with transaction.atomic():
         credential.save()
         audit.record(
-            "credential.saved", actor=actor, target=f"credential {credential}",
+            "credential.saved",
+            actor=actor,
+            target=f"credential {credential}",
             detail=f"kind {credential.kind}; replaced {', '.join(sorted(typed)) or 'nothing'}; "
             f"removed {', '.join(sorted(cleared)) or 'nothing'}; pools can set "
             f"{json.dumps(credential.allowed_pool_options)}",
-        )  # fmt: skip
-        circuit_breaker.person_acted(credential.kind, credential)
+        )
+        circuit_breaker.reset_for_credential(credential.kind, credential)
 
 
 def known_values(credential: Credential) -> Mapping[str, str]:
-    """What is stored; nothing of what cannot be opened."""
+    """The stored values; empty if they cannot be decrypted."""
     try:
         return open_credential(credential)
-    except CannotOpen:
+    except DecryptionError:
         return {}
 
 
 def used_by(credential: Credential) -> list[str]:
-    """Names of the runs that use it, newest first: a bucket is read long after a run's end."""
+    """Names of the runs that use it, newest first. Ended runs count: their buckets are still
+    read."""
     pools = ReplicaPool.objects.filter(credential=credential).values("run_id")
     runs = Run.objects.filter(Q(store_credential=credential) | Q(pk__in=pools))
     return [run.name for run in runs]
 
 
 def delete_credential(credential: Credential, *, actor: User | None = None) -> None:
-    """Raises :class:`InUse`."""
+    """Delete a credential. Raises :class:`InUse`."""
     try:
         with transaction.atomic():
             credential.delete()
@@ -101,15 +105,15 @@ def delete_credential(credential: Credential, *, actor: User | None = None) -> N
         more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         raise InUse(
             f"{credential} cannot be deleted: it is used by {shown}{more}. If it has leaked, "
-            "revoke it where it is from and type a new one here"
+            "revoke it at its provider and enter a new one here"
         ) from None
 
 
 def test_credential(credential: Credential, uri: str = "") -> Tested:
-    """Ask the backend who we are to it, or do in the bucket what a run does, and write the answer
-    down. Success counts as somebody having acted: what waited for that may go on.
+    """Check the identity at the backend, or the needed operations in the bucket; store the result.
 
-    ``uri`` is for buckets, and the prefix that the credential names for it otherwise.
+    A success counts as intervention: pools that waited for an operator can launch again. ``uri`` is
+    for buckets; by default the prefix that the credential names.
     """
     try:
         if credential.kind == STORE:
@@ -124,16 +128,16 @@ def test_credential(credential: Credential, uri: str = "") -> Tested:
         "test_ok": tested.ok,
         "test_message": tested.message,
     }
-    # Not of one that was changed while it was tested.
+    # Not if the credential was changed during the test.
     Credential.objects.filter(pk=credential.pk, sealed=credential.sealed).update(**changes)
     for name, value in changes.items():
         setattr(credential, name, value)
     if tested.ok:
-        circuit_breaker.person_acted(credential.kind, credential)
+        circuit_breaker.reset_for_credential(credential.kind, credential)
     return tested
 
 
-test_credential.__test__ = False  # type: ignore[attr-defined]  # no test of its own to pytest
+test_credential.__test__ = False  # type: ignore[attr-defined]  # not a pytest test
 
 
 def _test_store(credential: Credential, uri: str) -> Tested:
@@ -142,7 +146,7 @@ def _test_store(credential: Credential, uri: str) -> Tested:
     if problem := check_store(credential, uri):
         return Tested(ok=False, message=problem)
     environment = store_environment(credential)
-    if problem := _missing(uri, environment):
+    if problem := missing_operation(uri, environment):
         return Tested(ok=False, message=problem)
     if family_of(uri) != "s3" or not credential.options.get(ROLE_ARN):
         return Tested(ok=True, message=f"{uri}: can be written, read, listed and created in")
@@ -150,7 +154,7 @@ def _test_store(credential: Credential, uri: str) -> Tested:
         credential.options, environment, uri=uri, name="archipelago-test", lifetime_s=None
     )
     redaction.remember(session.secrets, passing=True)
-    if problem := _missing(uri, session.environment):
+    if problem := missing_operation(uri, session.environment):
         return Tested(ok=False, message=f"with the keys that replicas get: {problem}")
     if problem := _open_to_all(uri, session):
         return Tested(ok=False, message=problem)
@@ -158,21 +162,14 @@ def _test_store(credential: Credential, uri: str) -> Tested:
     return Tested(
         ok=True,
         message=f"{uri}: can be written, read, listed and created in, by the server and by "
-        f"replicas, whose keys open nothing else and are good for {minutes:.0f} minutes",
+        f"replicas, whose keys open no other prefix and expire after {minutes:.0f} minutes",
     )
 
 
-def _missing(uri: str, environment: Mapping[str, str] | None) -> str:
-    for check in preflight(uri, quick=True, environment=environment).missing[:1]:
-        needs = f" (needs {check.needs})" if check.needs else ""
-        return f"cannot {check.name} {uri}: {check.detail}{needs}"
-    return ""
-
-
 def _open_to_all(uri: str, session: sts.Session) -> str:
-    """Whether a store ignores session policies: then keys of one run open every other."""
+    """Why the store ignores session policies, so that one run's keys open every run; '' if not."""
     above, _, name = uri.rstrip("/").rpartition("/")
-    if above.endswith("/"):  # the whole bucket was asked for
+    if above.endswith("/"):  # the test is for the whole bucket
         return ""
     try:
         open_store(above, environment=session.environment).get_range(f"{name}-not/there", 0, 1)
@@ -183,6 +180,6 @@ def _open_to_all(uri: str, session: sts.Session) -> str:
     except StoreError:
         pass
     return (
-        f"the keys that replicas get open more than {uri}: the store does not keep to session "
-        "policies. Without a role for replicas they are given the credential itself"
+        f"replica keys open more than {uri}: the store does not keep to session policies. "
+        "Without a role for replicas they get the credential itself"
     )

@@ -1,12 +1,12 @@
-"""Carrying out a deletion that was requested (:func:`runs.actions.lifecycle.delete`).
+"""Carries out a requested deletion (:func:`runs.actions.lifecycle.delete`).
 
-First the objects, if they are to go, then the rows: a deletion that is interrupted is done again.
-Objects are deleted only below a prefix that carries this run's marker, and only those whose keys
-the protocol makes (:func:`diloco.protocol.keys.kind_of`); every other object stays, and with it
-the folders it lies in. ``group.json`` and then the marker go last, so that a deletion that was
-interrupted still finds whose the prefix is.
+Objects are deleted first, if requested, then the rows, so that an interrupted deletion is repeated.
+Objects are deleted only below a prefix with this run's marker, and only if the protocol creates
+keys of that form (:func:`diloco.protocol.keys.kind_of`). All other objects and their folders stay.
+``group.json`` and then the marker are deleted last: an interrupted deletion can still identify the
+owner of the prefix.
 
-:func:`plan_deletion` lists what would go and what would stay, and deletes nothing.
+:func:`plan_deletion` lists what would be deleted and kept, without deleting anything.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from diloco.store.base import (
     StoreDenied,
     StoreUnavailable,
 )
-from runs.actions.lifecycle import sharing
-from runs.backends.parallel_calls import ask_all
+from runs.backends.parallel_calls import call_all
 from runs.exceptions import LaunchLater
 from runs.ingest.stores import folder_store, store_for
 from runs.models import Event, Run
 from runs.states import RUN_ENDED
+from runs.submit.prefixes import inside
 from runs.transitions import clean_text, record_event
 
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 500
 LISTED = 100_000
-"""Objects that a plan counts; of a larger prefix it shows that there are more."""
+"""Objects that a plan counts. For a larger prefix it shows that there are more."""
 PLAN_S = 5.0
-"""Seconds after which a plan counts no more pages."""
+"""Seconds after which a plan stops counting pages."""
 SLICE_S = 30.0
-"""Seconds after which a deletion is interrupted, to be taken up again."""
+"""Seconds after which a deletion stops and is continued by the next task."""
 NAMED = 20
-"""Objects that stay, by name in a plan."""
+"""Kept objects that a plan lists by name."""
 NAME_LENGTH = 300
 GROUP_BYTES = 10_000_000
 _LAST = (Kind.GROUP, Kind.OWNER)
-"""Deleted after everything else, in this order."""
+"""Deleted last, in this order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """So many objects of one kind, and their bytes."""
+    """Number and bytes of the objects of one kind."""
 
     kind: str
     objects: int
@@ -65,10 +65,10 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class DeletionPlan:
-    """What deleting a run with its objects would delete, by kind, and what it would keep.
+    """The objects that a deletion would delete, by kind, and those it would keep.
 
     ``kept_names`` are the first of the ``kept`` objects. ``whole`` False: there are more objects
-    than were listed. ``refusal`` says why nothing would be deleted, '' otherwise.
+    than were listed. ``refusal`` is why nothing would be deleted, otherwise ''.
     """
 
     deleted: tuple[Part, ...] = ()
@@ -88,21 +88,21 @@ class DeletionPlan:
 
 
 def plan_deletion(run: Run) -> DeletionPlan:
-    """What would go and what would stay, as far as the store answers in time."""
-    other = sharing(run)
+    """Plan the deletion of a run's objects, as far as the store answers in time."""
+    other = inside(run)
     if other is not None:
-        return DeletionPlan(refusal=f"the rendezvous of {other.name!r} lies inside this one's")
-    _ = run.store_credential  # read here: the thread that asks has no business in the database
-    answer = ask_all({"objects": lambda: _plan(store_for(run), str(run.pk))})["objects"]
+        return DeletionPlan(refusal=f"the rendezvous of {other.name!r} is inside this one")
+    _ = run.store_credential  # loaded here, because the thread must not use the database
+    answer = call_all({"objects": lambda: _plan(store_for(run), str(run.pk))})["objects"]
     if isinstance(answer, DeletionPlan):
         return answer
     return DeletionPlan(refusal=clean_text(str(answer)) or type(answer).__name__)
 
 
 def _plan(store: Store, run_id: str) -> DeletionPlan:
-    if refusal := why_not_ours(store, run_id):
+    if refusal := foreign_reason(store, run_id):
         return DeletionPlan(refusal=refusal)
-    listed, whole = _first_pages(store)
+    listed, is_complete = _first_pages(store)
     launched = _has_evidence(store)
     parts: dict[str, list[int]] = {}
     kept: list[ObjectInfo] = []
@@ -122,35 +122,35 @@ def _plan(store: Store, run_id: str) -> DeletionPlan:
         kept=len(kept),
         kept_bytes=sum(info.size_bytes for info in kept),
         kept_names=tuple(_shown(info.key) for info in kept[:NAMED]),
-        whole=whole,
+        whole=is_complete,
     )
 
 
 def _first_pages(
     store: Store, *, clock: Callable[[], float] = time.monotonic
 ) -> tuple[list[ObjectInfo], bool]:
-    """Sorted by key, and whether these are all: a listing without an end is no reason that a run
-    cannot be deleted."""
+    """The first objects sorted by key, and whether they are all: an endless listing must not
+    prevent a deletion."""
     until_s = clock() + PLAN_S
-    found: list[ObjectInfo] = []
-    whole = True
+    objects: list[ObjectInfo] = []
+    is_complete = True
     with contextlib.closing(store.list_pages("")) as pages:
         for page in pages:
-            found += page
-            if len(found) > LISTED or clock() > until_s:
-                whole = len(found) <= LISTED and next(pages, None) is None
+            objects += page
+            if len(objects) > LISTED or clock() > until_s:
+                is_complete = len(objects) <= LISTED and next(pages, None) is None
                 break
-    return sorted(found[:LISTED], key=lambda info: info.key), whole
+    return sorted(objects[:LISTED], key=lambda info: info.key), is_complete
 
 
 def _shown(key: str) -> str:
-    """A name that others chose, fit to be printed and stored."""
+    """A foreign key, made safe to print and store."""
     return clean_text(key.encode("utf-8", "replace").decode(), NAME_LENGTH)
 
 
-def why_not_ours(store: Store, run_id: str) -> str:
-    """Why nothing in the prefix may be deleted for that run; '' where its marker, or a
-    ``group.json`` of a run from before there were markers, says that it is the run's."""
+def foreign_reason(store: Store, run_id: str) -> str:
+    """Why the prefix does not belong to this run; '' if its marker, or the ``group.json`` of a run
+    from before markers, names the run."""
     try:
         owner = ownership.owner_of(store)
     except ownership.PrefixTaken as error:
@@ -160,18 +160,18 @@ def why_not_ours(store: Store, run_id: str) -> str:
             return ""
         return f"{store.uri}: expected {keys.OWNER} of run {run_id}, found that of {owner}"
     try:
-        found = GroupDocument.from_bytes(store.get_range(keys.GROUP, 0, GROUP_BYTES)).run_id
+        group_run_id = GroupDocument.from_bytes(store.get_range(keys.GROUP, 0, GROUP_BYTES)).run_id
     except MissingKey:
-        return ""  # never launched, or everything of the run is gone
+        return ""  # never launched, or already deleted
     except (SettingsError, ProtocolMismatch, ValueError) as error:
         return f"{store.uri}: {error}"
-    if found == run_id:
+    if group_run_id == run_id:
         return ""
-    return f"{store.uri}: expected {keys.GROUP} of run {run_id}, found that of {found}"
+    return f"{store.uri}: expected {keys.GROUP} of run {run_id}, found that of {group_run_id}"
 
 
 def delete_run(run_id: str) -> None:
-    """Done twice it does nothing. Raises :class:`LaunchLater` while the bucket is away."""
+    """Delete a run. Idempotent. Raises :class:`LaunchLater` while the bucket is unavailable."""
     run = Run.objects.filter(pk=run_id, delete_requested_at__isnull=False).first()
     if run is None or run.state not in RUN_ENDED:
         return
@@ -191,48 +191,50 @@ def delete_run(run_id: str) -> None:
 
 
 def _delete_objects(run: Run, store: Store) -> str:
-    """'' when they are gone, else why not one of them is."""
-    other = sharing(run)
+    """Delete the run's objects; return why none was deleted, otherwise ''."""
+    other = inside(run)
     if other is not None:
-        return f"the rendezvous of {other.name!r} lies inside this one's"
-    if refusal := why_not_ours(store, str(run.pk)):
+        return f"the rendezvous of {other.name!r} is inside this one"
+    if refusal := foreign_reason(store, str(run.pk)):
         return refusal
     if not _has_evidence(store):
         return ""
-    kept, stays = _delete_pages(store)
+    kept, kept_names = _delete_pages(store)
     store.delete([keys.GROUP])  # in the order of _LAST
     store.delete([keys.OWNER])
     if (folder := folder_store(store)) is not None:
         _remove_folders(folder)
-    if stays:
-        names = ownership.shown(stays, kept)
-        logger.warning("run %s: not of the run, so kept in %s: %s", run.pk, store.uri, names)
+    if kept_names:
+        names = ownership.shown(kept_names, kept)
+        logger.warning("run %s: kept foreign objects in %s: %s", run.pk, store.uri, names)
     return ""
 
 
 def _delete_pages(
     store: Store, *, clock: Callable[[], float] = time.monotonic
 ) -> tuple[int, list[str]]:
-    """Delete the run's objects page by page, but for those that go last; how many others there
-    are, and the names of some. Raises :class:`LaunchLater` where objects are left after
-    :data:`SLICE_S`: what is deleted need not be listed again, so the next try goes on."""
+    """Delete the run's objects page by page, except the last ones.
+
+    Returns the number of foreign objects and some of their names. Raises :class:`LaunchLater` if
+    objects are left after :data:`SLICE_S`; the next attempt lists only what is left.
+    """
     until_s = clock() + SLICE_S
-    kept, deleted, stays = 0, 0, list[str]()
+    kept, deleted, kept_names = 0, 0, list[str]()
     with contextlib.closing(store.list_pages("")) as pages:
         for page in pages:
             known = {info.key: kind for info in page if (kind := kind_of(info.key)) is not None}
-            doomed = [key for key, kind in known.items() if kind not in _LAST]
-            _delete(store, doomed)
+            run_keys = [key for key, kind in known.items() if kind not in _LAST]
+            _delete(store, run_keys)
             others = [info.key for info in page if info.key not in known]
-            stays += [_shown(key) for key in others[: NAMED - len(stays)]]
-            kept, deleted = kept + len(others), deleted + len(doomed)
+            kept_names += [_shown(key) for key in others[: NAMED - len(kept_names)]]
+            kept, deleted = kept + len(others), deleted + len(run_keys)
             if deleted and clock() > until_s:
                 raise LaunchLater(f"{deleted} objects are deleted, and more are left")
-    return kept, stays
+    return kept, kept_names
 
 
 def _has_evidence(store: Store) -> bool:
-    """Whether anything names an owner. Without, the prefix may hold objects of others only."""
+    """Whether any object names an owner. Otherwise all objects can belong to others."""
     for key in (keys.OWNER, keys.GROUP):
         with contextlib.suppress(MissingKey):
             store.get_range(key, 0, 1)
@@ -240,13 +242,13 @@ def _has_evidence(store: Store) -> bool:
     return False
 
 
-def _delete(store: Store, doomed: Iterable[str]) -> None:
-    names = sorted(doomed)
+def _delete(store: Store, run_keys: Iterable[str]) -> None:
+    names = sorted(run_keys)
     for start in range(0, len(names), AT_ONCE):
         store.delete(names[start : start + AT_ONCE])
 
 
 def _remove_folders(store: LocalStore) -> None:
-    """Of a folder: the folders of the protocol that are empty, what writers that were killed left
-    in them, and the run's own folder, if nothing else lies there."""
+    """Remove the protocol's empty folders, temporary files of killed writers, and the run's own
+    folder if it is empty."""
     store.remove_leftovers(keys.kind_of, keys.is_folder)

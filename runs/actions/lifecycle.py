@@ -1,16 +1,15 @@
-"""What people do with a run beside training it: pause it and send it on, resume what ended, save,
-end by force, archive, describe, delete.
+"""Actions on a whole run: pause, resume, save, end by force, archive, describe, delete.
 
-As in :mod:`runs.actions.replicas_and_pools` a function writes what is wanted and returns, and the
-reconciler carries it out. Each is a conditional UPDATE and an Event with its actor; each returns
-False where nothing was left to do, and raises :class:`CannotDo` where it will not work, with the
-reason.
+As in :mod:`runs.actions.replicas_and_pools`, a function writes the desired state and returns; the
+reconciler carries it out. Each is a conditional UPDATE and an Event with its actor. Each returns
+False if there is nothing to do and raises :class:`ActionRefused` with the reason if it is not
+possible.
 
-A **pause** asks every replica to hand in its work, save its state and leave, as a drain does, and
-ends by force who has not left in time: nothing is billed afterwards. The replicas wait as
-*restarting*, so that sending the run on launches the same identities. **Resume** does the same for
-a run that failed or was stopped before it had final weights. Its rendezvous is its memory: newest
-checkpoint, the log after it, and what each replica saved.
+A **pause** drains every replica: it contributes its local steps, saves its state and exits.
+Replicas that do not exit in time are ended, so nothing is billed afterwards. They wait as
+*restarting*, so that unpausing launches the same identities. **Resume** does the same for a run
+that failed or was stopped before it had final weights. The run continues from its bucket: the
+newest checkpoint, the commits after it, and the saved state of each replica.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from runs.backends import circuit_breaker
-from runs.exceptions import CannotDo
+from runs.exceptions import ActionRefused
 from runs.models import Checkpoint, Journal, ReplicaAttempt, ReplicaPool, Run
 from runs.states import RUN_ENDED, RUN_LIVE, RUN_TRANSITIONS, ReplicaState, RunState
 from runs.submit import prefixes
@@ -42,10 +41,10 @@ RESUMABLE = (RunState.FAILED, RunState.CANCELLED)
 
 
 def pause(run: Run, *, actor: User) -> bool:
-    """Let all replicas save and leave, and hold the run until :func:`unpause`."""
+    """Save and release all replicas, and hold the run until :func:`unpause`."""
     while run.state not in (RunState.PAUSING, RunState.PAUSED):
         if RunState.PAUSING not in RUN_TRANSITIONS[RunState(run.state)]:
-            raise CannotDo(f"expected a run that is working, found one {run.state}")
+            raise ActionRefused(f"expected a run that is working, found one {run.state}")
         with transaction.atomic():
             if transition(run, RunState.PAUSING, reason=f"paused by {actor}", actor=actor):
                 enqueue("reconcile_run", str(run.pk))
@@ -54,51 +53,51 @@ def pause(run: Run, *, actor: User) -> bool:
 
 
 def unpause(run: Run, *, actor: User) -> bool:
-    """Launch the replicas of a paused run again."""
+    """Relaunch the replicas of a paused run."""
     if run.state != RunState.PAUSED:
         if run.state in RUN_LIVE | {RunState.QUEUED, RunState.PROVISIONING}:
             return False
         words = "its machines are still being released" if run.state == RunState.PAUSING else ""
-        raise CannotDo(words or f"expected a run that is paused, found one {run.state}")
+        raise ActionRefused(words or f"expected a run that is paused, found one {run.state}")
     with transaction.atomic():
-        if not _send_on(run, since=run.state_since, reason=f"resumed by {actor}", actor=actor):
+        if not _requeue(run, since=run.state_since, reason=f"resumed by {actor}", actor=actor):
             return False
         for pool in run.pools.all():
-            circuit_breaker.person_looked(pool)
+            circuit_breaker.reset(pool)
         enqueue("launch_run", str(run.pk))
     return True
 
 
 def resume(run: Run, *, actor: User) -> bool:
-    """Let a run that failed or was stopped go on from its newest checkpoint and log."""
+    """Continue a failed or stopped run from its newest checkpoint and the commits after it."""
     if run.state in (RunState.PAUSED, RunState.PAUSING):
         return unpause(run, actor=actor)
-    why = why_not_resumed(run)
-    if why:
-        raise CannotDo(why)
+    reason = why_not_resumed(run)
+    if reason:
+        raise ActionRefused(reason)
     with transaction.atomic():
         locked = Run.objects.select_for_update().get(pk=run.pk)
         since = locked.ended_at or locked.state_since
-        if not _send_on(run, since=since, reason=f"resumed by {actor}", actor=actor):
+        if not _requeue(run, since=since, reason=f"resumed by {actor}", actor=actor):
             return False
         for pool in run.pools.select_for_update():
             pool.run = run
-            circuit_breaker.person_looked(pool)
-            _bring_back(pool, actor=actor)
+            circuit_breaker.reset(pool)
+            _restore_pool(pool, actor=actor)
         enqueue("launch_run", str(run.pk))
     return True
 
 
 def why_not_resumed(run: Run) -> str:
-    """What keeps an ended run from going on; '' for nothing that the database knows of. That no
-    final weights lie in the bucket is looked at once more when it is launched."""
+    """Why an ended run cannot be resumed, as far as the database shows; '' if it can. The launch
+    checks the bucket for final weights again."""
     if run.state not in RESUMABLE:
         return f"expected a run that failed or was stopped, found one {run.state}"
     if run.delete_requested_at is not None:
         return "it is being deleted"
     if Checkpoint.objects.filter(run=run, final=True).exists():
         return (
-            "its final weights are written, and what is final does not change: "
+            "its final weights are written; a finished run can't be resumed, "
             "fork a new run from its newest checkpoint"
         )
     if ReplicaAttempt.objects.filter(replica__run=run, ended_at=None).exists():
@@ -106,48 +105,62 @@ def why_not_resumed(run: Run) -> str:
     return ""
 
 
-def _send_on(run: Run, *, since: datetime, reason: str, actor: User) -> bool:
-    """Back to the queue, with the time since then taken out of the run's own."""
+def _requeue(run: Run, *, since: datetime, reason: str, actor: User) -> bool:
+    """Put the run back into the queue and subtract the time since ``since`` from its age."""
     now = timezone.now()
     return transition(
-        run, RunState.QUEUED, reason=reason, actor=actor,
-        resumed_at=now, idle_s=run.idle_s + max((now - since).total_seconds(), 0.0),
-        ended_at=None, stop_requested_at=None, stop_sent_at=None, cancel_at=None,
+        run,
+        RunState.QUEUED,
+        reason=reason,
+        actor=actor,
+        resumed_at=now,
+        idle_s=run.idle_s + max((now - since).total_seconds(), 0.0),
+        ended_at=None,
+        stop_requested_at=None,
+        stop_sent_at=None,
+        cancel_at=None,
         archived_at=None,
-    )  # fmt: skip
+    )
 
 
-def _bring_back(pool: ReplicaPool, *, actor: User) -> None:
-    """As many replicas as the pool wants: those that were there, else new ones."""
+def _restore_pool(pool: ReplicaPool, *, actor: User) -> None:
+    """Restore the pool's replica count: earlier replicas first, then new ones."""
     replicas = list(pool.replicas.order_by("number"))
     missing = pool.count - sum(not replica.ended for replica in replicas)
-    gone = [replica for replica in replicas if replica.ended][: max(missing, 0)]
-    for replica in gone:
+    returning = [replica for replica in replicas if replica.ended][: max(missing, 0)]
+    for replica in returning:
         replica.run = pool.run
         transition_replica(
-            replica, ReplicaState.RESTARTING, reason=f"resumed by {actor}", actor=actor,
-            restarts=0, relaunch_at=None, cancel_at=None, drain_sent_at=None, fell_at=None,
-        )  # fmt: skip
+            replica,
+            ReplicaState.RESTARTING,
+            reason=f"resumed by {actor}",
+            actor=actor,
+            restarts=0,
+            relaunch_at=None,
+            cancel_at=None,
+            drain_sent_at=None,
+            fell_at=None,
+        )
     room = int(pool.run.group_settings["max_replicas"]) - pool.run.replicas.count()
-    add_replicas(pool, min(max(missing - len(gone), 0), room), now=timezone.now())
+    add_replicas(pool, min(max(missing - len(returning), 0), room), now=timezone.now())
 
 
 def save(run: Run, *, actor: User) -> bool:
-    """Ask for a checkpoint of the next round that is committed."""
+    """Request a checkpoint of the next committed round."""
     if run.state not in RUN_LIVE:
-        raise CannotDo(f"expected a run that is training, found one {run.state}")
+        raise ActionRefused(f"expected a run that is training, found one {run.state}")
     with transaction.atomic():
         if not Run.objects.filter(pk=run.pk, state__in=RUN_LIVE).update(
             save_requested_at=timezone.now()
         ):
             return False
-        record_event(run, "save", "a checkpoint of the next round was asked for", actor=actor)
+        record_event(run, "save", "a checkpoint of the next round was requested", actor=actor)
         enqueue("reconcile_run", str(run.pk))
     return True
 
 
 def force_stop(run: Run, *, actor: User) -> bool:
-    """End the run and its jobs now. Work since the last round, and final weights, may be lost."""
+    """End the run and its jobs now. Steps since the last round, and final weights, can be lost."""
     with transaction.atomic():
         locked = Run.objects.select_for_update().get(pk=run.pk)
         if locked.state in RUN_ENDED or locked.cancel_at is not None:
@@ -164,9 +177,9 @@ def force_stop(run: Run, *, actor: User) -> bool:
 
 
 def archive(run: Run, *, actor: User, archived: bool = True) -> bool:
-    """Leave a run that is over out of lists, or take it in again."""
+    """Hide an ended run from lists, or show it again."""
     if archived and run.state not in RUN_ENDED:
-        raise CannotDo(f"expected a run that is over, found one {run.state}")
+        raise ActionRefused(f"expected a run that is over, found one {run.state}")
     with transaction.atomic():
         changed = Run.objects.filter(pk=run.pk, archived_at__isnull=archived).update(
             archived_at=timezone.now() if archived else None
@@ -179,7 +192,7 @@ def archive(run: Run, *, actor: User, archived: bool = True) -> bool:
 
 
 def describe(run: Run, *, notes: str, tags: Iterable[str], actor: User) -> bool:
-    """Replace notes and tags. Raises :class:`CannotDo` for tags that are none."""
+    """Replace notes and tags. Raises :class:`ActionRefused` for invalid tags."""
     notes = clean_text(notes.strip(), NOTES_LENGTH)
     chosen = parse_tags(tags)
     with transaction.atomic():
@@ -199,60 +212,60 @@ def describe(run: Run, *, notes: str, tags: Iterable[str], actor: User) -> bool:
 
 
 def parse_tags(tags: Iterable[str]) -> list[str]:
-    """Each once, in the order given; a tag has no space and no comma, as queries divide there."""
-    found = list(dict.fromkeys(tag.strip() for tag in tags if tag.strip()))
-    for tag in found:
-        odd = any(sign.isspace() or not sign.isprintable() or sign in ",:" for sign in tag)
-        if odd or len(tag) > TAG_LENGTH:
-            raise CannotDo(
+    """Distinct tags in the given order. Tags have no space or comma, which queries split at."""
+    tags_in_order = list(dict.fromkeys(tag.strip() for tag in tags if tag.strip()))
+    for tag in tags_in_order:
+        is_invalid = any(sign.isspace() or not sign.isprintable() or sign in ",:" for sign in tag)
+        if is_invalid or len(tag) > TAG_LENGTH:
+            raise ActionRefused(
                 f"expected tags of 1 to {TAG_LENGTH} characters without space, comma and colon, "
                 f"found {tag[:TAG_LENGTH]!r}"
             )
-    if len(found) > TAGS:
-        raise CannotDo(f"expected at most {TAGS} tags, found {len(found)}")
-    return found
+    if len(tags_in_order) > TAGS:
+        raise ActionRefused(f"expected at most {TAGS} tags, found {len(tags_in_order)}")
+    return tags_in_order
 
 
 def note_in_journal(run: Run) -> None:
-    """Have what changed of a run written into its bucket, also when nobody looks after it."""
+    """Mark the journal as due, also for an ended run without control ticks."""
     Journal.objects.update_or_create(run=run, defaults={"due": True})
     enqueue("reconcile_run", str(run.pk))
 
 
 def why_not_deleted(runs: Collection[Run]) -> dict[UUID, str]:
-    """What keeps runs from being deleted as they are, in one query; those that nothing keeps are
-    left out. Whether another's rendezvous lies inside is asked only when objects are to go."""
+    """Why each run cannot be deleted, in one query; deletable runs are left out. Whether another
+    rendezvous is inside is checked only if objects are deleted."""
     ids = [run.pk for run in runs]
     jobs = ReplicaAttempt.objects.filter(replica__run__in=ids, ended_at=None)
     busy = set(jobs.values_list("replica__run", flat=True))
-    found = {}
+    reasons = {}
     for run in runs:
         if run.delete_requested_at is not None:
-            found[run.pk] = "it is being deleted already"
+            reasons[run.pk] = "it is being deleted already"
         elif run.state not in RUN_ENDED:
-            found[run.pk] = f"expected a run that is over, found one {run.state}"
+            reasons[run.pk] = f"expected a run that is over, found one {run.state}"
         elif run.pk in busy:
-            found[run.pk] = "its machines are still being released; try again in a moment"
-    return found
+            reasons[run.pk] = "its machines are still being released; try again in a moment"
+    return reasons
 
 
 def delete(run: Run, *, actor: User, name: str, objects: bool) -> None:
-    """Delete the run's rows, and with ``objects`` what it left in its rendezvous.
+    """Delete the run's rows, and with ``objects`` also its objects in the bucket.
 
-    ``name`` is the run's, typed by whoever wants this. Who did it is kept in the administration's
-    log, as the run's own events go with it.
+    ``name`` is the run's name, typed as confirmation. The actor is recorded in the admin log,
+    because the run's own events are deleted.
     """
     if name != run.name:
-        raise CannotDo(f"expected the name of the run, {run.name!r}, found {name[:80]!r}")
+        raise ActionRefused(f"expected the name of the run, {run.name!r}, found {name[:80]!r}")
     with transaction.atomic():
         locked = Run.objects.select_for_update().get(pk=run.pk)
-        why = why_not_deleted([locked])
-        if why:
-            raise CannotDo(why[locked.pk])
+        reasons = why_not_deleted([locked])
+        if reasons:
+            raise ActionRefused(reasons[locked.pk])
         if objects:
-            inside = sharing(locked)
+            inside = prefixes.inside(locked)
             if inside is not None:
-                raise CannotDo(f"the rendezvous of {inside.name!r} lies inside this one's")
+                raise ActionRefused(f"the rendezvous of {inside.name!r} is inside this one")
         Run.objects.filter(pk=run.pk).update(
             delete_requested_at=timezone.now(), delete_objects=objects
         )
@@ -265,10 +278,5 @@ def delete(run: Run, *, actor: User, name: str, objects: bool) -> None:
             change_message="with its objects" if objects else "its objects are kept",
         )
         words = "its objects" if objects else "its objects are kept"
-        record_event(run, "deleted", f"to be deleted, {words}", actor=actor)
+        record_event(run, "deleted", f"deletion requested, {words}", actor=actor)
         enqueue("delete_run", str(run.pk))
-
-
-def sharing(run: Run) -> Run | None:
-    """Another run whose prefix is this one's or lies inside it."""
-    return prefixes.inside(run)

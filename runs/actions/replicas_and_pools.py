@@ -1,8 +1,7 @@
-"""What people can do to runs: create, stop, scale, stop or restart one replica.
+"""Actions on replicas and pools: stop a run, scale it, stop or restart one replica.
 
-A service writes what is wanted into the database and returns; workers carry it out. Nothing here
-calls a backend or the bucket. Who may do what is :func:`runs.permissions.may_operate`, asked by the
-caller.
+An action writes the desired state into the database and returns; workers carry it out. Nothing here
+calls a backend or the bucket. The caller checks permissions (:func:`runs.permissions.can_operate`).
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from runs.submit.create import (
     POOL_LIMIT,
     add_replicas,
     check_pool,
-    create_run,
     pool_price,
     store_pool,
 )
@@ -40,23 +38,11 @@ from runs.submit.run_draft import PoolDraft
 from runs.task_queue import enqueue
 from runs.transitions import record_event, transition, transition_replica
 
-__all__ = [
-    "add_pool",
-    "create_run",
-    "limit_price",
-    "request_stop",
-    "restart_replica",
-    "scale_pool",
-    "stop_replica",
-    "transition",
-    "transition_replica",
-]
-
 
 def request_stop(run: Run, *, actor: User | None, reason: str = "") -> bool:
-    """Ask the run to end at its newest committed round; False if it is ending or over already.
+    """End the run at its newest committed round; False if it is ending or has ended.
 
-    ``actor`` None is the control plane itself, which must give its ``reason``.
+    ``actor`` None is the control plane, which must give a ``reason``.
     """
     reason = reason or f"stopped by {actor}"
     while run.state not in RUN_ENDED and RunState.STOPPING in RUN_TRANSITIONS[RunState(run.state)]:
@@ -68,24 +54,24 @@ def request_stop(run: Run, *, actor: User | None, reason: str = "") -> bool:
 
 
 def stop_replica(replica: Replica, *, actor: User, force: bool = False) -> bool:
-    """Let the replica leave for good (until restarted): it gives its work to a round first, unless
-    ``force`` or unless it takes too long. False if it is over already.
+    """Drain the replica until it is restarted: it contributes its local steps first, unless
+    ``force`` or unless that takes too long. False if it has ended.
 
-    Raises :class:`IllegalTransition` when the replica cannot be stopped in the state it is in.
+    Raises :class:`IllegalTransition` if the replica cannot be stopped in its state.
     """
-    words = f"{'ended' if force else 'stopped'} by {actor}"
+    reason = f"{'ended' if force else 'stopped'} by {actor}"
     with transaction.atomic():
-        moved = _let_leave(replica, reason=words, actor=actor, force=force)
+        moved = _drain(replica, reason=reason, actor=actor, force=force)
         if moved:
             enqueue("reconcile_run", str(replica.run_id))
     return moved
 
 
 def restart_replica(replica: Replica, *, actor: User, force: bool = False) -> bool:
-    """End the replica's job, if it has one, as :func:`stop_replica` does, and launch the same
-    identity as a new attempt.
+    """End the replica's job, if any, as :func:`stop_replica` does, and launch the same identity as
+    a new attempt.
 
-    Raises :class:`IllegalTransition` when the run is over or the replica cannot be restarted.
+    Raises :class:`IllegalTransition` if the run has ended or the replica cannot be restarted.
     """
     run = Run.objects.get(pk=replica.run_id)
     if run.state in RUN_ENDED | {RunState.STOPPING, RunState.PAUSING, RunState.PAUSED}:
@@ -95,9 +81,9 @@ def restart_replica(replica: Replica, *, actor: User, force: bool = False) -> bo
     if replica.state == ReplicaState.DONE:
         raise IllegalTransition(str(replica), replica.state, "restarting")
     with transaction.atomic():
-        # Somebody looked at it: what went wrong before is not held against it.
-        circuit_breaker.person_looked(replica.pool)
-        moved = _hurry(replica) or transition_replica(
+        # The operator has intervened: reset earlier failures.
+        circuit_breaker.reset(replica.pool)
+        moved = _relaunch_now(replica) or transition_replica(
             replica,
             ReplicaState.RESTARTING,
             reason=f"restarted by {actor}",
@@ -112,8 +98,8 @@ def restart_replica(replica: Replica, *, actor: User, force: bool = False) -> bo
     return moved
 
 
-def _hurry(replica: Replica) -> bool:
-    """A restart that was waiting for its time waits no longer."""
+def _relaunch_now(replica: Replica) -> bool:
+    """Skip the delay of a restart that is already scheduled."""
     return bool(
         Replica.objects.filter(pk=replica.pk, state=ReplicaState.RESTARTING).update(
             relaunch_at=timezone.now(), restarts=0
@@ -122,12 +108,11 @@ def _hurry(replica: Replica) -> bool:
 
 
 def scale_pool(pool: ReplicaPool, count: int, *, actor: User) -> int:
-    """Make the pool ``count`` replicas large; how many more (or, below 0, fewer) it has now.
+    """Resize the pool to ``count`` replicas; return the change in size.
 
-    New ones take up identities that have left before making new ones: these are numbered for ever,
-    and the group's ``max_replicas`` bounds their number, because the data is shared out among so
-    many. Those that leave are first who does not work, then the youngest. Raises
-    :class:`InvalidRun`.
+    Growing reuses ended identities before it creates new ones: numbers are never reused otherwise,
+    and ``max_replicas`` bounds them, because the data is sharded by that number. When shrinking,
+    idle replicas leave first, then the youngest. Raises :class:`InvalidRun`.
     """
     with transaction.atomic():
         run = Run.objects.select_for_update().get(pk=pool.run_id)
@@ -137,7 +122,7 @@ def scale_pool(pool: ReplicaPool, count: int, *, actor: User) -> int:
             raise InvalidRun("pools", f"expected a run that is working, found one {run.state}")
         if not 0 <= count <= POOL_LIMIT:
             raise InvalidRun("pools", f"expected 0 to {POOL_LIMIT} replicas, found {count}")
-        quorum = int(run.group_settings["min_quorum"])
+        quorum = run.settings.min_quorum
         others = run.pools.exclude(pk=pool.pk).aggregate(n=Sum("count"))["n"] or 0
         if count + others < quorum:
             raise InvalidRun(
@@ -153,7 +138,7 @@ def scale_pool(pool: ReplicaPool, count: int, *, actor: User) -> int:
             _grow(pool, count - len(staying), actor=actor)
         for replica in sorted(staying, key=_first_to_leave)[: max(len(staying) - count, 0)]:
             replica.run = run
-            _let_leave(replica, reason=f"{pool} scaled to {count}", actor=actor)
+            _drain(replica, reason=f"{pool} scaled to {count}", actor=actor)
         ReplicaPool.objects.filter(pk=pool.pk).update(count=count)
         if count != before:
             record_event(
@@ -164,8 +149,8 @@ def scale_pool(pool: ReplicaPool, count: int, *, actor: User) -> int:
 
 
 def limit_price(pool: ReplicaPool, limit_usd_h: float | None, *, actor: User) -> bool:
-    """What a replica of the pool may cost at most in an hour from its next launch on, None for
-    anything; False where it was so. Nothing that runs is ended. Raises :class:`InvalidRun`."""
+    """Limit the hourly price of the pool's future launches; None means no limit. False if nothing
+    changed. Running jobs are not ended. Raises :class:`InvalidRun`."""
     if limit_usd_h is not None and not 0 <= limit_usd_h < float("inf"):
         raise InvalidRun(
             "pools.0.max_price_usd_h", f"expected 0 or more USD per hour, found {limit_usd_h}"
@@ -180,9 +165,11 @@ def limit_price(pool: ReplicaPool, limit_usd_h: float | None, *, actor: User) ->
         ReplicaPool.objects.filter(pk=pool.pk).update(max_price_usd_h=limit_usd_h)
         pool.max_price_usd_h = limit_usd_h
         record_event(
-            run, prices.KIND, f"{pool}: max price {_money(old)}, now {_money(limit_usd_h)}",
+            run,
+            prices.KIND,
+            f"{pool}: max price {_money(old)}, now {_money(limit_usd_h)}",
             actor=actor,
-        )  # fmt: skip
+        )
         enqueue("reconcile_run", str(run.pk))
     return True
 
@@ -192,7 +179,7 @@ def _money(limit_usd_h: float | None) -> str:
 
 
 def add_pool(run: Run, draft: PoolDraft, *, actor: User) -> ReplicaPool:
-    """One more pool for a run that is working. Raises :class:`InvalidRun`."""
+    """Add a pool to an active run. Raises :class:`InvalidRun`."""
     check_pool(draft)
     if problem := refused_local(actor, draft.backend, run.workload):
         raise InvalidRun("pools.0.backend", problem)
@@ -212,7 +199,7 @@ def add_pool(run: Run, draft: PoolDraft, *, actor: User) -> ReplicaPool:
 
 
 def _stays(replica: Replica) -> bool:
-    """Counts towards its pool: at work, on its way, or waiting for its next attempt."""
+    """Whether the replica counts towards its pool: working, launching, or waiting to relaunch."""
     return replica.state != ReplicaState.DRAINING and not replica.ended
 
 
@@ -220,7 +207,7 @@ _CAN_RETURN = (
     ReplicaState.EVICTED,
     ReplicaState.LOST,
     ReplicaState.FAILED,
-    ReplicaState.DRAINING,  # when its job has ended
+    ReplicaState.DRAINING,  # after its job has ended
 )
 
 
@@ -229,9 +216,9 @@ def _first_to_leave(replica: Replica) -> tuple[bool, int]:
 
 
 def _grow(pool: ReplicaPool, more: int, *, actor: User) -> None:
-    found = pool.replicas.filter(state__in=_CAN_RETURN).order_by("number")
-    gone = sorted(found, key=lambda replica: not replica.ended)[:more]
-    for replica in gone:
+    candidates = pool.replicas.filter(state__in=_CAN_RETURN).order_by("number")
+    returning = sorted(candidates, key=lambda replica: not replica.ended)[:more]
+    for replica in returning:
         replica.run = pool.run
         transition_replica(
             replica,
@@ -242,21 +229,21 @@ def _grow(pool: ReplicaPool, more: int, *, actor: User) -> None:
             relaunch_at=timezone.now(),
             fell_at=None,
         )
-    new = more - len(gone)
+    new = more - len(returning)
     _check_room(pool.run, new)
     add_replicas(pool, new, now=timezone.now())
 
 
 def _check_room(run: Run, more: int) -> None:
-    limit, found = int(run.group_settings["max_replicas"]), run.replicas.count() + more
-    if found > limit:
+    limit, count = int(run.group_settings["max_replicas"]), run.replicas.count() + more
+    if count > limit:
         raise InvalidRun(
             "pools",
-            f"expected at most {limit} replicas over the run's life (max_replicas), found {found}",
+            f"expected at most {limit} replicas over the run's life (max_replicas), found {count}",
         )
 
 
-def _let_leave(replica: Replica, *, reason: str, actor: User | None, force: bool = False) -> bool:
+def _drain(replica: Replica, *, reason: str, actor: User | None, force: bool = False) -> bool:
     if replica.state == ReplicaState.DRAINING and force:
         return bool(
             Replica.objects.filter(pk=replica.pk, state=ReplicaState.DRAINING).update(
@@ -280,7 +267,7 @@ def _let_leave(replica: Replica, *, reason: str, actor: User | None, force: bool
 
 
 def _cancel_at(replica: Replica, run: Run, *, force: bool) -> datetime:
-    """When its job is ended if it has not left: at once for one that never began to work."""
+    """When its job is ended if it does not exit: immediately if it never began to work."""
     now = timezone.now()
     if force or replica.worked_since is None:
         return now

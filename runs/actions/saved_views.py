@@ -1,9 +1,8 @@
-"""Views of the runs list that people keep: saved, changed, taken away.
+"""Saved views of the runs list: save, change, delete.
 
-Everybody with a role keeps views for themselves. Operators and administrators may share one:
-everybody sees it then, and only its owner changes it. An administrator may delete any. A person's
-views have different names, in any case of letters. Left out: events and the journal, because a view
-is nothing of a run's.
+Every user with a role can save views. Operators and administrators can share a view with all users;
+only its owner can change it, and an administrator can delete any. A user's view names are unique,
+ignoring case. Views have no events and no journal, because they do not belong to a run.
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
+from archipelago import rows
 from runs import permissions
-from runs.exceptions import CannotDo
+from runs.exceptions import ActionRefused
+from runs.json_values import row_of
 from runs.models import SavedView
 from runs.queries import table
 from runs.queries.listing import Order
@@ -28,26 +29,26 @@ PER_PERSON = 100
 
 
 def views_for(user: AbstractBaseUser | AnonymousUser) -> QuerySet[SavedView]:
-    """A person's own and those that are shared, by name."""
-    if not isinstance(user, User) or not permissions.may_look(user):
+    """A user's own views and the shared ones, by name."""
+    if not isinstance(user, User) or not permissions.can_view(user):
         return SavedView.objects.none()
     views = SavedView.objects.select_related("owner")
     return views.filter(Q(owner=user) | Q(shared=True)).order_by("name", "pk")
 
 
 def view_to_delete(user: User, view_id: int) -> SavedView | None:
-    """None for what is not there for ``user``: an administrator finds private ones of others too.
-    Whether a found one may be deleted is :func:`may_delete`'s."""
+    """The view if ``user`` can see it; an administrator also sees private views of others.
+    :func:`can_delete` decides whether it can be deleted."""
     every = SavedView.objects.select_related("owner")
     views = every if permissions.has_role(user, "admin") else views_for(user)
     return views.filter(pk=view_id).first()
 
 
-def may_share(user: AbstractBaseUser | AnonymousUser) -> bool:
-    return permissions.may_submit(user)
+def can_share(user: AbstractBaseUser | AnonymousUser) -> bool:
+    return permissions.can_submit(user)
 
 
-def may_delete(user: User, view: SavedView) -> bool:
+def can_delete(user: User, view: SavedView) -> bool:
     return view.owner_id == user.pk or permissions.has_role(user, "admin")
 
 
@@ -61,9 +62,9 @@ def save(
     differing: bool = False,
     shared: bool = False,
 ) -> SavedView:
-    """A new view. Raises :class:`CannotDo` with what is wrong about it."""
+    """Save a new view. Raises :class:`ActionRefused` for invalid values."""
     if SavedView.objects.filter(owner=owner).count() >= PER_PERSON:
-        raise CannotDo(f"expected at most {PER_PERSON} views, found that many: delete some")
+        raise ActionRefused(f"expected at most {PER_PERSON} views, found that many: delete some")
     view = SavedView(owner=owner)
     _name(view, name)
     _share(view, shared)
@@ -72,7 +73,7 @@ def save(
 
 
 def change(view: SavedView, *, name: str | None = None, shared: bool | None = None) -> SavedView:
-    """Another name, or shared from now on, or no longer."""
+    """Rename a view, share it, or stop sharing it."""
     if name is not None:
         _name(view, name)
     if shared is not None:
@@ -83,7 +84,7 @@ def change(view: SavedView, *, name: str | None = None, shared: bool | None = No
 def replace(
     view: SavedView, *, query: str, sort: str, columns: Iterable[str], differing: bool
 ) -> SavedView:
-    """Show something else under the same name."""
+    """Replace the content of a view."""
     _show(view, query=query, sort=sort, columns=columns, differing=differing)
     return _store(view)
 
@@ -93,35 +94,26 @@ def delete(view: SavedView) -> None:
 
 
 def row(view: SavedView, *, user: User) -> dict[str, Any]:
-    """As the API has it."""
-    return {
-        "id": view.pk,
-        "name": view.name,
-        "owner": view.owner.get_username(),
-        "mine": view.owner_id == user.pk,
-        "shared": view.shared,
-        "query": view.query,
-        "sort": view.sort,
-        "columns": view.columns,
-        "differing": view.differing,
-    }
+    """The view as the API returns it."""
+    owner = view.owner.get_username()
+    return row_of(rows.View, view, owner=owner, mine=view.owner_id == user.pk)
 
 
 def _name(view: SavedView, name: str) -> None:
     name = " ".join(name.split())
     if not 1 <= len(name) <= NAME_LENGTH or not name.isprintable():
-        raise CannotDo(
+        raise ActionRefused(
             f"expected a name of 1 to {NAME_LENGTH} characters, found {name[:NAME_LENGTH]!r}"
         )
     others = SavedView.objects.filter(owner=view.owner, name__iexact=name).exclude(pk=view.pk)
     if others.exists():
-        raise CannotDo(f"expected a name that none of your views has, found {name!r}")
+        raise ActionRefused(f"expected a name that none of your views has, found {name!r}")
     view.name = name
 
 
 def _share(view: SavedView, shared: bool) -> None:
-    if shared and not view.shared and not may_share(view.owner):
-        raise CannotDo("expected an operator or an administrator, who may share a view")
+    if shared and not view.shared and not can_share(view.owner):
+        raise ActionRefused("only operators and administrators can share a view")
     view.shared = shared
 
 
@@ -132,7 +124,7 @@ def _show(
     try:
         parse(query)
     except BadQuery as error:
-        raise CannotDo(f"query: {error}") from error
+        raise ActionRefused(f"query: {error}") from error
     picked = table.chosen(columns)
     view.query, view.sort = query, str(Order.of(sort))
     view.columns = [] if picked == table.DEFAULT else list(picked)
@@ -144,8 +136,8 @@ def _store(view: SavedView) -> SavedView:
     try:
         with transaction.atomic():
             view.save()
-    except IntegrityError:  # two requests at once
-        raise CannotDo(
+    except IntegrityError:  # two concurrent requests
+        raise ActionRefused(
             f"expected a name that none of your views has, found {view.name!r}"
         ) from None
     return view

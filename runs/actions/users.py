@@ -1,13 +1,13 @@
-"""Who may sign in, and as what: administrators add people, change roles, and let people go.
+"""Accounts and roles: administrators add users, change roles and deactivate accounts.
 
-Nobody types a password for somebody else. A person who is added, or whose password is reset, gets a
-link (:data:`links`) under which they choose their own; it works once, ends by itself, and dies with
-any other change of the account. A changed password ends the person's other sessions, because a
-session carries a hash of it; their API tokens stay, and are theirs to revoke.
+No user sets a password for another one. A new user, or one whose password was reset, gets a link
+(:data:`links`) to choose a password. The link works once, expires, and is invalidated by any other
+change of the account. A changed password ends the user's other sessions, because a session contains
+a hash of it. API tokens stay valid; the user can revoke them.
 
-At every moment one administrator who can sign in is left: :func:`_keeping_an_administrator`. What
-is done is in Django's own log of actions, under the name of who did it. Nobody is deleted: runs
-belong to people; who leaves is deactivated.
+At least one administrator who can sign in always remains (:func:`_keeping_an_administrator`). Every
+change is recorded in Django's action log with its actor. Users are never deleted, because runs
+belong to them; they are deactivated.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from django.utils.http import urlsafe_base64_encode
 from runs import audit
 
 ROLES = {
-    "viewer": "looks at every run",
-    "operator": "starts runs, and acts on their own",
-    "admin": "acts on every run, and on people",
+    "viewer": "views every run",
+    "operator": "starts runs and manages their own",
+    "admin": "manages every run and all users",
 }
-"""Django groups -> what one of them may do."""
+"""Django groups and what their members can do."""
 
 
 class _Links(PasswordResetTokenGenerator):
-    """Django's, and dead as soon as the account is deactivated."""
+    """Django's generator; a link is also invalidated when the account is deactivated."""
 
     key_salt = "runs.actions.users.links"
 
@@ -46,8 +46,8 @@ class _Links(PasswordResetTokenGenerator):
 links = _Links()
 
 
-def people() -> QuerySet[User]:
-    """Everybody, by name, with their groups and the number of their runs."""
+def users() -> QuerySet[User]:
+    """All users by name, with their groups and number of runs."""
     return (
         User.objects.annotate(run_count=Count("runs", distinct=True))
         .prefetch_related("groups")
@@ -56,40 +56,40 @@ def people() -> QuerySet[User]:
 
 
 def administrators() -> QuerySet[User]:
-    """Those who can sign in: somebody who has yet to choose a password is no way back in."""
-    able = User.objects.filter(is_active=True).exclude(password="")
-    able = able.exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX)
-    return able.filter(Q(is_superuser=True) | Q(groups__name="admin")).distinct()
+    """Administrators who can sign in. A user without a password does not count."""
+    active = User.objects.filter(is_active=True).exclude(password="")
+    active = active.exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX)
+    return active.filter(Q(is_superuser=True) | Q(groups__name="admin")).distinct()
 
 
 def add_person(name: str, *, role: str, actor: User) -> User:
-    """A person without a password, who has to be given a link. Raises ``ValueError``."""
+    """Add a user without a password, who then needs a link. Raises ``ValueError``."""
     _check_role(role)
     with transaction.atomic():
         if User.objects.filter(username__iexact=name).exists():
-            raise ValueError(f"expected a name nobody has, found {name}")
+            raise ValueError(f"expected an unused name, found {name}")
         person = User(username=name)
         person.set_unusable_password()
         person.save()
-        _give(person, role)
+        _set_role(person, role)
         _log(actor, person, f"added as {role}", added=True)
     return person
 
 
 def set_role(person: User, role: str, *, actor: User) -> None:
-    """Raises ``ValueError`` if it would leave no administrator."""
+    """Change a user's role. Raises ``ValueError`` if no administrator would remain."""
     _check_role(role)
-    with _keeping_an_administrator(f"{person} is to become {role}"):
-        _give(person, role)
+    with _keeping_an_administrator(f"cannot change {person} to {role}"):
+        _set_role(person, role)
         _log(actor, person, f"made {role}")
 
 
 def deactivate(person: User, *, actor: User) -> None:
-    """They cannot sign in, and their sessions, links and tokens open nothing; their runs go on.
+    """Deactivate an account: sign-in, sessions, links and tokens stop working; its runs continue.
 
-    Raises ``ValueError`` if it would leave no administrator.
+    Raises ``ValueError`` if no administrator would remain.
     """
-    with _keeping_an_administrator(f"{person} is to be deactivated"):
+    with _keeping_an_administrator(f"cannot deactivate {person}"):
         User.objects.filter(pk=person.pk).update(is_active=False)
         _log(actor, person, "deactivated")
     person.is_active = False
@@ -103,27 +103,27 @@ def activate(person: User, *, actor: User) -> None:
 
 
 def reset_password(person: User, *, actor: User) -> None:
-    """The old password opens nothing from now on, and every session of theirs has ended.
+    """Invalidate the password and end all sessions of the user.
 
-    Raises ``ValueError`` if it would leave no administrator with a password.
+    Raises ``ValueError`` if no administrator with a password would remain.
     """
-    with _keeping_an_administrator(f"the password of {person} is to be reset"):
+    with _keeping_an_administrator(f"cannot reset the password of {person}"):
         person.set_unusable_password()
         User.objects.filter(pk=person.pk).update(password=person.password)
         _log(actor, person, "password reset")
 
 
 def link_parts(person: User) -> tuple[str, str]:
-    """(uid, token) of a link under which ``person`` chooses a password."""
+    """The (uid, token) of a link with which ``person`` chooses a password."""
     return urlsafe_base64_encode(force_bytes(person.pk)), links.make_token(person)
 
 
 @contextlib.contextmanager
 def _keeping_an_administrator(what: str) -> Iterator[None]:
-    """One transaction; undone if nobody would be left who can administrate.
+    """One transaction, which is rolled back if no administrator would remain.
 
-    The row of the admin group is the lock: two administrators who demote each other at the same
-    moment would otherwise both succeed.
+    The row of the admin group is the lock: otherwise two administrators who demote each other
+    concurrently would both succeed.
     """
     with transaction.atomic():
         group, _ = Group.objects.get_or_create(name="admin")
@@ -131,13 +131,13 @@ def _keeping_an_administrator(what: str) -> Iterator[None]:
         yield
         if not administrators().exists():
             raise ValueError(
-                f"{what}: expected at least one active administrator with a password to be left, "
+                f"{what}: expected at least one active administrator with a password to remain, "
                 "found none"
             )
 
 
-def _give(person: User, role: str) -> None:
-    """The role alone; administrators are staff as well, so that they may open the admin."""
+def _set_role(person: User, role: str) -> None:
+    """Set exactly this role. Administrators are also staff, which gives access to the admin."""
     person.is_staff = person.is_superuser = role == "admin"
     person.save(update_fields=["is_staff", "is_superuser"])
     person.groups.set([Group.objects.get_or_create(name=role)[0]])
@@ -148,12 +148,12 @@ def _check_role(role: str) -> None:
         raise ValueError(f"expected a role of {', '.join(ROLES)}, found {role!r}")
 
 
-def _log(actor: User, person: User, words: str, *, added: bool = False) -> None:
-    audit.record("user.changed", actor=actor, target=f"user {person}", detail=words)
+def _log(actor: User, person: User, message: str, *, added: bool = False) -> None:
+    audit.record("user.changed", actor=actor, target=f"user {person}", detail=message)
     LogEntry.objects.log_actions(
         user_id=actor.pk,
         queryset=User.objects.filter(pk=person.pk),
         action_flag=ADDITION if added else CHANGE,
-        change_message=words,
+        change_message=message,
         single_object=True,
     )

@@ -1,4 +1,4 @@
-"""The admin site of the tables."""
+"""The Django admin site."""
 
 from runs.admin import audit, credentials, replicas, tables, webhooks
 

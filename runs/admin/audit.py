@@ -1,4 +1,4 @@
-"""The audit log in the administration: to look at, for administrators."""
+"""The audit log in the admin, read-only for administrators."""
 
 from __future__ import annotations
 

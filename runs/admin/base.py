@@ -1,5 +1,5 @@
-"""What the tables of the admin share: most are to look at, by staff; some are administrators'; and
-what is done from a list asks first."""
+"""Base classes of the admin: read-only tables for staff, tables for administrators, and the
+confirmation page of list actions."""
 
 from __future__ import annotations
 
@@ -22,59 +22,49 @@ else:
 
 
 class Unchangeable(ModelAdmin):
-    """Rows that the program alone makes, changes and deletes; before what says who may look."""
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
+    """Rows that only the program creates, changes and deletes. Put it before the class that grants
+    view permission."""
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    has_add_permission = has_delete_permission = has_change_permission
 
 
 class ReadOnlyAdmin(Unchangeable):
-    """To look at. ``operate`` is what an action asks for in ``permissions``."""
+    """A table that staff can view. Actions with ``permissions=["operate"]`` need the role admin."""
 
     show_full_result_count = False
     list_per_page = 50
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_view_permission(request, obj) or permissions.may_look(request.user)
+        return super().has_view_permission(request, obj) or permissions.can_view(request.user)
 
     def has_operate_permission(self, request: HttpRequest) -> bool:
         return permissions.has_role(request.user, "admin")
 
 
 class ForAdministrators(ModelAdmin):
-    """Who has the role ``admin`` does everything; other staff do not see that there is any."""
+    """A table for users with the role ``admin``, hidden from other staff."""
 
     show_full_result_count = False
     list_per_page = 50
 
-    def has_module_permission(self, request: HttpRequest) -> bool:
-        return permissions.has_role(request.user, "admin")
-
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return permissions.has_role(request.user, "admin")
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return permissions.has_role(request.user, "admin")
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return permissions.has_role(request.user, "admin")
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return permissions.has_role(request.user, "admin")
+    has_module_permission = has_view_permission
+    has_add_permission = has_change_permission = has_delete_permission = has_view_permission
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """What is asked before a deed: ``keys`` are the rows' it would be done to, ``rows`` show them
-    under ``head``, ``foretold`` says what will follow."""
+class Confirmation:
+    """The confirmation page of an action.
 
-    title: str
+    ``keys`` are the affected rows, ``rows`` show them under ``head``, and ``consequences`` lists
+    the consequences.
+    """
+
     words: str
     button: str
     action: str
@@ -82,16 +72,17 @@ class Question:
     head: Sequence[str]
     rows: Sequence[Sequence[Any]]
     keys: Sequence[Any]
-    foretold: Sequence[Mapping[str, Any]] = ()
+    consequences: Sequence[Mapping[str, Any]] = ()
     danger: bool = True
 
     def page(self, request: HttpRequest) -> TemplateResponse:
-        """The keys go along, so that what is done is what was shown, whatever a list's filters
-        would find then."""
+        """Render the page. The form contains the keys, so that the action affects the rows shown,
+        whatever the list's filters match later."""
         filters = request.GET.urlencode()
         context = {
             **admin.site.each_context(request),
             **{field.name: getattr(self, field.name) for field in fields(self)},
+            "title": f"{self.button}?",
             "from": self.origin,
             "field": ACTION_CHECKBOX_NAME,
             "filters": filters,
@@ -100,11 +91,16 @@ class Question:
         return TemplateResponse(request, "admin/runs/confirm.html", context)
 
 
+def plural(count: int, noun: str) -> str:
+    """A number of things: ``1 job``, ``3 jobs``."""
+    return f"{count} {noun}{'s' if count != 1 else ''}"
+
+
 def confirmed(request: HttpRequest) -> bool:
     return bool(request.POST.get("confirmed"))
 
 
 def back(request: HttpRequest) -> HttpResponse:
-    """To the list as it was."""
+    """Redirect to the list with its filters."""
     filters = request.POST.get("filters", "")
     return HttpResponseRedirect(f"{request.path}?{filters}" if filters else request.path)

@@ -1,7 +1,7 @@
-"""The form of a credential: write-only.
+"""The write-only form of a credential.
 
-What is stored is never shown again, and neither is what was just typed and refused; an empty field
-leaves what is stored. The fields follow from the kind (:mod:`runs.credentials.kinds`).
+Neither stored values nor refused input are ever shown; an empty field keeps the stored value. The
+fields depend on the kind (:mod:`runs.credentials.kinds`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from django import forms
 
 from diloco.store.credentials import family_of
+from executors.backend import Variable
 from runs.actions.credentials import known_values
-from runs.credentials.kinds import ROLE_ARN, SCHEME, TEST_URI, Kind, Option, Variable
+from runs.credentials.kinds import ROLE_ARN, SCHEME, TEST_URI, Kind, Option
 from runs.credentials.restrictions import read_patterns
 from runs.models import Credential
 
@@ -31,7 +32,7 @@ _PRIVATE = {
     "autocomplete": "off",
     "autocapitalize": "off",
     "spellcheck": "false",
-    # Of managers of passwords, which ask no leave.
+    # Attributes that disable password managers.
     "data-1p-ignore": "",
     "data-lpignore": "true",
 }
@@ -48,11 +49,11 @@ class _WriteOnlyLine(forms.TextInput):
 
 
 class CredentialForm(_ModelForm):
-    """Made for one kind by :func:`form_for`."""
+    """Created for one kind by :func:`form_for`."""
 
     kind: Kind
     stored: frozenset[str]
-    """Names of the variables that are stored and can be opened."""
+    """Names of stored variables that can be decrypted."""
 
     class Meta:
         model = Credential
@@ -62,7 +63,7 @@ class CredentialForm(_ModelForm):
         super().__init__(*args, **kwargs)
         for name in self.stored & {variable.name for variable in self.kind.variables}:
             field = self.fields[f"{VARIABLE}{name}"]
-            field.widget.attrs["placeholder"] = "stored; type to replace it"
+            field.widget.attrs["placeholder"] = "Stored. Enter a value to replace it."
         for name, value in self.instance.options.items():
             if f"{OPTION}{name}" in self.fields:
                 self.initial[f"{OPTION}{name}"] = value
@@ -77,7 +78,7 @@ class CredentialForm(_ModelForm):
 
     @property
     def typed(self) -> dict[str, str]:
-        """Variables that were given anew; after the form was found valid."""
+        """Variables with a new value. Valid after validation."""
         return dict(self._given(VARIABLE))
 
     @property
@@ -120,14 +121,14 @@ class CredentialForm(_ModelForm):
                 self.add_error(field, str(error))
 
     def _require(self) -> None:
-        """Of what is to be there, what is neither stored nor typed."""
-        there = (self.stored - set(self.cleared)) | set(self.typed)
-        if self.kind.unless and self.options.get(self.kind.unless) and not there:
+        """Require variables that are neither stored nor entered."""
+        available = (self.stored - set(self.cleared)) | set(self.typed)
+        if self.kind.unless and self.options.get(self.kind.unless) and not available:
             return
         for variable in self.kind.variables:
-            if variable.required and variable.name not in there:
+            if variable.required and variable.name not in available:
                 self.add_error(f"{VARIABLE}{variable.name}", "This field is required.")
-        if self.kind.one_of and not there & set(self.kind.one_of):
+        if self.kind.one_of and not available & set(self.kind.one_of):
             self.add_error(None, f"expected {' or '.join(self.kind.one_of)}, found neither")
 
     def _check_uri(self) -> None:
@@ -147,19 +148,19 @@ class CredentialForm(_ModelForm):
     def clean_more_options(self) -> dict[str, Any]:
         text = self.cleaned_data[MORE].strip()
         try:
-            found = json.loads(text or "{}")
+            options = json.loads(text or "{}")
         except ValueError as error:
             raise forms.ValidationError(f"expected JSON, found {error}") from None
-        if not isinstance(found, dict):
+        if not isinstance(options, dict):
             raise forms.ValidationError('expected a JSON object: {"name": value}')
-        twice = sorted(set(found) & self._known_options())
-        if twice:
-            raise forms.ValidationError(f"{', '.join(twice)}: has a field of its own")
-        return found
+        duplicates = sorted(set(options) & self._known_options())
+        if duplicates:
+            raise forms.ValidationError(f"{', '.join(duplicates)}: use the separate field")
+        return options
 
 
 def form_for(kind: Kind, credential: Credential | None = None) -> type[CredentialForm]:
-    """For a new credential of ``kind``, or for the one that is stored."""
+    """The form class for a new credential of ``kind``, or for a stored one."""
     stored = frozenset(known_values(credential) if credential else ())
     fields: dict[str, forms.Field] = {}
     for variable in kind.variables:
@@ -172,16 +173,19 @@ def form_for(kind: Kind, credential: Credential | None = None) -> type[Credentia
         fields[f"{OPTION}{option.name}"] = _option_field(option)
     if kind.backend:
         fields[MORE] = forms.CharField(
-            required=False, label="More options", widget=forms.Textarea(attrs={"rows": 4}),
-            help_text=f"JSON object of what docs/backends/{kind.backend}.md lists",
-        )  # fmt: skip
+            required=False,
+            label="More options",
+            widget=forms.Textarea(attrs={"rows": 4}),
+            help_text=f"JSON object with options of docs/backends/{kind.backend}.md",
+        )
         fields[ALLOWED] = forms.CharField(
-            required=False, label="Options that pools can set",
+            required=False,
+            label="Options that pools can set",
             widget=forms.Textarea(attrs={"rows": 4}),
             help_text="JSON object of option and values, both with wildcards, e.g. "
             '{"service_account": ["team-*"], "pod.tolerations.*": ["*"]}. Leave empty to allow no '
             "option that reaches into the cluster or account (docs/security.md).",
-        )  # fmt: skip
+        )
     return type("KindForm", (CredentialForm,), {"kind": kind, "stored": stored, **fields})
 
 

@@ -1,12 +1,12 @@
-"""Credentials in the admin: made, replaced, tested and deleted by administrators, never shown.
+"""Credentials in the admin: administrators create, replace, test and delete them; never shown.
 
-The one table of ours that is edited by hand. Who may is the role ``admin``; a staff member without
-it does not see that there are any. Every change is in Django's history, by the names of fields.
+This is the only one of our tables that is edited by hand. It needs the role ``admin`` and is hidden
+from other staff. Django's history records every change by field name.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.auth.models import User
@@ -21,44 +21,28 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 
-from runs import permissions, redaction
+from executors.backend import Variable
+from runs import redaction
 from runs.actions.credentials import InUse, delete_credential, save_credential, test_credential
+from runs.admin.base import ForAdministrators
 from runs.admin.credential_form import ALLOWED, MORE, OPTION, VARIABLE, CredentialForm, form_for
-from runs.credentials.kinds import KINDS, STORE, Kind, Variable, is_secret, kind_of
+from runs.credentials.kinds import KINDS, STORE, Kind, is_secret, kind_of
 from runs.models import Credential
-
-if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin[Credential]
-else:
-    _ModelAdmin = admin.ModelAdmin
 
 
 @admin.register(Credential)
-class CredentialAdmin(_ModelAdmin):
+class CredentialAdmin(ForAdministrators):
     list_display = ("name", "kind_label", "holds", "test_ok", "tested_at", "changed_at")
     list_filter = ("kind", "test_ok")
     search_fields = ("name",)
     actions = ("test",)
     readonly_fields = ("holds", "last_test", "created_by", "created_at", "changed_at")
-    show_full_result_count = False
-
-    # Who.
-
-    def has_module_permission(self, request: HttpRequest) -> bool:
-        return permissions.has_role(request.user, "admin")
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return permissions.has_role(request.user, "admin")
-
-    has_add_permission = has_module_permission
-    has_change_permission = has_view_permission
-    has_delete_permission = has_view_permission
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
-        # One at a time, with its reason: see delete_view.
+        # Deleted one at a time, so that each refusal has its reason: see delete_view.
         return {n: a for n, a in super().get_actions(request).items() if n != "delete_selected"}
 
-    # What is shown.
+    # Columns.
 
     @admin.display(description="kind", ordering="kind")
     def kind_label(self, credential: Credential) -> str:
@@ -72,8 +56,8 @@ class CredentialAdmin(_ModelAdmin):
     def last_test(self, credential: Credential) -> str:
         if credential.tested_at is None:
             return "not tested since it was changed"
-        how = "works" if credential.test_ok else "does not work"
-        return f"{credential.tested_at:%Y-%m-%d %H:%M} UTC: {how}. {credential.test_message}"
+        result = "works" if credential.test_ok else "does not work"
+        return f"{credential.tested_at:%Y-%m-%d %H:%M} UTC: {result}. {credential.test_message}"
 
     # The form.
 
@@ -93,7 +77,7 @@ class CredentialAdmin(_ModelAdmin):
         sets: list[tuple[str | None, dict[str, Any]]] = [(None, {"fields": ["name"]})]
         if obj is not None:
             sets[0][1]["fields"] += ["holds", "last_test"]
-        note = "Stored encrypted and never shown again; an empty field leaves what is stored."
+        note = "Stored encrypted and never shown again. Leave a field empty to keep its value."
         sets.append(("Secrets", {"fields": variables, "description": note}))
         if options:
             sets.append(("Options, not secret", {"fields": options}))
@@ -113,7 +97,7 @@ class CredentialAdmin(_ModelAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> Any:
-        # Before anything can fail: no error page tells what was typed.
+        # Before anything can fail, so that no error page shows the input.
         redaction.remember(
             value
             for name, value in request.POST.items()
@@ -156,7 +140,7 @@ class CredentialAdmin(_ModelAdmin):
     def delete_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> Any:
-        """Asks before, as usual; one that is used says by what instead."""
+        """Confirm as usual. A credential in use is not deleted; the message names its runs."""
         if request.method != "POST":
             return super().delete_view(request, object_id, extra_context)
         obj = self.get_object(request, object_id)
@@ -199,7 +183,7 @@ class CredentialAdmin(_ModelAdmin):
 
 
 def _kind(credential: Credential) -> Kind:
-    """One that no form knows can at least be replaced."""
+    """The credential's kind; a generic one for an unknown kind, so that it can be replaced."""
     return kind_of(credential) or Kind(
         key=credential.kind,
         label=credential.kind,

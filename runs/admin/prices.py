@@ -1,7 +1,7 @@
-"""Prices in the admin: what an hour of each hardware costs, as read when and where.
+"""The admin's list of hourly hardware prices, with their source and date.
 
-They are not edited here: the lists are the code's, with their dates, and what differs for a
-deployment stands in its file, which is under somebody's version control.
+Prices cannot be edited here: the defaults are part of the code, and a deployment overrides them in
+a file under version control.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from runs.backends.executors import catalogue, listed
 
 @require_safe
 def prices(request: HttpRequest) -> HttpResponse:
-    """Any staff may look, as at the tables."""
+    """All staff can view the list."""
     now, lists = catalogue(), listed()
     tables = []
     for backend, table in now.tables.items():
         rows = []
         for hardware in now.of(backend):
-            known = lists.get(backend, hardware.name)
-            ours = known is None or (
-                (known.price_usd_h, known.spot_price_usd_h)
+            default = lists.get(backend, hardware.name)
+            is_override = default is None or (
+                (default.price_usd_h, default.spot_price_usd_h)
                 != (hardware.price_usd_h, hardware.spot_price_usd_h)
             )
-            rows.append({"hardware": hardware, "ours": ours})
+            rows.append({"hardware": hardware, "ours": is_override})
         tables.append({"label": BACKENDS.get(backend, backend), "table": table, "rows": rows})
     context = {
         **admin.site.each_context(request),

@@ -1,9 +1,9 @@
-"""The tables as an administrator may look into them, and the few things that may be done there.
+"""Read-only tables in the admin, with a few actions.
 
-Nothing can be edited, added or deleted: every row is either written by a service with its Event or
-read from the bucket, and a hand-made change would be undone or, worse, believed. The actions call
-the same services as the pages do. Who may act is :func:`runs.permissions.has_role`, not Django's
-own model permissions, so that a staff member who only looks cannot stop a run.
+No row can be edited, added or deleted: rows are written by actions with their Event, or read from
+the bucket, and a manual change would be undone or would falsify the record. Admin actions call the
+same functions as the pages. Permissions come from :func:`runs.permissions.has_role`, not from
+Django's model permissions, so that staff who only view cannot stop a run.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from django.utils import timezone
 from runs.actions import api_tokens as token_service
 from runs.actions import replicas_and_pools
 from runs.admin.base import (
+    Confirmation,
     ForAdministrators,
-    Question,
     ReadOnlyAdmin,
     Unchangeable,
     back,
     confirmed,
+    plural,
 )
 from runs.admin.jobs import orphans
 from runs.admin.prices import prices
@@ -41,17 +42,23 @@ from runs.models import (
     Run,
 )
 
-# People are looked after under /people/, where the last administrator cannot be lost.
+# Users are managed under /people/, which protects the last administrator.
 admin.site.unregister([User, Group])
-# Lists of messages need the width; the index is a step away.
+# Message lists need the width; the index is one click away.
 admin.site.enable_nav_sidebar = False
 
 
 @admin.register(Run)
 class RunAdmin(ReadOnlyAdmin):
     list_display = (
-        "name", "state", "state_since", "owner", "committed_rounds", "train_loss", "created_at",
-    )  # fmt: skip
+        "name",
+        "state",
+        "state_since",
+        "owner",
+        "committed_rounds",
+        "train_loss",
+        "created_at",
+    )
     list_filter = ("state", "owner")
     list_select_related = ("owner",)
     search_fields = ("id", "name", "rendezvous")
@@ -63,13 +70,11 @@ class RunAdmin(ReadOnlyAdmin):
         assert isinstance(request.user, User)
         runs = list(queryset.select_related("owner"))
         if not confirmed(request):
-            count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
-            return Question(
-                title=f"Stop {count}?",
-                words="Replicas end at the newest committed round and write the final weights; "
-                "who has not after two rounds is ended. A run that was stopped can be resumed "
+            return Confirmation(
+                words="Replicas end at the newest committed round and write the final weights. "
+                "Replicas that take longer than two rounds are ended. A stopped run can be resumed "
                 "only if it has no final weights.",
-                button=f"Stop {count}",
+                button=f"Stop {plural(len(runs), 'run')}",
                 action="stop",
                 origin="Runs",
                 head=("Run", "State", "Owner", "Rounds"),
@@ -80,8 +85,8 @@ class RunAdmin(ReadOnlyAdmin):
             ).page(request)
         for run in runs:
             if replicas_and_pools.request_stop(run, actor=request.user):
-                words = "replicas end at the newest committed round and write the final weights"
-                self.message_user(request, f"{run}: stopping; {words}", messages.SUCCESS)
+                message = "replicas end at the newest committed round and write the final weights"
+                self.message_user(request, f"{run}: stopping; {message}", messages.SUCCESS)
             else:
                 self.message_user(
                     request, f"{run} is {run.state} and cannot be stopped", messages.WARNING
@@ -91,20 +96,26 @@ class RunAdmin(ReadOnlyAdmin):
 
 @admin.register(ReplicaPool)
 class ReplicaPoolAdmin(ReadOnlyAdmin):
-    """Pools, and under *Prices* what their hardware costs."""
+    """Pools, and under *Prices* the cost of their hardware."""
 
     list_display = (
-        "__str__", "run", "region", "credential", "price_usd_h", "max_price_usd_h", "failures",
-        "trouble_or_held",
-    )  # fmt: skip
-    list_filter = ("backend", "needs_person", "spot", ("held", admin.EmptyFieldListFilter))
+        "__str__",
+        "run",
+        "region",
+        "credential",
+        "price_usd_h",
+        "max_price_usd_h",
+        "failures",
+        "held_or_last_error",
+    )
+    list_filter = ("backend", "requires_intervention", "spot", ("held", admin.EmptyFieldListFilter))
     list_select_related = ("run", "credential")
     search_fields = ("run__name", "hardware")
     ordering = ("-id",)
 
-    @admin.display(description="what keeps it from launching")
-    def trouble_or_held(self, pool: ReplicaPool) -> str:
-        return pool.held or pool.trouble
+    @admin.display(description="launch blocked by")
+    def held_or_last_error(self, pool: ReplicaPool) -> str:
+        return pool.held or pool.last_error
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view(prices)
@@ -114,9 +125,16 @@ class ReplicaPoolAdmin(ReadOnlyAdmin):
 @admin.register(ReplicaAttempt)
 class ReplicaAttemptAdmin(ReadOnlyAdmin):
     list_display = (
-        "launch_key", "run", "replica", "number", "cause", "exit_code", "created_at", "ended_at",
+        "launch_key",
+        "run",
+        "replica",
+        "number",
+        "cause",
+        "exit_code",
+        "created_at",
+        "ended_at",
         "cost_usd",
-    )  # fmt: skip
+    )
     list_filter = ("cause",)
     list_select_related = ("replica__run",)
     search_fields = ("launch_key", "replica__run__name")
@@ -134,9 +152,15 @@ class ReplicaAttemptAdmin(ReadOnlyAdmin):
 @admin.register(Round)
 class RoundAdmin(ReadOnlyAdmin):
     list_display = (
-        "number", "run", "state", "contributors", "loss", "eval_loss", "digest_mismatch",
+        "number",
+        "run",
+        "state",
+        "contributors",
+        "loss",
+        "eval_loss",
+        "digest_mismatch",
         "committed_at",
-    )  # fmt: skip
+    )
     list_filter = ("state", "digest_mismatch")
     list_select_related = ("run",)
     search_fields = ("run__name", "run__id")
@@ -146,9 +170,16 @@ class RoundAdmin(ReadOnlyAdmin):
 @admin.register(Contribution)
 class ContributionAdmin(ReadOnlyAdmin):
     list_display = (
-        "round", "run", "replica", "state", "reason", "tokens", "norm", "size_bytes",
+        "round",
+        "run",
+        "replica",
+        "state",
+        "reason",
+        "tokens",
+        "norm",
+        "size_bytes",
         "uploaded_at",
-    )  # fmt: skip
+    )
     list_filter = ("state",)
     list_select_related = ("round__run", "replica")
     search_fields = ("round__run__name", "round__run__id", "reason")
@@ -170,7 +201,7 @@ class CheckpointAdmin(ReadOnlyAdmin):
 
 @admin.register(Event)
 class EventAdmin(ReadOnlyAdmin):
-    """Never edited, not even by a superuser: what happened stays."""
+    """Events are never edited, not even by a superuser."""
 
     list_display = ("at", "level", "run", "replica", "message", "moved", "actor", "kind")
     list_filter = ("level", "kind")
@@ -186,9 +217,16 @@ class EventAdmin(ReadOnlyAdmin):
 @admin.register(Alert)
 class AlertAdmin(ReadOnlyAdmin):
     list_display = (
-        "opened_at", "level", "title", "run", "subject", "message", "times", "closed_at",
+        "opened_at",
+        "level",
+        "title",
+        "run",
+        "subject",
+        "message",
+        "times",
+        "closed_at",
         "acknowledged_by",
-    )  # fmt: skip
+    )
     list_filter = ("level", "kind", ("closed_at", admin.EmptyFieldListFilter))
     list_select_related = ("run", "replica", "acknowledged_by")
     search_fields = ("message", "run__name")
@@ -207,51 +245,60 @@ class AlertAdmin(ReadOnlyAdmin):
 
 @admin.register(ApiToken)
 class ApiTokenAdmin(Unchangeable, ForAdministrators):
-    """Whose tokens there are, and their end. A token is made by its owner, whom alone it is shown
-    to, and stays in this list when it is revoked."""
+    """API tokens of all users, which administrators can revoke. Only its owner sees a token's text,
+    once. Revoked tokens stay in the list."""
 
     list_display = (
-        "name", "hint", "owner", "scopes_told", "created_at", "last_used_at", "expires_at", "works",
-    )  # fmt: skip
+        "name",
+        "hint",
+        "owner",
+        "scope_list",
+        "created_at",
+        "last_used_at",
+        "expires_at",
+        "works",
+    )
     list_filter = (("revoked_at", admin.EmptyFieldListFilter), "owner")
     list_select_related = ("owner",)
     search_fields = ("name", "owner__username", "hint")
-    fields = ("name", "hint", "owner", "scopes_told", "created_at", "last_used_at", "expires_at",
-              "revoked_at")  # fmt: skip
+    fields = (
+        "name",
+        "hint",
+        "owner",
+        "scope_list",
+        "created_at",
+        "last_used_at",
+        "expires_at",
+        "revoked_at",
+    )
     actions = ("revoke",)
 
-    def has_revoke_permission(self, request: HttpRequest) -> bool:
-        return self.has_module_permission(request)
-
-    @admin.display(description="may")
-    def scopes_told(self, token: ApiToken) -> str:
+    @admin.display(description="scopes")
+    def scope_list(self, token: ApiToken) -> str:
         return ", ".join(token.scopes)
 
     @admin.display(description="works", boolean=True)
     def works(self, token: ApiToken) -> bool:
-        over = token.expires_at is not None and token.expires_at <= timezone.now()
-        return token.revoked_at is None and not over and token.owner.is_active
+        is_expired = token.expires_at is not None and token.expires_at <= timezone.now()
+        return token.revoked_at is None and not is_expired and token.owner.is_active
 
-    @admin.action(description="Revoke", permissions=["revoke"])
+    @admin.action(description="Revoke", permissions=["view"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApiToken]) -> HttpResponse | None:
         tokens = list(queryset.select_related("owner"))
         if not confirmed(request):
-            count = f"{len(tokens)} token{'s' if len(tokens) != 1 else ''}"
-            return Question(
-                title=f"Revoke {count}?",
+            return Confirmation(
                 words="Programs that use them are refused from now on. This cannot be undone; "
-                "their owners can make others.",
-                button=f"Revoke {count}",
+                "their owners can create new ones.",
+                button=f"Revoke {plural(len(tokens), 'token')}",
                 action="revoke",
                 origin="API tokens",
-                head=("Token", "Owner", "May", "Used last"),
-                rows=[(t, t.owner, self.scopes_told(t), t.last_used_at) for t in tokens],
+                head=("Token", "Owner", "Scopes", "Last used"),
+                rows=[(t, t.owner, self.scope_list(t), t.last_used_at) for t in tokens],
                 keys=[token.pk for token in tokens],
             ).page(request)
         assert isinstance(request.user, User)
         done = [token for token in tokens if token_service.revoke(token, actor=request.user)]
         for token in done:
             self.log_change(request, token, "Revoked")
-        words = f"{len(done)} revoked; they open nothing any more"
-        self.message_user(request, words, messages.SUCCESS)
+        self.message_user(request, f"{len(done)} revoked", messages.SUCCESS)
         return back(request)

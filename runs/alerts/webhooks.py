@@ -1,13 +1,13 @@
-"""Alerts, told to addresses outside: signed, tried again, kept.
+"""Deliver alerts to webhooks: signed, with retries, and with a history.
 
-A delivery is stored first and sent afterwards by a worker, never inside a transaction. Whoever
-sends it claims it by a conditional UPDATE, so that two workers do not send it at once; one that
-dies leaves a claim that runs out. An address that answers anything but 2xx, or nothing, is tried
-again after each of :data:`WAITS`. It may therefore hear of something twice, and tells by the id.
+A delivery is stored first, and a worker sends it later, outside any transaction. The worker claims
+it with a conditional UPDATE, so that two workers do not send it at once; the claim of a dead worker
+expires. A delivery without a 2xx response is retried after each of :data:`WAITS`. A receiver can
+therefore get a message twice, and detects that by the ID.
 
-Signed as https://www.standardwebhooks.com has it, whose libraries can check it: the headers
-``webhook-id``, ``webhook-timestamp`` and ``webhook-signature``, which is ``v1,`` and the base64 of
-HMAC-SHA256 over ``id.timestamp.body``, with the bytes behind ``whsec_`` as the key.
+Messages are signed according to https://www.standardwebhooks.com, whose libraries verify them. The
+headers are ``webhook-id``, ``webhook-timestamp`` and ``webhook-signature``: ``v1,`` and the base64
+of HMAC-SHA256 over ``id.timestamp.body``. The key is the part of the secret after ``whsec_``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 from django.db.models import F
 from django.utils import timezone
 
-from executors.base import NeedsPerson
+from executors.base import AccountError
 from runs.alerts.rules import KINDS
 from runs.credentials.vault import seal, unseal
 from runs.json_values import iso
@@ -45,28 +45,28 @@ PREFIX = "whsec_"
 SHORTEST_KEY, LONGEST_KEY = 24, 64
 TIMEOUT_S = 10.0
 CLAIM = timedelta(seconds=60)
-"""How long whoever sends it has; then it counts as not sent."""
+"""Time that a worker has to send a claimed delivery."""
 WAITS = tuple(timedelta(seconds=s) for s in (10, 60, 300, 1800, 7200, 21_600, 43_200))
-"""After the first attempt, the second and so on; then it has failed. About a day in all."""
+"""Delays after the first attempt, the second and so on: about a day in total."""
 KEPT = timedelta(days=30)
 AT_ONCE = 200
 SHOWN = 500
-"""Characters of an answer that are kept."""
+"""Characters of a response that are stored."""
 
 
 class BadSecret(ValueError):
-    """A signing secret that is none."""
+    """The text is no valid signing secret."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered:
-    """``status`` None: there was no answer, and ``said`` is why."""
+class Response:
+    """Result of one attempt. ``status`` is None without a response; ``text`` is then the error."""
 
     status: int | None
-    said: str
+    text: str
 
     @property
-    def well(self) -> bool:
+    def is_success(self) -> bool:
         return self.status is not None and 200 <= self.status < 300
 
 
@@ -74,16 +74,18 @@ class Answered:
 
 
 def new_secret() -> str:
+    """Generate a signing secret."""
     return PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 def sealed_secret(text: str) -> str:
-    """As it is stored. Raises :class:`BadSecret`."""
+    """Encrypt a secret for storage. Raises :class:`BadSecret`."""
     key_of(text)
     return seal({"SECRET": text})
 
 
 def key_of(secret: str) -> bytes:
+    """Decode the key of a secret. Raises :class:`BadSecret`."""
     try:
         key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
     except binascii.Error:
@@ -97,61 +99,77 @@ def key_of(secret: str) -> bytes:
 
 
 def sign(secret: str, *, id: str, timestamp: int, body: bytes) -> str:
+    """Value of the header ``webhook-signature``."""
     signed = f"{id}.{timestamp}.".encode() + body
     return "v1," + base64.b64encode(hmac.digest(key_of(secret), signed, hashlib.sha256)).decode()
 
 
-# What is told.
+# Messages.
 
 
 def announce(alert: Alert) -> list[WebhookDelivery]:
-    """A delivery to every address that wants to hear of that kind, and of that run."""
-    told = alert.run.notify
+    """Create deliveries to the webhooks that are subscribed to the alert's kind and run."""
+    selected = alert.run.notify
     hooks = [
         hook
         for hook in Webhook.objects.filter(enabled=True)
-        if alert.kind in hook.kinds and (told is None or hook.pk in told)
+        if alert.kind in hook.kinds and (selected is None or hook.pk in selected)
     ]
     once = f"alert {alert.pk} {alert.times}"
-    found = [_store(hook, alert.kind, _said_of(alert), run=alert.run, once=once) for hook in hooks]
-    return [delivery for delivery in found if delivery is not None]
+    stored = [_store(hook, alert.kind, _data(alert), run=alert.run, once=once) for hook in hooks]
+    return [delivery for delivery in stored if delivery is not None]
 
 
 def send_test(hook: Webhook, *, actor: str) -> WebhookDelivery:
-    made = _store(hook, TEST, {"message": f"a test, sent by {actor}"})
-    assert made is not None
-    return made
+    """Create a delivery with a test message."""
+    delivery = _store(hook, TEST, {"message": f"a test, sent by {actor}"})
+    assert delivery is not None
+    return delivery
 
 
-def _said_of(alert: Alert) -> dict[str, Any]:
+def _data(alert: Alert) -> dict[str, Any]:
     run = alert.run
     return {
         "run": {
-            "id": str(run.pk), "name": run.name, "owner": run.owner.get_username(),
-            "state": str(run.state), "state_reason": run.state_reason,
-            "committed_rounds": run.committed_rounds, "total_rounds": run.total_rounds,
-            "tokens": run.tokens, "cost_usd": run.cost_usd,
+            "id": str(run.pk),
+            "name": run.name,
+            "owner": run.owner.get_username(),
+            "state": str(run.state),
+            "state_reason": run.state_reason,
+            "committed_rounds": run.committed_rounds,
+            "total_rounds": run.total_rounds,
+            "tokens": run.tokens,
+            "cost_usd": run.cost_usd,
         },
         "alert": {
-            "kind": alert.kind, "title": KINDS.get(alert.kind, alert.kind), "level": alert.level,
-            "subject": alert.subject, "opened_at": iso(alert.opened_at), "times": alert.times,
+            "kind": alert.kind,
+            "title": KINDS.get(alert.kind, alert.kind),
+            "level": alert.level,
+            "subject": alert.subject,
+            "opened_at": iso(alert.opened_at),
+            "times": alert.times,
         },
         "message": alert.message,
-    }  # fmt: skip
+    }
 
 
 def _store(
-    hook: Webhook, kind: str, said: dict[str, Any], *, run: Any = None, once: str | None = None
+    hook: Webhook, kind: str, data: dict[str, Any], *, run: Any = None, once: str | None = None
 ) -> WebhookDelivery | None:
-    """None if there is a delivery of the same, ``once``, to that address."""
+    """Store and enqueue a delivery; None if one with the key ``once`` exists for the webhook."""
     if once is not None and WebhookDelivery.objects.filter(webhook=hook, once=once).exists():
         return None
     now = timezone.now()
-    body = {"type": f"run.{kind}" if run else kind, "timestamp": iso(now), "data": said}
+    body = {"type": f"run.{kind}" if run else kind, "timestamp": iso(now), "data": data}
     delivery = WebhookDelivery.objects.create(
-        webhook=hook, run=run, kind=kind, body=json.dumps(body, allow_nan=False),
-        once=once, created_at=now, next_at=now,
-    )  # fmt: skip
+        webhook=hook,
+        run=run,
+        kind=kind,
+        body=json.dumps(body, allow_nan=False),
+        once=once,
+        created_at=now,
+        next_at=now,
+    )
     enqueue("deliver_webhook", str(delivery.pk))
     return delivery
 
@@ -160,16 +178,16 @@ def _store(
 
 
 def send_again(delivery: WebhookDelivery) -> bool:
-    """From the first attempt on; False if it waits anyway."""
-    again = WebhookDelivery.objects.filter(pk=delivery.pk).exclude(state=State.WAITING)
-    moved = bool(again.update(state=State.WAITING, attempts=0, next_at=timezone.now()))
-    if moved:
+    """Repeat a finished delivery, with all attempts; False if it is still waiting."""
+    finished = WebhookDelivery.objects.filter(pk=delivery.pk).exclude(state=State.WAITING)
+    changed = bool(finished.update(state=State.WAITING, attempts=0, next_at=timezone.now()))
+    if changed:
         enqueue("deliver_webhook", str(delivery.pk))
-    return moved
+    return changed
 
 
 def call_for_due() -> None:
-    """Beat's tick: a task for every delivery whose time has come; old ones are forgotten."""
+    """Enqueue a task for every due delivery, and delete old deliveries."""
     now = timezone.now()
     WebhookDelivery.objects.filter(created_at__lt=now - KEPT).delete()
     waiting = WebhookDelivery.objects.filter(due("next_at", WAITS[-1], now), state=State.WAITING)
@@ -178,7 +196,7 @@ def call_for_due() -> None:
 
 
 def deliver(delivery_id: str) -> None:
-    """One attempt, if it is due and nobody else is at it."""
+    """Make one attempt, if the delivery is due and no other worker has claimed it."""
     now = timezone.now()
     claimed = WebhookDelivery.objects.filter(
         due("next_at", WAITS[-1], now), pk=delivery_id, state=State.WAITING
@@ -186,26 +204,27 @@ def deliver(delivery_id: str) -> None:
     if not claimed:
         return
     delivery = WebhookDelivery.objects.select_related("webhook").get(pk=delivery_id)
-    answered = _send(delivery, now)
-    over = answered.well or delivery.attempts > len(WAITS) or not delivery.webhook.enabled
+    response = _send(delivery, now)
+    finished = response.is_success or delivery.attempts > len(WAITS) or not delivery.webhook.enabled
+    failed = State.FAILED if finished else State.WAITING
     WebhookDelivery.objects.filter(pk=delivery_id, attempts=delivery.attempts).update(
-        status=answered.status,
-        message=clean_text(answered.said, SHOWN),
-        state=State.DELIVERED if answered.well else State.FAILED if over else State.WAITING,
-        next_at=now if over else now + WAITS[delivery.attempts - 1],
+        status=response.status,
+        message=clean_text(response.text, SHOWN),
+        state=State.DELIVERED if response.is_success else failed,
+        next_at=now if finished else now + WAITS[delivery.attempts - 1],
     )
 
 
-def _send(delivery: WebhookDelivery, now: datetime) -> Answered:
+def _send(delivery: WebhookDelivery, now: datetime) -> Response:
     hook, body = delivery.webhook, delivery.body.encode()
     if not hook.enabled:
-        return Answered(status=None, said="the webhook is switched off")
+        return Response(status=None, text="the webhook is switched off")
     try:
         secret = unseal(hook.sealed, name=f"webhook {hook.name}")["SECRET"]
-    except NeedsPerson as error:
-        return Answered(status=None, said=str(error))
+    except AccountError as error:
+        return Response(status=None, text=str(error))
     id, timestamp = str(delivery.pk), int(now.timestamp())
-    request = urllib.request.Request(  # noqa: S310 -- http or https: see admin_webhooks
+    request = urllib.request.Request(  # noqa: S310 -- the admin form accepts http and https only
         hook.url,
         method="POST",
         data=body,
@@ -219,16 +238,16 @@ def _send(delivery: WebhookDelivery, now: datetime) -> Answered:
     )
     try:
         with open_url(request, timeout_s=TIMEOUT_S) as response:
-            return Answered(status=response.status, said=_text(response))
+            return Response(status=response.status, text=_text(response))
     except urllib.error.HTTPError as error:
         with error:
-            return Answered(status=error.code, said=_text(error))
+            return Response(status=error.code, text=_text(error))
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
-        return Answered(status=None, said=f"no answer: {getattr(error, 'reason', None) or error}")
+        return Response(status=None, text=f"no answer: {getattr(error, 'reason', None) or error}")
 
 
 def _text(response: Any) -> str:
     try:
         return str(response.read(SHOWN).decode(errors="replace"))
     except (http.client.HTTPException, OSError) as error:
-        return f"the answer broke off: {error!r}"
+        return f"the response was incomplete: {error!r}"

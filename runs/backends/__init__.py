@@ -1,1 +1,1 @@
-"""What the control plane knows of backends: executors, breakers, prices and health."""
+"""The control plane's side of backends: executors, circuit breakers, prices and health."""

@@ -1,7 +1,7 @@
-"""The backend's own log of one attempt: what a replica printed before and beside its telemetry.
+"""Read the backend's own log of an attempt: output outside the replica's telemetry.
 
-It is asked for when somebody looks, and nothing of it is kept. What it costs is bounded: so many
-lines, so many characters, so many seconds. Secrets that its program printed are struck out.
+The log is fetched when a user opens it and is not stored. The number of lines, their length and the
+duration of the call are limited. Secrets are redacted.
 """
 
 from __future__ import annotations
@@ -14,22 +14,27 @@ from itertools import islice
 from executors.base import ExecutorError, LogLine, ReplicaHandle
 from executors.loading import wait_loaded
 from runs.backends.executors import executor_of
-from runs.backends.parallel_calls import NoAnswer, ask_all
+from runs.backends.parallel_calls import CallTimeout, call_all
 from runs.models import ReplicaAttempt
 from runs.redaction import redact
 
 LINES = 1000
 READ_AT_MOST = 200_000
-"""Lines of one answer that are read to find its last: a log that is longer is read on from there
-by the next question."""
+"""Lines of one response that are read to find the last ones. The next request continues from
+there if the log is longer."""
 LINE_CHARS = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogTail:
-    """The newest lines behind the position that was asked for. ``position`` is where to go on;
-    ``cut`` says that lines before these were left out. ``unknown`` is why nobody can tell, in the
-    backend's words."""
+    """The newest lines after a requested position.
+
+    Attributes:
+        lines: the newest lines, oldest first.
+        position: where the next request continues.
+        cut: whether earlier lines after the requested position were left out.
+        unknown: why the log is not available, '' if it is.
+    """
 
     lines: tuple[str, ...] = ()
     position: str = ""
@@ -38,7 +43,10 @@ class LogTail:
 
 
 def read_log(attempt: ReplicaAttempt, *, after: str = "", lines: int = LINES) -> LogTail:
-    """Needs ``attempt.replica.pool.credential``."""
+    """Fetch the newest ``lines`` after the position ``after``.
+
+    ``attempt.replica.pool.credential`` must be loaded.
+    """
     if attempt.handle is None:
         return LogTail(unknown="the attempt has no job yet")
     pool = attempt.replica.pool
@@ -49,22 +57,22 @@ def read_log(attempt: ReplicaAttempt, *, after: str = "", lines: int = LINES) ->
         return _newest(executor.logs(handle, after=after), after=after, lines=lines)
 
     wait_loaded({pool.backend})
-    found = ask_all({"log": tail})["log"]
-    if isinstance(found, LogTail):
+    result = call_all({"log": tail})["log"]
+    if isinstance(result, LogTail):
         return LogTail(
-            lines=tuple(redact(line) for line in found.lines),
-            position=found.position,
-            cut=found.cut,
+            lines=tuple(redact(line) for line in result.lines),
+            position=result.position,
+            cut=result.cut,
         )
-    if isinstance(found, ExecutorError | NoAnswer):
-        return LogTail(position=after, unknown=redact(str(found)))
-    return LogTail(position=after, unknown=f"{type(found).__name__} from the backend's client")
+    if isinstance(result, ExecutorError | CallTimeout):
+        return LogTail(position=after, unknown=redact(str(result)))
+    return LogTail(position=after, unknown=f"{type(result).__name__} from the backend's client")
 
 
-def _newest(found: Iterable[LogLine], *, after: str, lines: int) -> LogTail:
+def _newest(log: Iterable[LogLine], *, after: str, lines: int) -> LogTail:
     newest: deque[str] = deque(maxlen=lines)
     count, position = 0, after
-    for line in islice(found, READ_AT_MOST):
+    for line in islice(log, READ_AT_MOST):
         newest.append(line.text[:LINE_CHARS])
         position = line.position
         count += 1

@@ -1,9 +1,9 @@
-"""The circuit breaker of a pool: a backend that fails again and again is left alone for a while.
+"""The circuit breaker of a pool: stop launching while its backend keeps failing.
 
-After :data:`FAILURES` launches in a row that failed, nothing is launched in the pool for
-:func:`closed_for_s`; then one replica is tried, and the first that works closes the matter.
-Where only a person can help (a credential, a quota), nothing is launched until one has acted:
-the credential was tested well or changed, or somebody asked for a restart.
+After :data:`FAILURES` consecutive failed launches the breaker opens, and nothing is launched in the
+pool for :func:`open_for_s`. Then it is half-open: one replica is launched, and one success closes
+it. If a failure needs an operator (a credential, a quota), the breaker stays open until an operator
+changes or successfully tests the credential, or requests a restart.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from executors.launching import RETRY_AFTER_CAP_S
+from runs.bulk import update_row
 from runs.models import Credential, ReplicaPool, Run
 from runs.states import ReplicaState
 from runs.times import due, is_due
 from runs.transitions import clean_text, record_event
 
 FAILURES = 3
-CLOSED_S = 30.0
-CLOSED_CAP_S = 900.0
+OPEN_S = 30.0
+OPEN_CAP_S = 900.0
 CAPACITY_RETRY_S = 60.0
 LONGEST = timedelta(seconds=RETRY_AFTER_CAP_S)
-"""No pool is left alone for longer, whatever the backend asks for."""
+"""A breaker is never open for longer, whatever delay the backend requests."""
 
 
-def closed_for_s(failures: int) -> float:
-    """How long after that many failures in a row; 0 below the limit."""
+def open_for_s(failures: int) -> float:
+    """How long the breaker is open after consecutive failures, in seconds; 0 below the limit."""
     if failures < FAILURES:
         return 0.0
-    return float(min(CLOSED_S * 2 ** (failures - FAILURES), CLOSED_CAP_S))
+    return float(min(OPEN_S * 2 ** (failures - FAILURES), OPEN_CAP_S))
 
 
-def is_closed(pool: ReplicaPool, now: datetime) -> bool:
-    """Whether its backend is left alone, also with a launch that was begun: it asked for that, or
-    has failed too often."""
-    return pool.needs_person or not is_due(pool.closed_until, LONGEST, now)
+def is_open(pool: ReplicaPool, now: datetime) -> bool:
+    """Whether the breaker is open: nothing is launched, and launches in progress are suspended."""
+    return pool.requires_intervention or not is_due(pool.open_until, LONGEST, now)
 
 
-def may_launch(pool: ReplicaPool, now: datetime) -> bool:
-    """Whether the pool may launch one more: after too many failures one at a time."""
-    if is_closed(pool, now):
+def can_launch(pool: ReplicaPool, now: datetime) -> bool:
+    """Whether the pool can launch one more replica; only one at a time while half-open."""
+    if is_open(pool, now):
         return False
     if pool.failures < FAILURES:
         return True
@@ -50,23 +50,23 @@ def may_launch(pool: ReplicaPool, now: datetime) -> bool:
 
 
 def count_failure(pool: ReplicaPool, message: str, *, after_s: float | None = None) -> None:
-    """A launch failed, or a job died before it worked. ``after_s``: what the backend asked for.
+    """Count a failed launch, or a job that died before it trained.
 
-    What was launched together fails together: while the pool is closed a failure says nothing new.
+    ``after_s`` is the delay that the backend requested. Replicas that were launched together fail
+    together, so failures do not count while the breaker is open.
     """
     now = timezone.now()
-    is_open = due("closed_until", LONGEST, now)
-    counted = ReplicaPool.objects.filter(is_open, pk=pool.pk).update(
-        failures=F("failures") + 1, trouble=clean_text(message)
+    is_counted = due("open_until", LONGEST, now)
+    counted = ReplicaPool.objects.filter(is_counted, pk=pool.pk).update(
+        failures=F("failures") + 1, last_error=clean_text(message)
     )
-    pool.refresh_from_db(fields=("failures", "trouble", "closed_until"))
-    wait_s = max(closed_for_s(pool.failures) if counted else 0.0, after_s or 0.0)
+    pool.refresh_from_db(fields=("failures", "last_error", "open_until"))
+    wait_s = max(open_for_s(pool.failures) if counted else 0.0, after_s or 0.0)
     until = now + timedelta(seconds=wait_s)
-    waits = not is_due(pool.closed_until, LONGEST, now)
-    if not wait_s or (waits and pool.closed_until is not None and pool.closed_until >= until):
+    waits = not is_due(pool.open_until, LONGEST, now)
+    if not wait_s or (waits and pool.open_until is not None and pool.open_until >= until):
         return
-    ReplicaPool.objects.filter(pk=pool.pk).update(closed_until=until)
-    pool.closed_until = until
+    update_row(pool, open_until=until)
     record_event(
         _run(pool),
         "breaker",
@@ -77,58 +77,68 @@ def count_failure(pool: ReplicaPool, message: str, *, after_s: float | None = No
 
 
 def wait_for_capacity(pool: ReplicaPool, message: str, *, after_s: float | None = None) -> None:
-    """The backend is full, which is no failure of it: the pool tries again in a minute, however
-    often that has happened. ``after_s``: what the backend asked for."""
+    """Retry in a minute, because the backend has no capacity. This does not count as a failure.
+
+    ``after_s`` is the delay that the backend requested.
+    """
     now, message = timezone.now(), clean_text(message)
     until = now + timedelta(seconds=max(CAPACITY_RETRY_S, after_s or 0.0))
-    is_open = due("closed_until", LONGEST, now)
-    ReplicaPool.objects.filter(is_open, pk=pool.pk).update(closed_until=until)
-    if ReplicaPool.objects.filter(pk=pool.pk).exclude(trouble=message).update(trouble=message):
+    is_counted = due("open_until", LONGEST, now)
+    ReplicaPool.objects.filter(is_counted, pk=pool.pk).update(open_until=until)
+    if (
+        ReplicaPool.objects.filter(pk=pool.pk)
+        .exclude(last_error=message)
+        .update(last_error=message)
+    ):
         record_event(_run(pool), "breaker", f"{pool}: waits for capacity: {message}")
-    pool.refresh_from_db(fields=("trouble", "closed_until"))
+    pool.refresh_from_db(fields=("last_error", "open_until"))
 
 
 def count_success(pool: ReplicaPool) -> None:
-    """A replica of the pool works."""
-    moved = (
+    """Close the breaker: a replica of the pool trains."""
+    changed = (
         ReplicaPool.objects.filter(pk=pool.pk)
-        .exclude(failures=0, needs_person=False)
-        .update(failures=0, closed_until=None, needs_person=False, trouble="")
+        .exclude(failures=0, requires_intervention=False)
+        .update(failures=0, open_until=None, requires_intervention=False, last_error="")
     )
-    if moved and (pool.failures >= FAILURES or pool.needs_person):
+    if changed and (pool.failures >= FAILURES or pool.requires_intervention):
         record_event(_run(pool), "breaker", f"{pool}: works again")
-    pool.failures, pool.closed_until, pool.needs_person, pool.trouble = 0, None, False, ""
+    pool.failures, pool.open_until, pool.requires_intervention, pool.last_error = 0, None, False, ""
 
 
-def call_person(pool: ReplicaPool, message: str) -> None:
-    """Only somebody who acts can help; said once."""
+def require_intervention(pool: ReplicaPool, message: str) -> None:
+    """Open the breaker until an operator acts; record that once."""
     message = clean_text(message)
-    if ReplicaPool.objects.filter(pk=pool.pk, needs_person=False).update(
-        needs_person=True, trouble=message
+    if ReplicaPool.objects.filter(pk=pool.pk, requires_intervention=False).update(
+        requires_intervention=True, last_error=message
     ):
         record_event(
             _run(pool),
             "breaker",
-            f"{pool}: nothing is launched until somebody acts: {message}",
+            f"{pool}: action required, nothing is launched: {message}",
             level="error",
         )
-    pool.needs_person, pool.trouble = True, message
+    pool.requires_intervention, pool.last_error = True, message
 
 
-def person_acted(backend: str, credential: Credential | None) -> int:
-    """Somebody changed or proved a credential, of a backend or of a bucket: the pools that waited
-    for it may go on. Returns how many."""
-    concerned = Q(backend=backend, credential=credential)
+def reset_for_credential(backend: str, credential: Credential | None) -> int:
+    """Close the breakers of pools that waited for a credential of their backend or bucket.
+
+    Called after an operator changed or successfully tested it. Returns the number of pools.
+    """
+    affected = Q(backend=backend, credential=credential)
     if credential is not None:
-        concerned |= Q(run__store_credential=credential)
-    return ReplicaPool.objects.filter(concerned, needs_person=True).update(
-        needs_person=False, failures=0, closed_until=None
+        affected |= Q(run__store_credential=credential)
+    return ReplicaPool.objects.filter(affected, requires_intervention=True).update(
+        requires_intervention=False, failures=0, open_until=None
     )
 
 
-def person_looked(pool: ReplicaPool) -> None:
-    """Somebody asked for a launch: it is tried, whatever was."""
-    ReplicaPool.objects.filter(pk=pool.pk).update(needs_person=False, failures=0, closed_until=None)
+def reset(pool: ReplicaPool) -> None:
+    """Close the breaker, because an operator requested a launch."""
+    ReplicaPool.objects.filter(pk=pool.pk).update(
+        requires_intervention=False, failures=0, open_until=None
+    )
 
 
 def _run(pool: ReplicaPool) -> Run:

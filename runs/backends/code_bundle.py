@@ -1,7 +1,8 @@
-"""The code bundle: the replica library as one zip that replicas run from.
+"""The code bundle: the replica library as one zip, from which replicas run.
 
-Deterministic bytes: names sorted, dates and modes fixed. So its sha256 names the code, the same
-code is stored once, and ``group.json`` pins what every replica of the run executes.
+The bytes are deterministic: names are sorted, dates and modes fixed. The SHA-256 therefore
+identifies the code, the same code is stored once, and ``group.json`` pins the code of every
+replica.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import diloco
 LIBRARY = Path(diloco.__file__).parent
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The oldest date a zip can hold."""
+"""The earliest date that a zip can contain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class CodeBundle:
 
 
 def make_bundle(library: Path = LIBRARY) -> CodeBundle:
-    """Every Python file of the package, under the package's own name."""
+    """Zip every Python file of a package, below the name of the package."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for path in sorted(library.rglob("*.py")):

@@ -1,7 +1,7 @@
-"""Executors for pools: which credential, which options, and what their hardware costs.
+"""Executors of pools, with credential and options, and the catalogue of hardware prices.
 
-Executors are kept per process, because their clients do not survive a fork and opening one costs
-connections; a changed credential makes a new one.
+Executors are cached per process: their clients do not survive a fork, and creating one opens
+connections. A changed credential gets a new executor.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from django.conf import settings
 from django.db import DatabaseError, connections
 
 from executors.base import (
+    AccountError,
     Capabilities,
     ExecutorConfig,
     ExecutorError,
-    NeedsPerson,
-    ServerlessExecutor,
 )
 from executors.catalogue import Catalogue
-from executors.hardware import TABLES
-from executors.registry import BACKENDS, executor_class, get_executor
+from executors.executor import Executor
+from executors.registry import BACKENDS, TABLES, executor_class, get_executor
 from runs.credentials import open_credential
 from runs.credentials.restrictions import options_of_backend
 from runs.models import Credential, ReplicaPool
@@ -44,15 +43,16 @@ __all__ = [
 ]
 
 
-def executor_for(pool: ReplicaPool) -> ServerlessExecutor:
+def executor_for(pool: ReplicaPool) -> Executor:
+    """The executor of a pool; see :func:`executor_of`."""
     return executor_of(pool.backend, pool.credential)
 
 
-def executor_of(backend: str, credential: Credential | None) -> ServerlessExecutor:
-    """The executor of a backend with a credential; None is the server's own environment.
+def executor_of(backend: str, credential: Credential | None) -> Executor:
+    """The executor of a backend with a credential; None for the server's own environment.
 
-    Raises :class:`~executors.base.NeedsPerson` where none can be made: the credential cannot be
-    opened, its options are wrong, or the backend's client is not installed.
+    Raises :class:`~executors.base.AccountError` if the credential cannot be decrypted, its options
+    are invalid, or the client of the backend is not installed.
     """
     secrets = open_credential(credential)
     options = options_of_backend(backend, credential)
@@ -66,11 +66,11 @@ def executor_of(backend: str, credential: Credential | None) -> ServerlessExecut
             settings.VAR_DIR,
         )
     except (ValueError, ImportError) as error:
-        raise NeedsPerson(f"{backend} cannot be used as it is set up: {error}") from error
+        raise AccountError(f"{backend} cannot be used as it is set up: {error}") from error
 
 
 def backends_in_use() -> list[str]:
-    """Backends of pools of runs that have not ended; none where the database cannot be read."""
+    """Backends of runs that have not ended; [] if the database cannot be read."""
     try:
         pools = ReplicaPool.objects.filter(run__ended_at=None)
         return sorted(set(pools.values_list("backend", flat=True)))
@@ -81,18 +81,20 @@ def backends_in_use() -> list[str]:
 
 
 def usable_backends() -> dict[str, str]:
-    """Backend -> its label, of those whose client is installed here."""
-    found = {}
+    """Backend -> label of the backends whose client is installed."""
+    usable = {}
     for backend, label in BACKENDS.items():
         with contextlib.suppress(ImportError):
             executor_class(backend)
-            found[backend] = label
-    return found
+            usable[backend] = label
+    return usable
 
 
 def capabilities_of(backend: str, credential: Credential | None = None) -> Capabilities:
-    """What a backend can do with that credential and the options; asks nobody. Where they do not
-    make an executor, what any backend can do: a launch will say what is wrong with them."""
+    """Capabilities of a backend with a credential, without calling the backend.
+
+    Returns the defaults if no executor can be created; a launch reports the error.
+    """
     try:
         return executor_of(backend, credential).capabilities
     except ExecutorError:
@@ -100,10 +102,10 @@ def capabilities_of(backend: str, credential: Credential | None = None) -> Capab
 
 
 def catalogue() -> Catalogue:
-    """Hardware of all backends, with the prices of ``ARCHIPELAGO_HARDWARE`` over the list's.
+    """Hardware of all backends; prices in ``ARCHIPELAGO_HARDWARE`` override list prices.
 
-    The file is read again when it has changed: prices are asked for before every launch. One that
-    has become nonsense while the server runs is said in the log, and what it said before holds.
+    The file is read again after it changed, because prices are needed before every launch. If it
+    became invalid while the server runs, the error is logged and its previous content applies.
     """
     path = settings.HARDWARE_FILE
     if path is None:
@@ -111,27 +113,27 @@ def catalogue() -> Catalogue:
     try:
         changed_ns = path.stat().st_mtime_ns
     except OSError:
-        changed_ns = 0  # it is missing: reading it says so
+        changed_ns = 0  # reading the missing file raises the error
     try:
-        found = _last_good[path] = _catalogue(path, changed_ns)
+        current = _last_good[path] = _catalogue(path, changed_ns)
     except ValueError as error:
         if path not in _last_good:
             raise
         if _refused.get(path) != changed_ns:
             _refused[path] = changed_ns
-            logger.error("%s; the prices read before hold", error)
+            logger.error("%s; the previous prices apply", error)
         return _last_good[path]
-    return found
+    return current
 
 
 def listed() -> Catalogue:
-    """Hardware and prices without the deployment's own file."""
+    """Hardware with list prices, without the file of the deployment."""
     return _catalogue(None, 0)
 
 
 _last_good: dict[Path, Catalogue] = {}
 _refused: dict[Path, int] = {}
-"""When the file that was refused last was written, so that it is said once."""
+"""Modification time of the last invalid file, so that its error is logged once."""
 
 
 def _key(values: Mapping[str, Any]) -> str:
@@ -141,7 +143,7 @@ def _key(values: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=64)
 def _executor(
     pid: int, backend: str, secrets: str, options: str, deployment: str, state_dir: Path
-) -> ServerlessExecutor:
+) -> Executor:
     config = ExecutorConfig(
         deployment=deployment,
         credentials=json.loads(secrets),

@@ -1,8 +1,8 @@
-"""Whether the control plane works: database, broker, and workers that do.
+"""Health of the control plane: database, broker and workers.
 
-Each worker (control, ingest, launch) writes a heartbeat at each tick of beat's, so a missing one
-means that beat or that worker is away, or too busy to take a tick. What answers here is for load
-balancers and people on call, without a sign-in, so it names no hosts and repeats no errors.
+Each worker (control, ingest, launch) writes a heartbeat at each tick of Celery beat. A missing
+heartbeat means that beat or the worker is down, or too busy to process a tick. Load balancers and
+operators on call read the result without signing in, so it contains no host names and no errors.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from django.conf import settings
 from django.db import DatabaseError, connection
 from django.utils import timezone
 
+from diloco.protocol.control_pace import TELEMETRY_INTERVAL_S
 from runs import live_stream
 from runs.backends import storage_health
 from runs.disk import disk_state
@@ -24,55 +25,64 @@ from runs.schema import compare_schema
 from runs.states import RUN_LIVE
 
 HEARTBEAT = "archipelago:heartbeat"
-"""Of control: beat ticks, and the control worker takes its ticks."""
+"""Heartbeat of the control worker."""
 INGEST = "archipelago:heartbeat:ingest"
 LAUNCH = "archipelago:heartbeat:launch"
-"""Of the worker that launches replicas, deletes runs and delivers webhooks."""
+"""Heartbeat of the worker that launches replicas, deletes runs and delivers webhooks."""
 KEPT_S = 86_400
 STALE_S = 30.0
-"""A tick comes every second; a worker that is busy launching may let some pass."""
+"""A tick comes every second; a busy worker can miss some."""
 LAUNCH_STALE_S = 180.0
 """All processes of the launch worker can be busy for a while, with a backend or a deletion."""
 AHEAD_S = 5.0
-"""A heartbeat may be this far in the future: clocks of several machines differ."""
+"""A heartbeat can be this far in the future, because the clocks of machines differ."""
 STALE_RUN_S = 180
-"""How long a run that trains may say nothing before a page calls what it shows old. Replicas send
-telemetry every few seconds, but a long validation or a slow bucket is no trouble yet."""
+"""Age of telemetry from which pages call the data of a running run out of date. A long validation
+or a slow bucket can delay it."""
+LATE_RUN_S = 2 * TELEMETRY_INTERVAL_S
+"""Age of telemetry from which pages show that it is late: every replica has missed a report."""
 
 
 def beat(name: str = HEARTBEAT) -> None:
-    """A worker has taken a tick. Losing one is no harm."""
+    """Write the heartbeat of a worker. A lost heartbeat does no harm."""
     with contextlib.suppress(redis.RedisError, OSError):
         live_stream.client().set(name, timezone.now().timestamp(), ex=KEPT_S)
 
 
 def heartbeat_age_s(name: str = HEARTBEAT) -> float | None:
-    """Negative for one that was written before the clock was set back. None when there was none
-    for a day, or the broker is away."""
+    """Age of a worker's heartbeat in seconds, negative if the clock was set back since.
+
+    None if there was no heartbeat for a day, or if the broker is unavailable.
+    """
     try:
-        found: Any = live_stream.client().get(name)
+        written: Any = live_stream.client().get(name)
     except (redis.RedisError, OSError):
         return None
-    return None if found is None else timezone.now().timestamp() - float(found)
+    return None if written is None else timezone.now().timestamp() - float(written)
 
 
 def is_fresh(age_s: float, *, stale_s: float = STALE_S) -> bool:
-    """A heartbeat from the future is not: the clock was set back, and none came since."""
+    """Whether a heartbeat of that age is recent.
+
+    A heartbeat from the future is not: the clock was set back, and no heartbeat was written since.
+    """
     return -AHEAD_S <= age_s <= stale_s
 
 
 def silent_since() -> str | None:
-    """When a worker was last heard of, if that is too long ago; '' when it is not known. None while
-    one is at work, and while the broker is away: then it cannot be known, and pages say that."""
+    """Time of the last heartbeat of the control worker if it is stale; '' if unknown.
+
+    None while the worker runs, and while the broker is unavailable: pages then report the broker.
+    """
     try:
-        found: Any = live_stream.client().get(HEARTBEAT)
+        written: Any = live_stream.client().get(HEARTBEAT)
     except (redis.RedisError, OSError):
         return None
-    return since(found, now=timezone.now())
+    return since(written, now=timezone.now())
 
 
 def since(written: Any, *, now: datetime) -> str | None:
-    """:func:`silent_since` of what stands in the broker."""
+    """:func:`silent_since` for a value read from the broker."""
     if written is None:
         return ""
     at = datetime.fromtimestamp(float(written), UTC)
@@ -82,14 +92,14 @@ def since(written: Any, *, now: datetime) -> str | None:
 
 
 def is_stale(run: Run, *, now: datetime) -> bool:
-    """It trains, and nothing has come of it for long."""
+    """Whether a running run has sent no telemetry for :data:`STALE_RUN_S`."""
     seen = run.last_seen_at
     age_s = (now - seen).total_seconds() if seen else 0.0
     return run.state in RUN_LIVE and age_s > STALE_RUN_S
 
 
 def readiness() -> dict[str, str]:
-    """Part -> ``ok``, or what is wrong in few words."""
+    """Component -> ``ok``, or a short description of the problem."""
     broker = _broker()
     return {
         "database": _database(),
@@ -106,7 +116,7 @@ def _heartbeat(name: str, broker: str, *, stale_s: float = STALE_S) -> str:
         return "unknown"
     age_s = heartbeat_age_s(name)
     if age_s is None:
-        return "never heard of"
+        return "no heartbeat"
     if is_fresh(age_s, stale_s=stale_s):
         return "ok"
     if age_s < 0:
@@ -122,7 +132,7 @@ def _database() -> str:
         schema = compare_schema()
         if schema.newer:
             return "was migrated by a newer version"
-        if schema.missing:
+        if schema.missing or schema.skipped:
             return "has to be migrated"
     except DatabaseError:
         return "away"

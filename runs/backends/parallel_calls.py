@@ -1,10 +1,10 @@
-"""Calls to places that may be dead: each in a thread of its own, and not for ever.
+"""Call endpoints that can hang, each in its own thread, with a timeout.
 
-After its patience a call counts as unanswered and its thread is left to the client's own time
-limit. Answers must not touch the database: its connections belong to the thread of the caller.
+After the timeout a call counts as unanswered, and its thread ends with the client's own timeout.
+Calls must not use the database: connections belong to the caller's thread.
 
-Two limits keep a dead place from taking all threads of a process: so many calls in all
-(:data:`AT_ONCE`), and so many of one place (:data:`PER_PLACE`). A place is a backend's account or a
+Two limits prevent a dead endpoint from blocking all threads of a process: the total number of calls
+(:data:`AT_ONCE`) and the calls per place (:data:`PER_PLACE`). A place is a backend account or a
 store.
 """
 
@@ -15,33 +15,34 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Generic, TypeVar
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import TypeVar
 
 PATIENCE_S = 8.0
 AT_ONCE = 48
-"""Calls of one process, so that a button that is pressed again and again holds only so many
-threads."""
+"""Simultaneous calls per process, so that a user who repeats a request cannot exhaust threads."""
 PER_PLACE = 12
-"""Calls of one process to one place."""
+"""Simultaneous calls per process and place."""
 
 T = TypeVar("T")
 _places = threading.BoundedSemaphore(AT_ONCE)
 
 
-class NoAnswer(Exception):
-    """There was no answer in time."""
+class CallTimeout(Exception):
+    """A call did not return within its timeout."""
 
 
 class _PlaceLimit:
-    """At most :data:`PER_PLACE` calls of each place."""
+    """Limits the calls per place."""
 
     def __init__(self) -> None:
         self._busy: Counter[Hashable] = Counter()
         self._lock = threading.Lock()
 
-    def acquire(self, place: Hashable) -> bool:
+    def acquire(self, place: Hashable, most: int) -> bool:
         with self._lock:
-            if self._busy[place] >= PER_PLACE:
+            if self._busy[place] >= most:
                 return False
             self._busy[place] += 1
             return True
@@ -56,70 +57,70 @@ class _PlaceLimit:
 _limit = _PlaceLimit()
 
 
-class _Call(Generic[T]):
-    """A function in a thread, and its outcome once there is one."""
+def _start(name: str, function: Callable[[], T], release: Callable[[], None]) -> Future[T]:
+    """Run a function in a separate thread, which does not outlive the process."""
+    future: Future[T] = Future()
 
-    def __init__(self, name: str, function: Callable[[], T], release: Callable[[], None]) -> None:
-        self._function, self._release = function, release
-        self._outcome: tuple[T | None, BaseException | None] | None = None
-        self._ended = threading.Event()
-        context = contextvars.copy_context()
-        self._thread = threading.Thread(
-            target=context.run, args=(self._run,), name=f"call-{name}"[:60], daemon=True
-        )
-        self._thread.start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._outcome = (self._function(), None)
+            finish = partial(future.set_result, function())
         except BaseException as error:
-            self._outcome = (None, error)
-        finally:
-            self._release()
-            self._ended.set()
+            finish = partial(future.set_exception, error)
+        release()
+        finish()
 
-    def outcome(self, until: float) -> tuple[Any, BaseException | None] | None:
-        """Value and exception; None if there is no outcome at ``until`` (monotonic seconds)."""
-        self._ended.wait(max(until - time.monotonic(), 0.0))
-        return self._outcome
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(run,), name=f"call-{name}"[:60], daemon=True).start()
+    return future
+
+
+def _result(future: Future[T], patience_s: float, until: float) -> T:
+    """The result of a call, or its exception; :class:`CallTimeout` if it still runs at ``until``
+    (monotonic seconds)."""
+    if not wait([future], max(until - time.monotonic(), 0.0)).done:
+        raise CallTimeout(f"no answer within {patience_s:g} s")
+    return future.result()
+
+
+def begin(function: Callable[[], T], *, place: str, most: int) -> Future[T]:
+    """Start ``function``, and return its future.
+
+    Raises :class:`CallTimeout` if ``most`` calls of the place are unanswered.
+    """
+    if not _limit.acquire(place, most):
+        raise CallTimeout(f"{most} requests to {place} are unanswered; not called again for now")
+    return _start(place, function, lambda: _limit.release(place))
 
 
 def call(function: Callable[[], T], *, place: str, patience_s: float) -> T:
-    """What ``function`` returns or raises; :class:`NoAnswer` when it has not after ``patience_s``,
-    or when too many calls of the place are unanswered."""
-    if not _limit.acquire(place):
-        raise NoAnswer(f"{PER_PLACE} requests to {place} are unanswered; not asked again for now")
-    made = _Call(place, function, lambda: _limit.release(place))
-    found = made.outcome(time.monotonic() + patience_s)
-    if found is None:
-        raise NoAnswer(f"no answer within {patience_s:g} s")
-    value, error = found
-    if error is not None:
-        raise error
-    result: T = value
-    return result
+    """Return or raise the outcome of ``function``.
+
+    Raises :class:`CallTimeout` after ``patience_s``, or if too many calls of the place are
+    unanswered.
+    """
+    until = time.monotonic() + patience_s
+    return _result(begin(function, place=place, most=PER_PLACE), patience_s, until)
 
 
-def ask_all(
+def call_all(
     questions: Mapping[str, Callable[[], T]], *, patience_s: float | None = None
 ) -> dict[str, T | Exception]:
-    """The answer to each question, or what it raised: :class:`NoAnswer` when the time was over."""
+    """Run functions in parallel: the result of each, or the exception that it raised.
+
+    A function that has not returned after ``patience_s`` has the result :class:`CallTimeout`.
+    """
     patience_s = PATIENCE_S if patience_s is None else patience_s
     until = time.monotonic() + patience_s
-    answers: dict[str, T | Exception] = {}
-    open_ones: dict[str, _Call[T]] = {}
-    for name, question in questions.items():
-        if not _places.acquire(timeout=max(until - time.monotonic(), 0.0)):
-            answers[name] = NoAnswer("too many other checks are waiting for answers; try again")
-            continue
-        open_ones[name] = _Call(name, question, _places.release)
-    for name, made in open_ones.items():
-        found = made.outcome(until)
-        if found is None:
-            answers[name] = NoAnswer(f"no answer within {patience_s:g} s")
-            continue
-        value, error = found
-        if error is not None and not isinstance(error, Exception):
-            raise error
-        answers[name] = error if isinstance(error, Exception) else value
-    return {name: answers[name] for name in questions}
+    results: dict[str, T | Exception] = {}
+    calls: dict[str, Future[T]] = {}
+    for name, function in questions.items():
+        if _places.acquire(timeout=max(until - time.monotonic(), 0.0)):
+            calls[name] = _start(name, function, _places.release)
+        else:
+            results[name] = CallTimeout("too many other checks are waiting for answers; try again")
+    for name, running in calls.items():
+        try:
+            results[name] = _result(running, patience_s, until)
+        except Exception as error:
+            results[name] = error
+    return {name: results[name] for name in questions}

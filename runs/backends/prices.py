@@ -1,12 +1,13 @@
-"""What an hour of a pool's replica costs now, and whether that is more than it may.
+"""Check the current price of a pool's hardware against the pool's limit.
 
-The price at submit is a promise of nobody's: lists change while a run waits or works. So it is
-looked at before every launch. What costs more than the pool's limit is *held*: nothing is launched,
-the pool says why, one Event tells of it, and every tick looks again. A price that nobody knows is
-held under a limit too, as :func:`runs.submit.create.check_pool` refuses it at submit.
+List prices change while a run waits or trains, so the price is checked before every launch. A pool
+whose price exceeds its limit is *held*: nothing is launched, the pool and one Event give the
+reason, and every tick checks again. A pool with a limit and an unknown price is held as well;
+:func:`runs.submit.create.check_pool` refuses it on submission.
 
-A price that somebody typed stays; any other is the catalogue's (:mod:`executors.catalogue`), whose
-file may be edited while the server runs. Jobs that run are not ended when a list changes.
+A price that a user entered is fixed. Any other comes from the catalogue
+(:mod:`executors.catalogue`), whose file can be edited while the server runs. A price change ends no
+running job.
 """
 
 from __future__ import annotations
@@ -16,62 +17,67 @@ from runs.models import ReplicaPool, Run
 from runs.transitions import record_event
 
 KIND = "price"
-"""Of the events: held, taken up again, changed."""
+"""Kind of the Events about held and released pools and changed prices."""
+
+
+def list_price(backend: str, hardware: str, *, spot: bool) -> float | None:
+    """Price of the catalogue, in USD per hour; None if unknown."""
+    found = catalogue().get(backend, hardware)
+    return found.price(spot=spot) if found else None
 
 
 def price_now(pool: ReplicaPool) -> float | None:
-    """USD per hour of one replica; None where nobody knows."""
+    """Current price of one replica, in USD per hour; None if unknown."""
     if pool.price_given:
         return pool.price_usd_h
-    hardware = catalogue().get(pool.backend, pool.hardware)
-    return hardware.price(spot=pool.spot) if hardware else None
+    return list_price(pool.backend, pool.hardware, spot=pool.spot)
 
 
 def why_held(price: float | None, limit: float | None) -> str:
-    """'' for a price that is all right."""
+    """Why a pool is held at a price; '' if the price is within the limit."""
     if limit is None or (price is not None and price <= limit):
         return ""
-    found = "which nobody knows now" if price is None else f"now ${price:g}"
-    return f"expected a price of at most ${limit:g} an hour, {found}"
+    found = "none" if price is None else f"${price:g}"
+    return f"expected a price of at most ${limit:g} an hour, found {found}"
 
 
-def may_launch(pool: ReplicaPool) -> bool:
-    """Whether one more may be launched at the price of now; a change is written down, once.
+def can_launch(pool: ReplicaPool) -> bool:
+    """Whether the pool can launch another replica at the current price. Records a change once.
 
-    Free of queries while nothing has changed since ``pool`` was read.
+    Makes no queries if nothing has changed since ``pool`` was read.
     """
     price = price_now(pool)
-    _keep(pool, price)
-    words = why_held(price, pool.max_price_usd_h)
-    if words != pool.held:
-        _hold(pool, words)
-    return not words
+    _update_price(pool, price)
+    reason = why_held(price, pool.max_price_usd_h)
+    if reason != pool.held:
+        _hold(pool, reason)
+    return not reason
 
 
-def _keep(pool: ReplicaPool, price: float | None) -> None:
-    """The newest price that is known is the pool's, and that of the attempts to come."""
+def _update_price(pool: ReplicaPool, price: float | None) -> None:
+    """Store the latest known price in the pool; it applies to new attempts."""
     old = pool.price_usd_h
     if price is None or price == old:
         return
-    moved = ReplicaPool.objects.filter(pk=pool.pk, price_usd_h=old).update(price_usd_h=price)
+    changed = ReplicaPool.objects.filter(pk=pool.pk, price_usd_h=old).update(price_usd_h=price)
     pool.price_usd_h = price
-    if moved:
-        before = "which nobody knew" if old is None else f"which was ${old:g}"
+    if changed:
+        before = "previously unknown" if old is None else f"previously ${old:g}"
         record_event(_run(pool), KIND, f"{pool}: ${price:g} an hour, {before}")
 
 
-def _hold(pool: ReplicaPool, words: str) -> None:
-    """Held, held for another price, or taken up again. Who moved the row tells of it."""
+def _hold(pool: ReplicaPool, reason: str) -> None:
+    """Hold or release a pool. The process that changed the row records the Event."""
     rows = ReplicaPool.objects.filter(pk=pool.pk)
-    if words:
-        if rows.filter(held="").update(held=words):
-            message = f"{pool}: nothing is launched: {words}"
+    if reason:
+        if rows.filter(held="").update(held=reason):
+            message = f"{pool}: nothing is launched: {reason}"
             record_event(_run(pool), KIND, message, level="warning")
         else:
-            rows.update(held=words)
+            rows.update(held=reason)
     elif rows.exclude(held="").update(held=""):
-        record_event(_run(pool), KIND, f"{pool}: its price is within the limit, launches go on")
-    pool.held = words
+        record_event(_run(pool), KIND, f"{pool}: the price is within the limit, launches resume")
+    pool.held = reason
 
 
 def _run(pool: ReplicaPool) -> Run:

@@ -1,7 +1,7 @@
-"""What a replica's image must have, pinned as this release was tested.
+"""Pinned packages that a replica needs in its image.
 
-``requirements/replica.txt`` holds the pins. A job is given torch, the library's own dependencies
-and the client of its rendezvous' kind of bucket; the bootstrap installs what the image lacks.
+``requirements/replica.txt`` has the tested versions. A job needs torch, the dependencies of the
+library and the client of its kind of bucket. The bootstrap installs missing packages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from django.conf import settings
 from runs.models import Run
 
 TORCH = "torch==2.13.0"
-"""Not in the lock file: every machine takes its own build. A torch the image has is kept."""
+"""Not in the lock file, because each machine needs its own build. An installed torch is kept."""
 
 LIBRARY = ("fsspec", "numpy", "safetensors", "xxhash")
 CLIENTS = {
@@ -28,17 +28,17 @@ CLIENTS = {
     "abfs": ("obstore", "adlfs"),
     "hf": ("huggingface_hub",),
 }
-"""By URI scheme."""
+"""Client packages by URI scheme."""
 
 KINDS = {"huggingface": ("transformers==5.23.0", "tokenizers==0.23.3", "datasets==5.2.0")}
-"""What a workload of that kind imports beside the library. Not in the lock file either, as most
-replicas need none of it; pinned as ``requirements/dev.txt`` has it."""
+"""Further packages by kind of workload. Not in the lock file, because most replicas do not need
+them; the versions are those of ``requirements/dev.txt``."""
 
 _PIN = re.compile(r"([A-Za-z0-9._-]+)==[^;]+(;.+)?")
 
 
 def replica_requirements(run: Run, *, remote: bool) -> tuple[str, ...]:
-    """pip requirements: the library's own for ``remote`` jobs, then the workload's."""
+    """pip requirements of replicas: the library's (for ``remote`` jobs) and the workload's."""
     own = tuple(str(item) for item in run.workload.get("requirements", ()))
     if not remote:
         return own
@@ -50,15 +50,15 @@ def replica_requirements(run: Run, *, remote: bool) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _pins(path: Path) -> dict[str, list[str]]:
-    """By name; several where the version depends on the job's Python, which a marker says."""
-    found: dict[str, list[str]] = defaultdict(list)
+    """Pins by name; several if the version depends on the job's Python (environment markers)."""
+    pins: dict[str, list[str]] = defaultdict(list)
     for line in path.read_text().splitlines():
         match = _PIN.fullmatch(line.strip())
         if match:
-            found[_normal(match[1])].append(match[0])
-    return dict(found)
+            pins[_normal(match[1])].append(match[0])
+    return dict(pins)
 
 
 def _normal(name: str) -> str:
-    """As PEP 503 compares names."""
+    """Normalize a package name as PEP 503 specifies."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,14 +1,16 @@
-"""A circuit breaker for each store and each backend account, shared by all worker processes.
+"""Circuit breakers of stores and backend accounts, shared by all worker processes.
 
-A place that does not answer holds a worker process for the patience of a call. After a failure it
-is *open*: no process calls it for :func:`open_for_s`. Then it is half-open: one process tries, and
-a success closes it. So a dead place costs one process a few seconds a minute, whatever the number
-of runs that use it, and runs that use other places do not wait.
+A *place* is a store or a backend account. A place that does not respond blocks a worker process for
+the timeout of a call. After a failure its breaker is open: no process calls it for
+:func:`open_for_s`. Then it is half-open: one process tries, and a success closes it. A dead place
+thus costs one process a few seconds per minute, whatever the number of its runs, and runs of other
+places do not wait.
 
-While a place works, :data:`SLOTS` processes at most use it at the same time (:func:`slot`), so that
-a slow one leaves processes to others: a third waits where they are quick, and gives up where they
-are not. The state is in Redis; without Redis every place is closed.
-Times are compared so that a clock that is set back does not keep a place open.
+At most :data:`SLOTS` processes use a place at once (:func:`slot`), so that a slow place leaves
+processes for others. A third process waits briefly for a slot, and gives up if the others are slow.
+
+The state is in Redis; without Redis every breaker is closed. Comparisons of times tolerate a clock
+that is set back.
 """
 
 from __future__ import annotations
@@ -30,17 +32,19 @@ from runs.models import ReplicaPool, Run
 OPEN_S = 5.0
 OPEN_CAP_S = 60.0
 SLOTS = 2
-"""Processes in one place at once; there are more ingest processes than this."""
+"""Processes that can use one place at once; there are more ingest processes than this."""
 QUICK_S = 1.0
-"""A process that uses a place for longer is not waited for."""
+"""A process that has used a place for longer counts as slow."""
 RETRY_S = 0.02
 SLOT_S = 90.0
-"""A slot of a process that was killed is free again after this."""
+"""Time after which the slot of a killed process is free again."""
 KEPT_S = 3600
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceState:
+    """State of one breaker; ``failures`` are consecutive."""
+
     failures: int = 0
     failed_at: float = 0.0
     """Wall clock, in seconds."""
@@ -51,12 +55,12 @@ class PlaceState:
 
 
 def open_for_s(failures: int) -> float:
-    """How long after that many failures in a row."""
+    """How long a breaker is open after consecutive failures, in seconds."""
     return float(min(OPEN_S * 2 ** (max(failures, 1) - 1), OPEN_CAP_S)) if failures else 0.0
 
 
 def store_place(run: Run) -> str:
-    """Where a run's bucket is: scheme and bucket (or the folder's parent), and the credential."""
+    """Place of a run's store: scheme, bucket (or parent folder) and credential."""
     scheme, _, rest = run.rendezvous.partition("://")
     where = (
         rest.split("/", 1)[0] if scheme != "file" and rest else run.rendezvous.rpartition("/")[0]
@@ -65,37 +69,41 @@ def store_place(run: Run) -> str:
 
 
 def store_place_of(run_id: str) -> str | None:
-    """None for a run that is gone."""
+    """Place of a run's store; None if the run does not exist."""
     run = Run.objects.filter(pk=run_id).first()
     return None if run is None else store_place(run)
 
 
 def prefix_place(run_id: str) -> str:
-    """A run's own part of its bucket: open while its listings are too long, which holds back the
-    passes of that run and of no other."""
+    """Place of one run's prefix. It opens while listings of the prefix are too long, which delays
+    passes of that run only."""
     return f"prefix:{run_id}"
 
 
 def account_place(pool: ReplicaPool) -> str:
+    """Place of a pool's backend account: backend and credential."""
     return f"backend:{pool.backend}:{pool.credential_id or ''}"
 
 
 def state_of(place: str) -> PlaceState:
+    """The state of a place; without failures if Redis is unavailable."""
     with contextlib.suppress(redis.RedisError, OSError, ValueError, TypeError):
-        found: Any = live_stream.client().get(_key(place))
-        if found is not None:
-            return PlaceState(**json.loads(found))
+        stored: Any = live_stream.client().get(_key(place))
+        if stored is not None:
+            return PlaceState(**json.loads(stored))
     return PlaceState()
 
 
 def is_open(place: str) -> bool:
-    """Whether the place is left alone now."""
+    """Whether the breaker of a place is open: no process calls it now."""
     return state_of(place).is_open(time.time())
 
 
 def failed(place: str, message: str) -> None:
-    """A call got no answer. Calls that had begun before the place was opened count as one: they
-    say nothing about whether it answers later."""
+    """Count an unanswered call.
+
+    Calls that began before the breaker opened count once, because they fail together.
+    """
     before, now = state_of(place), time.time()
     if before.is_open(now):
         return
@@ -105,15 +113,18 @@ def failed(place: str, message: str) -> None:
 
 
 def answered(place: str) -> None:
-    """A call got an answer."""
+    """Close the breaker: a call got an answer."""
     with contextlib.suppress(redis.RedisError, OSError):
         live_stream.client().delete(_key(place))
 
 
 @contextlib.contextmanager
 def slot(place: str) -> Iterator[bool]:
-    """True inside if this process uses the place now; False where it is open, where another
-    process tries it, or where enough processes use it."""
+    """Use a place; yields whether this process can use it now.
+
+    False if the breaker is open, if another process tries a half-open place, or if all slots are
+    taken.
+    """
     state = state_of(place)
     if state.is_open(time.time()):
         yield False
@@ -128,7 +139,7 @@ def slot(place: str) -> Iterator[bool]:
 
 
 def _take_soon(place: str) -> str | None:
-    """As :func:`_take`, after waiting for processes that have begun a moment ago."""
+    """Take a slot, waiting for processes that began a moment ago."""
     while (taken := _take(place, SLOTS)) is None:
         if not any(0.0 <= time.time() - since < QUICK_S for since in _holders(place)):
             return None
@@ -137,7 +148,7 @@ def _take_soon(place: str) -> str | None:
 
 
 def _take(place: str, slots: int) -> str | None:
-    """The key of a free slot, '' without Redis, None where there is none."""
+    """Take a free slot: its key, '' without Redis, None if all are taken."""
     for number in range(slots):
         key = _slot(place, number)
         try:
@@ -149,10 +160,10 @@ def _take(place: str, slots: int) -> str | None:
 
 
 def _holders(place: str) -> list[float]:
-    """When the processes that use the place began."""
+    """Start times of the processes that use a place."""
     with contextlib.suppress(redis.RedisError, OSError, ValueError):
-        found: Any = live_stream.client().mget([_slot(place, number) for number in range(SLOTS)])
-        return [float(since) for since in found if since is not None]
+        starts: Any = live_stream.client().mget([_slot(place, number) for number in range(SLOTS)])
+        return [float(since) for since in starts if since is not None]
     return []
 
 

@@ -1,8 +1,8 @@
-"""Whether the server's own storage can be written, for ``/readyz`` and the banners of the pages.
+"""Detect that the server cannot write its own storage, for ``/readyz`` and the page banners.
 
-A disk that is full is seen by any process. A database whose writes fail looks healthy to a page,
-which only reads: the control worker writes to it every second (:func:`probe_database`) and leaves a
-note in Redis while that fails.
+Every process sees a full disk. A database whose writes fail looks healthy to a page, which only
+reads. The control worker therefore writes to it every second (:func:`probe_database`) and reports a
+failure in Redis.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from runs.storage_errors import StorageTrouble, storage_trouble
 
 DATABASE = "archipelago:database"
 PATIENCE_S = 5.0
-"""Longer than a write of any other process takes."""
+"""Longer than any write of another process."""
 KEPT_S = 60
-"""A note that is not repeated is forgotten: the worker that left it has ended."""
+"""Lifetime of a report that is not repeated, because its worker has ended."""
 _REASONS = {
     StorageTrouble.BUSY: "another process holds its write lock",
     StorageTrouble.DISK_FULL: "its disk is full",
@@ -35,7 +35,7 @@ _REASONS = {
 
 
 def probe_database() -> None:
-    """Write to the database, changing nothing, and note in Redis whether that failed."""
+    """Write to the database without changing anything, and report a failure in Redis."""
     try:
         with _patience(PATIENCE_S), transaction.atomic():
             Event.objects.filter(pk=0).update(level=Event.Level.INFO)
@@ -49,7 +49,7 @@ def probe_database() -> None:
 
 @contextlib.contextmanager
 def _patience(seconds: float) -> Any:
-    """SQLite waits for its write lock for so long, not for as long as settings allow."""
+    """Shorten the time that SQLite waits for its write lock."""
     if connection.vendor != "sqlite" or connection.in_atomic_block:
         yield
         return
@@ -73,15 +73,15 @@ def _note(reason: str) -> None:
 
 def _noted() -> dict[str, Any] | None:
     with contextlib.suppress(redis.RedisError, OSError, ValueError):
-        found: Any = live_stream.client().get(DATABASE)
-        note = json.loads(found) if found is not None else None
+        stored: Any = live_stream.client().get(DATABASE)
+        note = json.loads(stored) if stored is not None else None
         if isinstance(note, dict) and {"since", "reason"} <= set(note):
             return note
     return None
 
 
 def database_problem() -> str:
-    """Why the database can't be written and since when, in few words; '' while it can."""
+    """Why and since when the database can't be written; '' while it can."""
     note = _noted()
     if note is None:
         return ""
@@ -90,7 +90,7 @@ def database_problem() -> str:
 
 
 def storage_problem() -> str:
-    """A sentence for the pages; '' while everything can be written."""
+    """A sentence for the pages; '' while disk and database can be written."""
     disk = disk_state(settings.VAR_DIR)
     if disk != "ok":
         return f"The server's disk is {disk}."

@@ -1,21 +1,22 @@
-"""Secrets of backends and buckets: sealed in the database, opened only where they are used.
+"""Credentials of backends and buckets: encrypted in the database, decrypted only for use.
 
-- :mod:`~runs.credentials.vault` seals and opens;
-- :mod:`~runs.credentials.kinds` says which variables and options a credential of a kind has;
-- :mod:`~runs.credentials.replica_env` says what one attempt is given to open its rendezvous, which
-  :mod:`~runs.credentials.sts` makes small and short-lived where the store can;
-- :mod:`~runs.actions.credentials` stores, tests and deletes them for people.
+- :mod:`~runs.credentials.vault` encrypts and decrypts them.
+- :mod:`~runs.credentials.kinds` defines the variables and options of each kind.
+- :mod:`~runs.credentials.replica_env` selects the secrets of one attempt. If the store supports it,
+  :mod:`~runs.credentials.sts` issues temporary keys that are limited to the run's prefix.
+- :mod:`~runs.credentials.restrictions` limits the options that pools can set.
+- :mod:`~runs.actions.credentials` stores, tests and deletes credentials for users.
 
-Secrets travel as mappings of environment variables and never into the process's own environment:
-several credentials are in use in one process at once.
+Secrets are passed as mappings of environment variables and never put into the process's own
+environment, because one process uses several credentials at once.
 """
 
 from runs.credentials.kinds import check_store
 from runs.credentials.replica_env import Opened, replica_secrets, store_environment
-from runs.credentials.vault import CannotOpen, open_credential
+from runs.credentials.vault import DecryptionError, open_credential
 
 __all__ = [
-    "CannotOpen",
+    "DecryptionError",
     "Opened",
     "check_store",
     "open_credential",

@@ -1,56 +1,51 @@
-"""What a credential of each kind holds.
+"""Kinds of credentials: their variables and options.
 
-``variables`` are named as the environment variables that the backend's or the store's own client
-reads; they are sealed and never shown again, those that are no secret included. ``options`` are
-stored in the open and shown. What a backend takes besides is documented by its executor and typed
-as JSON.
+``variables`` have the names of the environment variables that the client of the backend or store
+reads. They are stored encrypted and never shown again, even those that are not secret. ``options``
+are stored and shown as plain text. The executor of a backend documents its further options, which
+users enter as JSON.
 
-A credential's ``kind`` in the database is a backend's name, or ``store``, of which the option
-``scheme`` says the kind of store.
+The ``kind`` of a credential in the database is the name of a backend, or ``store``; then the option
+``scheme`` selects the kind of store.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from diloco.store.credentials import family_of
+from executors.backend import AWS_KEYS, Backend, Variable
+from executors.registry import DESCRIPTIONS
 from runs.models import Credential
 
 STORE = "store"
 SCHEME = "scheme"
-"""Option of a store's credential: ``s3``, ``gs``, ``az`` or ``hf``."""
+"""Option of a store credential: ``s3``, ``gs``, ``az`` or ``hf``."""
 TEST_URI = "test_uri"
 ROLE_ARN = "assume_role_arn"
 REPLICAS_BY_ROLE = "replicas_by_role"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variable:
-    """``read`` makes what is stored of what is typed, and raises :class:`ValueError`."""
-
-    name: str
-    label: str
-    help: str = ""
-    secret: bool = True
-    required: bool = False
-    long: bool = False
-    read: Callable[[str], str] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Option:
+    """A setting of a credential that is not secret."""
+
     name: str
     label: str
     help: str = ""
-    type: type[str] | type[int] | type[bool] = str
+    type: Any = str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """``one_of``: names of which at least one must be there, beside those that are required;
-    ``unless``: an option that makes all of that unnecessary."""
+    """A kind of credential, as forms show it.
+
+    Attributes:
+        one_of: names of variables of which at least one is needed besides the required ones.
+        unless: an option that makes all variables optional.
+    """
 
     key: str
     label: str
@@ -63,116 +58,83 @@ class Kind:
 
     @property
     def kind(self) -> str:
-        """Of the model."""
+        """Value of ``Credential.kind``."""
         return self.backend or STORE
 
 
 def _google_key(text: str) -> str:
-    """The JSON key of an account as gcsfs' own arguments, which travel in one variable."""
+    """Convert the JSON key of an account to arguments of gcsfs, which fit in one variable."""
     try:
-        given = json.loads(text)
+        key = json.loads(text)
     except ValueError:
-        given = None
+        key = None
     known = ("service_account", "authorized_user")
-    found = given.get("type") if isinstance(given, dict) else None
+    found = key.get("type") if isinstance(key, dict) else None
     if found not in known:
-        other = "another" if given else "none"
+        other = "another" if key else "none"
         raise ValueError(f"expected a JSON key of type {' or '.join(known)}, found {other}")
-    return json.dumps({"token": given})
+    return json.dumps({"token": key})
 
 
-_AWS = (
-    Variable(name="AWS_ACCESS_KEY_ID", label="Access key ID", required=True),
-    Variable(name="AWS_SECRET_ACCESS_KEY", label="Secret access key", required=True),
-    Variable(
-        name="AWS_SESSION_TOKEN", label="Session token",
-        help="Only with temporary keys; these expire, and nothing here renews them",
-    ),
-)  # fmt: skip
-_REGION = Variable(name="AWS_REGION", label="Region", secret=False, help="Such as eu-west-1")
-_ROLE_HELP = (
-    "Each attempt of a replica is given keys of it that open only its run's prefix, and expire"
-)
+_ROLE_HELP = "Each attempt gets temporary keys of this role, limited to the prefix of its run"
 _BY_ROLE = Option(
-    name=REPLICAS_BY_ROLE, label="Replicas have access by themselves", type=bool,
-    help="By a role or service account of their backend: they are given no keys",
-)  # fmt: skip
+    name=REPLICAS_BY_ROLE,
+    label="Replicas have their own access",
+    type=bool,
+    help="Through a role or service account of their backend; they get no keys",
+)
 _TEST_URI = Option(
-    name=TEST_URI, label="Prefix to test with",
-    help="Written to and cleaned up again; in the form of the rendezvous of a run",
-)  # fmt: skip
+    name=TEST_URI,
+    label="Prefix to test with",
+    help="A rendezvous URI; the test writes there and cleans up",
+)
+
+
+def _kind_of_backend(backend: Backend) -> Kind:
+    return Kind(
+        key=backend.name,
+        label=backend.label,
+        backend=backend.name,
+        variables=backend.variables,
+        options=tuple(
+            Option(name=option.name, label=option.label, help=option.help, type=option.kind)
+            for option in backend.declared_options.values()
+            if option.in_credential
+        ),
+    )
+
 
 KINDS = {
     kind.key: kind
     for kind in (
+        *(_kind_of_backend(each) for each in DESCRIPTIONS.values() if each.variables),
         Kind(
-            key="modal", label="Modal", backend="modal",
+            key="store-s3",
+            label="Bucket: S3",
+            scheme="s3",
             variables=(
-                Variable(name="MODAL_TOKEN_ID", label="Token ID", required=True),
-                Variable(name="MODAL_TOKEN_SECRET", label="Token secret", required=True),
-            ),
-            options=(
-                Option(name="app", label="App", help="Empty for the name of this deployment"),
-                Option(name="environment", label="Environment", help="Empty for the workspace's"),
-            ),
-        ),
-        Kind(
-            key="huggingface", label="Hugging Face Jobs", backend="huggingface",
-            variables=(
+                *AWS_KEYS,
                 Variable(
-                    name="HF_TOKEN", label="Token", required=True,
-                    help="With the permission to start and manage Jobs",
-                ),
-            ),
-            options=(
-                Option(
-                    name="namespace", label="Namespace", help="Who pays; empty for the token's own"
-                ),
-            ),
-        ),
-        Kind(
-            key="sagemaker", label="Amazon SageMaker", backend="sagemaker",
-            variables=(*_AWS, _REGION),
-            options=(
-                Option(name="role_arn", label="Execution role", help="arn:aws:iam::…:role/…"),
-                Option(name="image", label="Image", help="In ECR; a pool's own goes first"),
-            ),
-        ),
-        Kind(
-            key="kubernetes", label="Kubernetes", backend="kubernetes",
-            variables=(
-                Variable(
-                    name="KUBECONFIG", label="kubeconfig", required=True, long=True,
-                    help="Its content, with token and certificates inside",
-                ),
-            ),
-            options=(
-                Option(name="namespace", label="Namespace"),
-                Option(name="context", label="Context"),
-                Option(name="image", label="Image", help="A pool's own goes first"),
-            ),
-        ),
-        Kind(
-            key="store-s3", label="Bucket: S3", scheme="s3",
-            variables=(
-                *_AWS,
-                _REGION,
-                Variable(
-                    name="AWS_ENDPOINT_URL", label="Endpoint", secret=False,
-                    help="Of another server than Amazon's, with http:// or https://",
+                    name="AWS_ENDPOINT_URL",
+                    label="Endpoint",
+                    secret=False,
+                    help="Of a server other than Amazon S3, with http:// or https://",
                 ),
             ),
             options=(
                 Option(name=ROLE_ARN, label="Role for replicas", help=_ROLE_HELP),
                 Option(name="external_id", label="External ID of that role"),
                 Option(
-                    name="max_session_s", label="Longest session of that role, seconds", type=int,
-                    help="As the role itself allows; 3600 if empty",
+                    name="max_session_s",
+                    label="Longest session of that role, seconds",
+                    type=int,
+                    help="The role's maximum session duration; leave empty for 3600",
                 ),
                 Option(name="kms_key_arn", label="KMS key of the bucket", help="For that role"),
                 Option(
-                    name="sts_endpoint_url", label="STS endpoint",
-                    help="Empty for Amazon's, or for the endpoint above if there is one",
+                    name="sts_endpoint_url",
+                    label="STS endpoint",
+                    help="Leave empty for the endpoint above, if any, or Amazon's",
                 ),
                 _BY_ROLE,
                 _TEST_URI,
@@ -180,27 +142,37 @@ KINDS = {
             unless=ROLE_ARN,
         ),
         Kind(
-            key="store-gs", label="Bucket: Google Cloud Storage", scheme="gs",
+            key="store-gs",
+            label="Bucket: Google Cloud Storage",
+            scheme="gs",
             variables=(
                 Variable(
-                    name="FSSPEC_GS", label="Key of a service account (JSON)", required=True,
-                    long=True, read=_google_key,
+                    name="FSSPEC_GS",
+                    label="Key of a service account (JSON)",
+                    required=True,
+                    long=True,
+                    read=_google_key,
                 ),
             ),
             options=(_BY_ROLE, _TEST_URI),
         ),
         Kind(
-            key="store-az", label="Bucket: Azure Blob Storage", scheme="az",
+            key="store-az",
+            label="Bucket: Azure Blob Storage",
+            scheme="az",
             variables=(
                 Variable(
-                    name="AZURE_STORAGE_CONNECTION_STRING", label="Connection string",
-                    help="Or an account with a key, a token or a principal",
+                    name="AZURE_STORAGE_CONNECTION_STRING",
+                    label="Connection string",
+                    help="Or an account with a key, a token or a service principal",
                 ),
                 Variable(name="AZURE_STORAGE_ACCOUNT_NAME", label="Account", secret=False),
                 Variable(name="AZURE_STORAGE_ACCOUNT_KEY", label="Account key"),
                 Variable(name="AZURE_STORAGE_SAS_TOKEN", label="SAS token"),
                 Variable(
-                    name="AZURE_STORAGE_TENANT_ID", label="Tenant of a principal", secret=False
+                    name="AZURE_STORAGE_TENANT_ID",
+                    label="Tenant of a service principal",
+                    secret=False,
                 ),
                 Variable(name="AZURE_STORAGE_CLIENT_ID", label="Its client ID", secret=False),
                 Variable(name="AZURE_STORAGE_CLIENT_SECRET", label="Its client secret"),
@@ -209,35 +181,32 @@ KINDS = {
             one_of=("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_NAME"),
         ),
         Kind(
-            key="store-hf", label="Repository: Hugging Face", scheme="hf",
+            key="store-hf",
+            label="Repository: Hugging Face",
+            scheme="hf",
             variables=(
-                Variable(
-                    name="HF_TOKEN", label="Token", required=True, help="With write access"
-                ),
+                Variable(name="HF_TOKEN", label="Token", required=True, help="Needs write access"),
             ),
             options=(_BY_ROLE, _TEST_URI),
         ),
     )
-}  # fmt: skip
+}
 
 _PUBLIC = {
-    variable.name
-    for kind in KINDS.values()
-    for variable in kind.variables
-    if not variable.secret
-} | {
-    "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3", "HF_ENDPOINT", "MODAL_ENVIRONMENT",
-    "MODAL_SERVER_URL", "STORAGE_EMULATOR_HOST",
-}  # fmt: skip
+    variable.name for kind in KINDS.values() for variable in kind.variables if not variable.secret
+}.union(
+    *(backend.public_variables for backend in DESCRIPTIONS.values()),
+    {"AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3", "HF_ENDPOINT", "STORAGE_EMULATOR_HOST"},
+)
 
 
 def is_secret(variable: str) -> bool:
-    """Whether the value of an environment variable is to be struck out; of one nobody knows too."""
+    """Whether to redact the value of an environment variable. Unknown variables are secret."""
     return variable not in _PUBLIC
 
 
 def kind_of(credential: Credential) -> Kind | None:
-    """None for one that was made by hand and is of no kind that forms know."""
+    """The kind of a credential; None if no form has it (the row was created by hand)."""
     key = credential.kind
     if key == STORE:
         key = f"{STORE}-{credential.options.get(SCHEME, '')}"
@@ -245,7 +214,7 @@ def kind_of(credential: Credential) -> Kind | None:
 
 
 def check_store(credential: Credential, uri: str) -> str:
-    """What is wrong with opening ``uri`` by that credential, in words; empty when nothing is."""
+    """Why the credential cannot open ``uri``; '' if it can."""
     scheme = credential.options.get(SCHEME, "")
     if credential.kind != STORE:
         return (

@@ -1,12 +1,13 @@
-"""What one attempt of a replica is given to open its rendezvous.
+"""Environment variables that an attempt of a replica gets to open its rendezvous.
 
-A credential of the run's bucket travels as it is, or as keys of a role that open the run's prefix
-only and expire (:mod:`runs.credentials.sts`). Without one, of the server's own environment just
-what belongs to the kind of bucket travels: names are listed, so that neither the database's, the
-broker's nor Django's can be among them, nor another bucket's. What is not in the environment does
-not travel: profiles and their files, the role of the machine the server runs on, a
-``huggingface-cli login``. Of Google's, the key file that ``GOOGLE_APPLICATION_CREDENTIALS`` names
-is read, because a path means nothing elsewhere.
+If the run has a credential for its bucket, the attempt gets that credential, or temporary keys of a
+role that are limited to the run's prefix (:mod:`runs.credentials.sts`).
+
+Otherwise it gets the variables of the server's environment that belong to the kind of bucket. The
+names are an allow list, so that no variable of the database, the broker, Django or another bucket
+is sent. Access outside the environment is not sent: profiles and their files, the role of the
+server's machine, a ``huggingface-cli login``. The key file that ``GOOGLE_APPLICATION_CREDENTIALS``
+names is read and sent, because its path is meaningless on another machine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from diloco.store.credentials import family_of
-from executors.base import NeedsPerson
+from executors.base import AccountError
+from executors.registry import DESCRIPTIONS
 from runs import redaction
 from runs.credentials import sts
 from runs.credentials.kinds import REPLICAS_BY_ROLE, ROLE_ARN, is_secret
@@ -27,18 +29,27 @@ from runs.models import Credential, Replica, Run
 
 _OWN = {
     "s3": (
-        "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION",
-        "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+        "AWS_ENDPOINT_URL",
+        "AWS_ENDPOINT_URL_S3",
     ),
     "gs": ("STORAGE_EMULATOR_HOST", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"),
     "az": (
-        "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_NAME",
-        "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_CLIENT_ID",
-        "AZURE_STORAGE_CLIENT_SECRET", "AZURE_STORAGE_TENANT_ID",
+        "AZURE_STORAGE_CONNECTION_STRING",
+        "AZURE_STORAGE_ACCOUNT_NAME",
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "AZURE_STORAGE_SAS_TOKEN",
+        "AZURE_STORAGE_CLIENT_ID",
+        "AZURE_STORAGE_CLIENT_SECRET",
+        "AZURE_STORAGE_TENANT_ID",
     ),
     "hf": ("HF_TOKEN", "HF_ENDPOINT"),
-}  # fmt: skip
-"""Kind of store -> what of the server's own environment travels."""
+}
+"""Kind of store -> variables of the server's own environment that replicas get."""
 _OWN_PREFIXES = {
     "s3": ("FSSPEC_S3",),
     "gs": ("FSSPEC_GS", "FSSPEC_GCS"),
@@ -51,16 +62,18 @@ _GOOGLE_TYPES = ("service_account", "authorized_user")
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """What one attempt is given to open its rendezvous; ``lifetime_s`` None does not expire."""
+    """Environment variables of one attempt. ``lifetime_s`` is None if they do not expire."""
 
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     lifetime_s: float | None = None
 
 
 def replica_secrets(run: Run, replica: Replica, *, lifetime_s: float | None) -> Opened:
-    """What the replica's attempt of ``lifetime_s`` needs to open the rendezvous of ``run``.
+    """Environment variables with which an attempt of a replica opens the rendezvous of ``run``.
 
-    Raises :class:`executors.base.NeedsPerson` and :class:`~executors.base.RetryLater`.
+    ``lifetime_s`` is the longest duration of the attempt, None if unlimited.
+
+    Raises :class:`executors.base.AccountError` and :class:`~executors.base.RetryLater`.
     """
     family = family_of(run.rendezvous)
     if not family:
@@ -68,10 +81,11 @@ def replica_secrets(run: Run, replica: Replica, *, lifetime_s: float | None) -> 
     credential = run.store_credential
     backend = replica.pool.backend
     if credential is None:
-        if backend == "local":  # it inherits them
+        description = DESCRIPTIONS[backend]
+        if description.on_server:  # its jobs inherit the server's environment
             return Opened()
-        if backend == "sagemaker" and family == "s3" and not _elsewhere(os.environ):
-            return Opened()  # the role of its jobs opens Amazon's buckets
+        if family in description.role_stores and not _has_endpoint(os.environ):
+            return Opened()  # its jobs open the provider's buckets by their role
         return Opened(environment=server_environment(family, os.environ))
     if credential.options.get(REPLICAS_BY_ROLE):
         return Opened()
@@ -90,39 +104,42 @@ def replica_secrets(run: Run, replica: Replica, *, lifetime_s: float | None) -> 
 
 
 def store_environment(credential: Credential | None) -> Mapping[str, str] | None:
-    """What the server opens a bucket with; None for its own environment. So it is too with a
-    credential that has only a role: the server's own identity may assume it."""
+    """Variables with which the server opens a bucket; None for its own environment.
+
+    A credential that has only a role uses the server's own environment, whose identity can assume
+    the role.
+    """
     return open_credential(credential) or None
 
 
 def server_environment(family: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Of the server's own environment, what belongs to buckets of ``family``."""
-    found = {
+    """Variables of the server's own environment for buckets of ``family``."""
+    variables = {
         name: value
         for name, value in environ.items()
         if name in _OWN[family] or name.startswith(_OWN_PREFIXES[family])
     }
-    if family == "gs" and "FSSPEC_GS" not in found and environ.get(_GOOGLE_FILE):
-        found |= _google_key(Path(environ[_GOOGLE_FILE]))
-    redaction.remember(value for name, value in found.items() if is_secret(name))
-    return found
+    if family == "gs" and "FSSPEC_GS" not in variables and environ.get(_GOOGLE_FILE):
+        variables |= _google_key(Path(environ[_GOOGLE_FILE]))
+    redaction.remember(value for name, value in variables.items() if is_secret(name))
+    return variables
 
 
 def _google_key(path: Path) -> dict[str, str]:
     try:
         key = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise NeedsPerson(
+        raise AccountError(
             f"{_GOOGLE_FILE}: expected a JSON key to give to replicas, found {path}: "
             f"{getattr(error, 'strerror', None) or 'no JSON'}"
         ) from None
     if key.get("type") not in _GOOGLE_TYPES:
-        raise NeedsPerson(
+        raise AccountError(
             f"{_GOOGLE_FILE}: expected a key of type {' or '.join(_GOOGLE_TYPES)} to give to "
             f"replicas, found {key.get('type')!r}, which works on this machine only"
         )
     return {"FSSPEC_GS": json.dumps({"token": key})}
 
 
-def _elsewhere(environ: Mapping[str, str]) -> bool:
+def _has_endpoint(environ: Mapping[str, str]) -> bool:
     return bool(environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL"))

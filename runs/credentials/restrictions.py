@@ -1,19 +1,18 @@
-"""Which of a backend's options a pool can set: those that stay inside its own job, and others only
-as the credential's owner allows.
+"""Restrict the backend options that a pool can set.
 
-Options such as a service account, a role, volumes or a pod's security context act with the rights
-of the credential in the cluster or account. A backend declares the options that do not
-(:func:`executors.registry.pool_options`); every other option is restricted, and so is every option
-that the server or the credential sets itself, because a pool's value would replace it.
+Options such as a service account, a role, volumes or a pod's security context use the rights of the
+credential in the cluster or account. A backend declares the options that affect only the job itself
+(:func:`executors.registry.pool_options`). Every other option is restricted, and so is each option
+that the server or the credential sets, because the value of a pool would replace it.
 
-An administrator allows options by patterns, in ``allowed_pool_options`` of the credential or, for
-pools without a credential, of the backend in ``ARCHIPELAGO_BACKENDS``: ``{path: [value, ...]}``,
-both with the wildcards of :mod:`fnmatch`. The path of a nested value is
-``pod.securityContext.runAsUser``; items of a list have the path of the list. A value is text, or
-JSON where it is no text.
+An administrator allows options with patterns ``{path: [value, ...]}``, both with the wildcards of
+:mod:`fnmatch`. They are stored in ``allowed_pool_options`` of the credential or, for pools without
+a credential, of the backend in ``ARCHIPELAGO_BACKENDS``. The path of a nested value is
+``pod.securityContext.runAsUser``; items of a list have the path of the list. A value that is not
+text is compared as JSON.
 
-The check runs when a pool is submitted, tested, scaled and launched, so that tightened patterns
-hold for runs that exist.
+A pool is checked when it is submitted, tested, scaled and launched, so that stricter patterns apply
+to existing runs.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from runs.models import Credential, ReplicaPool
 Patterns = Mapping[str, list[str]]
 
 ALLOWED = "allowed_pool_options"
-"""Name of the setting in ``ARCHIPELAGO_BACKENDS``; the executor is not given it."""
+"""Name of the setting in ``ARCHIPELAGO_BACKENDS``, which executors do not get."""
 IMAGE = "image"
 MAX_PATTERNS = 200
 MAX_DEPTH = 20
@@ -39,36 +38,36 @@ MAX_DEPTH = 20
 
 def options_of_backend(backend: str, credential: Credential | None) -> dict[str, Any]:
     """Options that the server and the credential set for the executor."""
-    found = {
+    options = {
         **settings.BACKEND_OPTIONS.get(backend, {}),
         **(credential.options if credential else {}),
     }
-    found.pop(ALLOWED, None)
-    return found
+    options.pop(ALLOWED, None)
+    return options
 
 
 def patterns_of(backend: str, credential: Credential | None) -> Patterns:
-    """The credential's patterns; without a credential those of the server for the backend."""
+    """Patterns of the credential or, without one, of the backend in the server's settings."""
     if credential is not None:
         return read_patterns(credential.allowed_pool_options)
     return read_patterns(settings.BACKEND_OPTIONS.get(backend, {}).get(ALLOWED, {}))
 
 
-def read_patterns(given: Any) -> dict[str, list[str]]:
-    """Patterns as they are stored. Raises ``ValueError``."""
-    if not isinstance(given, dict) or len(given) > MAX_PATTERNS:
+def read_patterns(stored: Any) -> dict[str, list[str]]:
+    """Parse stored patterns. Raises ``ValueError`` if they are invalid."""
+    if not isinstance(stored, dict) or len(stored) > MAX_PATTERNS:
         raise ValueError('expected a JSON object such as {"service_account": ["team-*"]}')
-    found = {}
-    for path, values in given.items():
+    patterns = {}
+    for path, values in stored.items():
         values = [values] if isinstance(values, str) else values
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
             raise ValueError(f"{path}: expected a list of values, found {values!r}")
-        found[str(path)] = values
-    return found
+        patterns[str(path)] = values
+    return patterns
 
 
 def refused_options(backend: str, credential: Credential | None, options: Mapping[str, Any]) -> str:
-    """Why a pool cannot have these options; '' if it can."""
+    """Why a pool cannot have these options; '' if allowed."""
     free = pool_options(backend) - set(options_of_backend(backend, credential))
     restricted = {name: value for name, value in options.items() if name not in free}
     if not restricted:
@@ -81,7 +80,7 @@ def refused_options(backend: str, credential: Credential | None, options: Mappin
 
 
 def refused_image(backend: str, credential: Credential | None, image: str) -> str:
-    """Why a pool cannot have the image: the patterns name images, and none of them matches."""
+    """Why a pool cannot have the image; '' if it matches a pattern or no pattern names images."""
     patterns = patterns_of(backend, credential)
     if not image or IMAGE not in patterns or _is_allowed(IMAGE, image, patterns):
         return ""
@@ -89,7 +88,7 @@ def refused_image(backend: str, credential: Credential | None, image: str) -> st
 
 
 def refused_by_credential(pool: ReplicaPool) -> str:
-    """Why a stored pool cannot be launched with its credential as it is now; '' if it can."""
+    """Why a stored pool cannot be launched with the current patterns; '' if allowed."""
     credential = pool.credential
     return refused_options(pool.backend, credential, pool.options) or refused_image(
         pool.backend, credential, pool.image
@@ -97,7 +96,7 @@ def refused_by_credential(pool: ReplicaPool) -> str:
 
 
 def _leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """(path, text) of every value. An empty object or list is a value: it replaces another."""
+    """(path, text) of every value. An empty object or list counts as a value."""
     if depth > MAX_DEPTH:
         yield path, "..."
     elif isinstance(value, Mapping) and value:

@@ -1,12 +1,13 @@
-"""Keys for one attempt of one replica: they open its run's prefix, nothing else, and expire.
+"""Temporary AWS keys for one attempt of one replica, limited to the prefix of its run.
 
-AssumeRole with a session policy: what the keys may is what both the role and the policy allow, so
-one role with access to the whole bucket serves all runs. A missing object must be told from a
-forbidden one (404, not 403), and S3 does that only to who may list: it evaluates ListBucket with
-the key as ``s3:prefix``, which the policy's condition allows within the prefix. The prefix in that
-condition ends at a slash: a listing of ``runs/1`` would show ``runs/10`` as well.
+AssumeRole with a session policy: the keys can do what both the role and the policy allow, so one
+role with access to the whole bucket serves all runs. A replica must distinguish a missing object
+(404) from a forbidden one (403). S3 returns 404 only to callers that can list: it evaluates
+ListBucket with the key as ``s3:prefix``, which the condition of the policy allows below the prefix.
+The prefix in that condition ends with a slash, because listing ``runs/1`` would also list
+``runs/10``.
 
-Left out: renewal. A replica is handed over to its next attempt before its keys expire.
+Keys are not renewed: the control plane replaces an attempt before its keys expire.
 
 https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRole.html,
 https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazons3.html
@@ -22,13 +23,13 @@ from typing import Any
 
 from diloco.store.credentials import s3_access
 from diloco.store.location import BadLocation, canonical
-from executors.base import NeedsPerson, RetryLater
+from executors.base import AccountError, RetryLater
 from runs.credentials.kinds import ROLE_ARN
 
 SHORTEST_S = 900
-"""The least STS gives, and ours for an attempt that ends earlier."""
+"""Minimum of STS, also used for shorter attempts."""
 LONGEST_S = 3600
-"""What a role allows unless it is told otherwise."""
+"""Default maximum session duration of a role."""
 
 _OBJECTS = (
     "s3:GetObject",
@@ -42,7 +43,7 @@ _BUSY = frozenset({"Throttling", "ThrottlingException", "RequestLimitExceeded", 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """Variables for a replica, and for how long they are good."""
+    """Environment variables with temporary keys, and their lifetime."""
 
     environment: Mapping[str, str] = field(repr=False)
     lifetime_s: float
@@ -67,10 +68,16 @@ def assume_role(
     name: str,
     lifetime_s: float | None,
 ) -> Session:
-    """Keys of the role in a credential's ``options`` that open ``uri``, for an attempt of
-    ``lifetime_s``. ``environment`` is the credential's; None asks as the server itself.
+    """Get temporary keys for ``uri``.
 
-    Raises :class:`NeedsPerson` with STS's words, or :class:`RetryLater`.
+    Args:
+        options: options of the credential, with the role.
+        environment: variables of the credential; None calls STS with the server's own identity.
+        uri: rendezvous of the run, in canonical form.
+        name: name of the session.
+        lifetime_s: longest duration of the attempt; None if unlimited.
+
+    Raises :class:`AccountError` with the message of STS, or :class:`RetryLater`.
     """
     role = str(options[ROLE_ARN])
     request: dict[str, Any] = {
@@ -88,35 +95,34 @@ def assume_role(
     }
     if options.get("external_id"):
         request["ExternalId"] = str(options["external_id"])
-    answer = _ask(request, environment, str(options.get("sts_endpoint_url") or ""))
-    given = answer["Credentials"]
-    kept = {n: v for n, v in (environment or {}).items() if n not in _KEYS.values()}
-    keys = {variable: str(given[name]) for name, variable in _KEYS.items()}
+    response = _call_sts(request, environment, str(options.get("sts_endpoint_url") or ""))
+    issued = response["Credentials"]
+    others = {n: v for n, v in (environment or {}).items() if n not in _KEYS.values()}
+    keys = {variable: str(issued[name]) for name, variable in _KEYS.items()}
     return Session(
-        environment={**kept, **keys},
-        lifetime_s=_lifetime_s(answer, otherwise=request["DurationSeconds"]),
+        environment={**others, **keys},
+        lifetime_s=_lifetime_s(response, default=request["DurationSeconds"]),
     )
 
 
 def duration_s(lifetime_s: float | None, longest_s: int | None) -> int:
-    """How long to ask for: the attempt's life, within what STS and the role allow."""
+    """Session duration to request: that of the attempt, within the limits of STS and the role."""
     longest = longest_s or LONGEST_S
     wanted = longest if lifetime_s is None else int(lifetime_s)
     return min(max(wanted, SHORTEST_S), longest)
 
 
 def session_policy(uri: str, *, partition: str = "aws", kms_key_arn: str = "") -> dict[str, Any]:
-    """What a replica may do in ``s3://bucket/prefix``: everything a run does there, nothing else.
+    """IAM policy for ``s3://bucket/prefix`` that allows exactly the operations of a run.
 
-    The prefix ends at a slash, so that ``runs/1`` does not open ``runs/10``. Raises
-    :class:`NeedsPerson` for a URI that is not in canonical form.
+    Raises :class:`AccountError` for a URI that is not in canonical form.
     """
     try:
         location = canonical(uri, resolve=False)
     except BadLocation as error:
-        raise NeedsPerson(str(error)) from None
+        raise AccountError(str(error)) from None
     if location.scheme != "s3":
-        raise NeedsPerson(f"expected s3://bucket/prefix, found {uri}")
+        raise AccountError(f"expected s3://bucket/prefix, found {uri}")
     bucket = f"arn:{partition}:s3:::{location.bucket}"
     prefix = _literal(location.path)
     listing: dict[str, Any] = {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": bucket}
@@ -131,28 +137,29 @@ def session_policy(uri: str, *, partition: str = "aws", kms_key_arn: str = "") -
 
 
 def _literal(prefix: str) -> str:
-    """As a pattern that means itself: ``*``, ``?`` and ``$`` are signs in a policy."""
+    """Escape ``*``, ``?`` and ``$``, which have a meaning in a policy."""
     return "".join(f"${{{c}}}" if c in "*?$" else c for c in prefix)
 
 
-def _ask(
+def _call_sts(
     request: Mapping[str, Any], environment: Mapping[str, str] | None, endpoint_url: str
 ) -> dict[str, Any]:
     from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
 
     try:
-        answer: dict[str, Any] = _client(environment, endpoint_url).assume_role(**request)
+        response: dict[str, Any] = _client(environment, endpoint_url).assume_role(**request)
     except ClientError as error:
-        said, status = error.response["Error"], error.response["ResponseMetadata"]["HTTPStatusCode"]
-        message = f"AssumeRole {request['RoleArn']}: {said['Code']}: {said['Message']}"
-        if status >= 500 or said["Code"] in _BUSY:
+        details = error.response["Error"]
+        status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+        message = f"AssumeRole {request['RoleArn']}: {details['Code']}: {details['Message']}"
+        if status >= 500 or details["Code"] in _BUSY:
             raise RetryLater(message) from None
-        raise NeedsPerson(message) from None
+        raise AccountError(message) from None
     except (HTTPClientError, ConnectionError) as error:
         raise RetryLater(f"AssumeRole {request['RoleArn']}: {error}") from None
     except (BotoCoreError, ValueError) as error:
-        raise NeedsPerson(f"AssumeRole {request['RoleArn']}: {error}") from None
-    return answer
+        raise AccountError(f"AssumeRole {request['RoleArn']}: {error}") from None
+    return response
 
 
 def _client(environment: Mapping[str, str] | None, endpoint_url: str) -> Any:
@@ -174,16 +181,16 @@ def _client(environment: Mapping[str, str] | None, endpoint_url: str) -> Any:
         aws_secret_access_key=access.secret,
         aws_session_token=access.token,
         region_name=access.region,
-        # Other servers than Amazon's answer at one address.
+        # Other servers than Amazon's have one endpoint for S3 and STS.
         endpoint_url=endpoint_url or access.endpoint_url,
         config=Config(**config, ignore_configured_endpoint_urls=True),
     )
 
 
-def _lifetime_s(answer: Mapping[str, Any], *, otherwise: int) -> float:
-    """By the clock of the server that says when they expire."""
-    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-    asked = email.utils.parsedate_to_datetime(date) if date else None
-    if asked is None:
-        return float(otherwise)
-    return float((answer["Credentials"]["Expiration"] - asked).total_seconds())
+def _lifetime_s(response: Mapping[str, Any], *, default: int) -> float:
+    """Lifetime of the keys, by the clock of the STS server."""
+    date = response["ResponseMetadata"]["HTTPHeaders"].get("date")
+    issued_at = email.utils.parsedate_to_datetime(date) if date else None
+    if issued_at is None:
+        return float(default)
+    return float((response["Credentials"]["Expiration"] - issued_at).total_seconds())

@@ -1,1 +1,1 @@
-"""Publish a checkpoint as a model on the Hugging Face Hub."""
+"""Publishes a checkpoint as a model on the Hugging Face Hub."""

@@ -1,15 +1,14 @@
-"""Weights of a run as a model that Transformers' ``from_pretrained`` loads, made without torch.
+"""Converts a run's weights to a model for Transformers' ``from_pretrained``, without torch.
 
-What the ``huggingface`` workload leaves is almost that: weights under Transformers' own names, and
-beside final weights the ``config.json``. Added here: the header word by which Transformers knows a
-file of PyTorch's (``format: pt``; the tensors' bytes stay as they are), the tokenizer's files, and
-for a checkpoint the config, where the workload says it. Memory does not grow with the model: the
-weights pass a piece at a time.
+The ``huggingface`` workload already writes weights under Transformers' names, and a ``config.json``
+next to final weights. This module adds the header field that marks a PyTorch file (``format: pt``;
+the tensors' bytes are unchanged), the tokenizer's files, and for a checkpoint the config if the
+workload defines it. The weights are streamed, so memory does not grow with the model.
 
-What cannot be had (a tokenizer that lies on the replicas' disks, a gated repository) is said and
-left out. Left out too: other workloads, which are no models of Transformers, and the few models
-whose weights Transformers converts while it saves them (fused experts); for those there is
-``python -m diloco.export``.
+Unavailable files (a tokenizer on the replicas' disks, a gated repository) are reported and left
+out. Not supported: other workloads, which are not Transformers models, and the few models whose
+weights Transformers converts when saving (fused experts); use ``python -m diloco.export`` for
+those.
 
 Formats: https://huggingface.co/docs/safetensors/index#format,
 https://huggingface.co/docs/tokenizers/pipeline (``tokenizer.json``).
@@ -32,17 +31,28 @@ from runs.ingest.objects import check_named, fetch
 from runs.models import Checkpoint
 
 TOKENIZER_FILES = frozenset(
-    {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-     "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model",
-     "sentencepiece.bpe.model", "chat_template.jinja", "chat_template.json"}
-)  # fmt: skip
+    {
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+        "vocab.txt",
+        "merges.txt",
+        "tokenizer.model",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+        "chat_template.jinja",
+        "chat_template.json",
+    }
+)
 _HEADER_LIMIT = 100_000_000
-"""As safetensors has it."""
+"""The limit of safetensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Another model's files: their names, and one of them as a path."""
+    """Access to another repository: list its files, and download one."""
 
     names: Callable[[str, str], list[str]]
     get: Callable[[str, str, str], Path]
@@ -51,14 +61,14 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Extra:
-    """Files beside the weights, and in words what is missing and why."""
+    """Files next to the weights, and descriptions of missing ones with the reason."""
 
     files: Mapping[str, Path | bytes]
     missing: tuple[str, ...] = ()
 
 
 def workload_of(checkpoint: Checkpoint) -> HuggingFaceWorkload | None:
-    """None for another workload, or one of a version to come."""
+    """The checkpoint's workload; None if it is of another kind or a future version."""
     if checkpoint.run.workload.get("kind") != HuggingFaceWorkload.kind:
         return None
     try:
@@ -70,15 +80,17 @@ def workload_of(checkpoint: Checkpoint) -> HuggingFaceWorkload | None:
 def extra_files(
     workload: HuggingFaceWorkload, config: bytes | None, source: Source, secrets: tuple[str, ...]
 ) -> Extra:
-    """``config`` is the final weights' own, None for a checkpoint. Raises nothing of the Hub's:
-    what it refuses is missing."""
+    """Collect config and tokenizer. ``config`` is that of the final weights, None for a checkpoint.
+
+    Does not raise errors of the Hub: what it refuses is listed as missing.
+    """
     files: dict[str, Path | bytes] = {}
     missing = []
     if config is None:
         try:
             config = _config(workload, source)
         except (ExecutorError, OSError) as error:
-            missing.append(f"config.json of {workload.model}: {_said(error, secrets)}")
+            missing.append(f"config.json of {workload.model}: {_redacted(error, secrets)}")
         else:
             if config is None:
                 missing.append("config.json: the workload leaves its vocabulary to the tokenizer")
@@ -92,43 +104,43 @@ def extra_files(
     else:
         revision = "" if workload.tokenizer else workload.revision
         try:
-            wanted = sorted(TOKENIZER_FILES.intersection(source.names(name, revision)))
-            files |= {file: source.get(name, revision, file) for file in wanted}
-            if not wanted:
+            available = sorted(TOKENIZER_FILES.intersection(source.names(name, revision)))
+            files |= {file: source.get(name, revision, file) for file in available}
+            if not available:
                 missing.append(f"the tokenizer: {name} has none of its files")
         except (ExecutorError, OSError) as error:
-            missing.append(f"the tokenizer {name}: {_said(error, secrets)}")
+            missing.append(f"the tokenizer {name}: {_redacted(error, secrets)}")
     return Extra(files=files, missing=tuple(missing))
 
 
-def _said(error: Exception, secrets: tuple[str, ...]) -> str:
-    words = str(error)
+def _redacted(error: Exception, secrets: tuple[str, ...]) -> str:
+    text = str(error)
     for secret in secrets:
-        words = words.replace(secret, "•••") if secret else words
-    return words
+        text = text.replace(secret, "•••") if secret else text
+    return text
 
 
 def _config(workload: HuggingFaceWorkload, source: Source) -> bytes | None:
-    """A checkpoint's: the base model's own, or what the workload says."""
+    """The config of a checkpoint: the base model's, or the one that the workload defines."""
     if workload.model:
         if workload.model.startswith(("/", ".", "~")):
             return None
         return source.get(workload.model, workload.revision, "config.json").read_bytes()
     if workload.tokenizer_name == BYTES:
-        decided = {"vocab_size": VOCABULARY, **dict.fromkeys(_SPECIAL)}
+        defaults = {"vocab_size": VOCABULARY, **dict.fromkeys(_SPECIAL)}
     elif {"vocab_size", *_SPECIAL} <= set(workload.config):
-        decided = {}
+        defaults = {}
     else:
         return None
-    return json.dumps({**decided, **workload.config}, indent=2, sort_keys=True).encode()
+    return json.dumps({**defaults, **workload.config}, indent=2, sort_keys=True).encode()
 
 
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def byte_tokenizer_files() -> dict[str, bytes]:
-    """The files of :func:`diloco.workloads.tokens.byte_tokenizer`, in which every byte is the token
-    of its own number. GPT-2's characters stand for bytes: printable ones for themselves, the others
+    """The files of :func:`diloco.workloads.tokens.byte_tokenizer`, in which each byte is the token
+    with its own number. As in GPT-2, characters represent bytes: printable ones themselves, others
     from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     vocabulary, spare = {}, 0x100
@@ -136,8 +148,11 @@ def byte_tokenizer_files() -> dict[str, bytes]:
         vocabulary[chr(byte if byte in printable else spare)] = byte
         spare += byte not in printable
     level = {
-        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False,
-    }  # fmt: skip
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
     tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
@@ -148,11 +163,18 @@ def byte_tokenizer_files() -> dict[str, bytes]:
         "post_processor": None,
         "decoder": {**level, "add_prefix_space": True, "use_regex": True},
         "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-            "ignore_merges": False, "vocab": vocabulary, "merges": [],
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocabulary,
+            "merges": [],
         },
-    }  # fmt: skip
+    }
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -165,8 +187,8 @@ def byte_tokenizer_files() -> dict[str, bytes]:
 
 
 def fetch_weights(store: Store, checkpoint: Checkpoint, path: Path, *, as_model: bool) -> None:
-    """The weights into ``path``; with ``as_model`` their header says ``format: pt``. Either way the
-    digest of what lies in the bucket is checked."""
+    """Download the weights to ``path``; ``as_model`` adds ``format: pt`` to their header. The
+    digest of the bucket's object is verified in both cases."""
     check_named(checkpoint)
     header = _header(store, checkpoint.key) if as_model else None
     with path.open("wb") as file:
@@ -178,15 +200,18 @@ def fetch_weights(store: Store, checkpoint: Checkpoint, path: Path, *, as_model:
             body = text.encode()
             body += b" " * (-len(body) % 8)  # tensors stay aligned
             file.write(struct.pack("<Q", len(body)) + body)
-            into = _Behind(file, 8 + size)
+            into = _SkipStart(file, 8 + size)
         fetch(
-            store, checkpoint.key, into,
-            size_bytes=checkpoint.size_bytes, sha256=checkpoint.digest,
-        )  # fmt: skip
+            store,
+            checkpoint.key,
+            into,
+            size_bytes=checkpoint.size_bytes,
+            digest=checkpoint.digest,
+        )
 
 
 def _header(store: Store, key: str) -> tuple[int, dict[str, Any]] | None:
-    """Size and content of a safetensors header; None for what has none."""
+    """Size and content of a safetensors header; None if there is none."""
     first = store.get_range(key, 0, 8)
     if len(first) < 8:
         return None
@@ -204,8 +229,8 @@ def _without(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name != "__metadata__"}
 
 
-class _Behind:
-    """Writes what comes after the first ``skip`` bytes."""
+class _SkipStart:
+    """A file that drops the first ``skip`` bytes."""
 
     def __init__(self, file: BinaryIO, skip: int) -> None:
         self._file, self._skip = file, skip

@@ -1,12 +1,12 @@
-"""A checkpoint of a run as a model on the Hugging Face Hub.
+"""Uploads a checkpoint of a run as a model to the Hugging Face Hub.
 
-Of a model of Transformers (the ``huggingface`` workload) it is what ``from_pretrained`` loads:
-weights, config and tokenizer (:mod:`runs.export.hub_files`), and the card says what of that could
-not be had. Of anything else it is what lies in the bucket: the weights (``model.safetensors``) and,
-of final weights, their ``config.json``. A model card says where they come from. No torch is needed.
+For a Transformers model (the ``huggingface`` workload) the upload is what ``from_pretrained``
+loads: weights, config and tokenizer (:mod:`runs.export.hub_files`); the card lists missing files.
+For other workloads it is the bucket's content: the weights (``model.safetensors``) and, for final
+weights, ``config.json``. A model card states their origin. Torch is not needed.
 
-Weights go through a temporary file, because the Hub wants their digest before their bytes; the disk
-must have room for them. API: https://huggingface.co/docs/huggingface_hub/guides/upload
+Weights go through a temporary file, because the Hub needs their digest first; the disk must have
+room for them. API: https://huggingface.co/docs/huggingface_hub/guides/upload
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from diloco.protocol import keys
 from diloco.protocol.records import BadRecord, FinalManifest, StoredObject
 from diloco.store.base import MissingKey, Store, StoreError
 from executors.base import ExecutorError
-from runs.credentials import CannotOpen
+from runs.credentials import DecryptionError
 from runs.credentials.vault import open_credential
-from runs.exceptions import CannotDo
+from runs.exceptions import ActionRefused
 from runs.export import hub_files
 from runs.export.hub_files import Extra, Source
-from runs.ingest.objects import NotWhatItWas, fetch
+from runs.ingest.objects import DigestMismatch, fetch
 from runs.ingest.stores import store_for
 from runs.models import Checkpoint, Credential, Event, Run
 from runs.task_queue import enqueue
@@ -39,39 +39,43 @@ if TYPE_CHECKING:
 
 TOKEN = "HF_TOKEN"  # noqa: S105 -- the name of a variable
 KIND = "hub_export"
-"""Of the events: asked, done, failed."""
+"""Kind of the events: requested, done, failed."""
 PATIENCE_S = 60.0
 _CONFIG_LIMIT = 1_000_000
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,94}/[A-Za-z0-9][\w.-]{0,94}")
 
 
 def credentials() -> list[Credential]:
-    """Those that hold a token of the Hub, be it for Jobs or for a repository as a store."""
-    found = Credential.objects.filter(kind__in=("huggingface", "store")).order_by("name")
-    return [credential for credential in found if TOKEN in credential.fields]
+    """Credentials with a Hub token, for Jobs or for a repository as a store."""
+    stored = Credential.objects.filter(kind__in=("huggingface", "store")).order_by("name")
+    return [credential for credential in stored if TOKEN in credential.fields]
 
 
 def ask(
     checkpoint: Checkpoint, *, credential_id: str, repository: str, private: bool, actor: User
 ) -> None:
-    """Check what can be checked here, and leave the rest to a worker. Raises :class:`CannotDo`."""
+    """Validate the request and enqueue the upload. Raises :class:`ActionRefused`."""
     repository = repository.strip()
     if not _NAME.fullmatch(repository) or ".." in repository or "--" in repository:
-        raise CannotDo(f"expected a repository such as acme/small-model, found {repository[:80]!r}")
+        raise ActionRefused(
+            f"expected a repository such as acme/small-model, found {repository[:80]!r}"
+        )
     credential = next((c for c in credentials() if str(c.pk) == credential_id), None)
     if credential is None:
-        raise CannotDo("expected a credential with a token of the Hub, found none")
+        raise ActionRefused("expected a credential with a Hub token, found none")
     record_event(
-        checkpoint.run, KIND, f"{checkpoint} is uploaded to {repository} with {credential}",
+        checkpoint.run,
+        KIND,
+        f"{checkpoint} is uploaded to {repository} with {credential}",
         actor=actor,
-    )  # fmt: skip
+    )
     enqueue("export_checkpoint", checkpoint.pk, credential.pk, repository, private, actor.pk)
 
 
 def export(
     checkpoint_id: int, credential_id: int, repository: str, private: bool, actor_id: int
 ) -> None:
-    """Upload, and say in an event what came of it. Uploading the same again changes nothing."""
+    """Upload and record the result as an event. Idempotent."""
     checkpoint = Checkpoint.objects.select_related("run").filter(pk=checkpoint_id).first()
     credential = next((c for c in credentials() if c.pk == credential_id), None)
     if checkpoint is None or credential is None:
@@ -81,20 +85,26 @@ def export(
     try:
         address = _upload(checkpoint, credential, repository, private=private)
     except (
-        MissingKey, StoreError, BadRecord, NotWhatItWas, ExecutorError, CannotOpen, OSError
-    ) as error:  # fmt: skip
-        words = f"{checkpoint} could not be uploaded to {repository}: {error}"
+        MissingKey,
+        StoreError,
+        BadRecord,
+        DigestMismatch,
+        ExecutorError,
+        DecryptionError,
+        OSError,
+    ) as error:
+        message = f"{checkpoint} could not be uploaded to {repository}: {error}"
         level = Event.Level.ERROR
     else:
-        words, level = f"{checkpoint} is at {address}", Event.Level.INFO
-    record_event(run, KIND, clean_text(words), level=level, actor=actor)
+        message, level = f"{checkpoint} is at {address}", Event.Level.INFO
+    record_event(run, KIND, clean_text(message), level=level, actor=actor)
 
 
 def _upload(
     checkpoint: Checkpoint, credential: Credential, repository: str, *, private: bool
 ) -> str:
-    """Where it is then."""
-    from huggingface_hub import CommitOperationAdd  # lazily: a web process has no use for it
+    """Upload; return the address, with a note about missing files."""
+    from huggingface_hub import CommitOperationAdd  # lazily: web processes do not need it
 
     from executors.huggingface.client import Hub
 
@@ -103,7 +113,7 @@ def _upload(
     hub = Hub(
         token=secrets[TOKEN], endpoint=secrets.get("HF_ENDPOINT") or None, patience_s=PATIENCE_S
     )
-    # A checkpoint's run may have final weights, whose config is of the same model.
+    # The run of a checkpoint can have final weights, whose config describes the same model.
     manifest = _final_manifest(store)
     workload = hub_files.workload_of(checkpoint)
     if workload is None and not checkpoint.final:
@@ -124,18 +134,18 @@ def _upload(
         ).encode()
         with hub.calling(list(secrets.values())) as api:
             api.create_repo(repository, private=private or None, exist_ok=True)
-            done = api.create_commit(
+            commit = api.create_commit(
                 repository,
                 [CommitOperationAdd(name, content) for name, content in files.items()],
                 commit_message=f"Weights of {_line(checkpoint.run.name)}: {checkpoint}",
             )
-    address = str(done.repo_url)
+    address = str(commit.repo_url)
     missing = f"; without {', '.join(extra.missing)}" if extra.missing else ""
     return address + missing
 
 
 def _source(hub: Hub, folder: Path, hidden: list[str]) -> Source:
-    """The Hub as the place of base models and tokenizers, with the same token."""
+    """The Hub as the source of base models and tokenizers, with the same token."""
 
     def names(repository: str, revision: str) -> list[str]:
         with hub.calling(hidden) as api:
@@ -145,16 +155,18 @@ def _source(hub: Hub, folder: Path, hidden: list[str]) -> Source:
         with hub.calling(hidden) as api:
             return Path(
                 api.hf_hub_download(
-                    repository, file, revision=revision or None,
+                    repository,
+                    file,
+                    revision=revision or None,
                     local_dir=folder / repository.replace("/", "--"),
                 )
-            )  # fmt: skip
+            )
 
     return Source(names=names, get=get)
 
 
 def _final_manifest(store: Store) -> FinalManifest | None:
-    """Of a run that has ended: its commits were compared when it was ingested."""
+    """The final manifest; None if there is none. Ingest has compared it with the commits."""
     try:
         return FinalManifest.read(store, keys.FINAL_MANIFEST)
     except MissingKey:
@@ -164,14 +176,17 @@ def _final_manifest(store: Store) -> FinalManifest | None:
 def _config(store: Store, manifest: FinalManifest) -> bytes:
     described: StoredObject = manifest.config
     if described.size_bytes > _CONFIG_LIMIT:
-        raise NotWhatItWas(
+        raise DigestMismatch(
             f"{described.key}: expected at most {_CONFIG_LIMIT} bytes, found {described.size_bytes}"
         )
     with tempfile.TemporaryFile() as file:
         fetch(
-            store, described.key, file,
-            size_bytes=described.size_bytes, sha256=described.sha256,
-        )  # fmt: skip
+            store,
+            described.key,
+            file,
+            size_bytes=described.size_bytes,
+            digest=described.digest,
+        )
         file.seek(0)
         return file.read()
 
@@ -179,48 +194,64 @@ def _config(store: Store, manifest: FinalManifest) -> bytes:
 def card(
     checkpoint: Checkpoint, repository: str, *, config: bool, model: Extra | None = None
 ) -> str:
-    """The model card: https://huggingface.co/docs/hub/model-cards. ``model``: one of Transformers,
-    with what else was uploaded."""
+    """The model card (https://huggingface.co/docs/hub/model-cards). ``model`` are the extra files
+    of a Transformers model, None for another workload."""
     run: Run = checkpoint.run
-    settings = run.group_settings
+    settings = run.settings
     loss = run.eval_loss if checkpoint.final else None
     rows = {
         "Run": _line(run.name),
         "Weights": f"{'final, ' if checkpoint.final else ''}after round {checkpoint.round}",
-        "Replicas": settings["num_replicas"],
-        "Inner steps per round": settings["sync_every"],
-        "Codec": settings["codec"],
+        "Replicas": settings.num_replicas,
+        "Inner steps per round": settings.sync_every,
+        "Codec": settings.codec,
         "Evaluation loss": f"{loss:.4f} (newest, round {run.eval_round})" if loss else "not given",
-        "SHA-256 in the run's bucket": f"`{checkpoint.digest}`",
+        "SHA-256 in the run's bucket" if checkpoint.final else "Digest in the run's bucket": (
+            f"`{checkpoint.digest}`"
+        ),
     }
     if model is not None:
-        said = [
+        notes = [
             "`AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load this."
             if not model.missing
             else f"Not uploaded: {_line('; '.join(model.missing))}. Add it, or let"
-            " `python -m diloco.export` make a whole directory.",
-            "The tensors are the bucket's; beside them the file's header says `format: pt`.",
+            " `python -m diloco.export` create a complete directory.",
+            "The tensors are those of the bucket; the file's header adds `format: pt`.",
         ]
     else:
-        said = [
+        notes = [
             "The files are those of the run's bucket, byte for byte"
             + (" (`config.json` as well)." if config else "; a checkpoint has no `config.json`."),
-            "It is no model of the `huggingface` workload, so `from_pretrained` does not load it.",
+            "The workload is not `huggingface`, so `from_pretrained` does not load it.",
         ]
-    told = json.dumps(run.workload, indent=2, sort_keys=True)
+    workload = json.dumps(run.workload, indent=2, sort_keys=True)
     lines = [
-        "---", f"library_name: {'safetensors' if model is None else 'transformers'}",
+        "---",
+        f"library_name: {'safetensors' if model is None else 'transformers'}",
         *([] if model is None else ["pipeline_tag: text-generation"]),
-        "tags:", "- diloco", "---",
-        f"# {_line(repository)}", "",
-        "Trained with DiLoCo: replicas that share a bucket exchange pseudo-gradients.", "",
-        "| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items()), "",
-        *said, "",
-        "The workload:", "", "```json", told.replace("`", "'"), "```", "",
-    ]  # fmt: skip
+        "tags:",
+        "- diloco",
+        "---",
+        f"# {_line(repository)}",
+        "",
+        "Trained with DiLoCo: replicas that share a bucket exchange pseudo-gradients.",
+        "",
+        "| | |",
+        "| --- | --- |",
+        *(f"| {name} | {value} |" for name, value in rows.items()),
+        "",
+        *notes,
+        "",
+        "The workload:",
+        "",
+        "```json",
+        workload.replace("`", "'"),
+        "```",
+        "",
+    ]
     return "\n".join(lines)
 
 
 def _line(text: str) -> str:
-    """Words of a person inside a table of Markdown."""
+    """User text that is safe inside a Markdown table."""
     return re.sub(r"[|`<>\[\]\r\n\\]", " ", text).strip() or "a run"

@@ -1,1 +1,1 @@
-"""A run's bucket as the server reads it into tables."""
+"""Reads a run's bucket into database tables."""

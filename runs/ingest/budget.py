@@ -1,8 +1,8 @@
-"""What one ingest pass of one run can use: seconds, CPU seconds, bytes, segments, log lines.
+"""Limits of one ingest pass over one run: wall time, CPU time, bytes, segments and log lines.
 
-The work of a pass ends when one of them is used up; what is left is read by later passes. So a run
-that writes a lot delays no other run by more than one budget. A single record cannot be interrupted
-here: that is what the time limits of the ingest task are for (:mod:`runs.tasks`).
+A pass stops when one limit is reached; later passes read the rest. A run that writes a lot
+therefore delays other runs by at most one budget. The budget cannot interrupt a single record: the
+time limits of the ingest task do that (:mod:`runs.tasks`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ CPU_SECONDS = 8.0
 BYTES = 64 * 1024 * 1024
 SEGMENTS = 2000
 STORE_SECONDS = 10.0
-"""After the others are used up, for what was parsed until then."""
+"""Extra time to store what was parsed before the other limits were reached."""
 LOG_LINES = 20_000
-"""Rows of one transaction, for which all other writers of SQLite wait."""
+"""Rows of one transaction. It blocks every other writer of SQLite."""
 
 
 class Budget:
-    """Shared by the threads of a pass."""
+    """Consumed by all threads of one pass."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Budget:
 
 
 class Unlimited(Budget):
-    """For imports, which end when all is read."""
+    """No limits. Used by imports, which run until everything is read."""
 
     def __init__(self) -> None:
         super().__init__()

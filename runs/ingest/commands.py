@@ -1,7 +1,8 @@
-"""What the control plane asks of replicas, as create-once objects under ``control/``.
+"""Commands of the control plane to replicas: create-once objects under ``control/``.
 
-Numbers have no gaps; whoever finds one taken takes the next. What was sent is remembered in the
-database after it was sent, so a command may be there twice: each means the same twice.
+Commands are numbered without gaps; a writer that finds a number taken uses the next one. The
+database records a command after it is sent, so a command can be sent twice. Commands are therefore
+idempotent.
 """
 
 from __future__ import annotations
@@ -14,44 +15,43 @@ from typing import Any
 from diloco.protocol import keys
 from diloco.protocol.records import BadRecord, Command
 from diloco.store.base import Store, StoreError
+from runs.bulk import update_row
 from runs.ingest.validation import refuse
 from runs.models import Replica, Run
 
 TRIES = 100
-"""Numbers that are tried at once. Whoever can write to the bucket can take any number of them, so
-one attempt ends, and the next goes on where it ended."""
+"""Numbers tried in one attempt. A process with write access to the bucket can take any number of
+them, so an attempt is bounded and the next one continues where it stopped."""
 
 
-class Crowded(StoreError):
-    """Other objects lie where the next one is to be written."""
+class NoFreeNumber(StoreError):
+    """All numbers that were tried are taken by objects that this server did not write."""
 
 
 def send_stop(run: Run, store: Store, now: datetime) -> None:
-    """End the run at its newest committed round."""
+    """Send the command to end the run at its newest committed round."""
     _send(run, store, Command(n=run.next_command, command="stop", wall_s=now.timestamp()))
     Run.objects.filter(pk=run.pk, stop_sent_at=None).update(stop_sent_at=now)
     run.stop_sent_at = now
 
 
 def send_resume(run: Run, store: Store, now: datetime) -> None:
-    """Take back the stops there are: the run goes on. Sent before anything of it is launched."""
+    """Cancel earlier stop commands so that the run continues. Sent before any replica launches."""
     _send(run, store, Command(n=run.next_command, command="resume", wall_s=now.timestamp()))
 
 
 def send_save(run: Run, store: Store, now: datetime) -> None:
-    """Have the next round that is committed saved as a checkpoint."""
-    asked_at = run.save_requested_at
+    """Save a checkpoint of the next committed round."""
     arguments: Mapping[str, Any] = {"round": run.next_round - 1}
     command = Command(
         n=run.next_command, command="save", arguments=arguments, wall_s=now.timestamp()
     )
     _send(run, store, command)
-    Run.objects.filter(pk=run.pk).update(save_sent_at=asked_at)
-    run.save_sent_at = asked_at
+    update_row(run, save_sent_at=run.save_requested_at)
 
 
 def send_drain(replica: Replica, store: Store, now: datetime, *, within_s: float) -> None:
-    """Ask this incarnation to give its work to a round, save its state, and leave."""
+    """Drain this incarnation: it contributes its local steps, saves its state and exits."""
     run = replica.run
     arguments: Mapping[str, Any] = {"incarnation": replica.incarnation, "within_s": within_s}
     _send(
@@ -65,29 +65,28 @@ def send_drain(replica: Replica, store: Store, now: datetime, *, within_s: float
             wall_s=now.timestamp(),
         ),
     )
-    Replica.objects.filter(pk=replica.pk).update(drain_sent_at=now)
-    replica.drain_sent_at = now
+    update_row(replica, drain_sent_at=now)
 
 
 def _send(run: Run, store: Store, command: Command) -> None:
     for _ in range(TRIES):
         if store.create(keys.control(command.n), command.to_bytes()):
-            return _sent(run, command.n)
+            return _mark_sent(run, command.n)
         try:
-            theirs = Command.read(store, keys.control(command.n))
-            if _meaning(theirs) == _meaning(command):
-                return _sent(run, command.n)
+            existing = Command.read(store, keys.control(command.n))
+            if _meaning(existing) == _meaning(command):
+                return _mark_sent(run, command.n)
         except BadRecord as error:
             refuse(run, keys.control(command.n), error)
         command = replace(command, n=command.n + 1)
-    _sent(run, command.n - 1)  # the next attempt goes on from here
-    raise Crowded(
+    _mark_sent(run, command.n - 1)  # the next attempt continues here
+    raise NoFreeNumber(
         f"expected {keys.control(command.n)} to be free or near a free one, found "
         f"{TRIES} objects before it that are not of this server"
     )
 
 
-def _sent(run: Run, n: int) -> None:
+def _mark_sent(run: Run, n: int) -> None:
     run.next_command = n + 1
     Run.objects.filter(pk=run.pk, next_command__lt=run.next_command).update(
         next_command=run.next_command

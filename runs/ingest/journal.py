@@ -1,21 +1,21 @@
-"""What only the control plane knows of a run, written into the run's own bucket.
+"""The journal: the control plane's records of a run, written into the run's own bucket.
 
-Replicas leave rounds, curves and logs there; owner, notes, pools, attempts with their causes and
-costs, alerts and events are in the database alone. They go to ``control/journal/<n>.json``, so that
-the bucket tells all of the run (:mod:`runs.restore.journal_reader` reads it back).
+Replicas write rounds, metrics and logs to the bucket. Owner, notes, pools, attempts with causes and
+costs, alerts and events exist only in the database. The journal copies them to
+``control/journal/<n>.json``, so that the bucket alone is enough to import the run
+(:mod:`runs.restore.journal_reader`).
 
 ::
 
-    tick ─► rows that differ from what was written last, and new events ─► one object, create-once
+    tick ─► rows that differ from the last written version, and new events ─► one create-once object
 
-At most one object per run and tick, and none where nothing changed. Objects are numbered without
-gaps. What an object says of a row replaces what earlier ones said; an event that is there twice
-(the writer died before it could remember that it had written) is one event. An object holds no
-secret: credentials are named, and texts have passed :func:`runs.transitions.clean_text`.
+A tick writes at most one object, and none if nothing changed. Objects are numbered without gaps. A
+row replaces its earlier versions. An event can be written twice (if the writer dies before it
+records the write); readers drop the duplicate. The journal holds no secrets: credentials are named,
+and texts pass through :func:`runs.transitions.clean_text`.
 
-Left out on purpose: what a replica reports of itself between two transitions of its state, because
-it would be news at every tick; the cost of what still runs; and what was sent to webhooks, which is
-this server's own affair.
+Not in the journal: a replica's progress between two state changes, because it changes at every
+tick; the cost of running attempts; and webhook deliveries, which concern this server only.
 """
 
 from __future__ import annotations
@@ -34,60 +34,98 @@ from diloco.protocol.group_document import canonical_json
 from diloco.protocol.parsing import abridged, parse_json
 from diloco.protocol.records import BadRecord
 from diloco.store.base import Store
-from runs.ingest.commands import TRIES, Crowded
+from runs.ingest.commands import TRIES, NoFreeNumber
 from runs.models import Alert, Event, Journal, Replica, ReplicaAttempt, ReplicaPool, Run, Webhook
 from runs.states import REPLICA_WORKING, RUN_LIVE, ReplicaState
 
 FORMAT, VERSION = "archipelago.journal", 1
 ENTRY_LIMIT = 64 << 20
-"""Bytes of one object that are read. The first has a row for each replica, up to a thousand."""
+"""Bytes read of one object. The first has a row for each of up to a thousand replicas."""
 EVENTS_PER_OBJECT = 500
 RETRY_FIRST, RETRY_CAP = timedelta(seconds=2), timedelta(minutes=5)
-"""Between writes that fail."""
+"""Delay after the first failed write, and the longest delay."""
 WINDOW = 1000
-"""Ids below the newest event that was written, among which one may turn up late: its transaction
-took its id early and was committed last."""
+"""Ids below the newest written event that are checked again: a transaction can take an id early and
+commit late."""
 
-RUN = (
-    "name", "state", "state_reason", "state_since", "submit_key", "time_limit_s", "budget_usd",
-    "start_timeout_s", "max_restarts", "notes", "tags", "archived_at", "forked_from", "fork_round",
-    "fork_outer", "created_at", "started_at", "first_step_at", "ended_at", "stop_requested_at",
-    "stop_sent_at", "cancel_at", "resumed_at", "idle_s", "save_requested_at", "save_sent_at",
-)  # fmt: skip
-WHEN_NOT_LIVE = ("cost_usd", "train_loss", "tokens_per_s")
-"""Of the run: sums over replicas that no longer say how they are."""
-POOL = (
-    "backend", "hardware", "count", "region", "spot", "image", "timeout_s", "options",
-    "price_usd_h", "price_given", "max_price_usd_h", "held", "failures", "closed_until",
-    "needs_person", "trouble",
-)  # fmt: skip
-REPLICA = (
-    "number", "backend_state", "restarts", "relaunch_at", "drain_sent_at", "cancel_at",
-    "worked_since", "fell_at", "pending_cause", "pending_since", "waiting_since",
-)  # fmt: skip
-WHEN_NOT_WORKING = ("state", "state_reason", "state_since", "round")
-"""Of a replica; one at work says in its beat how it is."""
-ATTEMPT = (
-    "number", "launch_key", "handle", "cause", "exit_code", "message", "created_at", "launched_at",
-    "started_at", "deadline_at", "expires_at", "ended_at", "price_usd_h", "earlier_cost_usd",
-)  # fmt: skip
-WHEN_ENDED = ("cost_usd", "billed_s")
-"""Of an attempt."""
-ALERT = (
-    "kind", "subject", "level", "message", "first_at", "opened_at", "closed_at", "times", "told_at",
-    "acknowledged_at",
-)  # fmt: skip
-EVENT = ("at", "level", "kind", "from_state", "to_state", "message")
-
-_WORKING = REPLICA_WORKING | {ReplicaState.SUSPECT}
 
 Body = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Table:
+    """The columns of a model that the journal contains, under the same names.
+
+    These are all columns except keys, relations (a body names those differently) and ``omitted``.
+    ``final`` columns are left out while the row is still changing at every tick.
+    """
+
+    model: type[Model]
+    omitted: frozenset[str] = frozenset()
+    final: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(
+            field.name
+            for field in self.model._meta.concrete_fields
+            if not (field.primary_key or field.is_relation or field.name in self.omitted)
+        )
+
+    def body(self, row: Model, *, final: bool = True) -> Body:
+        names = (name for name in self.columns if final or name not in self.final)
+        return {STORED_AS.get(name, name): _value(getattr(row, name)) for name in names}
+
+
+STORED_AS = {
+    "open_until": "closed_until",
+    "requires_intervention": "needs_person",
+    "last_error": "trouble",
+    "notified_at": "told_at",
+}
+"""Keys of the journal that differ from the column. Keys change only with :data:`VERSION`."""
+
+_FROM_BUCKET = {
+    *("rendezvous", "group_settings", "workload", "group_fingerprint", "code_sha256", "model_hash"),
+    *("committed_rounds", "tokens", "eval_loss", "eval_round", "round_s", "bytes_up", "bytes_down"),
+    *("phase_s", "refused_records", "next_round", "next_command"),
+}
+"""Columns of a run that an import reads from other objects of its bucket."""
+_LOCAL = {
+    *("delete_requested_at", "delete_objects", "last_seen_at", "committed_at"),
+    *("published_event_id", "end_due", "watched_round", "notify"),
+}
+"""Columns of a run that concern one server or database only."""
+_REPORTED = {
+    *("incarnation", "beat_count", "beat_at", "beat_interval_s", "beat_state", "beat_message"),
+    *("beat_observed_s", "beat_judged", "step", "tokens", "loss", "tokens_per_s", "wait_fraction"),
+    *("gpu_busy", "gpu_memory_bytes", "up_bytes_per_s", "down_bytes_per_s"),
+    *("device", "host", "pid"),
+}
+"""Columns of a replica that its heartbeats and telemetry set."""
+
+RUN = Table(
+    model=Run,
+    omitted=frozenset(_FROM_BUCKET | _LOCAL),
+    final=("cost_usd", "train_loss", "tokens_per_s"),  # sums over reporting replicas
+)
+POOL = Table(model=ReplicaPool)
+REPLICA = Table(
+    model=Replica,
+    omitted=frozenset(_REPORTED),
+    final=("state", "state_reason", "state_since", "round"),  # in the heartbeat while it works
+)
+ATTEMPT = Table(model=ReplicaAttempt, final=("cost_usd", "billed_s"))
+ALERT = Table(model=Alert)
+EVENT = Table(model=Event)
+
+_WORKING = REPLICA_WORKING | {ReplicaState.SUSPECT}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One object. ``pools`` are told by their place in the run, ``replicas`` by their number,
-    ``attempts`` by their launch key, ``alerts`` by kind and subject."""
+    """One object. ``pools`` are identified by their position in the run, ``replicas`` by their
+    number, ``attempts`` by their launch key, ``alerts`` by kind and subject."""
 
     n: int
     wall_s: float
@@ -125,7 +163,7 @@ class Entry:
         return cls(**body, run=run, **rows)
 
 
-_LISTS = ("pools", "replicas", "attempts", "alerts", "events")
+_LISTS = tuple(name for name, kind in Entry.__annotations__.items() if "tuple" in kind)
 
 
 def _is_body(value: object) -> bool:
@@ -133,13 +171,13 @@ def _is_body(value: object) -> bool:
 
 
 def mark_due(run: Run) -> None:
-    """Something changed that has to be written. A write that is under way does not clear this."""
+    """Mark the journal as due. A write that is already running does not clear this mark."""
     Journal.objects.get_or_create(run=run)
     Journal.objects.filter(run=run).update(due=True, marks=F("marks") + 1)
 
 
-def has_news(run: Run, *, now: datetime) -> bool:
-    """Whether there is something to write, and it is not put off after a failed write."""
+def is_write_due(run: Run, *, now: datetime) -> bool:
+    """Whether there is something to write and no retry delay is running."""
     journal = Journal.objects.filter(run=run).defer("seen").first()
     if journal is None:
         return True
@@ -148,9 +186,9 @@ def has_news(run: Run, *, now: datetime) -> bool:
     return journal.due or Event.objects.filter(run=run, pk__gt=journal.event_id).exists()
 
 
-def put_off(run: Run, *, now: datetime) -> None:
-    """A write failed: it stays due and is tried again, less and less often, as long as the run
-    exists."""
+def delay_retry(run: Run, *, now: datetime) -> None:
+    """Record a failed write. It stays due and is retried with exponential backoff, without
+    limit."""
     journal, _ = Journal.objects.get_or_create(run=run)
     wait = min(RETRY_FIRST * 2 ** min(journal.failures, 12), RETRY_CAP)
     Journal.objects.filter(run=run).update(
@@ -159,8 +197,10 @@ def put_off(run: Run, *, now: datetime) -> None:
 
 
 def write_journal(run: Run, store: Store, *, now: datetime, changed: bool = True) -> bool:
-    """Write what is new of ``run``; False where nothing is. A tick that has not ``changed``
-    anything costs two queries."""
+    """Write the changes of ``run``; return False if there are none.
+
+    A tick with ``changed=False`` and nothing due costs two queries.
+    """
     journal, _ = Journal.objects.get_or_create(run=run)
     events = _new_events(run, journal)
     if not (changed or events or journal.due):
@@ -169,14 +209,14 @@ def write_journal(run: Run, store: Store, *, now: datetime, changed: bool = True
     rows = _Rows(seen=seen)
     stored = Run.objects.select_related("owner", "store_credential").get(pk=run.pk)
     rows.add("run", "", run_body(stored))
-    places: dict[int, int] = {}
+    positions: dict[int, int] = {}
     pools = ReplicaPool.objects.filter(run=run).select_related("credential", "added_by")
     pools = pools.order_by("pk")
-    for place, pool in enumerate(pools):
-        places[pool.pk] = place
-        rows.add("pools", str(place), pool_body(pool, place))
+    for position, pool in enumerate(pools):
+        positions[pool.pk] = position
+        rows.add("pools", str(position), pool_body(pool, position))
     for replica in Replica.objects.filter(run=run).order_by("number"):
-        rows.add("replicas", str(replica.number), replica_body(replica, places))
+        rows.add("replicas", str(replica.number), replica_body(replica, positions))
     attempts = ReplicaAttempt.objects.filter(replica__run=run).select_related("replica")
     for attempt in attempts.order_by("replica__number", "number"):
         rows.add("attempts", attempt.launch_key, attempt_body(attempt))
@@ -186,7 +226,7 @@ def write_journal(run: Run, store: Store, *, now: datetime, changed: bool = True
     new = rows.new
     if not events and not any(new.values()):
         if journal.due:
-            _written(journal)
+            _mark_written(journal)
         return False
     entry = Entry(
         n=journal.next_n,
@@ -206,14 +246,14 @@ def write_journal(run: Run, store: Store, *, now: datetime, changed: bool = True
         next_n=n + 1, event_id=newest, seen=seen, failures=0, retry_at=None
     )
     if len(events) < EVENTS_PER_OBJECT:
-        _written(journal)
+        _mark_written(journal)
     else:
         mark_due(run)
     return True
 
 
-def _written(journal: Journal) -> None:
-    """All of it, unless it was marked as due again meanwhile."""
+def _mark_written(journal: Journal) -> None:
+    """Clear the due mark, unless the journal was marked again in the meantime."""
     Journal.objects.filter(pk=journal.pk, marks=journal.marks).update(
         due=False, failures=0, retry_at=None
     )
@@ -221,7 +261,7 @@ def _written(journal: Journal) -> None:
 
 @dataclass
 class _Rows:
-    """Rows whose digest is not the one in ``seen``, which is brought up to date."""
+    """Collects rows whose digest differs from the one in ``seen``, and updates ``seen``."""
 
     seen: dict[str, Any]
     new: dict[str, list[Body]] = field(
@@ -229,15 +269,15 @@ class _Rows:
     )
 
     def add(self, kind: str, name: str, body: Body) -> None:
-        digest = hashlib.sha256(canonical_json(_plain(body))).hexdigest()[:16]
+        digest = hashlib.sha256(canonical_json(_without_nan(body))).hexdigest()[:16]
         known = self.seen.setdefault(kind, {})
         if known.get(name) != digest:
             known[name] = digest
             self.new[kind].append(body)
 
 
-def _plain(value: Any) -> Any:
-    """For a digest, in which a number may be no number."""
+def _without_nan(value: Any) -> Any:
+    """Replace NaN and infinities by strings, so that the value has a digest."""
     return json.loads(json.dumps(value), parse_constant=str)
 
 
@@ -248,61 +288,63 @@ def _new_events(run: Run, journal: Journal) -> list[Event]:
 
 
 def _create(run: Run, store: Store, entry: Entry) -> int:
-    """The number it was written under: the first that is free."""
+    """Write the entry under the first free number and return that number."""
     for n in range(entry.n, entry.n + TRIES):
         if store.create(keys.journal(n), Entry(**{**vars(entry), "n": n}).to_bytes()):
             return n
     Journal.objects.filter(pk=run.pk).update(next_n=entry.n + TRIES)
-    raise Crowded(
+    raise NoFreeNumber(
         f"expected {keys.journal(entry.n)} or one of the {TRIES} after it to be free, found all "
         "of them taken"
     )
 
 
-# One row as an object holds it.
+# Rows as they are stored in an entry.
 
 
 def run_body(run: Run) -> Body:
-    own = RUN if run.state in RUN_LIVE else (*RUN, *WHEN_NOT_LIVE)
     credential = run.store_credential
     return {
-        **_columns(run, own),
+        **RUN.body(run, final=run.state not in RUN_LIVE),
         "owner": run.owner.get_username(),
         "store_credential": credential.name if credential else None,
         "archive": run.archive_id,
-        "notify": _addresses(run),
+        "notify": _webhook_names(run),
     }
 
 
-def _addresses(run: Run) -> list[str] | None:
-    """Webhooks by name, as ids are of one database alone."""
+def _webhook_names(run: Run) -> list[str] | None:
+    """Webhooks by name: ids are valid in one database only."""
     if run.notify is None:
         return None
     return sorted(Webhook.objects.filter(pk__in=run.notify).values_list("name", flat=True))
 
 
-def pool_body(pool: ReplicaPool, place: int) -> Body:
+def pool_body(pool: ReplicaPool, position: int) -> Body:
     credential = pool.credential.name if pool.credential else None
     added_by = pool.added_by.get_username() if pool.added_by else None
     return {
-        **_columns(pool, POOL), "place": place, "credential": credential, "added_by": added_by,
-    }  # fmt: skip
+        **POOL.body(pool),
+        "place": position,
+        "credential": credential,
+        "added_by": added_by,
+    }
 
 
-def replica_body(replica: Replica, places: Mapping[int, int]) -> Body:
-    own = REPLICA if replica.state in _WORKING else (*REPLICA, *WHEN_NOT_WORKING)
-    return {**_columns(replica, own), "pool": places[replica.pool_id]}
+def replica_body(replica: Replica, positions: Mapping[int, int]) -> Body:
+    body = REPLICA.body(replica, final=replica.state not in _WORKING)
+    return {**body, "pool": positions[replica.pool_id]}
 
 
 def attempt_body(attempt: ReplicaAttempt) -> Body:
-    own = ATTEMPT if attempt.ended_at is None else (*ATTEMPT, *WHEN_ENDED)
-    return {**_columns(attempt, own), "replica": attempt.replica.number}
+    body = ATTEMPT.body(attempt, final=attempt.ended_at is not None)
+    return {**body, "replica": attempt.replica.number}
 
 
 def alert_body(alert: Alert) -> Body:
     seen_by = alert.acknowledged_by
     return {
-        **_columns(alert, ALERT),
+        **ALERT.body(alert),
         "replica": alert.replica.number if alert.replica else None,
         "acknowledged_by": seen_by.get_username() if seen_by else None,
     }
@@ -310,14 +352,10 @@ def alert_body(alert: Alert) -> Body:
 
 def event_body(event: Event) -> Body:
     return {
-        **_columns(event, EVENT),
+        **EVENT.body(event),
         "replica": event.replica.number if event.replica else None,
         "actor": event.actor.get_username() if event.actor else None,
     }
-
-
-def _columns(row: Model, names: tuple[str, ...]) -> Body:
-    return {name: _value(getattr(row, name)) for name in names}
 
 
 def _value(value: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Leases of replicas: one listing, one GET per replica.
+"""Reads the leases of replicas: one listing, then one GET per replica.
 
-A beat is judged by when *we* saw it change, never by what it says the time is (invariant I5). Its
-age is counted in seconds during which ingest has read leases (``observed_s``): while the bucket is
-away, while ingest is late, and when the clock jumps, no replica grows silent.
+A heartbeat is dated by the moment this server saw it change, never by the replica's clock
+(invariant I5). Its age counts only the seconds during which ingest read leases (``observed_s``). An
+unavailable bucket, a late pass or a clock jump does not make a replica look silent.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from django.db import transaction
 
 from diloco.protocol import keys
-from diloco.protocol.records import BadRecord, Beat
+from diloco.protocol.records import BadRecord, Heartbeat
 from diloco.store.base import (
     LISTED,
     ListingTooLong,
@@ -27,6 +26,7 @@ from diloco.store.base import (
     Store,
     StoreError,
 )
+from runs.bulk import update_row
 from runs.ingest.limits import SMALL_LIMIT, count
 from runs.ingest.validation import refuse
 from runs.models import Replica, Run
@@ -36,28 +36,31 @@ logger = logging.getLogger(__name__)
 
 READERS = 8
 MAX_INCARNATIONS = 256
-"""Processes of one replica whose telemetry is read; of more, the newest."""
+"""Incarnations of one replica whose telemetry is read; the newest of them if there are more."""
 MEMBERS_LISTED = 20_000
-"""Objects below ``members/`` that one listing may have: more, and each replica is listed alone, so
-that a replica that floods its folder hides its own lease and no other's."""
+"""Objects below ``members/`` that one listing can return. Beyond that each replica is listed alone,
+so that a replica that floods its prefix hides only its own lease."""
 MEMBER_LISTED = 1_000
-"""Objects of one replica's folder that are listed then."""
+"""Objects of one replica's prefix in that case."""
 MEMBERS_S = 8.0
-"""Seconds after which no more replicas are listed alone."""
+"""Seconds for listing replicas one by one."""
 MAX_REPLICAS = 4_096
-"""Replica numbers whose leases are read; a group has a thousand at most."""
+"""Replica numbers whose leases are read. A group has at most a thousand."""
 LONGEST_INTERVAL_S = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leases:
-    """``incarnations`` are all that ever beat; ``newest`` the beat of each replica's newest, or
-    why it could not be read. ``crowded`` are replicas with more incarnations than are read, and how
-    many they have. ``flooded`` are those whose folder holds too many objects to be listed, and why
-    it was not: of these only the process that was known is read."""
+    """The leases of one pass.
+
+    ``incarnations`` are all that ever had a lease. ``newest`` is each replica's newest heartbeat,
+    or the reason why it is unreadable. ``crowded`` maps replicas with too many incarnations to
+    their count. ``flooded`` maps replicas whose prefix is too long to list to the error; only their
+    known incarnation is read.
+    """
 
     incarnations: tuple[tuple[int, str], ...]
-    newest: dict[int, Beat | BadRecord]
+    newest: dict[int, Heartbeat | BadRecord]
     crowded: Mapping[int, int] = field(default_factory=dict)
     flooded: Mapping[int, str] = field(default_factory=dict)
 
@@ -65,8 +68,11 @@ class Leases:
 def read_leases(
     store: Store, *, known: Mapping[int, str] | None = None, readers: int = READERS
 ) -> Leases:
-    """I/O only. Of the replicas ``known``, with the newest incarnation of each that was seen ('' if
-    none was); None is of all, and then a listing that is too long is an error."""
+    """Read leases. I/O only, no database.
+
+    ``known`` maps the replicas to read to their newest known incarnation ('' for none). With None
+    all replicas are read and a listing that is too long raises.
+    """
     names: dict[int, list[str]] = {}
     flooded: dict[int, str] = {}
     try:
@@ -77,10 +83,10 @@ def read_leases(
             raise
         names, flooded = _list_each(store, known)
     if known is not None:
-        names = {replica: found for replica, found in names.items() if replica in known}
+        names = {replica: own_names for replica, own_names in names.items() if replica in known}
     names = {replica: names[replica] for replica in sorted(names)[:MAX_REPLICAS]}
-    # Sorted by time: of two processes of a replica the higher name is the newer.
-    found = [(r, name) for r in names for name in sorted(names[r])[-MAX_INCARNATIONS:]]
+    # Incarnations sort by time: the highest name is the newest process.
+    incarnations = [(r, name) for r in names for name in sorted(names[r])[-MAX_INCARNATIONS:]]
     newest = {replica: max(incarnations) for replica, incarnations in names.items()}
     if readers > 1:
         with ThreadPoolExecutor(readers) as pool:
@@ -88,7 +94,7 @@ def read_leases(
     else:
         beats = [_read(store, *item) for item in newest.items()]
     return Leases(
-        incarnations=tuple(found),
+        incarnations=tuple(incarnations),
         newest={
             replica: beat for replica, beat in zip(newest, beats, strict=True) if beat is not None
         },
@@ -108,8 +114,10 @@ def _incarnations(listed: Iterable[ObjectInfo]) -> dict[int, list[str]]:
 def _list_each(
     store: Store, known: Mapping[int, str], *, clock: Callable[[], float] = time.monotonic
 ) -> tuple[dict[int, list[str]], dict[int, str]]:
-    """The incarnations of each replica, listed one by one, and the replicas whose listing is too
-    long. Of these, and of those that there was no time for, the incarnation that is known."""
+    """List replicas one by one: their incarnations, and the replicas whose listing is too long.
+
+    For those, and when the time is used up, the known incarnation is returned.
+    """
     names: dict[int, list[str]] = {}
     flooded: dict[int, str] = {}
     until_s = clock() + MEMBERS_S
@@ -123,12 +131,12 @@ def _list_each(
             flooded[replica] = str(error)
         else:
             names[replica] = _incarnations(listed).get(replica, [])
-    return {replica: found for replica, found in names.items() if found}, flooded
+    return {replica: own_names for replica, own_names in names.items() if own_names}, flooded
 
 
-def _read(store: Store, replica: int, incarnation: str) -> Beat | BadRecord | None:
+def _read(store: Store, replica: int, incarnation: str) -> Heartbeat | BadRecord | None:
     try:
-        beat = Beat.read(store, keys.beat(replica, incarnation))
+        beat = Heartbeat.read(store, keys.beat(replica, incarnation))
         if (beat.replica, beat.incarnation) != (replica, incarnation):
             raise BadRecord("expected the lease of its own key, found another's")
         if not 0 <= beat.interval_s <= LONGEST_INTERVAL_S:
@@ -145,7 +153,7 @@ def _read(store: Store, replica: int, incarnation: str) -> Beat | BadRecord | No
         return error
     except StoreError:
         raise
-    except Exception as error:  # of one replica; the others are read
+    except Exception as error:  # one bad record must not hide the other replicas
         return BadRecord(f"{type(error).__name__}: {error}")
     return beat
 
@@ -158,7 +166,7 @@ def store_leases(
     now: datetime,
     observed_s: float = 0.0,
 ) -> bool:
-    """Write the beats that changed to the replicas' rows; whether there was one."""
+    """Write changed heartbeats to the replicas' rows; return whether there was one."""
     changed = False
     for replica in replicas:
         beat = leases.newest.get(replica.number)
@@ -176,7 +184,7 @@ def store_leases(
             continue
         try:
             _save(replica, beat, now, observed_s)
-        except Exception as error:  # one replica's record must not hide the leases of the others
+        except Exception as error:  # one bad record must not hide the other replicas
             logger.exception("the lease of %s could not be stored", replica)
             refuse(run, f"lease of {replica}", error, replica=replica)
         else:
@@ -184,21 +192,19 @@ def store_leases(
     return changed
 
 
-def _save(replica: Replica, beat: Beat, now: datetime, observed_s: float) -> None:
-    fields: dict[str, Any] = {
-        "incarnation": clean_text(beat.incarnation, 16),
-        "beat_count": beat.count,
-        "beat_at": now,
-        "beat_interval_s": beat.interval_s,
-        "beat_state": clean_text(beat.state, 16),
-        "beat_message": clean_text(beat.message),
-        "beat_observed_s": observed_s,
-        "round": beat.round,
-        "device": clean_text(beat.device, 80),
-        "host": clean_text(beat.host, 120),
-        "pid": beat.pid,
-    }
+def _save(replica: Replica, beat: Heartbeat, now: datetime, observed_s: float) -> None:
     with transaction.atomic():
-        Replica.objects.filter(pk=replica.pk).update(**fields)
-    for name, value in fields.items():
-        setattr(replica, name, value)
+        update_row(
+            replica,
+            incarnation=clean_text(beat.incarnation, 16),
+            beat_count=beat.count,
+            beat_at=now,
+            beat_interval_s=beat.interval_s,
+            beat_state=clean_text(beat.state, 16),
+            beat_message=clean_text(beat.message),
+            beat_observed_s=observed_s,
+            round=beat.round,
+            device=clean_text(beat.device, 80),
+            host=clean_text(beat.host, 120),
+            pid=beat.pid,
+        )

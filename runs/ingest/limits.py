@@ -1,10 +1,10 @@
-"""What a run's telemetry may say: how much of it, and which steps, rounds, times and values.
+"""Bounds of a run's telemetry: sizes, steps, rounds, times and values.
 
-A segment comes from a machine that we do not control. It is refused by name, as a whole, if it has
-more rows than a replica writes (:mod:`diloco.protocol.telemetry` has the numbers, and the writer
-splits what is more), or speaks of steps, rounds and times that the run cannot have. Values are
-different: a loss may be anything, so one that sums could not hold is taken for infinite, and
-durations and counts are cut off at the largest that makes sense. So no sum can overflow a column.
+Segments come from machines that we do not control. A segment is refused as a whole, naming the
+field, if it has more rows than a replica writes (limits in :mod:`diloco.protocol.telemetry`; the
+writer splits larger ones) or contains steps, rounds or times that the run cannot have. Values are
+clamped instead: an extreme loss becomes infinite, and durations and counts stop at the largest
+plausible value. So no sum can overflow a column.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ from runs.metrics.blocks import BLOCK_STEPS, MAX_KEY
 from runs.models import Run
 
 INT_LIMIT = 2**53
-"""Counters above this are not exact in a browser, and no training gets there."""
+"""Larger integers are not exact in a browser, and no training reaches them."""
 SMALL_LIMIT = 2**31 - 1
 VALUE_LIMIT = 1e100
-"""Beyond every 32-bit number, so no loss or norm of a training; its square is still finite."""
+"""Larger than any 32-bit float; its square is still finite."""
 SECONDS_LIMIT = 1e9
-"""Of a phase: thirty years."""
+"""Of one phase: about thirty years."""
 TOTAL_SECONDS_LIMIT = 1e15
 LATEST_WALL_S = 4_102_444_800.0
-"""2100-01-01, in seconds since 1970. Times before 1970 and after this are no times of a run."""
+"""2100-01-01 in seconds since 1970. Times before 1970 or after this are invalid."""
 
 MAX_BLOCKS = 2 + 2 * MAX_STEPS // BLOCK_STEPS
-"""Blocks of steps that one segment reaches into. A replica's steps follow each other, but for the
-jumps of one that catches up."""
+"""Step blocks that one segment can touch. A replica's steps are consecutive except when it catches
+up."""
 ROUNDS_AHEAD = 64
-"""Rounds that telemetry may be ahead of the commits that have been ingested, as they were read at
-another moment. Further ahead, the bucket must hold the commit."""
+"""Rounds by which telemetry can be ahead of the ingested commits, which are read at another moment.
+Beyond that the bucket must hold the commit."""
 
 
 def finite(value: float | None) -> float | None:
-    """The value, or None where a column of the database, or a sum of some, cannot hold it."""
+    """The value, or None if a column, or a sum of such values, cannot hold it."""
     if value is None or not math.isfinite(value) or abs(value) > VALUE_LIMIT:
         return None
     return value
 
 
 def measured(column: Iterable[float]) -> NDArray[Any]:
-    """A column of measured values; those beyond :data:`VALUE_LIMIT` are infinite."""
-    found = np.asarray(tuple(column), dtype=float)
-    found[found > VALUE_LIMIT] = np.inf
-    found[found < -VALUE_LIMIT] = -np.inf
-    return found
+    """A column of measurements; values beyond :data:`VALUE_LIMIT` become infinite."""
+    values = np.asarray(tuple(column), dtype=float)
+    values[values > VALUE_LIMIT] = np.inf
+    values[values < -VALUE_LIMIT] = -np.inf
+    return values
 
 
 def count(value: int, name: str, *, limit: int = INT_LIMIT) -> int:
@@ -73,7 +73,7 @@ def count(value: int, name: str, *, limit: int = INT_LIMIT) -> int:
 
 
 def add(total: int, more: Iterable[int]) -> int:
-    """A sum of counts that stops at the largest count there is."""
+    """A sum of counts, capped at :data:`INT_LIMIT`."""
     return min(total + sum(more), INT_LIMIT)
 
 
@@ -85,8 +85,8 @@ def is_wall_time(value: float) -> bool:
 class RunBounds:
     """The rounds and steps that a run can have; ``next_round`` is the first that is not ingested.
 
-    A run has as many rounds as it is to commit, and its void ones. A replica trains on while its
-    last exchanges are under way, one for each fragment.
+    A run has its committed rounds and its void ones. A replica keeps training while its last
+    exchanges, one per fragment, are in flight.
     """
 
     last_round: int
@@ -95,11 +95,10 @@ class RunBounds:
 
     @classmethod
     def of(cls, run: Run) -> RunBounds:
-        settings = run.group_settings
+        settings = run.settings
         void = max(run.next_round - 1 - run.committed_rounds, 0)
-        fragments = int(settings.get("num_fragments", 1))
-        rounds = int(settings["total_rounds"]) + void + fragments + ROUNDS_AHEAD
-        last_step = (rounds + 1) * int(settings["sync_every"])
+        rounds = settings.total_rounds + void + settings.num_fragments + ROUNDS_AHEAD
+        last_step = (rounds + 1) * settings.sync_every
         return cls(
             last_round=min(rounds, SMALL_LIMIT),
             last_step=min(last_step, MAX_KEY),
@@ -108,7 +107,7 @@ class RunBounds:
 
 
 def check_segment(segment: Segment, bounds: RunBounds) -> None:
-    """:class:`BadRecord`, naming the field, for what the tables should not take."""
+    """Raise :class:`BadRecord`, naming the field, for values that the tables must not store."""
     _check_sizes(segment)
     _check_columns(segment, bounds)
     for report in segment.rounds:
@@ -128,10 +127,10 @@ def check_segment(segment: Segment, bounds: RunBounds) -> None:
 
 
 def check_rounds(segment: Segment, bounds: RunBounds, store: Store) -> None:
-    """:class:`BadRecord` for a round that nothing shows to be committed. At most one request."""
-    told = [report.round for report in segment.rounds]
-    told += [evaluation.round for evaluation in segment.evaluations]
-    newest = max(told, default=0)
+    """Raise :class:`BadRecord` if the newest round is not committed. Costs at most one request."""
+    rounds = [report.round for report in segment.rounds]
+    rounds += [evaluation.round for evaluation in segment.evaluations]
+    newest = max(rounds, default=0)
     if newest < bounds.next_round + ROUNDS_AHEAD:
         return
     try:
@@ -144,7 +143,7 @@ def check_rounds(segment: Segment, bounds: RunBounds, store: Store) -> None:
 
 
 def work_of(segment: Segment) -> int:
-    """About how long it takes to store a segment, in units of a few microseconds."""
+    """Estimated cost of storing a segment, in units of a few microseconds."""
     reported = _blocks(report.step for report in segment.rounds)
     steps = _blocks(segment.steps.step) + min(reported, MAX_BLOCKS)
     return (
@@ -157,7 +156,7 @@ def work_of(segment: Segment) -> int:
 
 
 def _blocks(steps: Iterable[int]) -> int:
-    """Blocks of a series that these steps lie in. Each is a row, and one more of each level."""
+    """Blocks that these steps touch. Each is one row, plus one row per downsampling level."""
     return len({step // BLOCK_STEPS for step in steps})
 
 
@@ -175,9 +174,9 @@ def _check_sizes(segment: Segment) -> None:
     _at_most(segment.system, MAX_SYSTEM, "system")
 
 
-def _at_most(found: tuple[Any, ...] | Mapping[str, Any], limit: int, name: str) -> None:
-    if len(found) > limit:
-        raise BadRecord(f"{name}: expected at most {limit}, found {len(found)}")
+def _at_most(rows: tuple[Any, ...] | Mapping[str, Any], limit: int, name: str) -> None:
+    if len(rows) > limit:
+        raise BadRecord(f"{name}: expected at most {limit}, found {len(rows)}")
 
 
 def _check_columns(segment: Segment, bounds: RunBounds) -> None:
@@ -201,5 +200,5 @@ def _check_columns(segment: Segment, bounds: RunBounds) -> None:
 
 
 def _check_wall(name: str, value: float) -> None:
-    if not is_wall_time(value):  # neither is NaN
+    if not is_wall_time(value):  # NaN is refused, too
         raise BadRecord(f"{name}: expected a time between 1970 and 2100, found {value}")

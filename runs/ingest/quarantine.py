@@ -1,12 +1,12 @@
-"""Records whose processing fails again and again are skipped, kept and shown.
+"""Quarantine: records whose processing fails repeatedly are skipped, kept and shown.
 
-A record that fails :data:`FAILURES` times is quarantined: an exception counts, and so does a
-process that was killed (out of memory, time limit) while it worked on the record. A kill leaves no
-exception, so after one the passes of that run are *careful*: they take one record at a time and
-write down which, before they parse it. A careful pass that comes to its end is the last of them.
+A record is quarantined after :data:`FAILURES` failures. An exception is a failure, and so is a
+process killed (out of memory, time limit) while it worked on the record. A kill leaves no
+exception, so the following passes of that run are *careful*: they process one record at a time and
+note its key before they parse it. The first careful pass that finishes ends this mode.
 
-What cannot be parsed is refused at once (:func:`runs.ingest.validation.refuse`) and needs no
-quarantine: this is for records that the code did not foresee.
+Records that cannot be parsed are refused at once (:func:`runs.ingest.validation.refuse`) and need
+no quarantine. Quarantine is for failures that the code does not anticipate.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from diloco.store.base import (
     StoreError,
     StoreUnavailable,
 )
+from runs.bulk import update_row
 from runs.models import Event, QuarantinedRecord, Replica, Run
 from runs.transitions import clean_text, record_event
 
@@ -39,14 +40,14 @@ logger = logging.getLogger(__name__)
 
 FAILURES = 3
 KEPT = 500
-"""Rows of one run. Past it the oldest make room and are counted, in one row for each replica."""
+"""Rows kept per run. Beyond that the oldest are replaced by one count per replica."""
 FORGOTTEN_AFTER = timedelta(minutes=10)
-"""A record that has failed less than :data:`FAILURES` times, and not for so long, can make room."""
+"""Age after which a record with fewer than :data:`FAILURES` failures can be dropped."""
 _SUMMARY = "*"
 PATIENCE_S = 25.0
-"""Seconds in all that a pass waits for a store, less than its time limit."""
+"""Seconds that a pass waits for a store in total, below the task's time limit."""
 QUICK_S = 2.0
-"""A request that takes longer on average is one of a slow store."""
+"""A store whose requests take longer on average counts as slow."""
 KILLED = "the ingest process ended while it worked on this record (memory or time limit)"
 
 
@@ -54,25 +55,25 @@ def _is_summary(row: QuarantinedRecord) -> bool:
     return row.key.endswith(_SUMMARY)
 
 
-class Unreadable(Exception):
-    """The store raised what a store does not raise. It says nothing about the record, which may not
-    even exist, so it does not count against it."""
+class UnexpectedStoreError(Exception):
+    """The store raised an unexpected exception. It does not count against the record, which might
+    not even exist."""
 
 
-class OutOfTime(StoreError):
-    """The store answers, and a pass has waited for it long enough: the next goes on. It is the
-    run's records that take long, so it is no failure of the store, which other runs use too."""
+class PassTimeout(StoreError):
+    """A pass waited too long for a store that does answer; the next pass continues. This is not a
+    store failure: the run has many or large records, and other runs use the same store."""
 
 
 class Quarantine:
-    """The records of one run that have failed, during one pass."""
+    """The failed records of one run, during one pass."""
 
     def __init__(self, run: Run, *, now: datetime, careful: bool = False) -> None:
         self.run, self.now, self.careful = run, now, careful
         self._rows = {row.key: row for row in QuarantinedRecord.objects.filter(run=run)}
 
     def skips(self, key: str) -> str:
-        """Why the record is not read; '' where it is."""
+        """Why the record is skipped; '' if it is not."""
         row = self._rows.get(key)
         if row is None or row.failures < FAILURES:
             return ""
@@ -82,7 +83,7 @@ class Quarantine:
 
     @property
     def count(self) -> int:
-        """Records that are skipped."""
+        """Number of records that are skipped."""
         skipped = (row for row in self._rows.values() if row.quarantined_at is not None)
         return sum(row.failures if _is_summary(row) else 1 for row in skipped)
 
@@ -98,13 +99,13 @@ class Quarantine:
         incarnation: str = "",
         size_bytes: int | None = None,
     ) -> None:
-        """Before a record is parsed. In a careful pass this counts as a failure until
+        """Call before parsing a record. In a careful pass it counts as failed until
         :meth:`done`."""
         if self.careful:
             self._count(key, KILLED, replica, incarnation, size_bytes)
 
     def withdraw(self, key: str) -> None:
-        """The store did not give the record: what :meth:`begin` counted is no failure of it."""
+        """Undo :meth:`begin`: the store did not return the record, so the record did not fail."""
         row = self._rows.get(key)
         if self.careful and row is not None and row.reason == KILLED:
             row.failures -= 1
@@ -116,7 +117,7 @@ class Quarantine:
                 del self._rows[key]
 
     def done(self, names: Iterable[str]) -> None:
-        """These records are stored."""
+        """Forget the failures of records that are now stored."""
         known = [key for key in names if key in self._rows]
         if known:
             QuarantinedRecord.objects.filter(
@@ -135,26 +136,26 @@ class Quarantine:
         incarnation: str = "",
         size_bytes: int | None = None,
     ) -> None:
-        """The record raised ``error``; at the last failure it is quarantined."""
+        """Count a failure; the record is quarantined at the last one."""
         reason = f"{type(error).__name__}: {error}"
         row = self._rows.get(key)
         if self.careful and row is not None and row.reason == KILLED:
-            row.reason = clean_text(reason)  # begin() has counted it
-            QuarantinedRecord.objects.filter(pk=row.pk).update(reason=row.reason)
+            update_row(row, reason=clean_text(reason))  # begin() has counted it
         else:
             row = self._count(key, reason, replica, incarnation, size_bytes)
         if row is not None and row.failures >= FAILURES and row.quarantined_at is None:
             self._quarantine(row)
 
     def hold(self, key: str, reason: str, *, replica: Replica | None = None) -> None:
-        """Quarantine at once what cannot be read however often it is tried, such as a prefix that
-        holds too many objects. The row stays until the run is deleted."""
+        """Quarantine immediately what no retry can read, such as a prefix with too many objects.
+
+        The row stays until the run is deleted.
+        """
         row = self._rows.get(key)
         if row is None:
             row = self._add(key, replica, "", None)
         if row is not None and row.quarantined_at is None:
-            row.failures, row.reason = 1, clean_text(reason)
-            QuarantinedRecord.objects.filter(pk=row.pk).update(failures=1, reason=row.reason)
+            update_row(row, failures=1, reason=clean_text(reason))
             self._quarantine(row)
 
     def _count(
@@ -197,9 +198,10 @@ class Quarantine:
         return row
 
     def _make_room(self) -> bool:
-        """Replace the oldest row of a record by a count. Such a record is read no more; if it is,
-        it has to fail again. Without one that is quarantined, others get room once those that
-        failed before are quarantined or stored."""
+        """Replace the oldest quarantined row by a count, or drop one that failed long ago.
+
+        A dropped record has to fail again before it is skipped. Returns False if no row can go.
+        """
         rows = [row for row in self._rows.values() if not row.key.endswith(("/", _SUMMARY))]
         old = [row for row in rows if row.quarantined_at and row.quarantined_at < self.now]
         old = old or [row for row in rows if self.now - row.last_at > FORGOTTEN_AFTER]
@@ -214,10 +216,10 @@ class Quarantine:
         return True
 
     def _sum_up(self, row: QuarantinedRecord) -> None:
-        """Count a record in the row of its replica."""
+        """Count the record in the summary row of its replica."""
         parts = row.key.split("/")[: 1 if row.replica_id is None else 2]
         key = f"{'/'.join(parts)}/{_SUMMARY}"
-        whole, made = QuarantinedRecord.objects.get_or_create(
+        summary, created = QuarantinedRecord.objects.get_or_create(
             run=self.run,
             key=key,
             defaults={
@@ -227,18 +229,18 @@ class Quarantine:
                 "quarantined_at": self.now,
             },
         )
-        whole.failures, whole.last_at = whole.failures + 1, row.last_at
-        whole.reason = clean_text(
-            f"{whole.failures} more records were quarantined, the last of them {row.key}: "
+        summary.failures, summary.last_at = summary.failures + 1, row.last_at
+        summary.reason = clean_text(
+            f"{summary.failures} more records were quarantined, most recently {row.key}: "
             f"{row.reason}"
         )
-        whole.save(update_fields=("failures", "last_at", "reason"))
-        self._rows[key] = whole
-        if made:
+        summary.save(update_fields=("failures", "last_at", "reason"))
+        self._rows[key] = summary
+        if created:
             record_event(
                 self.run,
                 "quarantined",
-                f"more than {KEPT} records are quarantined; of {key} they are counted from now on",
+                f"more than {KEPT} records are quarantined; those of {key} are only counted",
                 level=Event.Level.ERROR,
                 replica=row.replica,
             )
@@ -261,10 +263,10 @@ class Quarantine:
 
 
 class GuardedStore:
-    """A store whose records are read through a quarantine.
+    """A store that reads records through a quarantine.
 
-    A quarantined record is refused with :class:`BadRecord`. The keys that were read since the last
-    commit (or :meth:`settle`) are *in hand*: if storing them fails, it is theirs (:meth:`blame`).
+    A quarantined record raises :class:`BadRecord`. The keys read since the last :meth:`settle` are
+    *in hand*; if storing them fails, :meth:`blame` counts a failure for each.
     """
 
     def __init__(
@@ -283,7 +285,7 @@ class GuardedStore:
         self._waited_s, self._requests = 0.0, 0
 
     def settle(self) -> None:
-        """What is in hand has been stored."""
+        """The records in hand are stored."""
         self.quarantine.done(self._in_hand)
         self._in_hand.clear()
 
@@ -294,8 +296,8 @@ class GuardedStore:
             self.quarantine.failed(key, error, replica=replica or None, size_bytes=size_bytes)
         self._in_hand.clear()
 
-    def _acquit(self) -> None:
-        """What is in hand was not stored, and not because of what it holds."""
+    def _withdraw_all(self) -> None:
+        """The records in hand were not stored, for a reason other than their content."""
         for key in self._in_hand:
             self.quarantine.withdraw(key)
         self._in_hand.clear()
@@ -312,12 +314,12 @@ class GuardedStore:
         if _begins_a_unit(key):
             self.settle()
         self._in_hand[key] = 0
-        self.quarantine.begin(key)  # reading alone can take more memory than there is
+        self.quarantine.begin(key)  # reading alone can exceed the memory limit
         began = self._clock()
         try:
             self._check_patience(key)
             data = read()
-        except NotAnObject as error:  # of a shared folder; a record like one that cannot be read
+        except NotAnObject as error:  # in a shared folder; treated like an unreadable record
             del self._in_hand[key]
             self.quarantine.withdraw(key)
             raise BadRecord(str(error)) from None
@@ -328,22 +330,22 @@ class GuardedStore:
                 raise
             raise StoreUnavailable(f"{key}: no answer within the time of a pass") from error
         except Exception as error:
-            self._acquit()
-            raise Unreadable(f"{key}: {type(error).__name__}: {error}") from error
+            self._withdraw_all()
+            raise UnexpectedStoreError(f"{key}: {type(error).__name__}: {error}") from error
         finally:
             self._requests += 1
             self._waited_s += self._clock() - began
         self._in_hand[key] = len(data)
         return data
 
-    def _check_patience(self, what: str) -> None:
-        """Raises :class:`OutOfTime` where many requests took the time of the pass, and
-        :class:`StoreUnavailable` where a few did."""
+    def _check_patience(self, target: str) -> None:
+        """Raise :class:`PassTimeout` if many requests used up the pass's time, and
+        :class:`StoreUnavailable` if a few did."""
         if self._waited_s < self._patience_s:
             return
         if self._waited_s < QUICK_S * self._requests:
-            raise OutOfTime(f"{what}: {self._requests} requests took {self._waited_s:.0f} s")
-        raise StoreUnavailable(f"{what}: the store took too long for the records before")
+            raise PassTimeout(f"{target}: {self._requests} requests took {self._waited_s:.0f} s")
+        raise StoreUnavailable(f"{target}: the store took too long for the records before")
 
     def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
         self._check_patience(prefix)
@@ -371,5 +373,6 @@ class GuardedStore:
 
 
 def _begins_a_unit(key: str) -> bool:
-    """A round is stored with its commit, a checkpoint with its manifest."""
+    """Whether storing starts over here: a round begins with its commit, a checkpoint with its
+    manifest."""
     return key.endswith("/commit.json") or keys.parse_checkpoint_manifest(key) is not None

@@ -1,7 +1,8 @@
-"""How long rounds take, from commit to commit.
+"""Estimates the duration of rounds, from commit to commit.
 
-What is said of a round must not hang on when it was read, or an import would say something else: so
-nothing here is of the telemetry, which may come before or after.
+The estimate must not depend on when a round was ingested; otherwise an import would give a
+different one. It therefore uses commits only, never telemetry, which can arrive before or after
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _SMOOTHING = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """The commit before."""
+    """The previous commit."""
 
     at: datetime
     tokens: int
@@ -26,19 +27,24 @@ class Before:
 def commit_before(
     run: Run, number: int, at: datetime, resumed: Sequence[datetime]
 ) -> Before | None:
-    """What round ``number`` followed at once. None for the first, whose beginning no record tells,
-    and where the run stood still in between: from commit to commit would be no pace."""
-    found = Round.objects.filter(run=run, number__lt=number, committed_at__isnull=False)
-    last = found.order_by("-number").only("committed_at", "tokens_total").first()
+    """The commit before round ``number``. None for the first round, whose start is not recorded,
+    and if the run was paused in between."""
+    earlier = Round.objects.filter(run=run, number__lt=number, committed_at__isnull=False)
+    last = earlier.order_by("-number").only("committed_at", "tokens_total").first()
     if last is None or last.committed_at is None:
         return None
-    if any(last.committed_at < then <= at for then in resumed):
+    return unless_resumed(Before(at=last.committed_at, tokens=last.tokens_total), at, resumed)
+
+
+def unless_resumed(last: Before | None, at: datetime, resumed: Sequence[datetime]) -> Before | None:
+    """The commit ``last``; None if the run was resumed between it and ``at``."""
+    if last is None or any(last.at < resumed_at <= at for resumed_at in resumed):
         return None
-    return Before(at=last.committed_at, tokens=last.tokens_total)
+    return last
 
 
 def smoothed(round_s: float | None, before: Before | None, at: datetime) -> float | None:
-    """Seconds per round, by the committers' clocks: for an estimate only."""
+    """Smoothed seconds per round, by the writers' clocks. For estimates only."""
     if before is None:
         return round_s
     took_s = max((at - before.at).total_seconds(), 0.0)

@@ -1,7 +1,7 @@
-"""What replicas say of rounds that are over, into rounds and contributions.
+"""Stores the replicas' reports of finished rounds in rounds and contributions.
 
-Of all replicas of a tick together, in the transaction of :mod:`runs.ingest.segments`: the number of
-statements depends on neither the replicas nor the rounds, but for alarms.
+Handles all replicas of a tick together, inside the transaction of :mod:`runs.ingest.segments`. The
+number of statements is constant, apart from alerts.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from runs.states import ContributionState
 from runs.transitions import clean_text, record_event
 
 MISSES = 3
-"""Rounds in a row without a replica that are worth an event."""
+"""Consecutive rounds without a replica that cause an event."""
 ALERTS = 2_000
-"""Reports of lateness in one transaction for which that is looked up."""
+"""Late reports in one transaction that are checked for this."""
 
 _OUTCOMES = {
     "included": ContributionState.INCLUDED,
@@ -45,87 +45,91 @@ _REPORTED = (
     "committed_at",
     "weights_digest",
 )
-"""Columns of a contribution that a report tells of."""
+"""Columns of a contribution that a report sets."""
 _ROUND = (*round_strips.STRIPS, "weights_digest", "digest_mismatch")
 
 Reports = Sequence[tuple[Cursor, Sequence[RoundReport]]]
 
 
-def store_reports(run: Run, found: Reports, *, now: datetime, changes: Changes) -> dict[str, Any]:
-    """Phase timings and digests of finished rounds; the run's sums, to be stored by the caller.
-    ``run`` is locked, and was read after that."""
-    told = [(cursor, r) for cursor, reports in found for r in reports if r.round >= 1]
-    rounds = _rounds(run, {report.round for _, report in told})
-    _store_contributions(told, rounds, now)
-    for cursor, report in told:
+def store_reports(
+    run: Run, reports_by_cursor: Reports, *, now: datetime, changes: Changes
+) -> dict[str, Any]:
+    """Store phase timings and digests of finished rounds; return the run's totals for the caller to
+    store. ``run`` must have been locked before it was read."""
+    reported = [
+        (cursor, r) for cursor, reports in reports_by_cursor for r in reports if r.round >= 1
+    ]
+    rounds = _rounds(run, {report.round for _, report in reported})
+    _store_contributions(reported, rounds, now)
+    for cursor, report in reported:
         _compare_digest(run, rounds[report.round], cursor.replica, report.weights_digest)
     update_rows(Round, _ROUND, [(r.pk, [getattr(r, n) for n in _ROUND]) for r in rounds.values()])
-    late = {(c.replica.pk, r.round): c.replica for c, r in told if r.outcome == "late"}
+    late = {(c.replica.pk, r.round): c.replica for c, r in reported if r.outcome == "late"}
     for (_, number), replica in sorted(late.items())[-ALERTS:]:
         _alert_of_misses(run, replica, number)
     changes.rounds |= set(rounds)
     curves = round_strips.curves(run, list(rounds.values()))
     add_points(run, None, curves, key="round")
     changes.points += [(name, None, points) for name, points in curves.items()]
-    everything = [report for _, reports in found for report in reports]
+    all_reports = [report for _, reports in reports_by_cursor for report in reports]
     totals = {str(k): float(v) for k, v in run.phase_s.items()}
-    for report in everything:
+    for report in all_reports:
         for name, value in seconds(report.phases).items():
             totals[name] = round(min(totals.get(name, 0.0) + value, TOTAL_SECONDS_LIMIT), 6)
     return {
         "phase_s": totals,
-        "bytes_up": add(run.bytes_up, (r.bytes_up for r in everything)),
-        "bytes_down": add(run.bytes_down, (r.bytes_down for r in everything)),
+        "bytes_up": add(run.bytes_up, (r.bytes_up for r in all_reports)),
+        "bytes_down": add(run.bytes_down, (r.bytes_down for r in all_reports)),
     }
 
 
 def wait_fraction(reports: Sequence[RoundReport]) -> dict[str, float]:
-    """The part of its newest round in which a replica waited, under the name of its column."""
+    """The fraction of its newest round that a replica waited, as a column to update."""
     last = seconds(reports[-1].phases) if reports else {}
     total = sum(last.values())
     return {"wait_fraction": round(last.get("wait", 0.0) / total, 4)} if total > 0 else {}
 
 
 def _rounds(run: Run, numbers: Iterable[int]) -> dict[int, Round]:
-    """Rows of these rounds, locked; made where the commit has not been read yet."""
+    """Locked rows of these rounds; created if the commit is not ingested yet."""
     wanted = set(numbers)
     rows = Round.objects.select_for_update().filter(run=run, number__in=wanted).order_by("number")
-    found = {row.number: row for row in rows}
-    missing = sorted(wanted - set(found))
+    result = {row.number: row for row in rows}
+    missing = sorted(wanted - set(result))
     if missing:
-        made = [Round(run=run, number=number) for number in missing]
-        Round.objects.bulk_create(made, ignore_conflicts=True)
-        found = {row.number: row for row in rows.all()}
-    return found
+        created = [Round(run=run, number=number) for number in missing]
+        Round.objects.bulk_create(created, ignore_conflicts=True)
+        result = {row.number: row for row in rows.all()}
+    return result
 
 
 def _store_contributions(
-    told: Sequence[tuple[Cursor, RoundReport]], rounds: Mapping[int, Round], now: datetime
+    reported: Sequence[tuple[Cursor, RoundReport]], rounds: Mapping[int, Round], now: datetime
 ) -> None:
-    made = {
+    created = {
         (rounds[report.round].pk, cursor.replica.pk): Contribution(
             round=rounds[report.round],
             replica=cursor.replica,
             incarnation=cursor.incarnation,
             state=_OUTCOMES.get(report.outcome, ContributionState.LATE),
         )
-        for cursor, report in reversed(told)  # of two processes of a replica the first has it
+        for cursor, report in reversed(reported)  # the first process of a replica wins
     }
-    replicas = {cursor.replica.pk: cursor.replica for cursor, _ in told}
+    replicas = {cursor.replica.pk: cursor.replica for cursor, _ in reported}
     rows = Contribution.objects.filter(
         round__in=[row.pk for row in rounds.values()], replica__in=list(replicas)
     )
     known = {(c.round_id, c.replica_id): c for c in rows}
-    missing = [contribution for place, contribution in made.items() if place not in known]
+    missing = [contribution for identity, contribution in created.items() if identity not in known]
     if missing:
         Contribution.objects.bulk_create(missing, ignore_conflicts=True)
         known = {(c.round_id, c.replica_id): c for c in rows.all()}
     changed: dict[int, Contribution] = {}
     entries: dict[int, list[tuple[int, Contribution]]] = {}
-    for cursor, report in told:
+    for cursor, report in reported:
         contribution = known[rounds[report.round].pk, cursor.replica.pk]
         if contribution.incarnation != cursor.incarnation:
-            continue  # the round was made by another process of this replica
+            continue  # another process of this replica made the round's contribution
         _report(contribution, report, now)
         changed[contribution.pk] = contribution
         entries.setdefault(report.round, []).append((cursor.replica.number, contribution))
@@ -160,8 +164,8 @@ def _cosine(report: RoundReport) -> float | None:
 
 
 def _compare_digest(run: Run, row: Round, replica: Replica, digest: str) -> None:
-    """All replicas must hold the same global weights after a round (invariant I3). The row is
-    locked, and stored by the caller."""
+    """All replicas must hold identical global weights after a round (invariant I3). The row is
+    locked; the caller stores it."""
     digest = clean_text(digest, 64)
     if not digest:
         return
@@ -170,16 +174,18 @@ def _compare_digest(run: Run, row: Round, replica: Replica, digest: str) -> None
     if row.weights_digest != digest and not row.digest_mismatch:
         row.digest_mismatch = True
         record_event(
-            run, "weights_mismatch",
-            f"weights after round {row.number} differ: expected digest {row.weights_digest} as the "
-            f"others have, found {digest} on {replica}",
-            level=Event.Level.ERROR, replica=replica,
-        )  # fmt: skip
+            run,
+            "weights_mismatch",
+            f"weights after round {row.number} differ: expected digest {row.weights_digest} as on "
+            f"the other replicas, found {digest} on {replica}",
+            level=Event.Level.ERROR,
+            replica=replica,
+        )
 
 
 def _alert_of_misses(run: Run, replica: Replica, round: int) -> None:
-    """A live replica that its group goes on without is an alarm of its own: liveness is not
-    participation. Told once, when the number is reached."""
+    """Record an event when a live replica has missed :data:`MISSES` rounds in a row: a live replica
+    does not necessarily participate. Recorded once per streak."""
     states = list(
         Contribution.objects.filter(replica=replica, round__number__lte=round)
         .order_by("-round__number")
@@ -189,5 +195,5 @@ def _alert_of_misses(run: Run, replica: Replica, round: int) -> None:
     if len(missed) >= MISSES and all(missed[:MISSES]) and not all(missed[MISSES:] or [False]):
         message = f"{MISSES} rounds in a row, up to round {round}, were committed without {replica}"
         known = Event.objects.filter(replica=replica, kind="replica_missed", message=message)
-        if not known.exists():  # a replica can report a round again
+        if not known.exists():  # a replica can report the same round again
             record_event(run, "replica_missed", message, level=Event.Level.WARNING, replica=replica)

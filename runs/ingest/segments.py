@@ -1,9 +1,9 @@
-"""What the segments of a tick say, into points, contributions, log lines and the newest values.
+"""Stores parsed telemetry segments as points, contributions, log lines and newest values.
 
-Of all replicas together: the number of statements does not depend on how many there are. Called
-inside the transaction that moves the cursors (:mod:`runs.ingest.telemetry`); adds what it stored
-to ``changes`` so that the live stream can repeat it. A transaction that is rolled back raises, and
-the tick that made ``changes`` ends with it.
+Handles all replicas of a tick together, so the number of statements does not depend on their count.
+Runs inside the transaction that moves the cursors (:mod:`runs.ingest.telemetry`). Adds what it
+stored to ``changes`` for the live stream. If the transaction is rolled back, the exception also
+ends the tick that owns ``changes``.
 """
 
 from __future__ import annotations
@@ -33,44 +33,47 @@ from runs.transitions import clean_text, record_event
 
 STEP_SERIES = ("loss", "lr", "grad_norm", "step_s")
 RECENT_STEPS = 16
-"""A replica's displayed loss is the mean of its last so many steps."""
+"""A replica's displayed loss is the mean over this many recent steps."""
 RATE_WINDOW_S = 30.0
 
 
 def store_segments(
     run: Run,
-    found: Sequence[tuple[Cursor, Sequence[Segment]]],
+    segments_by_cursor: Sequence[tuple[Cursor, Sequence[Segment]]],
     *,
     now: datetime,
     changes: Changes,
 ) -> None:
-    """``run`` is locked: its sums are those of all who store at the same time."""
-    steps = [_step_points(segments) for _, segments in found]
+    """``run`` must be locked: concurrent writers add to the same totals."""
+    steps = [_step_points(segments) for _, segments in segments_by_cursor]
     points = [
-        mine | usage_points(segments) for mine, (_, segments) in zip(steps, found, strict=True)
+        own | usage_points(segments)
+        for own, (_, segments) in zip(steps, segments_by_cursor, strict=True)
     ]
-    newest = add_of_many(run, _by_replica(found, points), key="step")
+    newest = add_of_many(run, _by_replica(segments_by_cursor, points), key="step")
     rows: list[tuple[Replica, dict[str, Any]]] = []
-    for (cursor, segments), mine in zip(found, points, strict=True):
+    for (cursor, segments), own in zip(segments_by_cursor, points, strict=True):
         replica = cursor.replica
-        changes.points += [(series, replica.number, p) for series, p in mine.items()]
-        if "loss" in mine:
-            _watch_losses(run, cursor, mine["loss"])
+        changes.points += [(series, replica.number, p) for series, p in own.items()]
+        if "loss" in own:
+            _check_losses(run, cursor, own["loss"])
         if cursor.incarnation < replica.incarnation:
-            continue  # an older process' last words do not describe the newer one
-        fields = _newest(mine, newest.get(replica.pk, {}))
+            continue  # the last segments of an older process do not describe the newer one
+        fields = _newest(own, newest.get(replica.pk, {}))
         reports = [r for s in segments for r in s.rounds]
         rows.append((replica, fields | wait_fraction(reports)))
         changes.replicas |= bool(fields)
     _store_newest(rows)
     sums: dict[str, Any] = {"last_seen_at": now}
-    first = next((next(iter(mine.values())) for mine in steps if mine), None)
+    first = next((next(iter(own.values())) for own in steps if own), None)
     if first is not None and run.first_step_at is None:
         sums["first_step_at"] = wall(float(first.wall_s[0]), now)
-    told = [(cursor, [r for s in segments for r in s.rounds]) for cursor, segments in found]
-    if any(reports for _, reports in told):
-        sums |= store_reports(run, told, now=now, changes=changes)
-    evaluations = [e for _, segments in found for s in segments for e in s.evaluations]
+    reports_by_cursor = [
+        (cursor, [r for s in segments for r in s.rounds]) for cursor, segments in segments_by_cursor
+    ]
+    if any(reports for _, reports in reports_by_cursor):
+        sums |= store_reports(run, reports_by_cursor, now=now, changes=changes)
+    evaluations = [e for _, segments in segments_by_cursor for s in segments for e in s.evaluations]
     if evaluations:
         sums |= _store_evaluations(run, evaluations, changes)
     LogLine.objects.bulk_create(
@@ -82,7 +85,7 @@ def store_segments(
                 level=clean_text(line.level[:9], 8),
                 message=clean_text(line.message[: MAX_LINE + 1]),
             )
-            for cursor, segments in found
+            for cursor, segments in segments_by_cursor
             for segment in segments
             for line in segment.logs
         ]
@@ -92,27 +95,28 @@ def store_segments(
 
 
 def _by_replica(
-    found: Sequence[tuple[Cursor, Sequence[Segment]]], points: Sequence[dict[str, Points]]
+    segments_by_cursor: Sequence[tuple[Cursor, Sequence[Segment]]],
+    points: Sequence[dict[str, Points]],
 ) -> dict[int | None, dict[str, Points]]:
-    """The same by replica: what a later process says of a step comes after the earlier's."""
+    """Merge points by replica. Points of a later process come after those of an earlier one."""
     parts: dict[int | None, dict[str, list[Points]]] = {}
-    for (cursor, _), mine in zip(found, points, strict=True):
-        for series, some in mine.items():
-            parts.setdefault(cursor.replica.pk, {}).setdefault(series, []).append(some)
+    for (cursor, _), own in zip(segments_by_cursor, points, strict=True):
+        for series, series_points in own.items():
+            parts.setdefault(cursor.replica.pk, {}).setdefault(series, []).append(series_points)
     return {
-        pk: {series: concatenate(some) for series, some in mine.items()}
-        for pk, mine in parts.items()
+        pk: {series: concatenate(series_points) for series, series_points in own.items()}
+        for pk, own in parts.items()
     }
 
 
 def _step_points(segments: Sequence[Segment]) -> dict[str, Points]:
-    """Series name -> its points, of all segments together."""
+    """The points of all segments by series name."""
     parts: dict[str, list[Points]] = {}
     for segment in segments:
         steps = segment.steps
         if not steps.step:
             continue
-        places = Points.of(
+        axis = Points.of(
             step=steps.step,
             round=steps.round,
             tokens=steps.tokens,
@@ -121,12 +125,12 @@ def _step_points(segments: Sequence[Segment]) -> dict[str, Points]:
         )
         for series in STEP_SERIES:
             if column := getattr(steps, series):
-                parts.setdefault(series, []).append(replace(places, value=measured(column)))
-    return {series: concatenate(found) for series, found in parts.items()}
+                parts.setdefault(series, []).append(replace(axis, value=measured(column)))
+    return {series: concatenate(series_points) for series, series_points in parts.items()}
 
 
 def _newest(points: dict[str, Points], tails: dict[str, Points]) -> dict[str, Any]:
-    """Columns of a replica's row that its newest points tell of."""
+    """Columns of a replica's row, taken from its newest points."""
     fields: dict[str, Any] = {
         name: finite(float(points[name].value[-1])) for name in NEWEST if name in points
     }
@@ -134,13 +138,13 @@ def _newest(points: dict[str, Points], tails: dict[str, Points]) -> dict[str, An
 
 
 def _store_newest(rows: Sequence[tuple[Replica, dict[str, Any]]]) -> None:
-    alike: dict[tuple[str, ...], dict[int, list[Any]]] = {}
+    rows_by_columns: dict[tuple[str, ...], dict[int, list[Any]]] = {}
     for replica, fields in rows:
         if fields:
-            alike.setdefault(tuple(fields), {})[replica.pk] = list(fields.values())
+            rows_by_columns.setdefault(tuple(fields), {})[replica.pk] = list(fields.values())
         for name, value in fields.items():
             setattr(replica, name, value)
-    for names, values in alike.items():
+    for names, values in rows_by_columns.items():
         update_rows(Replica, names, values.items())
 
 
@@ -159,7 +163,7 @@ def _newest_step(tail: Points) -> dict[str, Any]:
 
 
 def tokens_per_s(points: Points) -> float | None:
-    """Pace over the last :data:`RATE_WINDOW_S` seconds, waiting included; None if unknown."""
+    """Throughput over the last :data:`RATE_WINDOW_S` seconds, waiting included; None if unknown."""
     recent = points.take(points.wall_s >= points.wall_s[-1] - RATE_WINDOW_S)
     if len(recent) < 2:
         return None
@@ -168,21 +172,26 @@ def tokens_per_s(points: Points) -> float | None:
     return finite(tokens / took_s) if took_s > 0 and tokens >= 0 else None
 
 
-def _watch_losses(run: Run, cursor: Cursor, losses: Points) -> None:
-    """One alarm per incarnation when a loss stops being a number."""
-    odd = losses.take(~np.isfinite(losses.value))
-    if len(odd) and Cursor.objects.filter(pk=cursor.pk, nonfinite=False).update(nonfinite=True):
+def _check_losses(run: Run, cursor: Cursor, losses: Points) -> None:
+    """Record one event per incarnation when a loss is not finite."""
+    nonfinite = losses.take(~np.isfinite(losses.value))
+    if len(nonfinite) and Cursor.objects.filter(pk=cursor.pk, nonfinite=False).update(
+        nonfinite=True
+    ):
         record_event(
-            run, "nonfinite",
-            f"expected a finite loss, found {float(odd.value[0])} at step {int(odd.step[0])}",
-            level=Event.Level.ERROR, replica=cursor.replica,
-        )  # fmt: skip
+            run,
+            "nonfinite",
+            f"expected a finite loss, found {float(nonfinite.value[0])} at step "
+            f"{int(nonfinite.step[0])}",
+            level=Event.Level.ERROR,
+            replica=cursor.replica,
+        )
 
 
 def _store_evaluations(
     run: Run, evaluations: Sequence[Evaluation], changes: Changes
 ) -> dict[str, Any]:
-    """The run's own series, filed by round: step is what one replica has taken until then."""
+    """Store the run's evaluation series by round. ``step`` is the steps of one replica so far."""
     sync_every = int(run.group_settings["sync_every"])
     tokens = dict(
         Round.objects.filter(run=run, number__in=[e.round for e in evaluations]).values_list(
@@ -201,12 +210,12 @@ def _store_evaluations(
     changes.points.append(("eval_loss", None, points))
     for number, group in itertools.groupby(ordered, key=lambda e: e.round):
         if number < 1:
-            continue  # of the weights before the first round, which has no row
+            continue  # an evaluation of the initial weights, which belong to no round
         Round.objects.update_or_create(
             run=run, number=number, defaults={"eval_loss": finite(list(group)[-1].loss)}
         )
         changes.rounds.add(number)
-    # Of committed rounds alone: what is said of a later one is shown once that is committed.
+    # Committed rounds only: an evaluation of a later round is shown after its commit.
     shown = [e for e in ordered if e.round < run.next_round and finite(e.loss) is not None]
     if not shown or shown[-1].round < run.eval_round:
         return {}
@@ -214,7 +223,7 @@ def _store_evaluations(
 
 
 def date_evaluation(run: Run, number: int, tokens: int) -> None:
-    """The tokens of a round whose evaluation was read before its commit."""
+    """Correct the token count of an evaluation that was read before its round's commit."""
     row = MetricBlock.objects.filter(
         run=run, replica=None, series="eval_loss", level=0, index=number // BLOCK_STEPS
     ).first()

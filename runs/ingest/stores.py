@@ -1,12 +1,12 @@
-"""One open store per rendezvous, credential and process, whose requests end in bounded time.
+"""One open store per location, credential and process; every request ends in bounded time.
 
-Opened after the fork, because clients of object stores do not survive one, and kept, because each
-opening costs connections. A run's credential opens it and nothing of the server's own environment
-does; a credential that was changed makes a new client.
+Stores are opened after the fork, because object store clients do not survive one, and cached,
+because opening costs connections. A run's store uses the run's credential and nothing of the
+server's environment. A changed credential creates a new client.
 
-A store's own client is patient: it tries again, for a minute and more, and a folder of a network
-file system can hang for ever. Here each request runs in a thread and counts as unanswered after
-:data:`RECORD_PATIENCE_S` (:class:`BoundedStore`).
+A store client retries for a minute or more, and a folder on a network file system can hang for
+ever. Here each request runs in a thread and fails after :data:`RECORD_PATIENCE_S`
+(:class:`BoundedStore`).
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from diloco.store.base import (
 from diloco.store.location import BadLocation, canonical
 from diloco.store.open import open_store
 from runs.backends import parallel_calls
-from runs.credentials import CannotOpen
+from runs.credentials import DecryptionError
 from runs.credentials.vault import unseal
 from runs.models import Run
 
 RECORD_PATIENCE_S = 10.0
-"""For a record, a listing or a page of one, a deletion."""
+"""Timeout of a record, a listing or one page of it, and a deletion."""
 PART_PATIENCE_S = 120.0
-"""For a request that moves more than ``RECORD_BYTES``."""
+"""Timeout of a request that moves more than ``RECORD_BYTES``."""
 RECORD_BYTES = 1 << 20
 
 T = TypeVar("T")
 
 
 def store_for(run: Run) -> Store:
-    """Raises :class:`StoreDenied` where the run's credential cannot be opened."""
+    """The store of a run. Raises :class:`StoreDenied` if its credential cannot be decrypted."""
     credential = run.store_credential
     if credential is None:
         return _open(os.getpid(), run.rendezvous, "", "")
@@ -56,42 +56,43 @@ def store_for(run: Run) -> Store:
 
 @lru_cache(maxsize=64)
 def _open(pid: int, uri: str, sealed: str, name: str) -> Store:
-    """Kept by what is sealed, not by what is in it: these keys are in memory for long."""
+    """The cache key is the sealed credential, so that no plaintext key stays in memory."""
     try:
         environment = unseal(sealed, name=name) if sealed else None
-    except CannotOpen as error:
+    except DecryptionError as error:
         raise StoreDenied(str(error)) from None
     try:
         parallel_calls.call(lambda: _check_no_link(uri), place=uri, patience_s=RECORD_PATIENCE_S)
-    except parallel_calls.NoAnswer as error:
+    except parallel_calls.CallTimeout as error:
         raise StoreUnavailable(str(error)) from None
     return BoundedStore(open_store(uri, environment=environment or None))
 
 
 def _check_no_link(uri: str) -> None:
-    """A run's folder is stored with links resolved: one that is there now leads elsewhere."""
+    """Refuse symbolic links: a run's folder is stored with links resolved, so a new one points
+    elsewhere."""
     try:
-        wanted, found = canonical(uri, resolve=False), canonical(uri)
+        expected, actual = canonical(uri, resolve=False), canonical(uri)
     except BadLocation as error:
         raise StoreDenied(str(error)) from None
-    if wanted != found:
+    if expected != actual:
         raise StoreDenied(f"{uri}: expected a folder, found a symbolic link on the way to it")
 
 
 def folder_store(store: Store) -> LocalStore | None:
-    """The store of a folder, without what bounds its requests; None for a bucket."""
+    """The folder store behind ``store``, without timeouts; None for a bucket."""
     inner = store.inner if isinstance(store, BoundedStore) else store
     return inner if isinstance(inner, LocalStore) else None
 
 
-class Unanswered(StoreUnavailable):
-    """A request was not answered in time."""
+class RequestTimeout(StoreUnavailable):
+    """A request timed out."""
 
 
 class BoundedStore:
-    """A store whose requests raise :class:`StoreUnavailable` when they take too long.
+    """A store whose requests raise :class:`StoreUnavailable` on timeout.
 
-    Streams are passed on as they are: their parts are made in the calling thread.
+    Streams have no timeout: their parts are made in the calling thread.
     """
 
     def __init__(
@@ -104,8 +105,8 @@ class BoundedStore:
         self.uri, self.atomic_create = inner.uri, inner.atomic_create
         self._patience_s = patience_s
 
-    def impatient(self) -> BoundedStore:
-        """The same store, with the patience of a record for every request."""
+    def with_record_timeout(self) -> BoundedStore:
+        """The same store with the record timeout for every request."""
         return BoundedStore(self.inner, patience_s=RECORD_PATIENCE_S)
 
     def __getattr__(self, name: str) -> Any:
@@ -127,11 +128,11 @@ class BoundedStore:
         return self._bounded(key, lambda: self.inner.get_range(key, start, length), length)
 
     def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
-        """Raises :class:`ListingTooLong` also where a listing has no end in time although the
-        store answers: that is no failure of the store, which other runs use too."""
+        """List a prefix. Raises :class:`ListingTooLong` also if the listing times out while the
+        store answers other requests: that is not a store failure, and other runs use the store."""
         try:
             return self._bounded(prefix, lambda: self.inner.list(prefix, limit=limit), 0)
-        except Unanswered:
+        except RequestTimeout:
             if not self._answers():
                 raise
             patience_s = self._patience_s or RECORD_PATIENCE_S
@@ -142,7 +143,7 @@ class BoundedStore:
             ) from None
 
     def list_pages(self, prefix: str) -> Pages:
-        """Each page is a request with a patience of its own."""
+        """Each page is one request with its own timeout."""
         pages = self.inner.list_pages(prefix)
         try:
             while (page := self._bounded(prefix, lambda: next(pages, None), 0)) is not None:
@@ -152,7 +153,7 @@ class BoundedStore:
             raise
 
     def _answers(self) -> bool:
-        """Whether the store answers the smallest request."""
+        """Whether the store answers a minimal request."""
         try:
             self._bounded(keys.OWNER, lambda: self.inner.get_range(keys.OWNER, 0, 1), 0)
         except StoreUnavailable:
@@ -165,11 +166,11 @@ class BoundedStore:
         names = list(keys)
         self._bounded("deletion", lambda: self.inner.delete(names), RECORD_BYTES + len(names))
 
-    def _bounded(self, what: str, request: Callable[[], T], size_bytes: int) -> T:
+    def _bounded(self, target: str, request: Callable[[], T], size_bytes: int) -> T:
         patience_s = self._patience_s or (
             RECORD_PATIENCE_S if size_bytes <= RECORD_BYTES else PART_PATIENCE_S
         )
         try:
             return parallel_calls.call(request, place=self.uri, patience_s=patience_s)
-        except parallel_calls.NoAnswer as error:
-            raise Unanswered(f"{what}: {error}") from None
+        except parallel_calls.CallTimeout as error:
+            raise RequestTimeout(f"{target}: {error}") from None

@@ -1,9 +1,9 @@
-"""What replicas used, as series of their own: memory, processor and GPU by segment, bytes by round.
+"""Resource usage of replicas as series: memory, CPU and GPU per segment, bytes per round.
 
-They are filed by the replica's step like its losses, so the same charts draw them. A figure that a
-replica does not tell has no point: unknown is not 0. Left out: segments without a step (nothing
-says where on the step axis they belong), rounds a process told of before its first step, and rounds
-of one segment that reach into more than :data:`~runs.ingest.limits.MAX_BLOCKS` blocks.
+The series are keyed by the replica's step like its losses, so the same charts draw them. A missing
+figure has no point: unknown is not 0. Skipped: segments without a step (they have no place on the
+step axis), rounds reported before the process's first step, and rounds of one segment that touch
+more than :data:`~runs.ingest.limits.MAX_BLOCKS` blocks.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from runs.metrics.blocks import BLOCK_STEPS, Points, concatenate
 from runs.metrics.system_series import SYSTEM_SERIES
 
 SHORTEST_S = 1e-6
-"""A transfer that is said to be shorter has no rate."""
+"""Transfers reported as shorter than this have no rate."""
 
 
 def usage_points(segments: Sequence[Segment]) -> dict[str, Points]:
-    """Series name -> its points, of all segments together."""
+    """The points of all segments by series name."""
     parts: dict[str, list[Points]] = {}
     for segment in segments:
         for series, points in (*_system(segment), *_transfers(segment)):
             parts.setdefault(series, []).append(points)
-    return {series: concatenate(found) for series, found in parts.items()}
+    return {series: concatenate(part) for series, part in parts.items()}
 
 
 def _system(segment: Segment) -> Iterator[tuple[str, Points]]:

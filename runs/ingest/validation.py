@@ -1,7 +1,7 @@
-"""What reading a bucket's records into tables needs: bounds, times, refusals, what changed.
+"""Validation of bucket records: bounds, times and refusals.
 
-Records come from machines we do not control. They are checked here before they meet the database;
-what is refused is named in an Event, counted on the run, and never read again.
+Records come from machines that we do not control. They are checked before they reach the database.
+A refused record is named in an event, counted on the run, and not read again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from runs.models import Event, Replica, Run
 from runs.transitions import record_event
 
 REFUSAL_EVENTS = 20
-"""Events per run about unreadable records; beyond that they are at most counted."""
+"""Events per run about unreadable records; later ones are only counted, if at all."""
 
 PHASE_NAMES = frozenset({*STARTUP_PHASES, *PHASES, "other"})
 
@@ -40,30 +40,31 @@ def refuse(
     replica: Replica | None = None,
     passed: bool = False,
 ) -> None:
-    """Count an unreadable record and name it, once per ``what`` (its key).
+    """Count an unreadable record and record an event, once per ``what`` (its key).
 
-    ``passed``: a cursor leaves it behind. Others are met again at every tick, and past
-    :data:`REFUSAL_EVENTS`, when nothing tells them from new ones, they are not counted.
+    ``passed``: a cursor moves past the record, so it is met only once. Other records are met at
+    every tick; beyond :data:`REFUSAL_EVENTS` they are not counted, because nothing distinguishes a
+    known one from a new one.
     """
     known = Event.objects.filter(run=run, kind="refused", message__startswith=f"{what} refused")
     if known.exists():
         return
-    named = Event.objects.filter(run=run, kind="refused").count() < REFUSAL_EVENTS
-    if named or passed:
+    is_named = Event.objects.filter(run=run, kind="refused").count() < REFUSAL_EVENTS
+    if is_named or passed:
         Run.objects.filter(pk=run.pk).update(refused_records=F("refused_records") + 1)
-    if named:
+    if is_named:
         record_event(
             run, "refused", f"{what} refused: {error}", level=Event.Level.WARNING, replica=replica
         )
 
 
 def wall(value: float, now: datetime) -> datetime:
-    """A label for people; ours where the writer's makes no sense."""
+    """A display time; ``now`` if the writer's time is implausible."""
     return datetime.fromtimestamp(value, tz=UTC) if is_wall_time(value) else now
 
 
 def seconds(phases: Mapping[str, float]) -> dict[str, float]:
-    """The phases we know, as seconds of which sums are finite."""
+    """The known phases, in seconds, clamped so that sums stay finite."""
     return {
         name: round(min(value, SECONDS_LIMIT), 6)
         for name, value in phases.items()
@@ -72,7 +73,7 @@ def seconds(phases: Mapping[str, float]) -> dict[str, float]:
 
 
 def check_record(record: Record) -> None:
-    """Numbers that a table cannot hold are refused before anything is stored."""
+    """Raise :class:`BadRecord` for numbers that a table cannot hold."""
     match record:
         case Commit():
             _distinct((c.replica for c in record.contributors), "contributors")
@@ -98,7 +99,8 @@ def check_record(record: Record) -> None:
 
 
 def _distinct(replicas: Iterable[int], name: str) -> None:
-    """A replica is in a round once, or a record of a megabyte would be a hundred thousand rows."""
-    found = list(replicas)
-    if len(set(found)) != len(found):
+    """Each replica can be in a round once; otherwise a record of a megabyte would create a hundred
+    thousand rows."""
+    numbers = list(replicas)
+    if len(set(numbers)) != len(numbers):
         raise BadRecord(f"{name}: expected each replica once, found one of them twice")

@@ -1,4 +1,4 @@
-"""Many replicas' curves as one: their mean and the band between the lowest and the highest."""
+"""Aggregate the curves of many replicas: mean, and the band between minimum and maximum."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from runs.metrics.charts import Axis, Curve, Scales, key_of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Band:
-    """Columns by bucket. ``low`` and ``high`` are extremes of all points, ``mean`` is that of the
-    replicas' last ones; NaN where nothing is finite."""
+    """Columns by bucket; NaN where no point is finite.
+
+    ``low`` and ``high`` are the extremes of all points in a bucket; ``mean`` is the mean of each
+    replica's last point in it.
+    """
 
     x: NDArray[Any]
     low: NDArray[Any]
@@ -25,18 +28,20 @@ class Band:
 
 
 def band(curves: Sequence[Curve], *, axis: Axis, scales: Scales) -> Band:
-    """Of replicas' curves of one window, whose buckets are the same: those of the coarsest, and no
-    finer than the points are apart. (Figures of a segment come every so many steps, of each replica
-    at others.)"""
+    """Aggregate the curves of replicas in one window.
+
+    The buckets are those of the coarsest curve, and at least as wide as the typical distance of two
+    points: replicas report values of a segment every few steps, each at different steps.
+    """
     empty = np.empty(0)
-    found = [c for c in curves if len(c.points)]
-    if not found:
+    curves = [c for c in curves if len(c.points)]
+    if not curves:
         return Band(x=empty, low=empty, mean=empty, high=empty)
-    level = max([_apart(found), *(c.level for c in found)])
-    bucket = np.concatenate([getattr(c.points, key_of(c.owner)) >> level for c in found])
-    value = np.concatenate([c.points.value for c in found])
-    x = np.concatenate([scales.x(c.points, axis, c.owner) for c in found]).astype(float)
-    owner = np.repeat(np.arange(len(found)), [len(c.points) for c in found])
+    level = max([_spacing_level(curves), *(c.level for c in curves)])
+    bucket = np.concatenate([getattr(c.points, key_of(c.owner)) >> level for c in curves])
+    value = np.concatenate([c.points.value for c in curves])
+    x = np.concatenate([scales.x(c.points, axis, c.owner) for c in curves]).astype(float)
+    owner = np.repeat(np.arange(len(curves)), [len(c.points) for c in curves])
     last = np.append((bucket[1:] != bucket[:-1]) | (owner[1:] != owner[:-1]), True)
     numbers, place = np.unique(bucket, return_inverse=True)
     count = len(numbers)
@@ -55,10 +60,10 @@ def band(curves: Sequence[Curve], *, axis: Axis, scales: Scales) -> Band:
     return Band(x=middle, low=low, mean=mean, high=high)
 
 
-def _apart(curves: Sequence[Curve]) -> int:
-    """The level whose buckets are as wide as points of a typical curve are apart."""
+def _spacing_level(curves: Sequence[Curve]) -> int:
+    """The level whose buckets are as wide as the median distance of two points."""
     keys = [getattr(c.points, key_of(c.owner)) for c in curves if len(c.points) > 1]
     if not keys:
         return 0
-    apart = np.median([(k[-1] - k[0]) / (len(k) - 1) for k in keys])
-    return max(0, math.ceil(math.log2(apart))) if apart > 1 else 0
+    spacing = np.median([(k[-1] - k[0]) / (len(k) - 1) for k in keys])
+    return max(0, math.ceil(math.log2(spacing))) if spacing > 1 else 0

@@ -1,26 +1,27 @@
-"""Points of one series, packed many to a row of the table.
+"""Blocks of metric points: many points of one series, packed into one row of the table.
 
-A :class:`Points` is five aligned columns: the step (the replica's inner step in the run), the round
-it was taken in, tokens trained on, wall time (seconds since the epoch, for people) and the value.
+A :class:`Points` has five aligned columns: the step (inner step of the replica in the run), the
+round, tokens trained on, wall time (seconds since the epoch, for display) and the value.
 
-Points are filed by a key, ``step`` for a replica's series and ``round`` for the run's own, into
-blocks of :data:`BLOCK_STEPS` keys. **One key has one point**: a point that comes again replaces the
-old one. So a replica that is relaunched and repeats steps overwrites what its former process said
-about them (the newest word on a step is the one that led to the weights), curves never run
-backwards, and merging the same points twice changes nothing.
+Points are stored by a key (``step`` for a series of a replica, ``round`` for a series of the run)
+in blocks of :data:`BLOCK_STEPS` keys. **One key has one point**: a new point replaces an old one. A
+relaunched replica that repeats steps therefore overwrites the points of its previous process (the
+latest attempt at a step is the one that led to the weights), curves never run backwards, and
+merging points twice changes nothing.
 
-**Roll-ups.** A block of level k (one of :data:`LEVELS`) holds, of each 2**k keys, the points that a
-chart cannot do without: the lowest, the highest, the last, and the first that is not a number
-(:func:`keep`). They are points like any other, at their own places, so a coarser level is made of
-a finer one by the same function, and what is kept does not depend on how it got there. Buckets are
-aligned to the keys, so they stay put while data is appended.
+**Downsampling.** A block of level k (one of :data:`LEVELS`) contains for each bucket of 2**k keys
+the points that a chart needs: the minimum, the maximum, the last, and the first that is not finite
+(:func:`keep`). They are points with unchanged keys, so a coarser level is computed from a finer one
+by the same function, and the result does not depend on the order of writes. Buckets are aligned to
+the keys, so they do not move while data is appended.
 
-Layout: magic, count, then each column as little-endian raw numbers. NaN and infinities are kept as
-they are; making JSON of them is :mod:`runs.metrics.columns`' business.
+Layout: magic, count, then each column as raw little-endian numbers. NaN and infinities are stored
+as such; :meth:`Points.to_json` converts them.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,18 +31,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_STEPS = 512
-"""Keys per block: small enough to rewrite on every segment, large enough to read few rows."""
+"""Keys per block: few enough to rewrite on every segment, many enough to read few rows."""
 
 BUCKETS = 128
-"""Buckets per block of a roll-up: with up to four points each, as large as a block of points."""
+"""Buckets per downsampled block: with up to four points each, it is as large as other blocks."""
 
-LEVELS = tuple(range(3, 34, 3))
-"""Roll-ups that are stored, each of eight buckets of the one before; those between are made of the
-finer one when they are read. A level is stored as soon as the one below has a block besides its
-first, so the coarsest of a series is always a single block."""
+LEVELS = (5, 10)
+"""Stored levels: buckets of 32 and of 1,024 keys. Other levels are computed when they are read, so
+a reader gets at most 32 times the buckets that it needs. A million points have a thousand buckets
+of the coarsest level."""
 
-MAX_KEY = BUCKETS * 2 ** LEVELS[-1] - 1
-"""Beyond this a key is no step of any training, and its block's index would not fit the table."""
+MAX_KEY = BLOCK_STEPS * 2**31 - 1
+"""Largest key: no training has more steps, and the index of its block would not fit the table."""
 
 Key = Literal["step", "round"]
 
@@ -64,12 +65,12 @@ _POINT_BYTES = sum(np.dtype(kind).itemsize for _, kind in _COLUMNS)
 
 
 class BadBlock(ValueError):
-    """Bytes that are not a block of points."""
+    """The bytes are no block of points."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Points:
-    """Columns of one length. Not compared with ``==``: NaN is not equal to itself."""
+    """Columns of equal length. Not comparable with ``==``, because NaN is not equal to itself."""
 
     step: NDArray[Any]
     round: NDArray[Any]
@@ -87,8 +88,9 @@ class Points:
         wall_s: Sequence[float],
         value: Sequence[float],
     ) -> Points:
-        given = {"step": step, "round": round, "tokens": tokens, "wall_s": wall_s, "value": value}
-        columns = {name: np.asarray(given[name], dtype=kind) for name, kind in _COLUMNS}
+        """Build from sequences. Raises ``ValueError`` if their lengths differ."""
+        values = {"step": step, "round": round, "tokens": tokens, "wall_s": wall_s, "value": value}
+        columns = {name: np.asarray(values[name], dtype=kind) for name, kind in _COLUMNS}
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"expected columns of one length, found {lengths}")
@@ -102,10 +104,31 @@ class Points:
         return len(self.step)
 
     def take(self, index: Any) -> Points:
-        """The points under a numpy index or mask."""
+        """The points selected by a NumPy index or mask."""
         return Points(**{name: getattr(self, name)[index] for name, _ in _COLUMNS})
 
+    def to_json(
+        self, *, series: str, replica: int | None, total: int | None = None
+    ) -> dict[str, Any]:
+        """The columns of a series for JSON. ``total`` is the number of points before downsampling.
+
+        JSON has no NaN: a value that is not finite becomes null, and ``nonfinite`` lists it.
+        """
+        value = self.value.tolist()
+        return {
+            "series": series,
+            "replica": replica,
+            "step": self.step.tolist(),
+            "round": self.round.tolist(),
+            "tokens": self.tokens.tolist(),
+            "wall_s": [round(w, 3) for w in self.wall_s.tolist()],
+            "value": [v if math.isfinite(v) else None for v in value],
+            "nonfinite": nonfinite(value),
+            "total": len(self) if total is None else total,
+        }
+
     def pack(self) -> bytes:
+        """Serialize as the data of a block."""
         columns = (
             np.ascontiguousarray(getattr(self, name), dtype=kind).tobytes()
             for name, kind in _COLUMNS
@@ -114,6 +137,7 @@ class Points:
 
     @classmethod
     def unpack(cls, data: bytes) -> Points:
+        """Parse the data of a block. Raises :class:`BadBlock`."""
         if len(data) < _HEADER.size:
             raise BadBlock(f"expected a header of {_HEADER.size} bytes, found {len(data)} bytes")
         magic, count = _HEADER.unpack_from(data)
@@ -129,7 +153,18 @@ class Points:
         return cls(**columns)
 
 
+def nonfinite(value: Sequence[float]) -> list[list[Any]]:
+    """``[index, "nan" | "inf" | "-inf"]`` of each value that is not finite, so that a page can mark
+    it."""
+    return [
+        [i, "nan" if math.isnan(v) else "inf" if v > 0 else "-inf"]
+        for i, v in enumerate(value)
+        if not math.isfinite(v)
+    ]
+
+
 def concatenate(parts: Sequence[Points]) -> Points:
+    """Join points in the given order."""
     if not parts:
         return Points.empty()
     return Points(
@@ -138,13 +173,13 @@ def concatenate(parts: Sequence[Points]) -> Points:
 
 
 def merge(old: Points, new: Points, key: Key) -> Points:
-    """Both, sorted by ``key``; where a key comes more than once, the last of ``new`` stays."""
+    """Merge points by ``key``; of several points with one key, the last of ``new`` remains."""
     both = concatenate([old, new]) if len(old) else new
     keys = getattr(both, key)
-    # What is new is nearly always later than what is old, and in order.
+    # New points are nearly always in order and later than the old ones.
     if (keys[1:] > keys[:-1]).all():
         return both
-    # A stable sort keeps arrival order within a key, so the last of each run is the newest.
+    # A stable sort keeps the order of arrival within a key, so the last one is the newest.
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     newest = np.ones(len(order), dtype=bool)
@@ -153,8 +188,10 @@ def merge(old: Points, new: Points, key: Key) -> Points:
 
 
 def keep(points: Points, key: Key, level: int) -> Points:
-    """Of each bucket of 2**level keys: the lowest, the highest, the last point and the first that
-    is not finite. ``points`` are in order of ``key``; of equal values the first stays."""
+    """Keep the minimum, maximum, last and first non-finite point of each bucket of 2**level keys.
+
+    ``points`` are sorted by ``key``. The first of equal extremes remains.
+    """
     if len(points) == 0 or level == 0:
         return points
     value = points.value
@@ -167,22 +204,32 @@ def keep(points: Points, key: Key, level: int) -> Points:
     lowest = np.minimum.reduceat(np.where(finite, value, np.inf), starts)[number]
     highest = np.maximum.reduceat(np.where(finite, value, -np.inf), starts)[number]
     for eligible in (finite & (value == lowest), finite & (value == highest), ~finite):
-        found = np.flatnonzero(eligible)
-        first = np.ones(len(found), dtype=bool)
-        first[1:] = number[found[1:]] != number[found[:-1]]
-        kept[found[first]] = True
+        index = np.flatnonzero(eligible)
+        first = np.ones(len(index), dtype=bool)
+        first[1:] = number[index[1:]] != number[index[:-1]]
+        kept[index[first]] = True
     return points.take(kept)
 
 
+def thin(points: Points, key: Key, most: int, level: int = 0) -> tuple[Points, int]:
+    """The points that :func:`keep` leaves, and their level: the first from ``level`` on that has
+    at most ``most``."""
+    kept = keep(points, key, level)
+    while len(kept) > max(most, 4):
+        level += 1
+        kept = keep(kept, key, level)
+    return kept, level
+
+
 def put_range(points: Points, new: Points, key: Key, low: int, high: int) -> Points:
-    """``points`` with those whose key is in [low, high) replaced by ``new``."""
+    """Replace the points with keys in [low, high) by ``new``."""
     keys = getattr(points, key)
     start, end = np.searchsorted(keys, (low, high))
     return concatenate([points.take(slice(0, start)), new, points.take(slice(end, None))])
 
 
 def split(points: Points, key: Key, level: int = 0) -> Iterator[tuple[int, Points]]:
-    """(block index, its points), one per block that ``points`` touch."""
+    """Split points into blocks: (block index, points)."""
     index = getattr(points, key) // width(level)
     if len(index) and (index == index[0]).all():
         yield int(index[0]), points

@@ -1,4 +1,4 @@
-"""What one tick changed."""
+"""Changes of one tick, for the live stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runs.metrics.blocks import Points
 
 @dataclass
 class Changes:
-    """What one tick changed, to be published once."""
+    """The parts of a run that one tick changed, published together at its end."""
 
     run: bool = False
     replicas: bool = False

@@ -1,26 +1,26 @@
-"""Series read for a chart: a window of them, of as many points as a screen can show.
+"""Read series for a chart: a window, with as many points as a screen can show.
 
-A window is given on an axis of the chart. The coarsest roll-up of a series is one block; it tells
-which keys the window spans, finer ones make that exact, and then the blocks are read whose level
-has about as many buckets as are wanted. So an answer costs a few queries and kilobytes, of a
-thousand points or of a million. Buckets at the window's edges are whole: the lowest and the
-highest point in them are there even where they lie just outside.
+A window is given on an axis of the chart. The outline of a series (its coarsest level) shows which
+buckets the ends of the window are in, and the blocks below them give the exact keys. Then the
+level is read that has enough buckets, and downsampled to the requested number of points. A response
+costs at most six queries, for a thousand points or a million. Buckets at the edges of the window
+are complete: they include their minimum and maximum even if these lie just outside.
 
-What JSON is made of the points is :mod:`runs.metrics.columns`' business.
+:meth:`runs.metrics.blocks.Points.to_json` converts the points.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-from django.db.models import Max, Q, QuerySet, Sum
+from django.db.models import Q, QuerySet, Sum
 from numpy.typing import NDArray
 
-from runs.metrics.blocks import LEVELS, Key, Points, concatenate, keep, width
+from runs.metrics.blocks import LEVELS, Key, Points, concatenate, thin, width
 from runs.models import MetricBlock, Replica, Run
 
 Axis = Literal["step", "round", "tokens", "wall"]
@@ -28,25 +28,27 @@ AXES: tuple[Axis, ...] = ("step", "round", "tokens", "wall")
 _COLUMN: dict[Axis, str] = {"step": "step", "round": "round", "tokens": "tokens", "wall": "wall_s"}
 
 Owner = int | None
-"""A replica's number; None for the run's own series."""
+"""Number of a replica; None for the series of the run itself."""
 Name = tuple[str, Owner]
 
 PROBED = 16
-"""Series that are asked where a window begins; more have the union of theirs."""
-PRECISION = 100
-"""A window's ends are found to within this part of it."""
+"""Number of series that are sampled for the keys of a window. The union of their keys is used."""
+OUTLINE = LEVELS[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scales:
-    """From columns to a group's axes. A replica's rounds go on within a round (its steps over
-    ``sync_every``), and its tokens stand for those of all ``replicas``."""
+    """Conversion of columns to the axes of a chart.
+
+    For series of replicas, the round is fractional (the step divided by ``sync_every``), and the
+    tokens are multiplied by the number of replicas.
+    """
 
     sync_every: int = 1
     replicas: int = 1
 
     def of(self, axis: Axis, owner: Owner) -> tuple[str, float]:
-        """The column of an axis, and what its values are multiplied by."""
+        """(column, factor) of an axis."""
         if owner is not None and axis == "round":
             return "step", 1 / self.sync_every
         return _COLUMN[axis], self.replicas if owner is not None and axis == "tokens" else 1
@@ -59,8 +61,11 @@ class Scales:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Curve:
-    """A window of one series. ``total`` points were there to choose from; ``level`` of the buckets
-    they were chosen by, 0 where none was left out."""
+    """A window of one series.
+
+    ``total`` is the number of points before downsampling, ``level`` that of the buckets (0: all
+    points are included).
+    """
 
     series: str
     owner: Owner
@@ -71,7 +76,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What to read: ends on ``axis`` (None: where the data ends), at most so many points each."""
+    """A range on ``axis`` (None: up to the end of the data), and the points per series."""
 
     axis: Axis = "step"
     low: float | None = None
@@ -81,40 +86,41 @@ class Window:
 
 
 def key_of(owner: Owner) -> Key:
+    """The key of a series of that owner."""
     return "round" if owner is None else "step"
 
 
 def read(run: Run, wanted: Iterable[Name], window: Window) -> list[Curve]:
-    """The curves of ``wanted`` that have points. Those of replicas have the same buckets, and so
-    have those of the run. The number of queries does not depend on how many there are."""
+    """Read the curves of the series that have points.
+
+    All curves of replicas have the same buckets, and so have all curves of the run. The number of
+    queries does not depend on the number of series.
+    """
     wanted = list(wanted)
     table = _Table.of(run, wanted)
-    tops = _tops(table, wanted)
-    spans = _spans(table, tops, window)
+    outlines = table.parts(table.where(wanted, level=OUTLINE))
+    spans = _spans(table, outlines, window)
     levels = {key: _level(span, window.max_points) for key, span in spans.items()}
     for key, level in levels.items():
         first, last = spans[key]
-        # One bucket more before the window, so that a line comes in from its edge.
+        # One more bucket before the window, so that the line enters from its edge.
         first = max((first >> level) - (level > 0), 0) << level
         spans[key] = (first, ((last >> level) + 1 << level) - 1)
-    parts = _parts(table, tops, spans, levels)
+    parts = _parts(table, outlines, spans, levels)
     whole = window.low is None and window.high is None
-    totals = {} if whole else _totals(table, tops, spans, levels)
-    found = []
-    for name, top in tops.items():
-        key, level = key_of(name[1]), levels[key_of(name[1])]
-        kept = _within(parts.get(name, top.points), key, spans[key])
-        kept = keep(kept, key, level)
-        while len(kept) > window.max_points and level < LEVELS[-1]:
-            level += 1  # more than three points in many buckets
-            kept = keep(kept, key, level)
-        total = top.total if whole else totals.get(name, len(kept))
-        found.append(Curve(series=name[0], owner=name[1], points=kept, total=total, level=level))
-    return found
+    totals = {} if whole else _totals(table, outlines, spans, levels)
+    curves = []
+    for name, outline in outlines.items():
+        key = key_of(name[1])
+        inside = _within(parts[name].points, key, spans[key])
+        kept, level = thin(inside, key, window.max_points, levels[key])
+        total = outline.total if whole else totals.get(name, len(kept))
+        curves.append(Curve(series=name[0], owner=name[1], points=kept, total=total, level=level))
+    return curves
 
 
 def lasts(curve: Curve) -> Curve:
-    """The last point of each bucket alone: series of one window then have the same places."""
+    """Only the last point of each bucket, which aligns the series of one window."""
     bucket = getattr(curve.points, key_of(curve.owner)) >> curve.level
     return replace(
         curve,
@@ -125,18 +131,19 @@ def lasts(curve: Curve) -> Curve:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Top:
-    """The one block of a series' coarsest level."""
+class _Part:
+    """Consecutive blocks of one level of a series, and the number of points below them."""
 
-    level: int
-    points: Points
-    total: int
+    points: Points = field(default_factory=Points.empty)
+    total: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Table:
-    """The blocks of some series. Run and replica are in every term and nothing is joined, so that
-    each is a look-up in the index."""
+    """The blocks of some series.
+
+    Every term contains run and replica, and nothing is joined, so that each is an index lookup.
+    """
 
     run: Run
     ids: Mapping[int, int]
@@ -144,27 +151,27 @@ class _Table:
     @classmethod
     def of(cls, run: Run, wanted: Iterable[Name]) -> _Table:
         numbers = {owner for _, owner in wanted if owner is not None}
-        found = (
+        replicas = (
             Replica.objects.filter(run=run, number__in=numbers)
             if numbers
             else Replica.objects.none()
         )
-        return cls(run=run, ids=dict(found.values_list("number", "pk")))
+        return cls(run=run, ids=dict(replicas.values_list("number", "pk")))
 
     def where(self, names: Iterable[Name], **more: Any) -> Q:
-        """Rows of some series, in few terms."""
+        """Condition for the rows of some series, with few terms."""
         owners: dict[Owner, set[str]] = {}
         for series, owner in names:
             owners.setdefault(owner, set()).add(series)
-        alike: dict[frozenset[str], list[int]] = {}
+        replicas_of: dict[frozenset[str], list[int]] = {}
         terms = Q()
-        for owner, mine in owners.items():
+        for owner, series_set in owners.items():
             if owner is None:
-                terms |= Q(run=self.run, replica=None, series__in=sorted(mine), **more)
+                terms |= Q(run=self.run, replica=None, series__in=sorted(series_set), **more)
             elif owner in self.ids:
-                alike.setdefault(frozenset(mine), []).append(self.ids[owner])
-        for together, ids in alike.items():
-            terms |= Q(run=self.run, replica__in=ids, series__in=sorted(together), **more)
+                replicas_of.setdefault(frozenset(series_set), []).append(self.ids[owner])
+        for shared, ids in replicas_of.items():
+            terms |= Q(run=self.run, replica__in=ids, series__in=sorted(shared), **more)
         return terms
 
     def blocks(self, terms: Q) -> QuerySet[MetricBlock]:
@@ -177,158 +184,122 @@ class _Table:
     def _numbers(self) -> Mapping[int, int]:
         return {pk: number for number, pk in self.ids.items()}
 
-    def rows(self, terms: Q) -> Iterable[tuple[Name, int, Points, int]]:
-        """(series, level, points, count) of blocks, in order."""
+    def parts(self, terms: Q) -> dict[Name, _Part]:
+        """The blocks of each series, joined in order."""
         rows = (
             self.blocks(terms)
-            .order_by("series", "replica_id", "level", "index")
-            .values_list("series", "replica_id", "level", "data", "count")
+            .order_by("series", "replica_id", "index")
+            .values_list("series", "replica_id", "data", "count")
         )
-        for series, replica_id, level, data, count in rows:
-            yield self.name(series, replica_id), level, Points.unpack(bytes(data)), count
+        found: dict[Name, list[tuple[Points, int]]] = {}
+        for series, replica_id, data, count in rows:
+            block = Points.unpack(bytes(data)), count
+            found.setdefault(self.name(series, replica_id), []).append(block)
+        return {
+            name: _Part(points=concatenate([p for p, _ in one]), total=sum(n for _, n in one))
+            for name, one in found.items()
+        }
 
 
-def _tops(table: _Table, wanted: Iterable[Name]) -> dict[Name, _Top]:
-    # The coarsest level is block 0 alone, so the others need not be looked at.
-    levels = (
-        table.blocks(table.where(wanted, index=0))
-        .order_by()
-        .values_list("series", "replica_id")
-        .annotate(top=Max("level"))
-    )
-    by_level: dict[int, list[Name]] = {}
-    for series, replica_id, level in levels:
-        by_level.setdefault(level, []).append(table.name(series, replica_id))
-    terms = Q()
-    for level, names in by_level.items():
-        terms |= table.where(names, level=level, index=0)
-    known = {(name, level) for level, names in by_level.items() for name in names}
-    return {
-        name: _Top(level=level, points=points, total=count)
-        for name, level, points, count in table.rows(terms)
-        if (name, level) in known
-    }
+def _spans(
+    table: _Table, outlines: Mapping[Name, _Part], window: Window
+) -> dict[Key, tuple[int, int]]:
+    """First and last key of the window, for series of replicas and for those of the run.
 
-
-def _spans(table: _Table, tops: Mapping[Name, _Top], window: Window) -> dict[Key, tuple[int, int]]:
-    """First and last key of the window, for replicas' series and for the run's."""
-    spans: dict[Key, tuple[int, int]] = {}
-    for key in ("step", "round"):
-        names = [name for name in tops if key_of(name[1]) == key and len(tops[name].points)]
-        if not names:
-            continue
-        ends = {name: _Ends.of(tops[name], key) for name in names}
+    They are those of the points next to the window, if there are any.
+    """
+    ends: dict[Key, list[_Ends]] = {"step": [], "round": []}
+    for key, of_key in ends.items():
+        names = [name for name in outlines if key_of(name[1]) == key]
         if window.low is not None or window.high is not None:
-            probed = names[:: -(-len(names) // PROBED)]
-            ends = {name: ends[name] for name in probed}
-            _narrow(table, {name: tops[name] for name in probed}, ends, window)
-        spans[key] = (min(e.first for e in ends.values()), max(e.last for e in ends.values()))
-    return spans
+            names = names[:: -(-len(names) // PROBED) or 1]
+        of_key += [_Ends.of(name, outlines[name].points, window) for name in names]
+    unclear = [end for of_key in ends.values() for end in of_key if end.blocks]
+    terms = Q()
+    for end in unclear:
+        terms |= table.where([end.name], level=0, index__in=end.blocks)
+    details = table.parts(terms)
+    for end in unclear:
+        end.narrow(details.get(end.name, _Part()).points, window)
+    return {
+        key: (min(end.first for end in of_key), max(end.last for end in of_key))
+        for key, of_key in ends.items()
+        if of_key
+    }
 
 
 @dataclass
 class _Ends:
-    """A window's first key lies in [first, first_in], its last one in [last_in, last]."""
+    """The keys of the last point before a window and of the first after it, or of the ends of the
+    data. ``blocks`` are those in which points can be that are nearer to the window."""
 
+    name: Name
     first: int
-    first_in: int
-    last_in: int
     last: int
+    blocks: set[int] = field(default_factory=set)
 
     @classmethod
-    def of(cls, top: _Top, key: Key) -> _Ends:
-        keys = getattr(top.points, key)
-        # A roll-up has the last point, but need not have the first: its bucket's begin, then.
-        first, last = int(keys[0]) >> top.level << top.level, int(keys[-1])
-        return cls(first, last, first, last)
+    def of(cls, name: Name, outline: Points, window: Window) -> _Ends:
+        keys = getattr(outline, key_of(name[1]))
+        # A bucket always has its last point, but not its first, so the first key is rounded down.
+        result = cls(name, int(keys[0]) >> OUTLINE << OUTLINE, int(keys[-1]))
+        result.narrow(outline, window)
+        # Between two points of the outline, other points are only in the bucket of the second.
+        after = keys[np.searchsorted(keys, result.first, side="right") :][:1].tolist()
+        for key in (after if window.low is not None else []) + (
+            [result.last] if window.high is not None else []
+        ):
+            low = key >> OUTLINE << OUTLINE
+            result.blocks |= set(range(low // width(0), key // width(0) + 1))
+        return result
 
-    def narrow(self, keys: NDArray[Any], x: NDArray[Any], window: Window) -> None:
+    def narrow(self, points: Points, window: Window) -> None:
+        keys = getattr(points, key_of(self.name[1]))
+        x = window.scales.x(points, window.axis, self.name[1])
         if window.low is not None:
             self.first = max([self.first, *keys[x < window.low].tolist()[-1:]])
-            self.first_in = min([self.first_in, *keys[x >= window.low].tolist()[:1]])
-        else:
-            self.first_in = self.first
         if window.high is not None:
             self.last = min([self.last, *keys[x > window.high].tolist()[:1]])
-            self.last_in = max([self.last_in, *keys[x <= window.high].tolist()[-1:]])
-        else:
-            self.last_in = self.last
-
-    def settled(self) -> bool:
-        enough = max(1, (self.last_in - self.first_in) // PRECISION)
-        return self.first_in - self.first <= enough and self.last - self.last_in <= enough
-
-
-def _narrow(
-    table: _Table, tops: Mapping[Name, _Top], ends: Mapping[Name, _Ends], window: Window
-) -> None:
-    """Find the ends of the window in ever finer levels, a few blocks and one query each."""
-
-    def look(name: Name, points: Points) -> None:
-        x = window.scales.x(points, window.axis, name[1])
-        ends[name].narrow(getattr(points, key_of(name[1])), x, window)
-
-    for name, top in tops.items():
-        look(name, top.points)
-    for level in reversed((0, *LEVELS)):
-        places: dict[int, list[Name]] = {}
-        for name, end in ends.items():
-            if level >= tops[name].level or end.settled():
-                continue
-            for key in (end.first, end.first_in, end.last_in, end.last):
-                places.setdefault(key // width(level), []).append(name)
-        terms = Q()
-        for index, names in places.items():
-            terms |= table.where(names, level=level, index=index)
-        for name, _, points, _ in table.rows(terms):
-            if name in ends:
-                look(name, points)
 
 
 def _level(span: tuple[int, int], max_points: int) -> int:
-    """The finest level whose buckets, of three points each and with those at the edges, are few."""
+    """The finest level with few enough buckets, counting three points each and the edges."""
     keys = span[1] - span[0] + 1
     if keys <= max_points:
         return 0
     level = 1
-    while ((keys >> level) + 3) * 3 > max_points and level < LEVELS[-1]:
+    while ((keys >> level) + 3) * 3 > max(max_points, 12):
         level += 1
     return level
 
 
 def _parts(
     table: _Table,
-    tops: Mapping[Name, _Top],
+    outlines: Mapping[Name, _Part],
     spans: Mapping[Key, tuple[int, int]],
     levels: Mapping[Key, int],
-) -> dict[Name, Points]:
-    """Points of the spans, from the coarsest stored level that is fine enough."""
-    wanted: dict[tuple[int, Key], list[Name]] = {}
-    for name, top in tops.items():
-        key = key_of(name[1])
-        stored = max(level for level in (0, *LEVELS) if level <= levels[key])
-        if stored < top.level:
-            wanted.setdefault((stored, key), []).append(name)
+) -> dict[Name, _Part]:
+    """Points of the spans, from the coarsest stored level that is detailed enough."""
     terms = Q()
-    for (level, key), names in wanted.items():
-        first, last = (end // width(level) for end in spans[key])
-        terms |= table.where(names, level=level, index__gte=first, index__lte=last)
-    parts: dict[Name, list[Points]] = {}
-    for name, _, points, _ in table.rows(terms):
-        parts.setdefault(name, []).append(points)
-    return {name: concatenate(parts.get(name, [])) for names in wanted.values() for name in names}
+    for key, span in spans.items():
+        level = max(level for level in (0, *LEVELS) if level <= levels[key])
+        first, last = (end // width(level) for end in span)
+        names = [name for name in outlines if key_of(name[1]) == key]
+        if level < OUTLINE:
+            terms |= table.where(names, level=level, index__gte=first, index__lte=last)
+    return {**outlines, **table.parts(terms)}
 
 
 def _totals(
     table: _Table,
-    tops: Mapping[Name, _Top],
+    outlines: Mapping[Name, _Part],
     spans: Mapping[Key, tuple[int, int]],
     levels: Mapping[Key, int],
 ) -> dict[Name, int]:
-    """Points in the spans: of blocks within them as stored, of those at the edges as counted."""
+    """Number of points in the spans: stored counts within, and counted points at the edges."""
     between, edges = Q(), Q()
     for key, span in spans.items():
-        names = [name for name in tops if key_of(name[1]) == key]
+        names = [name for name in outlines if key_of(name[1]) == key]
         if levels[key] == 0:
             continue
         first, last = (end // width(0) for end in span)
@@ -341,9 +312,9 @@ def _totals(
         .annotate(total=Sum("count"))
     )
     totals = {table.name(series, pk): int(total) for series, pk, total in rows}
-    for name, _, points, _ in table.rows(edges):
+    for name, part in table.parts(edges).items():
         key = key_of(name[1])
-        totals[name] = totals.get(name, 0) + len(_within(points, key, spans[key]))
+        totals[name] = totals.get(name, 0) + len(_within(part.points, key, spans[key]))
     return totals
 
 
@@ -353,9 +324,9 @@ def _within(points: Points, key: Key, span: tuple[int, int]) -> Points:
 
 
 def names_of(run: Run, series: Sequence[str] | None = None) -> list[Name]:
-    """(series, owner) that have points."""
+    """The (series, owner) pairs that have points."""
     blocks = MetricBlock.objects.filter(run=run)
     if series is not None:
         blocks = blocks.filter(series__in=series)
-    found = blocks.order_by().values_list("series", "replica__number").distinct()
-    return sorted(found, key=lambda pair: (pair[0], -1 if pair[1] is None else pair[1]))
+    pairs = blocks.order_by().values_list("series", "replica__number").distinct()
+    return sorted(pairs, key=lambda pair: (pair[0], -1 if pair[1] is None else pair[1]))

@@ -1,13 +1,13 @@
-"""Who was healing in a round: there, and still taking the group's state, so that it gave nothing.
+"""Find the replicas that were healing in a round: live, but still syncing the group's state.
 
-That a replica begins to catch up is an event of the run (to ``syncing``); that it is done is none,
-it goes on to other work. So it heals in every round that closes from its event on, until another
-event of it or until it has given to one, late and refused work included. Events and rounds are both
-found again in the bucket, so an import comes to the same.
+The start of a catch-up is an event of the run (the transition to ``syncing``); its end is not. A
+replica therefore counts as healing in every round that closes after that event, until its next
+event, or until it has contributed to a round (late and refused contributions included). An import
+restores both events and rounds from the bucket, so it gets the same result.
 
-Left out: a catch-up that was over between two looks at the lease; no round is likely to close in
-it. An event is dated by our clock and a commit by its writer's, so the first or last round of a
-catch-up may be told wrongly; nothing is decided by it.
+A catch-up between two reads of the lease is missed; a round rarely closes within it. Events have
+the server's clock and commits that of their writer, so the first or last round of a catch-up can be
+wrong. No decision depends on it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from runs.models import Event, Replica, Round, Run
 from runs.states import ReplicaState
 
 Moves = Mapping[int, list[tuple[datetime, str]]]
-"""Replica number -> (when, to which state), in order."""
+"""Replica number -> (time, new state), in order."""
 
 
 def mark(run: Run, rows: Iterable[Round]) -> None:
-    """Note in the strips of closed rounds, given in order, who was healing, and save what changes.
+    """Mark healing replicas in the strips of closed rounds, given in order, and save the changes.
 
-    At most three queries and one per round that changes; one where nobody is missing.
+    At most three queries and one per changed round; one query if every replica contributed.
     """
     numbers = sorted(Replica.objects.filter(run=run).values_list("number", flat=True))
     rows = [row for row in rows if row.committed_at is not None]
@@ -39,47 +39,46 @@ def mark(run: Run, rows: Iterable[Round]) -> None:
         return
     before = Round.objects.filter(run=run, number=rows[0].number - 1).first()
     for row in rows:
-        found = healing(row, before, moves, numbers)
-        if found:
-            round_strips.heal(row, found)
+        if healed := healing(row, before, moves, numbers):
+            round_strips.heal(row, healed)
             row.save(update_fields=["outcomes", "timings"])
         before = row
 
 
 def healing(row: Any, before: Any, moves: Moves, numbers: Iterable[int]) -> list[int]:
-    """Replicas of ``numbers`` that heal in ``row``; ``before`` is the round before it, marked."""
-    found = []
+    """Replicas of ``numbers`` that heal in ``row``; ``before`` is the previous, marked round."""
+    result = []
     for number in _absent(row, numbers):
-        came = _came(moves.get(number, []), row.committed_at)
-        if came is None:
+        since = _syncing_since(moves.get(number, []), row.committed_at)
+        if since is None:
             continue
-        earlier = before is not None and before.committed_at and before.committed_at >= came
+        earlier = before is not None and before.committed_at and before.committed_at >= since
         if not earlier or number in round_strips.healing(bytes(before.outcomes)):
-            found.append(number)
-    return found
+            result.append(number)
+    return result
 
 
-def moves_of(run: Run, numbers: Iterable[int], *, events: Any = Event.objects) -> Moves:
-    """Changes of state of those replicas that ever had to catch up. One query."""
-    found: dict[int, list[tuple[datetime, str]]] = {}
+def moves_of(run: Run, numbers: Iterable[int]) -> Moves:
+    """State changes of those replicas that ever caught up. One query."""
+    moves: dict[int, list[tuple[datetime, str]]] = {}
     rows = (
-        events.filter(run_id=run.pk, kind="replica_state", replica__number__in=set(numbers))
+        Event.objects.filter(run_id=run.pk, kind="replica_state", replica__number__in=set(numbers))
         .order_by("at", "id")
         .values_list("replica__number", "at", "to_state")
     )
     for number, at, to in rows:
-        found.setdefault(number, []).append((at, to))
-    return {n: m for n, m in found.items() if any(to == ReplicaState.SYNCING for _, to in m)}
+        moves.setdefault(number, []).append((at, to))
+    return {n: m for n, m in moves.items() if any(to == ReplicaState.SYNCING for _, to in m)}
 
 
 def _absent(row: Any, numbers: Iterable[int]) -> list[int]:
-    """Replicas without a contribution. Bytes of the strip, as they are stored."""
+    """Replicas without a contribution in the round."""
     outcomes = bytes(row.outcomes)
     return [n for n in numbers if n >= len(outcomes) or outcomes[n] in (0, round_strips.HEALING)]
 
 
-def _came(moves: list[tuple[datetime, str]], at: datetime) -> datetime | None:
-    """When the catch-up began that goes on at ``at``; None if none does."""
+def _syncing_since(moves: list[tuple[datetime, str]], at: datetime) -> datetime | None:
+    """Start of the catch-up that is in progress at ``at``; None if there is none."""
     newest = None
     for when, to in moves:
         if when > at:

@@ -1,12 +1,11 @@
-"""Rounds as they are drawn: who took part in each, and when each replica did what.
+"""Data of the heatmap (outcomes per round and replica) and of the timeline (phases over time).
 
-Both read the strips of :mod:`runs.metrics.round_strips`, never the table of contributions, so 256
-replicas and 5,000 rounds are a few thousand rows. Bars thinner than a pixel are not sent: they
-become a raster, in which a cell says how much of its time went to the largest part that is not
-computing. It is summed up some rounds at a time, so its memory does not grow with them.
+Both read the strips of :mod:`runs.metrics.round_strips` and never the table of contributions, so
+256 replicas and 5,000 rounds take a few thousand rows. Bars thinner than a pixel are aggregated
+into a raster: a cell has the largest non-compute phase and its share of the cell's time. The raster
+is summed over batches of rounds, so memory does not grow with their number.
 
-Times are wall-clock labels of several machines, good enough for a picture. Nothing is decided by
-them.
+Times are wall-clock times of several machines, for display only.
 """
 
 from __future__ import annotations
@@ -22,24 +21,31 @@ from runs.metrics.round_strips import GROUPS, LATE, OUTCOMES, TIMING
 from runs.models import Round, Run
 
 MAX_BARS = 5000
-"""More than this many rounds of replicas in a window are a raster."""
+"""A window with more bars than this is sent as a raster."""
 AT_ONCE = 250_000
-"""Contributions that are taken apart at a time: each takes some 200 bytes meanwhile."""
+"""Contributions per batch, each taking about 200 bytes of memory."""
 MARGIN = 2
-"""Rounds before and after a window whose bars may reach into it."""
+"""Rounds before and after a window whose bars can reach into it."""
 
 DOWN = len(GROUPS)
-"""Class of time between two rounds of a replica; after the groups' places."""
+"""Class of the time between two rounds of a replica, after the indices of the groups."""
 BLANK = 255
-"""A cell before a replica's first round, or after its last."""
+"""Value of a cell before the first or after the last round of a replica."""
 LEVELS = 15
-"""A cell is its class times 16 plus the share of its time, 0 to 15."""
+"""A cell is 16 times its class plus its share of time, from 0 to 15."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcomes:
-    """``outcomes[i, r]`` is that of replica r in round ``numbers[i]``, a place in OUTCOMES;
-    ``late`` are those of whom it is known how late they were, in the rounds ``late_in``."""
+    """Outcomes of all contributions.
+
+    Attributes:
+        numbers: numbers of the rounds.
+        states: states of the rounds.
+        outcomes: round x replica, indices into OUTCOMES.
+        late: entries of late contributions with a known delay.
+        late_in: for each of them, the index of its round.
+    """
 
     numbers: list[int]
     states: list[str]
@@ -50,7 +56,7 @@ class Outcomes:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bars:
-    """One per round and replica: ``started`` (wall time) and the seconds of each group."""
+    """One bar per round and replica: ``started`` (wall time) and the seconds of each group."""
 
     number: NDArray[np.int64]
     replica: NDArray[np.int64]
@@ -59,8 +65,8 @@ class Bars:
     phases: NDArray[np.float64]
 
 
-def _together(parts: Sequence[Bars]) -> Bars:
-    """One order for all: by replica, then by round."""
+def _join(parts: Sequence[Bars]) -> Bars:
+    """Join bars, sorted by replica, then by round."""
     columns = {
         name: np.concatenate([empty, *(getattr(part, name) for part in parts)])
         for name, empty in (
@@ -76,9 +82,12 @@ def _together(parts: Sequence[Bars]) -> Bars:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sheet:
-    """The same by replica and round: ``started`` is 0 where nothing is known; ``phases`` are
-    group x replica x round."""
+class RoundBatch:
+    """Arrays of consecutive rounds.
+
+    ``outcome`` and ``started`` are replica x round, ``phases`` is group x replica x round.
+    ``started`` is 0 where unknown.
+    """
 
     numbers: NDArray[np.int64]
     outcome: NDArray[np.uint8]
@@ -98,9 +107,17 @@ class Sheet:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Timeline:
-    """``bars`` or ``cells`` (replica x column), of [low, high); ``commits`` are (round, wall time,
-    state). ``first`` and ``last`` are the ends of the run's data. ``slowest``: the replica that
-    was the last to give in most of the ``counted`` rounds, and in how many."""
+    """The timeline of the window [low, high) in wall time.
+
+    Attributes:
+        first: start of the data of the run.
+        last: end of the data of the run.
+        commits: (round, wall time, state).
+        bars: None if there is a raster.
+        cells: raster, replica x column; None if there are bars.
+        slowest: the replica that most often contributed last, and the number of those rounds.
+        counted: rounds in which a replica contributed.
+    """
 
     low: float
     high: float
@@ -115,27 +132,30 @@ class Timeline:
 
 
 def outcomes(run: Run, *, below: int | None = None) -> Outcomes:
-    """Of all rounds (``below`` a number), in order. One query."""
+    """Outcomes of all rounds, or of those with numbers below ``below``. One query."""
     rounds = Round.objects.filter(run=run).order_by("number")
     if below is not None:
         rounds = rounds.filter(number__lt=below)
     rows = list(rounds.values_list("number", "state", "outcomes", "lateness"))
     size = max((len(row[2]) for row in rows), default=0)
-    found = np.zeros((len(rows), size), dtype=np.uint8)
+    matrix = np.zeros((len(rows), size), dtype=np.uint8)
     for i, (_, _, strip, _) in enumerate(rows):
-        found[i, : len(strip)] = np.frombuffer(bytes(strip), dtype=np.uint8)
+        matrix[i, : len(strip)] = np.frombuffer(bytes(strip), dtype=np.uint8)
     late = [bytes(row[3]) for row in rows]
     return Outcomes(
         numbers=[row[0] for row in rows],
         states=[str(row[1]) for row in rows],
-        outcomes=found,
+        outcomes=matrix,
         late=np.frombuffer(b"".join(late), dtype=LATE),
         late_in=np.repeat(np.arange(len(rows)), [len(one) // LATE.itemsize for one in late]),
     )
 
 
 def timeline(run: Run, *, low: float | None, high: float | None, columns: int) -> Timeline:
-    """Bars or a raster of ``columns`` between two wall times (None: the ends). Two queries."""
+    """The timeline between two wall times (None: the ends of the data). Two queries.
+
+    ``columns`` is the width of the raster, if there are too many bars.
+    """
     rows = list(
         Round.objects.filter(run=run)
         .order_by("number")
@@ -149,20 +169,20 @@ def timeline(run: Run, *, low: float | None, high: float | None, columns: int) -
     numbers = [row[0] for row in rows[picked]]
     raster, slow = Raster(low, high, columns), _Slowest()
     bars: list[Bars] = []
-    waiting: list[Sheet] = []
+    pending: list[RoundBatch] = []
     total = replicas = 0
-    for sheet in _sheets(run, numbers):
-        ends = sheet.started + sheet.phases.sum(axis=0)
-        inside = (sheet.started > 0) & (sheet.started < high) & (ends > low)
-        slow.add(sheet, inside)
-        waiting.append(sheet)
-        replicas = max(replicas, len(sheet.started))
+    for batch in _batches(run, numbers):
+        ends = batch.started + batch.phases.sum(axis=0)
+        inside = (batch.started > 0) & (batch.started < high) & (ends > low)
+        slow.add(batch, inside)
+        pending.append(batch)
+        replicas = max(replicas, len(batch.started))
         total += int(inside.sum())
-        bars = [*bars, sheet.bars(inside)] if total <= MAX_BARS else []
-        if total > MAX_BARS or len(waiting) > 1:  # a raster that may not be wanted takes its time
-            for one in waiting:
+        bars = [*bars, batch.bars(inside)] if total <= MAX_BARS else []
+        if total > MAX_BARS or len(pending) > 1:  # the raster is slow, and often not needed
+            for one in pending:
                 raster.add(one)
-            waiting = []
+            pending = []
     slowest, counted = slow.most()
     few = total <= MAX_BARS
     return Timeline(
@@ -176,7 +196,7 @@ def timeline(run: Run, *, low: float | None, high: float | None, columns: int) -
             for row, at in zip(rows, commits, strict=True)
             if low <= at < high
         ],
-        bars=_together(bars) if few else None,
+        bars=_join(bars) if few else None,
         cells=None if few else raster.cells(),
         slowest=slowest,
         counted=counted,
@@ -191,15 +211,15 @@ def _ends(run: Run, commits: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _picked(commits: NDArray[np.float64], low: float, high: float) -> slice:
-    """Rounds that may have a bar in the window: by commits, in which an open round is the last."""
+    """Rounds that can have a bar in the window, by their commits; an open round is the last."""
     rising = np.maximum.accumulate(np.where(np.isnan(commits), -np.inf, commits))
     begin = int(np.searchsorted(rising, low)) - MARGIN
     end = int(np.searchsorted(rising, high, side="right")) + 1 + MARGIN
     return slice(max(begin, 0), end)
 
 
-def _sheets(run: Run, numbers: Sequence[int]) -> Iterator[Sheet]:
-    """Of these rounds, :data:`AT_ONCE` contributions at a time. One query."""
+def _batches(run: Run, numbers: Sequence[int]) -> Iterator[RoundBatch]:
+    """Batches of these rounds with :data:`AT_ONCE` contributions each. One query."""
     if not numbers:
         return
     rows = (
@@ -212,13 +232,13 @@ def _sheets(run: Run, numbers: Sequence[int]) -> Iterator[Sheet]:
     for row in rows:
         part.append((row[0], bytes(row[1]), bytes(row[2])))
         if len(part) * len(row[1]) >= AT_ONCE:
-            yield _sheet(part)
+            yield _batch(part)
             part = []
     if part:
-        yield _sheet(part)
+        yield _batch(part)
 
 
-def _sheet(rows: Sequence[tuple[int, bytes, bytes]]) -> Sheet:
+def _batch(rows: Sequence[tuple[int, bytes, bytes]]) -> RoundBatch:
     size = max(len(strip) for _, strip, _ in rows)
     outcome = np.zeros((len(rows), size), dtype=np.uint8)
     timing = np.zeros((len(rows), size), dtype=TIMING)
@@ -228,7 +248,7 @@ def _sheet(rows: Sequence[tuple[int, bytes, bytes]]) -> Sheet:
     started = np.ascontiguousarray(timing["started"].T)
     phases = np.ascontiguousarray(timing["phases"].transpose(2, 1, 0), dtype=np.float64)
     started[phases.sum(axis=0) <= 0] = 0
-    return Sheet(
+    return RoundBatch(
         numbers=np.array([n for n, *_ in rows], dtype=np.int64),
         outcome=np.ascontiguousarray(outcome.T),
         started=started,
@@ -238,18 +258,18 @@ def _sheet(rows: Sequence[tuple[int, bytes, bytes]]) -> Sheet:
 
 @dataclass
 class _Slowest:
-    """Who gave last, per round: computing and uploading done, the others wait for it."""
+    """Counts how often each replica was the last to finish its upload."""
 
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
-    def add(self, sheet: Sheet, inside: NDArray[np.bool_]) -> None:
-        given = inside & (sheet.outcome == OUTCOMES.index("included"))
-        counted = given.any(axis=0)
+    def add(self, batch: RoundBatch, inside: NDArray[np.bool_]) -> None:
+        included = inside & (batch.outcome == OUTCOMES.index("included"))
+        counted = included.any(axis=0)
         if not counted.any():
             return
-        done = np.where(given, sheet.started + sheet.phases[0] + sheet.phases[1], -np.inf)
+        done = np.where(included, batch.started + batch.phases[0] + batch.phases[1], -np.inf)
         last = done[:, counted].argmax(axis=0)
-        size = max(len(self.counts), len(given))
+        size = max(len(self.counts), len(included))
         self.counts = _grown(self.counts, size) + np.bincount(last, minlength=size)
 
     def most(self) -> tuple[tuple[int, int] | None, int]:
@@ -258,17 +278,19 @@ class _Slowest:
         return (int(self.counts.argmax()), int(self.counts.max())), int(self.counts.sum())
 
 
-def raster(sheets: Iterable[Sheet], low: float, high: float, columns: int) -> NDArray[np.uint8]:
-    """A row of cells per replica: :data:`BLANK`, or the largest part that is not computing and its
-    share of the cell's time. ``sheets`` are consecutive rounds."""
-    made = Raster(low, high, columns)
-    for sheet in sheets:
-        made.add(sheet)
-    return made.cells()
+def raster(
+    batches: Iterable[RoundBatch], low: float, high: float, columns: int
+) -> NDArray[np.uint8]:
+    """Cells, replica x column: :data:`BLANK`, or the largest non-compute class and its share of
+    time. ``batches`` are consecutive rounds."""
+    result = Raster(low, high, columns)
+    for batch in batches:
+        result.add(batch)
+    return result.cells()
 
 
 class Raster:
-    """What of each cell's time went where, summed up sheet by sheet."""
+    """Sums the time of each cell by class, batch by batch."""
 
     def __init__(self, low: float, high: float, columns: int) -> None:
         self.edges = np.linspace(low, high, columns + 1)
@@ -277,21 +299,21 @@ class Raster:
         self.first = np.zeros(0)
         self.last = np.zeros(0)
         self.over = np.zeros((0, DOWN))
-        """Until when a group's time is counted: rounds may overlap."""
+        """End of the counted time of each group, because rounds can overlap."""
 
-    def add(self, sheet: Sheet) -> None:
-        size = max(len(self.first), len(sheet.started))
+    def add(self, batch: RoundBatch) -> None:
+        size = max(len(self.first), len(batch.started))
         self.shares, self.over = _grown(self.shares, size), _grown(self.over, size)
         self.first, self.last = _grown(self.first, size, np.inf), _grown(self.last, size, -np.inf)
-        groups = [group for group in range(DOWN) if sheet.phases[group].any()]
-        for replica, started in enumerate(sheet.started):
+        groups = [group for group in range(DOWN) if batch.phases[group].any()]
+        for replica, started in enumerate(batch.started):
             known = started > 0
             if not known.any():
                 continue
             begins = started[known]
             self.first[replica] = min(self.first[replica], begins[0])
             for group in groups:
-                took = sheet.phases[group, replica][known]
+                took = batch.phases[group, replica][known]
                 ends = begins + took
                 self._spend(replica, group, begins, ends, took)
                 begins = ends
@@ -336,6 +358,6 @@ class Raster:
 
 
 def _grown(array: NDArray[Any], size: int, fill: float = 0) -> NDArray[Any]:
-    """With rows for so many replicas: a later strip may know of more."""
+    """Extend an array to rows for ``size`` replicas, because later strips can have more."""
     more = np.full((size - len(array), *array.shape[1:]), fill, dtype=array.dtype)
     return np.concatenate([array, more]) if len(more) else array

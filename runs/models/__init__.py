@@ -1,8 +1,10 @@
-"""Tables of the control plane. They cache the bucket: only users, what they keep for themselves and
-credentials live here alone.
+"""Tables of the control plane.
 
-Models hold fields, constraints and cheap properties. Transitions are in
-:mod:`runs.actions.replicas_and_pools`, queries in :mod:`runs.queries.selectors`.
+The tables cache the buckets. Only users, their saved views and tokens, and credentials exist in the
+database alone.
+
+Models hold fields, constraints and cheap properties. Transitions are in :mod:`runs.transitions` and
+:mod:`runs.actions`, queries in :mod:`runs.queries`.
 """
 
 from __future__ import annotations

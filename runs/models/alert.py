@@ -1,4 +1,4 @@
-"""What deserves somebody's attention."""
+"""Alerts: conditions of a run that need attention."""
 
 from __future__ import annotations
 
@@ -10,22 +10,29 @@ from runs.models.run import Replica, Run
 
 
 class Alert(models.Model):
-    """One per run, kind and subject, however often it comes back: ``times`` counts, and
-    ``opened_at`` and ``closed_at`` are of the last time. Kept by :mod:`runs.alerts.store`."""
+    """One condition of a run: unique by run, kind and subject.
+
+    An alert that opens again reuses its row: ``times`` counts, and ``opened_at`` and ``closed_at``
+    describe the latest occurrence. :mod:`runs.alerts.store` writes the rows.
+    """
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="alerts")
     replica = models.ForeignKey(
         Replica, on_delete=models.CASCADE, related_name="alerts", null=True, blank=True
     )
     kind = models.CharField(max_length=24)
-    subject = models.CharField(max_length=40, blank=True, help_text="Tells those of a kind apart")
+    subject = models.CharField(
+        max_length=40, blank=True, help_text="Distinguishes alerts of one kind"
+    )
     level = models.CharField(max_length=8)
     message = models.TextField()
     first_at = models.DateTimeField()
     opened_at = models.DateTimeField()
-    closed_at = models.DateTimeField(null=True, blank=True, help_text="Null: it is so now")
+    closed_at = models.DateTimeField(null=True, blank=True, help_text="Null: open")
     times = models.PositiveIntegerField(default=1)
-    told_at = models.DateTimeField(null=True, blank=True, help_text="When it was last told outside")
+    notified_at = models.DateTimeField(
+        null=True, blank=True, help_text="When webhooks were last notified"
+    )
     acknowledged_at = models.DateTimeField(null=True, blank=True)
     acknowledged_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True, related_name="+"

@@ -1,4 +1,4 @@
-"""Code that people upload."""
+"""Code that users upload."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Archive(models.Model):
-    """A zip of user code, named by its contents, until launches have put it into buckets."""
+    """A zip of user code, named by its hash, kept until launches have copied it into buckets."""
 
     sha256 = models.CharField(max_length=64, primary_key=True)
     data = models.BinaryField()

@@ -1,4 +1,4 @@
-"""The audit log: who did what, when and from where."""
+"""The audit log: actor, action, time and client address."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from django.db import models
 
 
 class AuditEntry(models.Model):
-    """One action. Rows are only added (:mod:`runs.audit`): triggers of the database refuse changes
-    and deletions, and every row holds the hash of the one before.
+    """One action. The table is append-only (:mod:`runs.audit`): database triggers refuse updates
+    and deletions, and each row holds the hash of the previous row.
 
-    ``actor`` is a name and no foreign key, so that the entry outlives the account.
+    ``actor`` is a name instead of a foreign key, so that the entry outlives the account.
     """
 
     at = models.DateTimeField()

@@ -1,4 +1,4 @@
-"""What opens backends and buckets, encrypted; the key is outside the database."""
+"""Credentials for backends and buckets, encrypted with a key outside the database."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from django.db import models
 
 
 class Credential(models.Model):
-    """A named set of secrets for one backend or kind of store. Write-only: pages show ``fields``,
-    the names, never what they hold.
+    """A named set of secrets for one backend or bucket.
 
-    ``kind`` is a backend (:data:`executors.registry.BACKENDS`) or ``store`` for a bucket.
-    ``sealed`` is the JSON object of environment-variable names and values, encrypted by
-    :mod:`runs.credentials`. ``options`` are not secret: namespace, role, region.
-    ``allowed_pool_options``: what pools can set themselves (:mod:`runs.credentials.restrictions`).
+    Secrets are write-only: pages show ``fields`` (the names), never the values.
+
+    Attributes:
+        kind: a backend (:data:`executors.registry.BACKENDS`), or ``store`` for a bucket.
+        sealed: JSON object of environment variable names and values, encrypted by
+            :mod:`runs.credentials`.
+        options: settings that are not secret, such as namespace, role and region.
+        allowed_pool_options: options that a pool can override
+            (:mod:`runs.credentials.restrictions`).
     """
 
     name = models.CharField(max_length=80, unique=True)

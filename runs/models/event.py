@@ -1,4 +1,4 @@
-"""What happened."""
+"""Events: the history of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from runs.models.run import Replica, Run
 
 
 class Event(models.Model):
-    """Who, when, from, to, why. Written in the transaction that changes the state; never edited."""
+    """One change of a run or a replica, with its actor and its reason.
+
+    Written in the transaction that changes the state, and never edited.
+    """
 
     class Level(models.TextChoices):
         INFO = "info"

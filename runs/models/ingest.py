@@ -1,4 +1,4 @@
-"""What ingest has read of a run's bucket, and the records that it could not process."""
+"""Progress of ingest through a run's bucket, and the records that it could not process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from runs.models.run import Replica, Run
 
 
 class IngestState(models.Model):
-    """How far ingest has come with one run: control reads it and never the bucket.
+    """Ingest progress of one run. Control reads this row and never the bucket.
 
-    Ingest works in numbered passes. Control asks for a pass that begins later than now by setting
-    ``wanted_pass``; no clock is compared for that. All other columns are written by ingest.
+    Ingest works in numbered passes. Control requests a pass that begins later than now by setting
+    ``wanted_pass``, which needs no comparison of clocks. Ingest writes all other columns.
     """
 
     class Trouble(models.TextChoices):
@@ -26,43 +26,42 @@ class IngestState(models.Model):
     )
     begun_pass = models.PositiveBigIntegerField(default=0, help_text="The newest pass")
     complete_pass = models.PositiveBigIntegerField(
-        default=0, help_text="The newest pass that has read leases, rounds and the final manifest"
+        default=0, help_text="The newest pass that read leases, rounds and the final manifest"
     )
     wanted_pass = models.PositiveBigIntegerField(
-        default=0, help_text="Control decides on the end of a job after this pass"
+        default=0, help_text="Control decides about an ended job after this pass"
     )
     wanted_at = models.DateTimeField(null=True, blank=True)
     reading = models.BooleanField(
-        default=False, help_text="A pass is under way; found at a start, the last one was killed"
+        default=False,
+        help_text="A pass is running; if set when a pass begins, the previous one was killed",
     )
     careful = models.BooleanField(
-        default=False, help_text="Passes read one record at a time and note each before"
+        default=False, help_text="Passes read one record at a time and store its key first"
     )
-    backlog = models.BooleanField(default=False, help_text="A pass has left telemetry unread")
+    backlog = models.BooleanField(default=False, help_text="The last pass left telemetry unread")
     begun_at = models.DateTimeField(null=True, blank=True)
     complete_at = models.DateTimeField(null=True, blank=True)
     caught_up_at = models.DateTimeField(
-        null=True, blank=True, help_text="When a pass last left nothing unread"
+        null=True, blank=True, help_text="When a pass last read all telemetry"
     )
     trouble = models.CharField(max_length=8, choices=Trouble.choices, blank=True, default="")
     trouble_since = models.DateTimeField(null=True, blank=True)
-    message = models.TextField(blank=True, help_text="Of the trouble")
+    message = models.TextField(blank=True, help_text="Details of the trouble")
     observed_s = models.FloatField(
-        default=0, help_text="Seconds during which leases were read: silence is measured in these"
+        default=0, help_text="Seconds during which leases were read; measures a replica's silence"
     )
     observed_at = models.DateTimeField(null=True, blank=True, help_text="When leases were read")
-    progress_s = models.FloatField(
-        default=0, help_text="observed_s when a round was last seen to close"
-    )
+    progress_s = models.FloatField(default=0, help_text="observed_s when a round last closed")
     every_round = models.BooleanField(
-        default=True, help_text="The last pass has read every commit there was"
+        default=True, help_text="The last pass read every existing commit"
     )
-    final_reason = models.CharField(max_length=32, blank=True, help_text="Of the final manifest")
+    final_reason = models.CharField(max_length=32, blank=True, help_text="From the final manifest")
     final_round = models.PositiveIntegerField(default=0)
-    quarantined = models.PositiveIntegerField(default=0, help_text="Records that are skipped")
+    quarantined = models.PositiveIntegerField(default=0, help_text="Number of skipped records")
     nonfinite = models.BooleanField(
         default=False,
-        help_text="A process of a replica has reported a loss that is NaN or infinite",
+        help_text="A replica process reported a loss that is NaN or infinite",
     )
 
     def __str__(self) -> str:
@@ -70,9 +69,9 @@ class IngestState(models.Model):
 
 
 class QuarantinedRecord(models.Model):
-    """A record of the bucket whose processing has failed; skipped from ``quarantined_at`` on.
+    """A record of the bucket that could not be processed; skipped from ``quarantined_at`` on.
 
-    ``failures`` also counts a process that was killed while it processed the record: the row is
+    ``failures`` includes processes that were killed while they processed the record: the row is
     written before the record is parsed (:mod:`runs.ingest.quarantine`).
     """
 

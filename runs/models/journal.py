@@ -1,4 +1,4 @@
-"""How far the journal of a run has been written."""
+"""Progress of writing a run's journal to its bucket."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from runs.models.run import Run
 
 
 class Journal(models.Model):
-    """``event_id`` is the newest event that was written, ``seen`` the digest of each row as it was
-    written last: what differs is written again. ``due``: something was changed that no tick of the
-    reconciler would notice."""
+    """Write position of one run's journal.
+
+    Attributes:
+        event_id: the newest event that was written.
+        seen: digest of each row as last written; a row with another digest is written again.
+        due: a change is waiting that no tick of the reconciler would notice.
+    """
 
     run = models.OneToOneField(
         Run, on_delete=models.CASCADE, primary_key=True, related_name="journal"
@@ -20,11 +24,11 @@ class Journal(models.Model):
     seen = models.JSONField(default=dict)
     due = models.BooleanField(default=False)
     marks = models.PositiveBigIntegerField(
-        default=0, help_text="How often it was marked as due: one that was marked stays due"
+        default=0, help_text="Times it was marked due; a mark during a write keeps it due"
     )
-    failures = models.PositiveIntegerField(default=0, help_text="Writes in a row that failed")
+    failures = models.PositiveIntegerField(default=0, help_text="Consecutive failed writes")
     retry_at = models.DateTimeField(
-        null=True, blank=True, help_text="After a failed write: when the next is due"
+        null=True, blank=True, help_text="After a failed write: when to retry"
     )
 
     class Meta:

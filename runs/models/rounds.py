@@ -1,4 +1,4 @@
-"""Rounds, what each replica gave to them, and the checkpoints they left."""
+"""Rounds, their contributions, and the checkpoints written after them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Round(models.Model):
     )
     planned_at = models.DateTimeField(null=True, blank=True)
     committed_at = models.DateTimeField(null=True, blank=True)
-    # Packed by runs.metrics.round_strips, indexed by the replica's number.
+    # Packed by runs.metrics.round_strips, indexed by replica number.
     outcomes = models.BinaryField(default=b"", help_text="One byte per replica")
-    timings = models.BinaryField(default=b"", help_text="When and how long, per replica")
-    lateness = models.BinaryField(default=b"", help_text="Seconds, of each that is late")
-    cosines = models.BinaryField(default=b"", help_text="Of each replica, to the mean")
+    timings = models.BinaryField(default=b"", help_text="Start and phase durations, per replica")
+    lateness = models.BinaryField(default=b"", help_text="Seconds, per late replica")
+    cosines = models.BinaryField(default=b"", help_text="Cosine to the mean, per replica")
 
     class Meta:
         ordering = ("number",)
@@ -44,7 +44,7 @@ class Round(models.Model):
 
 
 class Contribution(models.Model):
-    """What one replica gave to one round, and how long each phase took it (seconds)."""
+    """One replica's contribution to one round, with the duration of each phase in seconds."""
 
     round = models.ForeignKey(Round, on_delete=models.CASCADE, related_name="contributions")
     replica = models.ForeignKey(Replica, on_delete=models.CASCADE, related_name="contributions")
@@ -60,7 +60,7 @@ class Contribution(models.Model):
     loss = models.FloatField(null=True, blank=True)
     norm = models.FloatField(null=True, blank=True)
     update_norm = models.FloatField(null=True, blank=True)
-    cosine = models.FloatField(null=True, blank=True, help_text="To the mean that took it in")
+    cosine = models.FloatField(null=True, blank=True, help_text="To the mean of the round")
     size_bytes = models.PositiveBigIntegerField(default=0)
     bytes_up = models.PositiveBigIntegerField(default=0)
     bytes_down = models.PositiveBigIntegerField(default=0)
@@ -91,7 +91,7 @@ class Checkpoint(models.Model):
     digest = models.CharField(max_length=64)
     created_at = models.DateTimeField()
     sample = models.JSONField(
-        null=True, blank=True, help_text="Text from the final weights of a language model"
+        null=True, blank=True, help_text="Text generated with the final weights of a language model"
     )
 
     class Meta:

@@ -1,4 +1,4 @@
-"""A run, its pools of replicas, the replicas, and each backend job they had."""
+"""A run, its pools, its replicas, and the backend job of each attempt."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
+from diloco.protocol.settings import GroupSettings, setting_fields
+from runs.json_values import mapping
 from runs.models.archive import Archive
 from runs.models.credential import Credential
 from runs.states import REPLICA_ENDED, RUN_ACTIVE, RUN_ENDED, ReplicaState, RunState
@@ -30,41 +32,48 @@ class Run(models.Model):
     group_fingerprint = models.CharField(max_length=64, blank=True)
     code_sha256 = models.CharField(max_length=64, blank=True)
     model_hash = models.CharField(
-        max_length=128, blank=True, help_text="Of checkpoint 0's manifest; until then unknown"
+        max_length=128,
+        blank=True,
+        help_text="From the manifest of checkpoint 0; empty until it exists",
     )
     submit_key = models.CharField(
-        max_length=64, unique=True, help_text="A form sent twice carries one key and makes one run"
+        max_length=64,
+        unique=True,
+        help_text="A form that is submitted twice has one key and creates one run",
     )
     time_limit_s = models.PositiveIntegerField(default=0, help_text="0 means no limit")
     budget_usd = models.FloatField(default=0, help_text="0 means no limit")
-    cost_usd = models.FloatField(default=0, help_text="Of all attempts with a known price, so far")
+    cost_usd = models.FloatField(default=0, help_text="Total of all attempts with a known price")
     start_timeout_s = models.PositiveIntegerField(
         default=0,
-        help_text="The run is cancelled when its first step has not been seen by then; 0: never",
+        help_text="The run is cancelled if training has not started by then; 0: never",
     )
     max_restarts = models.PositiveIntegerField(
-        default=3, help_text="Automatic relaunches of one replica, failures in a row"
+        default=3, help_text="Automatic relaunches of one replica after consecutive failures"
     )
     store_credential = models.ForeignKey(
-        Credential, on_delete=models.PROTECT, null=True, blank=True, related_name="runs_stored",
-        help_text="Opens the rendezvous; none means the server's own environment",
-    )  # fmt: skip
+        Credential,
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        related_name="runs_stored",
+        help_text="Opens the rendezvous; null: the server's own environment",
+    )
     archive = models.ForeignKey(
-        Archive, on_delete=models.PROTECT, null=True, blank=True, help_text="The user's own code"
+        Archive, on_delete=models.PROTECT, null=True, blank=True, help_text="The user's code"
     )
     notify = models.JSONField(
-        null=True, blank=True,
-        help_text="Ids of the webhooks that are told of its alerts; null: all there are",
-    )  # fmt: skip
+        null=True, blank=True, help_text="IDs of the webhooks that get its alerts; null: all"
+    )
     notes = models.TextField(blank=True)
     tags = models.JSONField(default=list, blank=True)
-    archived_at = models.DateTimeField(null=True, blank=True, help_text="Left out of lists since")
+    archived_at = models.DateTimeField(null=True, blank=True, help_text="Hidden from lists since")
     forked_from = models.UUIDField(
-        null=True, blank=True, help_text="The run whose checkpoint this one began with"
+        null=True, blank=True, help_text="The run whose checkpoint this run started from"
     )
-    fork_round = models.PositiveIntegerField(default=0, help_text="Of that checkpoint")
+    fork_round = models.PositiveIntegerField(default=0, help_text="Round of that checkpoint")
     fork_outer = models.BooleanField(
-        default=True, help_text="Whether the outer optimizer was taken over with the weights"
+        default=True, help_text="Whether the fork includes the state of the outer optimizer"
     )
     created_at = models.DateTimeField()
     started_at = models.DateTimeField(null=True, blank=True)
@@ -72,21 +81,21 @@ class Run(models.Model):
     ended_at = models.DateTimeField(null=True, blank=True)
     stop_requested_at = models.DateTimeField(null=True, blank=True)
     cancel_at = models.DateTimeField(
-        null=True, blank=True, help_text="Stopped by force: when its jobs are ended"
+        null=True, blank=True, help_text="When its jobs are ended, if it is stopped by force"
     )
     resumed_at = models.DateTimeField(
-        null=True, blank=True, help_text="When it was last sent on after a pause or an end"
+        null=True, blank=True, help_text="When it was last resumed after a pause or an end"
     )
     idle_s = models.FloatField(
-        default=0, help_text="Seconds it was paused, or over; they count towards no limit"
+        default=0, help_text="Seconds it was paused or ended; they count towards no limit"
     )
     save_requested_at = models.DateTimeField(null=True, blank=True)
     delete_requested_at = models.DateTimeField(null=True, blank=True)
     delete_objects = models.BooleanField(
-        default=False, help_text="Whether what lies in the rendezvous is deleted with it"
+        default=False, help_text="Whether the objects of its rendezvous are deleted with it"
     )
     last_seen_at = models.DateTimeField(null=True, blank=True, help_text="Newest telemetry")
-    # What lists show without a join, kept by ingest.
+    # Ingest copies these here so that lists need no join.
     committed_rounds = models.PositiveIntegerField(default=0)
     tokens = models.PositiveBigIntegerField(default=0)
     train_loss = models.FloatField(null=True, blank=True)
@@ -96,20 +105,22 @@ class Run(models.Model):
     round_s = models.FloatField(null=True, blank=True, help_text="Smoothed duration of a round")
     bytes_up = models.PositiveBigIntegerField(default=0)
     bytes_down = models.PositiveBigIntegerField(default=0)
-    phase_s = models.JSONField(default=dict, help_text="Phase name -> seconds, all replicas")
-    refused_records = models.PositiveIntegerField(default=0, help_text="Unreadable, skipped")
-    # How far the control plane has come with this run.
+    phase_s = models.JSONField(default=dict, help_text="Phase name -> seconds, of all replicas")
+    refused_records = models.PositiveIntegerField(default=0, help_text="Skipped as unreadable")
+    # Progress of the control plane with this run.
     next_round = models.PositiveIntegerField(default=1, help_text="Next commit to read")
-    committed_at = models.DateTimeField(null=True, blank=True, help_text="When we saw a commit")
+    committed_at = models.DateTimeField(
+        null=True, blank=True, help_text="When ingest last read a new commit"
+    )
     next_command = models.PositiveIntegerField(default=1)
     stop_sent_at = models.DateTimeField(null=True, blank=True)
     save_sent_at = models.DateTimeField(null=True, blank=True)
     published_event_id = models.PositiveBigIntegerField(default=0)
     end_due = models.BooleanField(
-        default=False, help_text="It has ended, and the alert of that is not made yet"
+        default=False, help_text="It has ended, and the alert about that is not stored yet"
     )
     watched_round = models.PositiveIntegerField(
-        default=0, help_text="The newest committed round that alerts were judged by"
+        default=0, help_text="The newest committed round that alert rules were evaluated for"
     )
 
     class Meta:
@@ -123,8 +134,7 @@ class Run(models.Model):
             models.Index(
                 fields=["state"], condition=Q(state__in=sorted(RUN_ACTIVE)), name="run_active"
             ),
-            # The list's other orders (runs.queries.listing), each in the direction of a first
-            # press.
+            # The other orders of the list (runs.queries.listing), each in its default direction.
             *(
                 models.Index(
                     fields=[column, "-id"],
@@ -156,15 +166,29 @@ class Run(models.Model):
         return self.state in RUN_ENDED
 
     @property
+    def settings(self) -> GroupSettings:
+        """The group settings as stored.
+
+        They were validated on submission and are not validated again: control must work whatever
+        the column holds. A setting that is missing, because an earlier version created the run, has
+        its default; an unknown one is ignored.
+        """
+        stored = mapping(self.group_settings)
+        result = object.__new__(GroupSettings)
+        for spec in setting_fields():
+            object.__setattr__(result, spec.name, stored.get(spec.name, spec.default))
+        return result
+
+    @property
     def total_rounds(self) -> int:
-        return int(self.group_settings["total_rounds"])
+        return self.settings.total_rounds
 
 
 class ReplicaPool(models.Model):
-    """``count`` replicas of one backend and hardware, and how that backend has been doing.
+    """``count`` replicas on one backend and hardware, and the circuit breaker of their launches.
 
-    The breaker: after failures in a row nothing is launched in the pool before ``closed_until``;
-    ``needs_person`` says that only somebody who acts can help.
+    The breaker opens after consecutive failures: nothing is launched in the pool before
+    ``open_until``. ``requires_intervention``: the breaker stays open until an operator acts.
     """
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="pools")
@@ -175,40 +199,50 @@ class ReplicaPool(models.Model):
     spot = models.BooleanField(default=False)
     image = models.CharField(max_length=300, blank=True)
     timeout_s = models.PositiveIntegerField(
-        default=0, help_text="Deadline of one attempt; 0 means the longest the backend allows"
+        default=0, help_text="Time limit of one attempt; 0 means the backend's longest"
     )
-    options = models.JSONField(default=dict, blank=True, help_text="The backend's own")
+    options = models.JSONField(default=dict, blank=True, help_text="Backend-specific options")
     credential = models.ForeignKey(
-        Credential, on_delete=models.PROTECT, null=True, blank=True, related_name="pools",
-        help_text="None means the server's own environment",
-    )  # fmt: skip
+        Credential,
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        related_name="pools",
+        help_text="Null: the server's own environment",
+    )
     added_by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True,
-        related_name="+", help_text="With whose permissions it runs; null: the run's owner",
-    )  # fmt: skip
+        settings.AUTH_USER_MODEL,
+        on_delete=models.SET_NULL,
+        null=True,
+        blank=True,
+        related_name="+",
+        help_text="The user whose permissions apply; null: the run's owner",
+    )
     price_usd_h = models.FloatField(
-        null=True, blank=True, help_text="Of one replica, as known last; null: not known"
+        null=True, blank=True, help_text="Latest known price of one replica; null: unknown"
     )
     price_given = models.BooleanField(
-        default=False, help_text="Somebody typed the price: the catalogue's does not matter"
+        default=False, help_text="A user entered the price; it overrides the catalogue"
     )
     max_price_usd_h = models.FloatField(
-        null=True, blank=True, help_text="What it may cost at most, or it is not taken; null: any"
+        null=True,
+        blank=True,
+        help_text="A replica that costs more is not launched; null: no limit",
     )
     held = models.TextField(
-        blank=True, help_text="Why its price keeps it from being launched; '': it does not"
+        blank=True, help_text="Why the price prevents launches; empty: it does not"
     )
-    failures = models.PositiveIntegerField(default=0, help_text="In a row")
-    closed_until = models.DateTimeField(null=True, blank=True)
-    needs_person = models.BooleanField(default=False)
-    trouble = models.TextField(blank=True, help_text="The backend's newest refusal")
+    failures = models.PositiveIntegerField(default=0, help_text="Consecutive failures")
+    open_until = models.DateTimeField(null=True, blank=True)
+    requires_intervention = models.BooleanField(default=False)
+    last_error = models.TextField(blank=True, help_text="Latest error of the backend")
 
     def __str__(self) -> str:
         return f"{self.count} x {self.backend} {self.hardware}"
 
 
 class Replica(models.Model):
-    """An identity in the run, kept across relaunches; ``number`` is unique in the run for ever."""
+    """One replica of a run, kept across relaunches. ``number`` is never reused within the run."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="replicas")
     pool = models.ForeignKey(ReplicaPool, on_delete=models.CASCADE, related_name="replicas")
@@ -219,26 +253,30 @@ class Replica(models.Model):
     state_reason = models.TextField(blank=True)
     state_since = models.DateTimeField()
     backend_state = models.CharField(
-        max_length=64, blank=True, help_text="What the backend says, not what we conclude"
+        max_length=64, blank=True, help_text="State of the job as the backend reports it"
     )
     pending_cause = models.CharField(
         max_length=16, blank=True, help_text="Why its job has not started yet"
     )
     pending_since = models.DateTimeField(null=True, blank=True)
     waiting_since = models.DateTimeField(
-        null=True, blank=True, help_text="Since when it has waited outside of a queue, any cause"
+        null=True, blank=True, help_text="Since when it has waited outside a queue, for any cause"
     )
     incarnation = models.CharField(max_length=16, blank=True)
     beat_count = models.PositiveBigIntegerField(default=0)
-    beat_at = models.DateTimeField(null=True, blank=True, help_text="When we saw the beat change")
+    beat_at = models.DateTimeField(
+        null=True, blank=True, help_text="When the heartbeat last changed"
+    )
     beat_interval_s = models.FloatField(default=0)
-    beat_state = models.CharField(max_length=16, blank=True, help_text="As the beat reports it")
+    beat_state = models.CharField(
+        max_length=16, blank=True, help_text="State reported by the heartbeat"
+    )
     beat_message = models.TextField(blank=True)
     beat_observed_s = models.FloatField(
-        default=0, help_text="Ingest's observed_s when the beat changed: its age is the difference"
+        default=0, help_text="observed_s of ingest when the heartbeat last changed"
     )
     beat_judged = models.CharField(
-        max_length=40, blank=True, help_text="The beat by which control has judged last"
+        max_length=40, blank=True, help_text="The heartbeat that control evaluated last"
     )
     round = models.PositiveIntegerField(default=0)
     step = models.PositiveBigIntegerField(default=0)
@@ -246,7 +284,7 @@ class Replica(models.Model):
     loss = models.FloatField(null=True, blank=True)
     tokens_per_s = models.FloatField(null=True, blank=True)
     wait_fraction = models.FloatField(null=True, blank=True)
-    # The newest points of the series of these names; null: not told.
+    # The newest points of the series of these names; null: not reported.
     gpu_busy = models.FloatField(null=True, blank=True, help_text="0 to 1")
     gpu_memory_bytes = models.FloatField(null=True, blank=True)
     up_bytes_per_s = models.FloatField(null=True, blank=True)
@@ -256,21 +294,22 @@ class Replica(models.Model):
     pid = models.PositiveIntegerField(default=0)
     restarts = models.PositiveIntegerField(default=0)
     relaunch_at = models.DateTimeField(
-        null=True, blank=True, help_text="Restarting: when the next attempt may start"
+        null=True, blank=True, help_text="Restarting: when the next attempt can start"
     )
     drain_sent_at = models.DateTimeField(
-        null=True, blank=True, help_text="When the current attempt was told to finish and leave"
+        null=True, blank=True, help_text="When the drain command was sent to the current attempt"
     )
     cancel_at = models.DateTimeField(
-        null=True, blank=True, help_text="Leaving: when its job is ended if it has not by itself"
+        null=True, blank=True, help_text="Draining: when its job is ended if it still runs"
     )
     worked_since = models.DateTimeField(
-        null=True, blank=True, help_text="When the current attempt was first seen at work"
+        null=True, blank=True, help_text="When the current attempt was first seen training"
     )
     fell_at = models.DateTimeField(
-        null=True, blank=True,
-        help_text="When a job of it was lost or failed; null once it works again",
-    )  # fmt: skip
+        null=True,
+        blank=True,
+        help_text="When its job was lost or failed; null once it trains again",
+    )
 
     class Meta:
         ordering = ("number",)
@@ -290,7 +329,7 @@ class Replica(models.Model):
 
 
 class ReplicaAttempt(models.Model):
-    """One backend job of a replica. The launch key is written before the backend is called."""
+    """One backend job of a replica. The launch key is stored before the backend is called."""
 
     replica = models.ForeignKey(Replica, on_delete=models.CASCADE, related_name="attempts")
     number = models.PositiveIntegerField()
@@ -301,25 +340,29 @@ class ReplicaAttempt(models.Model):
     message = models.TextField(blank=True)
     created_at = models.DateTimeField()
     launched_at = models.DateTimeField(
-        null=True, blank=True, help_text="When everything that its job needs had been created"
+        null=True,
+        blank=True,
+        help_text="When the backend had created everything that the job needs",
     )
     started_at = models.DateTimeField(
-        null=True, blank=True, help_text="When the backend says that it began to run"
+        null=True, blank=True, help_text="When the job started, as the backend reports it"
     )
     deadline_at = models.DateTimeField(
         null=True, blank=True, help_text="When the backend will end it"
     )
     expires_at = models.DateTimeField(
-        null=True, blank=True, help_text="When the credentials it was given end"
+        null=True, blank=True, help_text="When its credentials expire"
     )
     ended_at = models.DateTimeField(null=True, blank=True)
     price_usd_h = models.FloatField(null=True, blank=True)
     billed_s = models.FloatField(
-        null=True, blank=True, help_text="Seconds the backend says that it bills, once it has ended"
+        null=True,
+        blank=True,
+        help_text="Billed seconds as the backend reports them, once it has ended",
     )
-    cost_usd = models.FloatField(null=True, blank=True, help_text="Null: the price is not known")
+    cost_usd = models.FloatField(null=True, blank=True, help_text="Null: the price is unknown")
     earlier_cost_usd = models.FloatField(
-        default=0.0, help_text="Of the times it ran before its queue suspended it"
+        default=0.0, help_text="Cost of the job before its queue suspended it"
     )
 
     class Meta:

@@ -1,4 +1,4 @@
-"""Views of the runs list that people keep under a name."""
+"""Named views of the runs list."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from django.db.models.functions import Lower
 
 
 class SavedView(models.Model):
-    """What the address of the list holds: query, order, columns. Only its owner sees one that is
-    not shared."""
+    """The query, order and columns of the runs list, as in its URL.
+
+    Only the owner sees a view that is not shared.
+    """
 
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="saved_views"
     )
     name = models.CharField(max_length=80)
     query = models.CharField(max_length=500, blank=True)
-    sort = models.CharField(max_length=32, help_text="As in the address: -created")
-    columns = models.JSONField(
-        default=list, blank=True, help_text="Empty: those shown to everybody"
-    )
+    sort = models.CharField(max_length=32, help_text="As in the URL, e.g. -created")
+    columns = models.JSONField(default=list, blank=True, help_text="Empty: the default columns")
     differing = models.BooleanField(
-        default=False, help_text="Whether settings in which the runs differ are columns"
+        default=False, help_text="Whether the settings that differ between runs are columns"
     )
-    shared = models.BooleanField(default=False, help_text="Whether everybody with a role sees it")
+    shared = models.BooleanField(default=False, help_text="Whether every user with a role sees it")
     changed_at = models.DateTimeField()
 
     class Meta:

@@ -1,4 +1,4 @@
-"""What replicas report through the bucket: how far it is read, numbers and lines."""
+"""Telemetry of replicas: read positions, metric points and log lines."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from runs.models.run import Replica, Run
 
 
 class TelemetryCursor(models.Model):
-    """The next segment to read of one incarnation; moves in the transaction that stores it."""
+    """The next telemetry segment of one incarnation, advanced in the transaction that stores it."""
 
     replica = models.ForeignKey(Replica, on_delete=models.CASCADE, related_name="cursors")
     incarnation = models.CharField(max_length=16)
     next_n = models.PositiveIntegerField(default=1)
     ended = models.BooleanField(default=False)
-    moved_at = models.DateTimeField(help_text="When it last moved")
-    refused = models.PositiveIntegerField(default=0, help_text="Segments that were unreadable")
+    moved_at = models.DateTimeField(help_text="When it last advanced")
+    refused = models.PositiveIntegerField(default=0, help_text="Unreadable segments")
     nonfinite = models.BooleanField(default=False, help_text="A loss was NaN or infinite")
 
     class Meta:
@@ -32,12 +32,13 @@ class TelemetryCursor(models.Model):
 
 
 class MetricBlock(models.Model):
-    """Many points of one series in one row.
+    """Many points of one series in one row, packed by :mod:`runs.metrics.blocks`.
 
-    ``replica`` is null for series of the whole run (``eval_loss``). ``level`` 0 holds the points as
-    they came; level k will hold one bucket (last, min, max) per 2**k points, which is why points
-    are grouped by ``index`` = first x // :data:`runs.metrics.blocks.BLOCK_STEPS` and stay put as
-    data is appended. ``data`` is packed by :mod:`runs.metrics.blocks`.
+    Attributes:
+        replica: null for a series of the whole run, such as ``eval_loss``.
+        level: 0 for the points themselves, k for the downsampled points of buckets of 2**k keys.
+        index: position of the block: its first key divided by the width of a block of its level.
+        count: number of points in the block, or below it in level 0.
     """
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="metric_blocks")
@@ -68,7 +69,7 @@ class MetricBlock(models.Model):
 
 
 class LogLine(models.Model):
-    """A line a replica wrote through its telemetry."""
+    """A log line that a replica wrote to its telemetry."""
 
     replica = models.ForeignKey(Replica, on_delete=models.CASCADE, related_name="log_lines")
     incarnation = models.CharField(max_length=16)

@@ -1,4 +1,4 @@
-"""Tokens that let a program act for a person through the API."""
+"""API tokens: programs act on behalf of a user."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from django.db import models
 
 
 class ApiToken(models.Model):
-    """Only the sha256 of a token is kept; the token itself is shown once, when it is made.
+    """An API token. The table stores its SHA-256; the token itself is shown once, on creation.
 
-    ``scopes`` bound what it may be used for, and the owner's role bounds it as well, as it is when
-    the token is used. ``hint`` is how the token begins, so that its owner can tell which it is.
+    ``scopes`` limit the token, and so does the owner's role at the time of each request. ``hint``
+    is the beginning of the token, so that the owner can identify it.
     """
 
     owner = models.ForeignKey(
@@ -21,7 +21,7 @@ class ApiToken(models.Model):
     digest = models.CharField(max_length=64, unique=True, editable=False)
     scopes = models.JSONField(default=list)
     created_at = models.DateTimeField(editable=False)
-    expires_at = models.DateTimeField(null=True, blank=True, help_text="None: never")
+    expires_at = models.DateTimeField(null=True, blank=True, help_text="Null: never")
     last_used_at = models.DateTimeField(null=True, blank=True, editable=False)
     revoked_at = models.DateTimeField(null=True, blank=True)
 

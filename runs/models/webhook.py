@@ -1,4 +1,4 @@
-"""Addresses that are told what happens to runs, and what was sent there."""
+"""Webhooks that receive alerts, and the deliveries to them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from runs.models.run import Run
 
 
 class Webhook(models.Model):
-    """``kinds`` are kinds of alerts (:data:`runs.alerts.rules.KINDS`). ``sealed`` is the signing
-    secret, encrypted by :mod:`runs.credentials`; it is never shown."""
+    """An address that receives alerts.
+
+    ``kinds`` lists kinds of alerts (:data:`runs.alerts.rules.KINDS`). ``sealed`` is the signing
+    secret, encrypted by :mod:`runs.credentials`; pages never show it.
+    """
 
     name = models.CharField(max_length=80, unique=True)
     url = models.URLField(max_length=500)
@@ -33,8 +36,10 @@ class Webhook(models.Model):
 
 
 class WebhookDelivery(models.Model):
-    """One message to one address, however often it was tried. ``body`` is what is signed, byte for
-    byte, so that sending it again sends the same."""
+    """One message to one webhook, with all its attempts.
+
+    ``body`` is stored byte for byte as signed, so that each attempt sends the same message.
+    """
 
     class State(models.TextChoices):
         WAITING = "waiting"
@@ -47,16 +52,18 @@ class WebhookDelivery(models.Model):
     kind = models.CharField(max_length=24)
     body = models.TextField()
     once = models.CharField(
-        max_length=80, null=True, blank=True,
-        help_text="What it is about: an address gets one message of it",
-    )  # fmt: skip
+        max_length=80,
+        null=True,
+        blank=True,
+        help_text="Deduplication key: a webhook gets one message per key",
+    )
     state = models.CharField(max_length=16, choices=State.choices, default=State.WAITING)
     attempts = models.PositiveIntegerField(default=0)
     created_at = models.DateTimeField()
-    next_at = models.DateTimeField(help_text="Waiting: when it is tried next")
+    next_at = models.DateTimeField(help_text="Waiting: time of the next attempt")
     tried_at = models.DateTimeField(null=True, blank=True)
-    status = models.PositiveIntegerField(null=True, blank=True, help_text="HTTP's, if it answered")
-    message = models.TextField(blank=True, help_text="What came of the newest attempt")
+    status = models.PositiveIntegerField(null=True, blank=True, help_text="HTTP status, if any")
+    message = models.TextField(blank=True, help_text="Result of the latest attempt")
 
     class Meta:
         ordering = ("-created_at", "-id")

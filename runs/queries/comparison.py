@@ -1,8 +1,8 @@
-"""Runs beside each other: what each reached for what, and in which settings they differ.
+"""Compare runs: results, effort, curves, and the settings in which they differ.
 
-One of them is the baseline the others are measured against. Every function costs a constant number
-of queries, whatever the number of runs (at most :data:`MOST`) or of their rounds. What is not known
-is None; money is known only where every pool's price is.
+The first run is the baseline. Every function makes a constant number of queries, whatever the
+number of runs (at most :data:`MOST`) and of their rounds. Unknown values are None. A cost is known
+only if the price of every pool is.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from numpy.typing import NDArray
 
 from diloco.protocol.settings import setting_fields
 from runs.json_values import finite
-from runs.metrics.blocks import LEVELS, Points, concatenate, keep
+from runs.metrics.blocks import Points, concatenate, thin
 from runs.models import MetricBlock, ReplicaAttempt, Round, Run
 from runs.queries.selectors import goodput
 
 MOST = 20
 CURVE_POINTS = 1000
-"""Of one curve; extremes are kept."""
+"""Points per curve, including its extremes."""
 ROWS = 5000
 BLOCKS = 200
-"""Read at a time."""
-
-SERIES = ("eval_loss", "loss")
+"""Blocks that are read at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """``better``: lower, higher, or '' where neither is. ``unit`` says how a page writes it."""
+    """A row of the comparison.
+
+    ``better`` is "lower", "higher" or ''. ``unit`` selects the format on pages.
+    """
 
     name: str
     label: str
@@ -50,27 +51,61 @@ MEASURES = (
     Measure(name="eval_loss", label="Final eval loss", unit="loss", better="lower"),
     Measure(name="best_eval_loss", label="Best eval loss", unit="loss", better="lower"),
     Measure(name="train_loss", label="Final train loss", unit="loss", better="lower"),
-    Measure(name="best_train_loss", label="Best train loss", unit="loss", better="lower",
-            help="The lowest mean of a round"),
+    Measure(
+        name="best_train_loss",
+        label="Best train loss",
+        unit="loss",
+        better="lower",
+        help="Lowest mean of a round",
+    ),
     Measure(name="tokens", label="Tokens", unit="count"),
-    Measure(name="wall_s", label="Wall time", unit="duration", better="lower",
-            help="From the first step"),
-    Measure(name="tokens_per_s", label="Tokens/s", unit="count", better="higher",
-            help="Tokens over wall time"),
-    Measure(name="goodput", label="Goodput", unit="percent", better="higher",
-            help="compute / all phases of all rounds"),
-    Measure(name="bytes", label="Traffic", unit="size", better="lower",
-            help="Up and down, of all replicas"),
+    Measure(
+        name="wall_s",
+        label="Wall time",
+        unit="duration",
+        better="lower",
+        help="Since the first step",
+    ),
+    Measure(
+        name="tokens_per_s",
+        label="Tokens/s",
+        unit="count",
+        better="higher",
+        help="Tokens divided by wall time",
+    ),
+    Measure(
+        name="goodput",
+        label="Goodput",
+        unit="percent",
+        better="higher",
+        help="Compute time divided by the time of all phases of all rounds",
+    ),
+    Measure(
+        name="bytes",
+        label="Traffic",
+        unit="size",
+        better="lower",
+        help="Uploads and downloads of all replicas",
+    ),
     Measure(name="cost_usd", label="Cost", unit="money", better="lower"),
-    Measure(name="usd_per_billion_tokens", label="Cost per billion tokens", unit="money",
-            better="lower"),
-)  # fmt: skip
+    Measure(
+        name="usd_per_billion_tokens",
+        label="Cost per billion tokens",
+        unit="money",
+        better="lower",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """``change`` is the value less the baseline's, ``share`` that over the baseline's, and
-    ``good`` whether it is better; None where there is nothing to tell."""
+    """One value of a run.
+
+    Attributes:
+        change: difference to the baseline.
+        share: ``change`` divided by the baseline.
+        good: whether the value is better than the baseline; None if neither.
+    """
 
     value: float | None
     change: float | None = None
@@ -80,17 +115,17 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A setting in which some runs differ: one value for each, in their order."""
+    """A setting in which runs differ, with one value per run."""
 
     name: str
     label: str
     values: tuple[Any, ...]
     same: tuple[bool, ...]
-    """As the baseline, which is the first."""
+    """Whether each value equals that of the baseline, the first run."""
 
 
 def measured(runs: Sequence[Run], now: datetime | None = None) -> list[dict[str, float | None]]:
-    """The measures of each run. ``runs`` come from :func:`runs.queries.selectors.runs_for`."""
+    """Values of :data:`MEASURES` for each run from :func:`runs.queries.selectors.runs_for`."""
     now = now or timezone.now()
     best = {
         run: (eval_loss, loss)
@@ -131,7 +166,7 @@ def _least(*values: float | None) -> float | None:
 
 
 def table(measures: Sequence[Mapping[str, float | None]]) -> list[list[Cell]]:
-    """Cells in the order of :data:`MEASURES`, a row for each run; the first is the baseline."""
+    """One row of cells per run, in the order of :data:`MEASURES`. The first run is the baseline."""
     base = measures[0] if measures else {}
     return [
         [
@@ -153,16 +188,18 @@ def _cell(measure: Measure, value: float | None, base: float | None) -> Cell:
 
 
 def differences(runs: Sequence[Run]) -> list[Difference]:
-    """Settings, workload, pools and limits that are not the same in all of them. Costs no query
-    for runs whose pools were fetched."""
+    """Settings, workload fields, pools and limits in which runs differ.
+
+    Makes no query for runs whose pools were prefetched.
+    """
     labels = {spec.name: spec.label for spec in setting_fields()}
     documents = [_document(run) for run in runs]
     names = dict.fromkeys(name for document in documents for name in document)
-    found = []
+    result = []
     for name in names:
         values = tuple(document.get(name) for document in documents)
         if any(value != values[0] for value in values):
-            found.append(
+            result.append(
                 Difference(
                     name=name,
                     label=labels.get(name.removeprefix("settings."), name.replace("_", " ")),
@@ -170,11 +207,11 @@ def differences(runs: Sequence[Run]) -> list[Difference]:
                     same=tuple(value == values[0] for value in values),
                 )
             )
-    return found
+    return result
 
 
 def _document(run: Run) -> dict[str, Any]:
-    """What was asked for, flat, in the order people read it."""
+    """The configuration of a run as a flat mapping, in display order."""
     pools = [
         f"{pool.count} × {pool.backend} {pool.hardware}{' spot' if pool.spot else ''}"
         f"{f' in {pool.region}' if pool.region else ''}"
@@ -193,7 +230,7 @@ def _document(run: Run) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Curve:
-    """One curve of one run. ``usd`` is None where a price is not known."""
+    """One curve of one run. ``usd`` is None if a price is unknown."""
 
     run: str
     series: str
@@ -204,29 +241,27 @@ class Curve:
     total: int
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Kept:
-    """What a curve shows of its ``total`` points."""
-
-    points: Points
-    total: int
+_Thinned = tuple[Points, int]
+"""Points of a curve after downsampling, and their number before."""
 
 
 def curves(runs: Sequence[Run]) -> list[Curve]:
-    """Evaluation of the global weights, and the mean training loss of each round, by what had been
-    spent until then: tokens of all replicas, seconds since the first step, money."""
+    """Evaluation loss of the global weights and mean training loss of each round.
+
+    The x-axes are tokens of all replicas, seconds since the first step, and cost.
+    """
     evaluations, rounds = _evaluations(runs), _rounds(runs)
     spent = _spending(runs)
-    found = []
+    result = []
     for run in runs:
         for series, points in (("eval_loss", evaluations), ("loss", rounds)):
             if run.pk in points:
-                found.append(_curve(run, series, points[run.pk], spent.get(run.pk, ())))
-    return found
+                result.append(_curve(run, series, points[run.pk], spent.get(run.pk, ())))
+    return result
 
 
-def _curve(run: Run, series: str, found: _Kept, jobs: Sequence[_Job]) -> Curve:
-    kept = found.points
+def _curve(run: Run, series: str, thinned: _Thinned, jobs: Sequence[_Job]) -> Curve:
+    kept, total = thinned
     begun = run.first_step_at or run.started_at or run.created_at
     unpriced = getattr(run, "unpriced", True) or any(job.usd_h is None for job in jobs)
     return Curve(
@@ -236,11 +271,11 @@ def _curve(run: Run, series: str, found: _Kept, jobs: Sequence[_Job]) -> Curve:
         wall_s=np.maximum(kept.wall_s - begun.timestamp(), 0.0),
         usd=None if unpriced else spent_at(jobs, kept.wall_s),
         value=kept.value,
-        total=found.total,
+        total=total,
     )
 
 
-def _evaluations(runs: Sequence[Run]) -> dict[Any, _Kept]:
+def _evaluations(runs: Sequence[Run]) -> dict[Any, _Thinned]:
     rows = (
         MetricBlock.objects.filter(run__in=runs, replica=None, series="eval_loss", level=0)
         .order_by("run", "index")
@@ -252,7 +287,7 @@ def _evaluations(runs: Sequence[Run]) -> dict[Any, _Kept]:
     }
 
 
-def _rounds(runs: Sequence[Run]) -> dict[Any, _Kept]:
+def _rounds(runs: Sequence[Run]) -> dict[Any, _Thinned]:
     rows = (
         Round.objects.filter(run__in=runs, loss__isnull=False, committed_at__isnull=False)
         .order_by("run", "number")
@@ -271,20 +306,15 @@ def _run(row: tuple[Any, ...]) -> Any:
 def _packed(lines: Iterator[tuple[Any, ...]]) -> Iterator[Points]:
     while chunk := list(islice(lines, ROWS)):
         _, number, tokens, at, loss = zip(*chunk, strict=True)
-        yield Points.of(
-            step=number, round=number, tokens=tokens,
-            wall_s=[moment.timestamp() for moment in at], value=loss,
-        )  # fmt: skip
+        wall_s = [moment.timestamp() for moment in at]
+        yield Points.of(step=number, round=number, tokens=tokens, wall_s=wall_s, value=loss)
 
 
-def _thin(parts: Sequence[Points]) -> _Kept:
-    """At once for each run, so that there is never more in memory than the longest of them."""
-    points = kept = concatenate(parts)
-    level = 0
-    while len(kept) > CURVE_POINTS and level < LEVELS[-1]:
-        level += 1
-        kept = keep(points, "round", level)
-    return _Kept(points=kept, total=len(points))
+def _thin(parts: Sequence[Points]) -> _Thinned:
+    """Downsample one run at a time, so that memory holds at most the longest of them."""
+    points = concatenate(parts)
+    kept, _ = thin(points, "round", CURVE_POINTS)
+    return kept, len(points)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,7 +338,7 @@ def _spending(runs: Iterable[Run]) -> dict[Any, list[_Job]]:
 
 
 def spent_at(jobs: Sequence[_Job], at: NDArray[Any]) -> NDArray[Any]:
-    """Dollars that had been spent at each moment (seconds since the epoch)."""
+    """Dollars spent until each time in ``at`` (seconds since the epoch)."""
     usd = np.zeros(len(at))
     for job in jobs:
         seconds = np.clip(at, job.began, max(job.ended, job.began)) - job.began

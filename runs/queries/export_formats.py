@@ -1,9 +1,9 @@
-"""Chunks of a table as bytes of a file: CSV, JSON Lines or Parquet.
+"""Write chunks of a table as CSV, JSON Lines or Parquet.
 
-CSV (RFC 4180) and JSON Lines write times as ISO 8601 in UTC and leave out what is not known; a
-number that is not finite is ``nan``, ``inf`` or ``-inf``, in JSON as text, because JSON has no
-such number. In CSV a text that a spreadsheet would take for a formula gets an apostrophe in front
-(:func:`csv_text`). Parquet has types for all of it and needs pyarrow:
+CSV (RFC 4180) and JSON Lines write times as ISO 8601 in UTC and omit unknown values. Numbers that
+are not finite are ``nan``, ``inf`` and ``-inf``, in JSON as text, because JSON has no such numbers.
+In CSV, text that a spreadsheet would take for a formula is prefixed with an apostrophe
+(:func:`csv_text`). Parquet has types for all values and needs pyarrow:
 https://arrow.apache.org/docs/python/generated/pyarrow.parquet.ParquetWriter.html
 """
 
@@ -25,7 +25,7 @@ Columns = Mapping[str, Kind]
 Writer = Callable[[Columns, Iterable[Chunk]], Iterator[bytes]]
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-"""What spreadsheets begin a formula with, full-width forms included."""
+"""First characters of formulas in spreadsheets, including full-width forms."""
 _INNER_FORMULA = re.compile(r'([;\t\r\n][ "]*+)(?=[=+\-@＝＋－＠])')
 
 CONTENT_TYPES = {
@@ -40,7 +40,7 @@ class NoParquet(Exception):
 
 
 def writer_of(format: str) -> Writer:
-    """Raises :class:`NoParquet` before anything is written."""
+    """The writer of a format. Raises :class:`NoParquet` before anything is written."""
     if format == "parquet":
         try:
             import pyarrow.parquet  # noqa: F401
@@ -54,6 +54,7 @@ def writer_of(format: str) -> Writer:
 
 
 def write_csv(columns: Columns, chunks: Iterable[Chunk]) -> Iterator[bytes]:
+    """CSV with a header row."""
     out = io.StringIO(newline="")
     writer = csv.writer(out)
     writer.writerow(columns)
@@ -62,12 +63,13 @@ def write_csv(columns: Columns, chunks: Iterable[Chunk]) -> Iterator[bytes]:
             zip(*(_texts(chunk[name], columns[name]) for name in columns), strict=True)
         )
         yield _take(out)
-    yield _take(out)  # a table without rows has a head
+    yield _take(out)  # the header of a table without rows
 
 
 def write_jsonl(columns: Columns, chunks: Iterable[Chunk]) -> Iterator[bytes]:
+    """JSON Lines: one object per row."""
     for chunk in chunks:
-        lists = [_plain(chunk[name], columns[name]) for name in columns]
+        lists = [_json_values(chunk[name], columns[name]) for name in columns]
         rows = (dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True))
         yield "".join(
             json.dumps(row, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
@@ -76,7 +78,7 @@ def write_jsonl(columns: Columns, chunks: Iterable[Chunk]) -> Iterator[bytes]:
 
 
 def write_parquet(columns: Columns, chunks: Iterable[Chunk]) -> Iterator[bytes]:
-    """One row group per chunk."""
+    """Parquet with one row group per chunk."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -97,7 +99,7 @@ def write_parquet(columns: Columns, chunks: Iterable[Chunk]) -> Iterator[bytes]:
 
 
 class _Sink(io.RawIOBase):
-    """What was written since it was last taken; it knows how much there was in all."""
+    """A buffer that returns and drops the bytes written since the last call of :meth:`take`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,12 +131,11 @@ def _take(out: io.StringIO) -> bytes:
 
 
 def csv_text(value: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula: a text that begins like one gets an
-    apostrophe in front, and so does a part of it that begins like one behind a semicolon, a tab or
-    the end of a line: where these separate cells, it would be a cell. Anything but a text is left
-    as it is.
+    """Escape text so that spreadsheets do not evaluate it as a formula.
 
-    https://owasp.org/www-community/attacks/CSV_Injection
+    Text that begins like a formula is prefixed with an apostrophe. So is each part after a
+    semicolon, a tab or a line break, which some programs read as separators of cells. Other values
+    are returned unchanged. See https://owasp.org/www-community/attacks/CSV_Injection.
     """
     if not isinstance(value, str):
         return value
@@ -147,10 +148,10 @@ def _texts(values: Iterable[Any], kind: Kind) -> Iterable[Any]:
         return (iso(value) for value in values)
     if kind == "text":
         return map(csv_text, values)
-    return values  # csv writes None as nothing, and floats with all their digits
+    return values  # csv writes None as an empty cell, and floats with all digits
 
 
-def _plain(values: Iterable[Any], kind: Kind) -> Iterable[Any]:
+def _json_values(values: Iterable[Any], kind: Kind) -> Iterable[Any]:
     if kind == "time":
         return (iso(value) if isinstance(value, datetime) else None for value in values)
     if kind == "float":

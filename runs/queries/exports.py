@@ -1,18 +1,24 @@
-"""All of a run's rows, never sampled, a chunk at a time.
+"""Export all rows of a run in chunks, without sampling.
 
-A chunk is read by key with a query of its own: no cursor is held open while a slow reader takes its
-time, and memory is one chunk's whatever the size of the run. Rows that come while an export runs
-may be in it or not; no row comes twice. How chunks become bytes is
-:mod:`runs.queries.export_formats`'.
+Each chunk is read by key with its own query: no cursor stays open while a slow client downloads,
+and memory holds one chunk, whatever the size of the run. Rows that are added during an export can
+be missing; no row is repeated. :mod:`runs.queries.export_formats` converts chunks to bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from django.db.models import QuerySet
+from django.db.models import (
+    BooleanField,
+    DateTimeField,
+    Field,
+    FloatField,
+    IntegerField,
+    Model,
+)
 
 from runs.metrics.blocks import Points, concatenate
 from runs.models import (
@@ -28,23 +34,23 @@ from runs.models import (
 
 Kind = Literal["int", "float", "text", "bool", "time"]
 Chunk = Mapping[str, Sequence[Any]]
-"""Column name -> values, all of one length. Times are datetimes; what is not known is None."""
+"""Column name -> values, of equal length. Times are datetimes; unknown values are None."""
 
 ROWS = 5000
 BLOCKS = 32
-"""Blocks of points in a chunk: at most 32 x 512 points."""
+"""Blocks of points per chunk: at most 32 x 512 points."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """``columns`` in the order they are written."""
+    """A table to export, with its columns in the order of the file."""
 
     columns: Mapping[str, Kind]
     chunks: Callable[[Run], Iterator[Chunk]]
 
 
 def points_of(run: Run) -> Iterator[Chunk]:
-    """Every point of every series, by series, replica and step. NaN and infinities as they are."""
+    """All points by series, replica and step, including NaN and infinities."""
     blocks = MetricBlock.objects.filter(run=run, level=0)
     pairs = sorted(
         blocks.values_list("series", "replica__number", "replica_id").distinct(),
@@ -53,15 +59,15 @@ def points_of(run: Run) -> Iterator[Chunk]:
     for series, number, replica_id in pairs:
         last = -1
         while True:
-            found = list(
+            rows = list(
                 blocks.filter(series=series, replica_id=replica_id, index__gt=last)
                 .order_by("index")
                 .values_list("index", "data")[:BLOCKS]
             )
-            if not found:
+            if not rows:
                 break
-            last = found[-1][0]
-            points = concatenate([Points.unpack(bytes(data)) for _, data in found])
+            last = rows[-1][0]
+            points = concatenate([Points.unpack(bytes(data)) for _, data in rows])
             yield {
                 "series": [series] * len(points),
                 "replica": [number] * len(points),
@@ -73,132 +79,46 @@ def points_of(run: Run) -> Iterator[Chunk]:
             }
 
 
-def rounds_of(run: Run) -> Iterator[Chunk]:
-    return _by_key(Round.objects.filter(run=run), "number", _ROUND)
+def _table(
+    model: type[Model], run: str, columns: Iterable[str], *, key: str = "id", **lookups: str
+) -> Table:
+    """A table of the rows of ``model`` whose lookup ``run`` is the run, by the unique ``key``.
+
+    A column is the field of that name, or one of ``lookups``.
+    """
+    names = tuple(columns)
+    paths = [lookups.get(name, name) for name in names]
+
+    def chunks(of: Run) -> Iterator[Chunk]:
+        last = -1
+        rows = model._default_manager.filter(**{run: of}).order_by(key)
+        while chunk := list(rows.filter(**{f"{key}__gt": last}).values_list(key, *paths)[:ROWS]):
+            last = chunk[-1][0]
+            _, *values = zip(*chunk, strict=True)
+            yield dict(zip(names, values, strict=True))
+            if len(chunk) < ROWS:
+                return
+
+    kinds = (_kind(model, path) for path in paths)
+    return Table(columns=dict(zip(names, kinds, strict=True)), chunks=chunks)
 
 
-def contributions_of(run: Run) -> Iterator[Chunk]:
-    return _by_key(Contribution.objects.filter(round__run=run), "id", _CONTRIBUTION)
+def _kind(model: Any, path: str) -> Kind:
+    """The kind of the field that a lookup such as ``replica__number`` leads to."""
+    *relations, name = path.split("__")
+    for relation in relations:
+        model = model._meta.get_field(relation).related_model
+    field = model._meta.get_field(name)
+    return next((kind for fields, kind in _KINDS if isinstance(field, fields)), "text")
 
 
-def replicas_of(run: Run) -> Iterator[Chunk]:
-    return _by_key(Replica.objects.filter(run=run), "number", _REPLICA)
+_KINDS: tuple[tuple[type[Field[Any, Any]], Kind], ...] = (
+    (BooleanField, "bool"),
+    (DateTimeField, "time"),
+    (FloatField, "float"),
+    (IntegerField, "int"),
+)
 
-
-def attempts_of(run: Run) -> Iterator[Chunk]:
-    return _by_key(ReplicaAttempt.objects.filter(replica__run=run), "id", _ATTEMPT)
-
-
-def events_of(run: Run) -> Iterator[Chunk]:
-    return _by_key(Event.objects.filter(run=run), "id", _EVENT)
-
-
-def logs_of(run: Run) -> Iterator[Chunk]:
-    return _by_key(LogLine.objects.filter(replica__run=run), "id", _LOG)
-
-
-def _by_key(
-    rows: QuerySet[Any, Any], key: str, columns: Mapping[str, tuple[str, Kind]]
-) -> Iterator[Chunk]:
-    """``columns`` are name -> (lookup, kind). ``key`` is unique among ``rows``."""
-    lookups = [lookup for lookup, _ in columns.values()]
-    last = -1
-    while True:
-        found: list[tuple[Any, ...]] = list(
-            rows.filter(**{f"{key}__gt": last}).order_by(key).values_list(key, *lookups)[:ROWS]
-        )
-        if not found:
-            return
-        last = found[-1][0]
-        _, *values = zip(*found, strict=True)
-        yield dict(zip(columns, values, strict=True))
-        if len(found) < ROWS:
-            return
-
-
-_ROUND: dict[str, tuple[str, Kind]] = {
-    "round": ("number", "int"),
-    "fragment": ("fragment", "int"),
-    "state": ("state", "text"),
-    "reason": ("reason", "text"),
-    "plan": ("mode", "text"),
-    "contributors": ("contributors", "int"),
-    "tokens_total": ("tokens_total", "int"),
-    "loss": ("loss", "float"),
-    "eval_loss": ("eval_loss", "float"),
-    "weights_digest": ("weights_digest", "text"),
-    "planned_at": ("planned_at", "time"),
-    "committed_at": ("committed_at", "time"),
-}
-_CONTRIBUTION: dict[str, tuple[str, Kind]] = {
-    "round": ("round__number", "int"),
-    "replica": ("replica__number", "int"),
-    "state": ("state", "text"),
-    "reason": ("reason", "text"),
-    "base_round": ("base_round", "int"),
-    "tokens": ("tokens", "int"),
-    "steps": ("steps", "int"),
-    "weight": ("weight", "float"),
-    "loss": ("loss", "float"),
-    "norm": ("norm", "float"),
-    "update_norm": ("update_norm", "float"),
-    "cosine": ("cosine", "float"),
-    "size_bytes": ("size_bytes", "int"),
-    "bytes_up": ("bytes_up", "int"),
-    "bytes_down": ("bytes_down", "int"),
-    "requests": ("requests", "int"),
-    "started_at": ("started_at", "time"),
-    "uploaded_at": ("uploaded_at", "time"),
-    "committed_at": ("committed_at", "time"),
-    "weights_digest": ("weights_digest", "text"),
-}
-_REPLICA: dict[str, tuple[str, Kind]] = {
-    "replica": ("number", "int"),
-    "backend": ("pool__backend", "text"),
-    "hardware": ("pool__hardware", "text"),
-    "region": ("pool__region", "text"),
-    "state": ("state", "text"),
-    "reason": ("state_reason", "text"),
-    "round": ("round", "int"),
-    "step": ("step", "int"),
-    "tokens": ("tokens", "int"),
-    "restarts": ("restarts", "int"),
-    "device": ("device", "text"),
-    "host": ("host", "text"),
-}
-_ATTEMPT: dict[str, tuple[str, Kind]] = {
-    "replica": ("replica__number", "int"),
-    "attempt": ("number", "int"),
-    "launch_key": ("launch_key", "text"),
-    "cause": ("cause", "text"),
-    "exit_code": ("exit_code", "int"),
-    "message": ("message", "text"),
-    "created_at": ("created_at", "time"),
-    "launched_at": ("launched_at", "time"),
-    "started_at": ("started_at", "time"),
-    "ended_at": ("ended_at", "time"),
-    "price_usd_h": ("price_usd_h", "float"),
-    "cost_usd": ("cost_usd", "float"),
-}
-_EVENT: dict[str, tuple[str, Kind]] = {
-    "id": ("id", "int"),
-    "at": ("at", "time"),
-    "level": ("level", "text"),
-    "kind": ("kind", "text"),
-    "replica": ("replica__number", "int"),
-    "actor": ("actor__username", "text"),
-    "from_state": ("from_state", "text"),
-    "to_state": ("to_state", "text"),
-    "message": ("message", "text"),
-}
-_LOG: dict[str, tuple[str, Kind]] = {
-    "id": ("id", "int"),
-    "at": ("at", "time"),
-    "replica": ("replica__number", "int"),
-    "incarnation": ("incarnation", "text"),
-    "level": ("level", "text"),
-    "message": ("message", "text"),
-}
 _POINT: dict[str, Kind] = {
     "series": "text",
     "replica": "int",
@@ -209,18 +129,69 @@ _POINT: dict[str, Kind] = {
     "value": "float",
 }
 
-
-def _kinds(columns: Mapping[str, tuple[str, Kind]]) -> dict[str, Kind]:
-    return {name: kind for name, (_, kind) in columns.items()}
-
-
 TABLES: dict[str, Table] = {
     "points": Table(columns=_POINT, chunks=points_of),
-    "rounds": Table(columns=_kinds(_ROUND), chunks=rounds_of),
-    "contributions": Table(columns=_kinds(_CONTRIBUTION), chunks=contributions_of),
-    "replicas": Table(columns=_kinds(_REPLICA), chunks=replicas_of),
-    "attempts": Table(columns=_kinds(_ATTEMPT), chunks=attempts_of),
-    "events": Table(columns=_kinds(_EVENT), chunks=events_of),
-    "logs": Table(columns=_kinds(_LOG), chunks=logs_of),
+    "rounds": _table(
+        Round,
+        "run",
+        (
+            *("round", "fragment", "state", "reason", "plan", "contributors", "tokens_total"),
+            *("loss", "eval_loss", "weights_digest", "planned_at", "committed_at"),
+        ),
+        key="number",
+        round="number",
+        plan="mode",
+    ),
+    "contributions": _table(
+        Contribution,
+        "round__run",
+        (
+            *("round", "replica", "state", "reason", "base_round", "tokens", "steps", "weight"),
+            *("loss", "norm", "update_norm", "cosine", "size_bytes", "bytes_up", "bytes_down"),
+            *("requests", "started_at", "uploaded_at", "committed_at", "weights_digest"),
+        ),
+        round="round__number",
+        replica="replica__number",
+    ),
+    "replicas": _table(
+        Replica,
+        "run",
+        (
+            *("replica", "backend", "hardware", "region", "state", "reason", "round", "step"),
+            *("tokens", "restarts", "device", "host"),
+        ),
+        key="number",
+        replica="number",
+        backend="pool__backend",
+        hardware="pool__hardware",
+        region="pool__region",
+        reason="state_reason",
+    ),
+    "attempts": _table(
+        ReplicaAttempt,
+        "replica__run",
+        (
+            *("replica", "attempt", "launch_key", "cause", "exit_code", "message", "created_at"),
+            *("launched_at", "started_at", "ended_at", "price_usd_h", "cost_usd"),
+        ),
+        replica="replica__number",
+        attempt="number",
+    ),
+    "events": _table(
+        Event,
+        "run",
+        (
+            *("id", "at", "level", "kind", "replica", "actor"),
+            *("from_state", "to_state", "message"),
+        ),
+        replica="replica__number",
+        actor="actor__username",
+    ),
+    "logs": _table(
+        LogLine,
+        "replica__run",
+        ("id", "at", "replica", "incarnation", "level", "message"),
+        replica="replica__number",
+    ),
 }
-"""What there is to export."""
+"""All tables that can be exported, by name."""

@@ -1,8 +1,7 @@
-"""Pools, replicas and their attempts as rows that page, polling and live stream share.
+"""Rows of pools, replicas and attempts, shared by pages, API and live stream.
 
-Each function costs a constant number of queries, whatever the number of replicas; a test counts
-them. Money is null where a price is not known, and ``cost_known`` is false where it leaves
-something out.
+Each function makes a constant number of queries, whatever the number of replicas; a test counts
+them. A cost is null if no price is known; ``cost_known`` is false if it is incomplete.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ from typing import Any
 from django.db.models import Count, Max, Q, QuerySet, Sum
 from django.utils import timezone
 
-from executors.registry import BACKENDS
+from archipelago import rows
+from executors.registry import BACKENDS, ON_SERVER
 from runs.backends.circuit_breaker import FAILURES, LONGEST
 from runs.backends.executors import catalogue
-from runs.json_values import finite, iso, mapping
+from runs.json_values import finite, iso, mapping, row_of
 from runs.metrics.system_series import NEWEST
 from runs.models import Replica, ReplicaAttempt, ReplicaPool, Run
 from runs.queries.replica_history import console_url
@@ -23,52 +23,39 @@ from runs.states import REPLICA_ENDED, REPLICA_LIVE, ReplicaState
 from runs.times import is_due
 
 AT_WORK = REPLICA_LIVE | {ReplicaState.SUSPECT}
-"""States in which there is a process that uses something."""
+"""States in which a replica has a process that uses resources."""
 
 
 def replica_rows(run: Run) -> list[dict[str, Any]]:
-    """Two queries."""
+    """Rows of all replicas of a run, by number. Two queries."""
     replicas = Replica.objects.filter(run=run).select_related("pool").order_by("number")
     jobs = _attempts_by(ReplicaAttempt.objects.filter(replica__run=run), "replica_id")
     return [_replica_row(r, jobs.get(r.pk, {})) for r in replicas]
 
 
 def replica_row(replica: Replica) -> dict[str, Any]:
-    """The same for one, whose pool has been read."""
+    """The row of one replica, whose pool must be loaded. One query."""
     jobs = _attempts_by(ReplicaAttempt.objects.filter(replica=replica), "replica_id")
     return _replica_row(replica, jobs.get(replica.pk, {}))
 
 
 def _replica_row(r: Replica, job: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "number": r.number,
-        "state": str(r.state),
-        "state_reason": r.state_reason,
-        "pool": r.pool_id,
-        "backend": r.pool.backend,
-        "backend_state": r.backend_state,
-        "attempt": job.get("last", 0),
-        "deadline_at": iso(job.get("deadline_at")),
-        "cost_usd": _cost(job),
-        "cost_known": not job.get("unpriced", 0),
-        "beat_at": iso(r.beat_at),
-        "beat_interval_s": r.beat_interval_s or None,
-        "round": r.round,
-        "step": r.step,
-        "tokens": r.tokens,
-        "loss": finite(r.loss),
-        "tokens_per_s": finite(r.tokens_per_s),
-        "wait_fraction": finite(r.wait_fraction),
+    return row_of(
+        rows.Replica,
+        r,
+        pool=r.pool_id,
+        backend=r.pool.backend,
+        attempt=job.get("last", 0),
+        deadline_at=iso(job.get("deadline_at")),
+        cost_usd=_cost(job),
+        cost_known=not job.get("unpriced", 0),
+        beat_interval_s=r.beat_interval_s or None,
         **{name: finite(getattr(r, name)) if r.state in AT_WORK else None for name in NEWEST},
-        "restarts": r.restarts,
-        "device": r.device,
-        "host": r.host,
-        "incarnation": r.incarnation,
-    }
+    )
 
 
 def pool_rows(run: Run) -> list[dict[str, Any]]:
-    """Three queries."""
+    """Rows of all pools of a run. Three queries."""
     pools = ReplicaPool.objects.filter(run=run).select_related("credential").order_by("id")
     counts: dict[int, dict[str, Any]] = {
         row["pool_id"]: {**row}
@@ -87,101 +74,88 @@ def pool_rows(run: Run) -> list[dict[str, Any]]:
 
 def _pool_row(pool: ReplicaPool, count: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
     hardware = catalogue().get(pool.backend, pool.hardware)
-    return {
-        "id": pool.pk,
-        "backend": pool.backend,
-        "name": pool_name(pool),
-        "hardware": pool.hardware,
-        "hardware_label": hardware.label if hardware else pool.hardware,
-        "region": pool.region,
-        "spot": pool.spot,
-        "image": pool.image,
-        "credential": pool.credential.name if pool.credential else None,
-        "timeout_s": pool.timeout_s,
-        "wanted": pool.count,
-        "live": count.get("live", 0),
-        "ended": count.get("over", 0),
-        "replicas": count.get("all", 0),
-        "price_usd_h": finite(pool.price_usd_h),
-        "max_price_usd_h": finite(pool.max_price_usd_h),
-        "cost_usd": _cost(job),
-        "cost_known": not job.get("unpriced", 0),
-        "breaker": breaker_row(pool),
-    }
+    return row_of(
+        rows.Pool,
+        pool,
+        name=pool_name(pool),
+        hardware_label=hardware.label if hardware else pool.hardware,
+        credential=pool.credential.name if pool.credential else None,
+        wanted=pool.count,
+        live=count.get("live", 0),
+        ended=count.get("over", 0),
+        replicas=count.get("all", 0),
+        cost_usd=_cost(job),
+        cost_known=not job.get("unpriced", 0),
+        breaker=breaker_row(pool),
+    )
 
 
 def pool_name(pool: ReplicaPool) -> str:
     """As people call it: ``Modal H100``, ``CPU of this machine``."""
-    if pool.backend == "local":
+    if pool.backend in ON_SERVER:
         hardware = catalogue().get(pool.backend, pool.hardware)
         return hardware.label if hardware else f"Local {pool.hardware}"
     return f"{BACKENDS.get(pool.backend, pool.backend)} {pool.hardware}"
 
 
 def breaker_row(pool: ReplicaPool) -> dict[str, Any]:
-    """``state``: ``ok``, ``failing`` (tried on), ``closed`` (left alone until ``closed_until``),
-    ``trying`` (one at a time), ``person`` or ``price`` (it is above the limit). ``trouble`` is in
-    the backend's own words, ``advice`` says what somebody can do."""
+    """State of the circuit breaker of a pool.
+
+    ``state`` is ``healthy``, ``failing`` (below the limit), ``open`` (until ``open_until``),
+    ``half_open``, ``action_required`` or ``price_limit``. ``last_error`` is the message of the
+    backend, ``advice`` describes the next step.
+    """
     label = BACKENDS.get(pool.backend, pool.backend)
-    state, advice = "ok", ""
-    if pool.needs_person:
-        state = "person"
-        whose = f"the credential {pool.credential}" if pool.credential else "the server's own"
+    state, advice = "healthy", ""
+    if pool.requires_intervention:
+        state = "action_required"
+        own = "the server's environment"
+        account = f"the credential {pool.credential}" if pool.credential else own
         advice = (
-            f"Nothing is launched here until somebody acts. Put the account at {label} right "
-            f"({whose}): token, permission, quota or bill. Then test the credential in the "
-            "administration, or restart a replica of this pool."
+            f"Nothing is launched in this pool. Fix the account at {label} ({account}): token, "
+            "permission, quota or billing. Then test the credential in the admin, or restart a "
+            "replica of this pool."
         )
     elif pool.failures >= FAILURES:
-        waits = not is_due(pool.closed_until, LONGEST, timezone.now())
-        state = "closed" if waits else "trying"
-        advice = "Then one replica is tried, and the first that works opens the pool again."
+        waits = not is_due(pool.open_until, LONGEST, timezone.now())
+        state = "open" if waits else "half_open"
+        advice = "Then one replica is launched. If it trains, launches resume."
         if not waits:
-            advice = "One replica at a time is tried; the first that works opens the pool again."
+            advice = "One replica at a time is launched. Once one trains, launches resume."
     elif pool.failures:
-        state, advice = "failing", "It is tried again by itself."
-    trouble = pool.trouble if state != "ok" else ""
-    if pool.held and state in ("ok", "failing"):
-        state, trouble = "price", pool.held
+        state, advice = "failing", "Launches are retried automatically."
+    last_error = pool.last_error if state != "healthy" else ""
+    if pool.held and state in ("healthy", "failing"):
+        state, last_error = "price_limit", pool.held
         advice = (
-            "It is launched as soon as the price is within the limit: when the price falls, or "
-            "when somebody raises the limit (Scale)."
+            "Launches resume once the price is within the limit. You can raise the limit under "
+            "Scale."
         )
     return {
         "state": state,
         "failures": pool.failures,
-        "closed_until": iso(pool.closed_until) if state == "closed" else None,
-        "trouble": trouble,
+        "open_until": iso(pool.open_until) if state == "open" else None,
+        "last_error": last_error,
         "advice": advice,
     }
 
 
 def attempt_rows(replica: Replica) -> list[dict[str, Any]]:
-    """Newest first. One query."""
+    """Rows of all attempts of a replica, newest first. One query."""
     return [
-        {
-            "number": a.number,
-            "launch_key": a.launch_key,
-            "job": dict(mapping(mapping(a.handle).get("data"))),
-            "url": console_url(a.handle),
-            "cause": a.cause,
-            "exit_code": a.exit_code,
-            "message": a.message,
-            "created_at": iso(a.created_at),
-            "launched_at": iso(a.launched_at),
-            "started_at": iso(a.started_at),
-            "ended_at": iso(a.ended_at),
-            "deadline_at": iso(a.deadline_at),
-            "price_usd_h": finite(a.price_usd_h),
-            "cost_usd": finite(a.cost_usd),
-        }
-        for a in replica.attempts.order_by("-number")
+        row_of(
+            rows.Attempt,
+            attempt,
+            job=dict(mapping(mapping(attempt.handle).get("data"))),
+            url=console_url(attempt.handle),
+        )
+        for attempt in replica.attempts.order_by("-number")
     ]
 
 
 def _attempts_by(attempts: QuerySet[ReplicaAttempt], name: str) -> dict[int, dict[str, Any]]:
-    """What attempts add up to, by the column ``name``."""
-    rows = (
+    """Totals of attempts, grouped by the column ``name``."""
+    totals = (
         attempts.order_by()
         .values(name)
         .annotate(
@@ -191,11 +165,11 @@ def _attempts_by(attempts: QuerySet[ReplicaAttempt], name: str) -> dict[int, dic
             deadline_at=Max("deadline_at", filter=Q(ended_at=None)),
         )
     )
-    return {row[name]: row for row in rows}
+    return {row[name]: row for row in totals}
 
 
 def _cost(job: dict[str, Any]) -> float | None:
-    """Null when nothing of it is known; 0 when nothing was launched."""
+    """Null if no price is known; 0 if nothing was launched."""
     cost = job.get("cost")
     if cost is not None:
         return finite(float(cost))

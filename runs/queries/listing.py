@@ -1,9 +1,8 @@
-"""Pages of the runs list in any order, what can be chosen from, and the small curves in the rows.
+"""The runs list: pages in any order, facets, and sparklines.
 
-Pages are by key: the value that is sorted by and the id, so that a far page costs what a near one
-does and no run is lost or comes twice. What is not known sorts last, whichever way. Each function
-costs a constant number of queries, :func:`facets` at most one more for each facet that the query
-narrows.
+Pagination is by key (the sorted value and the ID), so that each page costs the same and no run is
+missed or repeated. Unknown values sort last in both directions. Each function makes a constant
+number of queries; :func:`facets` at most one more per facet in the query.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from django.db.models import Count, F, Q, QuerySet
 from django.utils.dateparse import parse_datetime
 
 from runs.json_values import texts
-from runs.metrics.blocks import Points
+from runs.metrics.blocks import LEVELS, Points, concatenate
 from runs.models import MetricBlock, ReplicaPool, Run
 from runs.queries.search import Term, matching
 from runs.states import RunState
@@ -35,23 +34,25 @@ SORTS = {
     "cost": "cost_usd",
     "started": "started_at",
 }
-"""Name in the address -> column."""
+"""Name in the URL -> column."""
 RISING = ("name", "loss", "train")
-"""Those that rise at a first press; the indexes of :class:`Run` are in these directions."""
+"""Orders that are ascending by default; the indexes of :class:`Run` have these directions."""
 NEWEST = "-created"
 SPARK_POINTS = 40
 COUNTED = 2000
-"""Newest runs of a query that its facets count: so they cost the same with a million."""
+"""Number of newest runs that facets count, so that they cost the same with a million runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
+    """Sort order of the list."""
+
     name: str = "created"
     falling: bool = True
 
     @classmethod
     def of(cls, text: str) -> Order:
-        """``-loss`` falls; anything unknown is newest first."""
+        """Parse an order such as ``-loss`` (descending); unknown text means newest first."""
         name = text.removeprefix("-")
         return cls(name=name, falling=text.startswith("-")) if name in SORTS else cls()
 
@@ -64,25 +65,30 @@ class Order:
 
     @property
     def turned(self) -> bool:
-        """Whether it is the other way round than a first press. Then runs of one value are as well,
-        so that one index, read backwards, serves."""
+        """Whether the direction is reversed.
+
+        The order of runs with equal values is then reversed as well, so that a backward scan of the
+        index serves.
+        """
         return self.falling == (self.name in RISING)
 
     @property
     def nullable(self) -> bool:
-        """Whether runs may have no value."""
+        """Whether the column can be null."""
         return bool(Run._meta.get_field(self.column).null)
 
 
 def page(
     runs: QuerySet[Run], order: Order, *, after: str = "", limit: int = 50
 ) -> tuple[list[Run], str]:
-    """Runs in order, and where the next page begins ('' on the last). ``after`` that is no place
-    of this order shows the first page."""
+    """One page of runs, and the position of the next page ('' on the last).
+
+    An ``after`` that is no position of this order selects the first page.
+    """
     place = _place(order, after)
     if place is not None:
         runs = runs.filter(_beyond(order, *place))
-    # Nothing is said of unknown values where there are none: only so do PostgreSQL's indexes serve.
+    # PostgreSQL uses its index only without NULLS LAST if the column has no nulls.
     unknown_last = True if order.nullable else None
     column = F(order.column)
     by = (
@@ -90,13 +96,13 @@ def page(
         if order.falling
         else column.asc(nulls_last=unknown_last)
     )
-    found = list(runs.order_by(by, "id" if order.turned else "-id")[: limit + 1])
-    shown = found[:limit]
-    return shown, _written(order, shown[-1]) if len(found) > limit else ""
+    rows = list(runs.order_by(by, "id" if order.turned else "-id")[: limit + 1])
+    shown = rows[:limit]
+    return shown, _format_place(order, shown[-1]) if len(rows) > limit else ""
 
 
 def is_place(order: Order, text: str) -> bool:
-    """Whether a page begins there; what is none of this order's shows the first page."""
+    """Whether ``text`` is a position of this order."""
     return _place(order, text) is not None
 
 
@@ -108,11 +114,11 @@ def _beyond(order: Order, value: Any, pk: uuid.UUID) -> Q:
     later = Q(**{f"{column}__{way}": value}) | Q(**{column: value, rest: pk})
     if order.nullable:
         return later | Q(**{f"{column}__isnull": True})
-    # Said once more without an "or", so that a database begins there instead of at the first row.
+    # The redundant condition without OR lets the database start the index scan there.
     return Q(**{f"{column}__{way}e": value}) & later
 
 
-def _written(order: Order, run: Run) -> str:
+def _format_place(order: Order, run: Run) -> str:
     value = getattr(run, order.column)
     if isinstance(value, datetime.datetime):
         value = value.isoformat()
@@ -120,15 +126,15 @@ def _written(order: Order, run: Run) -> str:
 
 
 def _place(order: Order, text: str) -> tuple[Any, uuid.UUID] | None:
-    """What :func:`_written` wrote; None for anything else."""
-    written, _, pk = text.rpartition("_")
+    """Parse a position from :func:`_format_place`; None for other text."""
+    value, _, pk = text.rpartition("_")
     try:
-        return _read(order, written), uuid.UUID(pk)
+        return _parse_value(order, value), uuid.UUID(pk)
     except ValueError:
         return None
 
 
-def _read(order: Order, text: str) -> Any:
+def _parse_value(order: Order, text: str) -> Any:
     if "\x00" in text:
         raise ValueError(text)
     if order.name == "name":
@@ -148,6 +154,8 @@ def _read(order: Order, text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
+    """A value of a facet, and the number of its runs."""
+
     value: str
     count: int
     chosen: bool
@@ -155,7 +163,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Facets:
-    """``whole`` is False where only the newest :data:`COUNTED` runs were counted."""
+    """Choices of each facet. ``whole`` is False if only the newest :data:`COUNTED` were counted."""
 
     choices: dict[str, list[Choice]]
     whole: bool
@@ -165,16 +173,16 @@ FACETS = ("state", "backend", "owner", "tag")
 
 
 def facets(terms: Sequence[Term], *, user: Any = None) -> Facets:
-    """What each facet can narrow to, and to how many runs, with all terms but its own."""
+    """The choices of each facet, counted among the runs that match all other terms."""
     wanted: dict[tuple[Term, ...], list[str]] = {}
     for name in FACETS:
         wanted.setdefault(tuple(t for t in terms if t.field != name), []).append(name)
     counts: dict[str, Counter[str]] = {}
     whole = True
     for others, names in wanted.items():
-        found, all_of_them = _count(others, names, user)
-        counts |= found
-        whole &= all_of_them
+        result, complete = _count(others, names, user)
+        counts |= result
+        whole &= complete
     return Facets(
         choices={
             name: _choices(
@@ -190,17 +198,19 @@ def facets(terms: Sequence[Term], *, user: Any = None) -> Facets:
 def _count(
     terms: Sequence[Term], names: Sequence[str], user: Any
 ) -> tuple[dict[str, Counter[str]], bool]:
-    """How often each value of these facets comes, and whether in all runs. One query, and one for
-    backends: values of the newest runs are read and counted here, because a database that groups
-    all of them reads all of them."""
+    """Counts of the values of these facets, and whether all runs were counted.
+
+    One query, and one more for backends. The values of the newest runs are counted here, because a
+    database that groups runs reads all of them.
+    """
     newest = matching(Run.objects.order_by("-created_at", "-id"), terms, user=user)
     columns = {"state": "state", "owner": "owner__username", "tag": "tags"}
     read = [name for name in names if name in columns]
     rows = list(newest.values_list("pk", *(columns[name] for name in read))[: COUNTED + 1])
-    found: dict[str, Counter[str]] = {}
+    counts: dict[str, Counter[str]] = {}
     for place, name in enumerate(read, start=1):
         values = (row[place] for row in rows[:COUNTED])
-        found[name] = (
+        counts[name] = (
             Counter(str(tag) for tags in values for tag in texts(tags))
             if name == "tag"
             else Counter(values)
@@ -208,8 +218,8 @@ def _count(
     if "backend" in names:
         pools = ReplicaPool.objects.filter(run__in=newest.values("pk")[:COUNTED]).order_by()
         counted = pools.values_list("backend").annotate(n=Count("run", distinct=True))
-        found["backend"] = Counter(dict(counted))
-    return found, len(rows) <= COUNTED
+        counts["backend"] = Counter(dict(counted))
+    return counts, len(rows) <= COUNTED
 
 
 def _choices(counts: Counter[str], chosen: set[str]) -> list[Choice]:
@@ -224,17 +234,22 @@ def _choices(counts: Counter[str], chosen: set[str]) -> list[Choice]:
 
 
 def sparks(runs: Sequence[Run]) -> dict[uuid.UUID, list[float]]:
-    """A few values of each run's evaluation loss, oldest first; one query."""
+    """A few values of each run's evaluation loss, oldest first. One query."""
     rows = (
-        MetricBlock.objects.filter(run__in=runs, replica=None, series="eval_loss", index=0)
-        .order_by("run", "level")
-        .values_list("run", "data")
+        MetricBlock.objects.filter(run__in=runs, replica=None, series="eval_loss")
+        .filter(Q(index=0) | Q(level=LEVELS[-1]))
+        .order_by("run", "-level", "index")
+        .values_list("run", "level", "count", "data")
     )
-    # The coarsest level comes last, and of it block 0 is all there is.
-    coarsest = {run: bytes(data) for run, data in rows}
-    found = {}
-    for run, data in coarsest.items():
-        values = [v for v in Points.unpack(data).value.tolist() if math.isfinite(v)]
+    blocks: dict[uuid.UUID, dict[int, list[tuple[int, bytes]]]] = {}
+    for run, level, count, data in rows:
+        blocks.setdefault(run, {}).setdefault(level, []).append((count, bytes(data)))
+    result = {}
+    for run, by_level in blocks.items():
+        whole = sum(count for count, _ in by_level[LEVELS[-1]])
+        finest = min(n for n, rows in by_level.items() if sum(c for c, _ in rows) == whole)
+        points = concatenate([Points.unpack(data) for _, data in by_level[finest]])
+        values = [v for v in points.value.tolist() if math.isfinite(v)]
         every = max(1, -(-len(values) // SPARK_POINTS))
-        found[run] = [*values[:-1:every], *values[-1:]]
-    return found
+        result[run] = [*values[:-1:every], *values[-1:]]
+    return result

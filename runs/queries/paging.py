@@ -1,7 +1,7 @@
-"""Pages of runs, rounds, events and lines for programs: by key, so that none is lost or comes twice
-while rows are added, and a far page costs what a near one does.
+"""Pagination of runs, events and log lines for the API.
 
-Each costs a constant number of queries. The pages' own queries are in
+Pagination is by key, so that no row is missed or repeated while rows are added, and each page costs
+the same. Each function makes a constant number of queries. Queries of the pages are in
 :mod:`runs.queries.selectors`.
 """
 
@@ -15,11 +15,11 @@ from typing import Any
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from runs.json_values import iso
-from runs.models import Checkpoint, LogLine, ReplicaPool, Run
-from runs.queries.selectors import event_row, events_of
+from runs.models import Checkpoint, ReplicaPool, Run
+from runs.queries.selectors import event_row, events_of, lines_of, log_row
 
 Place = tuple[datetime, uuid.UUID]
-"""Where a page of runs ends: when the last of it was created, and its id."""
+"""Position in the list of runs: creation time and ID of the last run of a page."""
 
 
 def runs_page(
@@ -32,8 +32,10 @@ def runs_page(
     name: str = "",
     limit: int = 50,
 ) -> tuple[list[Run], Place | None]:
-    """Runs newest first, and the place of the next page. Filters that are empty filter nothing;
-    ``name`` is any part of it, in any case."""
+    """One page of runs, newest first, and the position of the next page.
+
+    Empty filters match every run; ``name`` matches any part of it, case-insensitively.
+    """
     if before is not None:
         at, pk = before
         visible = visible.filter(Q(created_at__lt=at) | Q(created_at=at, pk__lt=pk))
@@ -46,14 +48,14 @@ def runs_page(
     if backend:
         pools = ReplicaPool.objects.filter(run=OuterRef("pk"), backend=backend)
         visible = visible.filter(Exists(pools))
-    found = list(visible.order_by("-created_at", "-id")[: limit + 1])
-    shown = found[:limit]
-    more = (shown[-1].created_at, shown[-1].pk) if len(found) > limit else None
+    rows = list(visible.order_by("-created_at", "-id")[: limit + 1])
+    shown = rows[:limit]
+    more = (shown[-1].created_at, shown[-1].pk) if len(rows) > limit else None
     return shown, more
 
 
 def events_after(run: Run, after_id: int, *, limit: int) -> list[dict[str, Any]]:
-    """Oldest first, from ``after_id`` on, as :func:`runs.queries.selectors.event_rows` has them."""
+    """Rows of the events after ``after_id``, oldest first."""
     return [event_row(e) for e in events_of(run, after_id).order_by("id")[:limit]]
 
 
@@ -66,32 +68,19 @@ def log_lines(
     after_id: int | None = None,
     limit: int,
 ) -> list[dict[str, Any]]:
-    """Oldest first: those after ``after_id``, or the newest there are if it is None."""
-    lines = LogLine.objects.filter(replica__run=run).select_related("replica")
-    if replica is not None:
-        lines = lines.filter(replica__number=replica)
+    """Log lines after ``after_id``, or the newest ones if it is None; oldest first."""
+    lines = lines_of(run, replica=replica, search=text)
     if level:
         lines = lines.filter(level=level)
-    if text:
-        lines = lines.filter(message__icontains=text)
     if after_id is None:
-        found = list(reversed(lines.order_by("-id")[:limit]))
+        rows = list(reversed(lines.order_by("-id")[:limit]))
     else:
-        found = list(lines.filter(id__gt=after_id).order_by("id")[:limit])
-    return [
-        {
-            "id": line.pk,
-            "at": iso(line.at),
-            "replica": line.replica.number,
-            "level": line.level,
-            "message": line.message,
-        }
-        for line in found
-    ]
+        rows = list(lines.filter(id__gt=after_id).order_by("id")[:limit])
+    return [log_row(line) for line in rows]
 
 
 def checkpoint_rows(run: Run) -> list[dict[str, Any]]:
-    """Oldest first."""
+    """Rows of all checkpoints of a run, oldest first."""
     return [
         {
             "round": c.round,

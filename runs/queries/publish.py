@@ -1,4 +1,4 @@
-"""What a tick changed, as one delta for everybody who watches the run."""
+"""Publish the changes of a tick as one delta to the viewers of a run."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from typing import Any
 
 from runs import live_stream
 from runs.metrics.changes import Changes
-from runs.metrics.columns import columns
 from runs.models import Run
 from runs.queries import fleet, selectors
 
 
 def publish_changes(run: Run, changes: Changes) -> bool:
-    """One message, of the same rows that a snapshot has. New events are found by their id, so
-    that those of other processes (a person's stop) are told as well. False when there is something
-    to tell and Redis is away."""
+    """Publish one message with the same rows as a snapshot.
+
+    New events are found by their ID, so that those of other processes (a user's stop request) are
+    included. Returns False if there are changes and Redis is unavailable.
+    """
     events = selectors.event_rows(run, after_id=run.published_event_id)
     if not changes and not events:
         return True
@@ -27,13 +28,13 @@ def publish_changes(run: Run, changes: Changes) -> bool:
         delta["rounds"] = selectors.round_rows(run, numbers=changes.rounds)
     if changes.points:
         delta["points"] = [
-            columns(points, series=series, replica=replica)
+            points.to_json(series=series, replica=replica)
             for series, replica, points in changes.points
         ]
     if events:
         delta["events"] = events
     if not live_stream.publish(str(run.pk), delta):
         return False
-    if events:  # only now: twice does no harm, never does
+    if events:  # after publishing: publishing twice does no harm, not publishing does
         Run.objects.filter(pk=run.pk).update(published_event_id=events[0]["id"])
     return True

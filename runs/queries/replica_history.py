@@ -1,14 +1,16 @@
-"""What one replica gave to the newest rounds and why it is not in the others, how its time went,
-and what it said when it broke. Constant numbers of queries."""
+"""History of one replica: contributions to the newest rounds, phase times and the last traceback.
+
+Each function makes a constant number of queries.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
 
 from django.db.models import Count
 
+from executors.registry import DESCRIPTIONS
 from runs.json_values import finite, iso, mapping
 from runs.metrics import round_strips
 from runs.metrics.round_strips import GROUPS
@@ -24,39 +26,28 @@ from runs.states import ContributionState, RoundState
 
 ROUNDS = 50
 QUARANTINED = 50
-"""Rows that the page shows."""
+"""Quarantined records that the page shows."""
 STRIP_WIDTH = 1000.0
 LINES = 2000
-"""That a traceback is looked for in; a replica may write millions."""
+"""Newest log lines that are searched for a traceback; a replica can write millions."""
 TRACEBACK = "Traceback (most recent call last)"
-
-# What a console of the backend shows of a job; the names in a handle are the executors'.
-_CONSOLES: Mapping[str, str] = {
-    "modal": "https://modal.com/id/{id}",
-    "huggingface": "https://huggingface.co/jobs/{namespace}/{job_id}",
-    "sagemaker": "https://{region}.console.aws.amazon.com/sagemaker/home?region={region}#/jobs/{name}",
-}
 
 
 def console_url(handle: Mapping[str, Any] | None) -> str:
     """Where a person finds the job in the backend's own pages; '' for those that have none."""
-    found = mapping(handle)
-    given = mapping(found.get("data"))
-    data = {name: quote(str(value), safe="") for name, value in given.items()}
-    try:
-        return _CONSOLES[str(found.get("backend"))].format(**data)
-    except KeyError:
-        return ""
+    values = mapping(handle)
+    backend = DESCRIPTIONS.get(str(values.get("backend")))
+    return backend.job_url(mapping(values.get("data"))) if backend else ""
 
 
 def round_history(replica: Replica) -> list[dict[str, Any]]:
     """The newest :data:`ROUNDS` rounds of the run, newest first. Two queries."""
     rounds = list(Round.objects.filter(run=replica.run).order_by("-number")[:ROUNDS])
-    given = {
+    contributions = {
         c.round_id: c
         for c in Contribution.objects.filter(replica=replica, round_id__in=[r.pk for r in rounds])
     }
-    return [_row(row, given.get(row.pk), replica.number) for row in rounds]
+    return [_row(row, contributions.get(row.pk), replica.number) for row in rounds]
 
 
 def _outcome(row: Round, c: Contribution | None, number: int) -> str:
@@ -97,7 +88,7 @@ def _why(row: Round, c: Contribution | None, outcome: str) -> str:
         if outcome == "healing":
             return "it was catching up with the group"
         open_round = row.state in (RoundState.COLLECTING, RoundState.PLANNED)
-        return "not there yet" if open_round else "nothing of it reached the bucket in time"
+        return "not uploaded yet" if open_round else "no upload reached the bucket in time"
     if c.state == ContributionState.LATE:
         return "committed without it"
     return row.reason if row.state == RoundState.VOID else ""
@@ -109,27 +100,33 @@ def _rate(size_bytes: int, seconds: Any) -> float | None:
 
 
 def tally(replica: Replica) -> dict[str, int]:
-    """Contributions by state, and ``without``: committed rounds it gave nothing to. One query."""
+    """Contributions by state, and ``without``: committed rounds without one. One query."""
     rows = (
         Contribution.objects.filter(replica=replica)
         .order_by()
         .values_list("state")
         .annotate(Count("pk"))
     )
-    found = {str(state): int(count) for state, count in rows}
-    known = sum(found.get(s, 0) for s in ("included", "late", "refused"))
-    return {**found, "without": max(replica.run.committed_rounds - known, 0)}
+    counts = {str(state): int(count) for state, count in rows}
+    known = sum(counts.get(s, 0) for s in ("included", "late", "refused"))
+    return {**counts, "without": max(replica.run.committed_rounds - known, 0)}
 
 
 def bandwidth(history: list[dict[str, Any]], way: str) -> float | None:
-    """Bytes per second while something was moved, over ``history``; None if nothing was."""
-    moved = [(row[f"bytes_{way}"], row[f"{way}_per_s"]) for row in history if row[f"{way}_per_s"]]
-    took_s = sum(size / rate for size, rate in moved)
-    return sum(size for size, _ in moved) / took_s if took_s else None
+    """Mean bytes per second during transfers in ``history``; None without transfers.
+
+    ``way`` is "up" or "down".
+    """
+    rows = [(row[f"bytes_{way}"], row[f"{way}_per_s"]) for row in history if row[f"{way}_per_s"]]
+    took_s = sum(size / rate for size, rate in rows)
+    return sum(size for size, _ in rows) / took_s if took_s else None
 
 
 def phase_strip(history: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The rounds of ``history`` on the wall clock, as bars of a strip 1000 wide; None without."""
+    """The rounds of ``history`` over wall time, as bars of a strip that is 1000 wide.
+
+    None without timed rounds.
+    """
     timed = [row for row in reversed(history) if row["groups"] and row["started_at"]]
     if not timed:
         return None
@@ -143,9 +140,14 @@ def phase_strip(history: list[dict[str, Any]]) -> dict[str, Any] | None:
             if seconds > 0:
                 width = seconds * scale
                 bars.append(
-                    {"x": f"{at:.2f}", "width": f"{width:.2f}", "group": name,
-                     "round": row["number"], "seconds": seconds}
-                )  # fmt: skip
+                    {
+                        "x": f"{at:.2f}",
+                        "width": f"{width:.2f}",
+                        "group": name,
+                        "round": row["number"],
+                        "seconds": seconds,
+                    }
+                )
                 at += width
     totals = {name: sum(row["groups"][name] for row in timed) for name in GROUPS}
     whole = sum(totals.values())
@@ -161,7 +163,7 @@ def phase_strip(history: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def quarantined(replica: Replica) -> list[dict[str, Any]]:
-    """Records of the replica that failed and are skipped, the newest first. One query."""
+    """Quarantined records of a replica, newest first. One query."""
     records = QuarantinedRecord.objects.filter(replica=replica, quarantined_at__isnull=False)
     return [
         {
@@ -178,14 +180,16 @@ def quarantined(replica: Replica) -> list[dict[str, Any]]:
 
 
 def last_traceback(replica: Replica) -> dict[str, Any] | None:
-    """The newest of what it wrote through its telemetry (in its last :data:`LINES` lines), or of
-    what its backend said of an end."""
+    """The newest traceback of a replica.
+
+    Searches the last :data:`LINES` log lines, then the backend's messages about ended attempts.
+    """
     newest = LogLine.objects.filter(replica=replica).order_by("-id").values("pk")[:LINES]
     line = (
         LogLine.objects.filter(pk__in=newest, message__contains=TRACEBACK).order_by("-id").first()
     )
     if line is not None:
-        return {"text": line.message, "at": iso(line.at), "whence": "its telemetry"}
+        return {"text": line.message, "at": iso(line.at), "source": "telemetry"}
     attempt = (
         ReplicaAttempt.objects.filter(replica=replica, message__contains="Traceback")
         .order_by("-number")
@@ -193,5 +197,5 @@ def last_traceback(replica: Replica) -> dict[str, Any] | None:
     )
     if attempt is None:
         return None
-    whence = f"the backend, of attempt {attempt.number}"
-    return {"text": attempt.message, "at": iso(attempt.ended_at), "whence": whence}
+    source = f"the backend, attempt {attempt.number}"
+    return {"text": attempt.message, "at": iso(attempt.ended_at), "source": source}

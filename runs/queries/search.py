@@ -1,12 +1,11 @@
-"""The runs list's query: ``state:running backend:modal loss<3 tag:x``.
+"""Query language of the runs list, e.g. ``state:running backend:modal loss<3 tag:x``.
 
-Words of a query are terms, all of which must hold. ``name:value`` looks for a value, or for one of
-``name:a,b``; ``number<3`` compares (``<``, ``<=``, ``>``, ``>=``, ``=``); a bare word is part of a
-name, an owner or a tag. A minus in front turns a term around, quotes keep spaces together. What is
-not understood is an error that says where, because a list that silently leaves out runs, or shows
-too many, is worse than none.
+A run must match all terms. ``name:value`` matches a value, ``name:a,b`` one of several. ``loss<3``
+compares numbers (``<``, ``<=``, ``>``, ``>=``, ``=``). A bare word matches a part of the name, the
+owner or a tag. A leading minus negates a term; quotes group words. An invalid term is an error,
+because a list that silently omits runs, or shows too many, is worse than no list.
 
-Archived runs are left out unless a term asks for them. Parsing is pure; :func:`matching` makes the
+Archived runs are hidden unless a term includes them. Parsing is pure; :func:`matching` builds the
 query set.
 """
 
@@ -30,7 +29,7 @@ from runs.states import RUN_ACTIVE, RUN_ENDED, RunState
 
 LONGEST = 500
 MOST_TERMS = 20
-"""A database that is asked for hundreds at once takes seconds to plan it."""
+"""Databases need seconds to plan a query with hundreds of terms."""
 TEXTS = ("state", "backend", "hardware", "owner", "name", "tag", "id", "is")
 NUMBERS = {
     "loss": "eval_loss",
@@ -57,7 +56,7 @@ _LONGEST_AGE_S = 1e10
 
 
 class BadQuery(ValueError):
-    """``word`` is the term that was not understood."""
+    """A query is invalid. ``word`` is the invalid term, or ''."""
 
     def __init__(self, word: str, message: str) -> None:
         super().__init__(f"{word}: {message}" if word else message)
@@ -67,7 +66,7 @@ class BadQuery(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """``field`` '' is a bare word. ``values`` are alternatives; of a number there is one."""
+    """One term. ``field`` is '' for a bare word; ``values`` are alternatives."""
 
     word: str
     field: str
@@ -78,7 +77,7 @@ class Term:
 
 
 def parse(text: str) -> tuple[Term, ...]:
-    """Raises :class:`BadQuery` for the first word that is not understood."""
+    """Parse a query. Raises :class:`BadQuery` for the first invalid term."""
     if len(text) > LONGEST:
         raise BadQuery("", f"expected at most {LONGEST} characters, found {len(text)}")
     if "\x00" in text:
@@ -92,14 +91,14 @@ def parse(text: str) -> tuple[Term, ...]:
 
 
 def _term(word: str) -> Term:
-    found = _TERM.fullmatch(word)
-    if found is None:
+    match = _TERM.fullmatch(word)
+    if match is None:
         negated = word.startswith("-") and len(word) > 1
         bare = word[negated:].replace('"', "")
         if not bare:
             raise BadQuery(word, "expected a word, found nothing")
         return Term(word=word, field="", op=":", values=(bare,), negated=negated)
-    minus, name, op, rest = found.groups()
+    minus, name, op, rest = match.groups()
     name = name.lower()
     if name in NUMBERS:
         return _compare(word, minus == "-", name, op, rest.replace('"', ""))
@@ -115,7 +114,7 @@ def _term(word: str) -> Term:
 
 
 def _split(rest: str) -> list[str]:
-    """At commas outside quotes."""
+    """Split at commas outside quotes."""
     return re.findall(r'(?:[^,"]|"[^"]*")+', rest) if rest.strip(",") == rest and rest else [""]
 
 
@@ -132,24 +131,23 @@ def _check_values(word: str, name: str, values: Sequence[str]) -> None:
 
 
 def _compare(word: str, negated: bool, name: str, op: str, text: str) -> Term:
-    found = (_AGE if name == "age" else _NUMBER).fullmatch(text)
-    if found is None:
-        example = "2d, 3h or 90min" if name == "age" else "2.5, 40k or 1M"
-        raise BadQuery(word, f"expected a {'time' if name == 'age' else 'number'} such as "
-                             f"{example}, found {text!r}")  # fmt: skip
+    match = (_AGE if name == "age" else _NUMBER).fullmatch(text)
+    if match is None:
+        kind = "time such as 2d, 3h or 90min" if name == "age" else "number such as 2.5, 40k or 1M"
+        raise BadQuery(word, f"expected a {kind}, found {text!r}")
     if name == "age":
-        number = float(found[1]) * _SECONDS[found[2].lower()]
+        number = float(match[1]) * _SECONDS[match[2].lower()]
         if number > _LONGEST_AGE_S:
             raise BadQuery(word, f"expected less than 300 years, found {text!r}")
     else:
-        number = float(f"{found[1]}e{found[2] or 0}") * _TIMES[found[3].lower()]
+        number = float(f"{match[1]}e{match[2] or 0}") * _TIMES[match[3].lower()]
         if number >= 2**63:
             raise BadQuery(word, f"expected less than 2^63, found {text!r}")
     return Term(word=word, field=name, op=op, values=(text,), number=number, negated=negated)
 
 
 def toggled(terms: Sequence[Term], field: str, value: str) -> str:
-    """The query with ``field:value`` as one more alternative, or without it where it was one."""
+    """The query with ``field:value`` added as an alternative, or removed if present."""
     words: list[str] = []
     values: list[str] = []
     for term in terms:
@@ -164,6 +162,7 @@ def toggled(terms: Sequence[Term], field: str, value: str) -> str:
 
 
 def without(terms: Sequence[Term], term: Term) -> str:
+    """The query without a term."""
     return " ".join(other.word for other in terms if other is not term)
 
 
@@ -172,7 +171,10 @@ def _quoted(value: str) -> str:
 
 
 def matching(runs: QuerySet[Run], terms: Sequence[Term], *, user: Any = None) -> QuerySet[Run]:
-    """``user`` is who ``is:mine`` means. Annotations are added only where a term needs them."""
+    """Filter runs by terms. ``user`` is the owner that ``is:mine`` matches.
+
+    Annotations are added only if a term needs them.
+    """
     if not any(term.field == "id" or _names_archived(term) for term in terms):
         runs = runs.filter(archived_at=None)
     if any(term.field == "replicas" for term in terms):
@@ -203,11 +205,11 @@ def _wanted(term: Term, user: Any) -> Q:
 def _number(term: Term) -> Q:
     column, lookup = NUMBERS[term.field], _LOOKUP[term.op]
     if term.field == "age":
-        # Older than a day was created before then.
-        turned = {"lt": "gt", "lte": "gte", "gt": "lt", "gte": "lte"}.get(lookup, lookup)
-        return Q(**{f"{column}__{turned}": timezone.now() - timedelta(seconds=term.number)})
+        # A greater age is an earlier creation time.
+        reversed_ = {"lt": "gt", "lte": "gte", "gt": "lt", "gte": "lte"}.get(lookup, lookup)
+        return Q(**{f"{column}__{reversed_}": timezone.now() - timedelta(seconds=term.number)})
     wanted = Q(**{f"{column}__isnull": False, f"{column}__{lookup}": term.number})
-    if term.field == "cost":  # an unknown price is no small one
+    if term.field == "cost":  # an unknown price matches no comparison
         wanted &= ~Q(Exists(ReplicaPool.objects.filter(run=OuterRef("pk"), price_usd_h=None)))
     return wanted
 
@@ -237,5 +239,5 @@ def _text(field: str, value: str, user: Any) -> Q:
 
 
 def _tagged(tag: str) -> Q:
-    # As it stands in the list's JSON, quotes included; SQLite keeps it escaped.
+    # The tag as in the JSON text of the column, with quotes; SQLite stores it escaped.
     return Q(tags_text__icontains=json.dumps(tag, ensure_ascii=connection.vendor == "sqlite"))

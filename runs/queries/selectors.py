@@ -1,8 +1,7 @@
-"""Queries, and the JSON-able rows that page, polling and live stream share.
+"""Queries of runs, and rows for JSON, shared by pages, API and live stream.
 
-Every function costs a constant number of queries, whatever the number of replicas or rounds; a
-test counts them. Times are ISO 8601 in UTC; what is not known is null, and so is a number that is
-not finite (JSON has no NaN).
+Every function makes a constant number of queries, whatever the number of replicas or rounds; a test
+counts them. Times are ISO 8601 in UTC. Unknown values, and numbers that are not finite, are null.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from django.db.models import Count, Exists, F, OuterRef, Prefetch, Q, QuerySet, 
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
+from archipelago import rows
 from runs import live_stream
-from runs.json_values import finite, iso, mapping
+from runs.json_values import finite, mapping, row_of
 from runs.metrics import charts, round_strips
 from runs.metrics.blocks import Points
-from runs.metrics.columns import columns
 from runs.models import (
     Alert,
     Contribution,
@@ -36,48 +35,49 @@ from runs.models import (
     Run,
 )
 from runs.models import TelemetryCursor as Cursor
-from runs.permissions import may_look
+from runs.permissions import can_view
 from runs.queries.fleet import pool_rows, replica_rows
 from runs.states import REPLICA_ENDED, REPLICA_LIVE, RUN_ACTIVE, RUN_LIVE, RunState
 
 MAX_POINTS = 2000
 SNAPSHOT_POINTS = 500
-"""Per series in a snapshot, fewer where there are many; more are asked for by window."""
+"""Points per series in a snapshot, fewer if there are many series. Windows have more points."""
 ALL_POINTS = 100_000
-"""Of all series together."""
+"""Points of all series in a snapshot."""
 
 ROUNDS_LIMIT = 2000
-"""Rounds in one answer, the newest; older ones are asked for with ``since``."""
+"""Rounds in one response, the newest; ``since`` selects older ones."""
 SNAPSHOT_CONTRIBUTIONS = 6000
-"""In a snapshot: with many replicas it has fewer rounds."""
+"""Contributions in a snapshot, which limits the rounds of runs with many replicas."""
 
 JOURNAL_RETRY_CAP = timedelta(minutes=5)
-"""The longest wait between writes of a journal that fail (:mod:`runs.ingest.journal`)."""
+"""The longest delay between retries of a failed journal write (:mod:`runs.ingest.journal`)."""
 
 DRAIN_FOR = timedelta(hours=1)
-"""How long after a run's end, or after the last that came, more of its telemetry is waited for."""
+"""Telemetry is still expected for this time after the end of a run or its latest telemetry."""
 
 
-# Who may do what.
+# Selection.
 
 
 def runs_for(user: AbstractBaseUser | AnonymousUser) -> QuerySet[Run]:
-    """The runs a user may see, newest first, ready for :func:`run_header` without more queries."""
-    if not may_look(user):
+    """The runs that a user can view, newest first, annotated for :func:`run_header`."""
+    if not can_view(user):
         return Run.objects.none()
     return with_header(Run.objects.all())
 
 
 def with_header(runs: QuerySet[Run]) -> QuerySet[Run]:
-    # A subquery, because an aggregate over a join would group by every column and, for that, drop
-    # the model's ordering.
-    live_stream = Replica.objects.filter(run=OuterRef("pk"), state__in=REPLICA_LIVE).order_by()
-    count = Subquery(live_stream.values("run").annotate(count=Count("pk")).values("count"))
+    """Add the annotations that :func:`run_header` needs."""
+    # Subqueries, because an aggregate over a join would group by every column and drop the
+    # ordering of the model.
+    live = Replica.objects.filter(run=OuterRef("pk"), state__in=REPLICA_LIVE).order_by()
+    count = Subquery(live.values("run").annotate(count=Count("pk")).values("count"))
     alerts = Alert.objects.filter(run=OuterRef("pk"), closed_at=None, acknowledged_at=None)
     waiting = alerts.order_by().values("run").annotate(count=Count("pk")).values("count")
     pools = ReplicaPool.objects.filter(run=OuterRef("pk")).order_by()
     wanted = Subquery(pools.values("run").annotate(wanted=Sum("count")).values("wanted"))
-    # Counted, not EXISTS: that PostgreSQL answers for all runs at once, by reading every pool.
+    # A count, because PostgreSQL evaluates EXISTS for all runs at once by reading every pool.
     unpriced = pools.filter(price_usd_h=None).values("run").annotate(count=Count("pk"))
     return runs.select_related("owner").annotate(
         live_count=Coalesce(count, 0),
@@ -87,19 +87,22 @@ def with_header(runs: QuerySet[Run]) -> QuerySet[Run]:
     )
 
 
-def runs_to_look_after() -> QuerySet[Run]:
-    """Active runs, and ended or paused ones with a job that may still run, a replica to be let go,
-    telemetry still to read, a pass of ingest that an ended job waits for, news for the journal, or
-    an end that was not announced."""
+def runs_to_reconcile() -> QuerySet[Run]:
+    """Runs that need control or ingest.
+
+    These are active runs, and ended or paused runs with a job that can still run, a replica to
+    release, unread telemetry, a pending ingest pass, a pending journal write, or a pending alert
+    about their end.
+    """
     jobs = ReplicaAttempt.objects.filter(replica__run=OuterRef("pk"), ended_at=None)
     unread = Cursor.objects.filter(replica__run=OuterRef("pk"), ended=False)
     unpassed = IngestState.objects.filter(run=OuterRef("pk"), complete_pass__lt=F("wanted_pass"))
     waiting = Replica.objects.filter(run=OuterRef("pk")).exclude(state__in=REPLICA_ENDED)
     paused = Q(state=RunState.PAUSED)
     now = timezone.now()
-    # Put off after a failed write; not for longer than any retry, should the clock have jumped.
-    put_off = Q(retry_at__gt=now, retry_at__lt=now + 2 * JOURNAL_RETRY_CAP)
-    unsaid = Journal.objects.filter(run=OuterRef("pk"), due=True).exclude(put_off)
+    # After a failed write, but not longer than any retry delay, in case the clock was set back.
+    delayed = Q(retry_at__gt=now, retry_at__lt=now + 2 * JOURNAL_RETRY_CAP)
+    unwritten = Journal.objects.filter(run=OuterRef("pk"), due=True).exclude(delayed)
     then = now - DRAIN_FOR
     recent = Q(ended_at__gte=then) | Q(paused, state_since__gte=then) | Q(last_seen_at__gte=then)
     return Run.objects.filter(
@@ -107,13 +110,13 @@ def runs_to_look_after() -> QuerySet[Run]:
         | Q(recent & (Exists(unread) | Exists(unpassed)))
         | Q(Exists(jobs))
         | Q(~paused & Exists(waiting))
-        | Q(Exists(unsaid))
+        | Q(Exists(unwritten))
         | Q(end_due=True)
     ).order_by("created_at")
 
 
 def runs_to_delete() -> QuerySet[Run]:
-    """Runs whose deletion was asked for a while ago and has not come about."""
+    """Runs whose deletion was requested a while ago and has not completed."""
     a_while_ago = timezone.now() - timedelta(minutes=5)
     return Run.objects.filter(delete_requested_at__lt=a_while_ago)
 
@@ -122,48 +125,33 @@ def runs_to_delete() -> QuerySet[Run]:
 
 
 def run_header(run: Run) -> dict[str, Any]:
-    """The run in one line. Costs no query for a run from :func:`runs_for`."""
+    """Summary of a run. Makes no query for a run from :func:`runs_for`."""
     if not hasattr(run, "live_count"):
         run = with_header(Run.objects.filter(pk=run.pk)).get()
-    found: Any = run  # what with_header adds is not in the model
+    annotated: Any = run  # the model lacks the annotations of with_header
     active = run.state in RUN_LIVE
-    return {
-        "id": str(run.pk),
-        "name": run.name,
-        "state": str(run.state),
-        "state_reason": run.state_reason,
-        "state_since": iso(run.state_since),
-        "owner": run.owner.get_username(),
-        "committed_rounds": run.committed_rounds,
-        "total_rounds": run.total_rounds,
-        "tokens": run.tokens,
-        "tokens_per_s": finite(run.tokens_per_s) if active else None,
-        "train_loss": finite(run.train_loss),
-        "eval_loss": finite(run.eval_loss),
-        "live": found.live_count,
-        "alerts": found.alert_count,
-        "quorum": int(run.group_settings["min_quorum"]),
-        "target": found.wanted or int(run.group_settings["num_replicas"]),
-        "eta_s": eta_s(run) if active and run.state != RunState.STALLED else None,
-        "created_at": iso(run.created_at),
-        "started_at": iso(run.started_at),
-        "ended_at": iso(run.ended_at),
-        "last_seen_at": iso(run.last_seen_at),
-        "goodput": goodput(run.phase_s),
-        "bytes_up": run.bytes_up,
-        "bytes_down": run.bytes_down,
-        "cost_usd": run.cost_usd,
-        "cost_known": not found.unpriced,
-        "budget_usd": run.budget_usd,
-    }
+    return row_of(
+        rows.RunHeader,
+        run,
+        id=str(run.pk),
+        owner=run.owner.get_username(),
+        tokens_per_s=finite(run.tokens_per_s) if active else None,
+        live=annotated.live_count,
+        alerts=annotated.alert_count,
+        quorum=run.settings.min_quorum,
+        target=annotated.wanted or run.settings.num_replicas,
+        eta_s=eta_s(run) if active and run.state != RunState.STALLED else None,
+        goodput=goodput(run.phase_s),
+        cost_known=not annotated.unpriced,
+    )
 
 
 def eta_s(run: Run) -> float | None:
-    """Seconds to the end at the pace of the last rounds: by rounds, or by tokens if sooner."""
+    """Estimated seconds to the end at the recent pace: by rounds, or by tokens if sooner."""
     if run.round_s is None:
         return None
     rounds = max(run.total_rounds - run.committed_rounds, 0)
-    limit = int(run.group_settings["max_tokens"])
+    limit = run.settings.max_tokens
     if limit and run.tokens and run.committed_rounds:
         per_round = run.tokens / run.committed_rounds
         rounds = min(rounds, math.ceil(max(limit - run.tokens, 0) / per_round))
@@ -171,7 +159,7 @@ def eta_s(run: Run) -> float | None:
 
 
 def goodput(phase_s: Mapping[str, Any]) -> float | None:
-    """Compute seconds over all seconds of all rounds' phases; null before the first round."""
+    """Share of compute in the time of all phases of all rounds; None before the first round."""
     known = mapping(phase_s).items()
     seconds = {k: float(s) for k, s in known if isinstance(s, int | float) and finite(s)}
     total = sum(seconds.values())
@@ -187,8 +175,13 @@ def round_rows(
     numbers: Iterable[int] | None = None,
     limit: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Rounds after ``since``, oldest first, at most the newest ``limit`` (:data:`ROUNDS_LIMIT` at
-    most); or just those of ``numbers``."""
+    """Rows of rounds, oldest first.
+
+    Args:
+        since: only rounds after this number.
+        numbers: only these rounds.
+        limit: only this many of the newest rounds, at most :data:`ROUNDS_LIMIT`.
+    """
     rounds = Round.objects.filter(run=run, number__gt=since)
     if numbers is not None:
         rounds = rounds.filter(number__in=list(numbers))
@@ -204,41 +197,20 @@ def round_rows(
 
 
 def _round_row(r: Round) -> dict[str, Any]:
-    return {
-        "number": r.number,
-        "fragment": r.fragment,
-        "state": str(r.state),
-        "reason": r.reason,
-        "contributors": r.contributors,
-        "mode": r.mode,
-        "committed_at": iso(r.committed_at),
-        "loss": finite(r.loss),
-        "eval_loss": finite(r.eval_loss),
-        "tokens_total": r.tokens_total,
-        "weights_digest": r.weights_digest,
-        "digest_mismatch": r.digest_mismatch,
-        "healing": round_strips.healing(bytes(r.outcomes)),
-        "contributions": [
-            {
-                "replica": c.replica.number,
-                "state": str(c.state),
-                "reason": c.reason,
-                "late_s": round_strips.late_s(r, c),
-                "base_round": c.base_round,
-                "norm": finite(c.norm),
-                "update_norm": finite(c.update_norm),
-                "cosine": finite(c.cosine),
-                "size_bytes": c.size_bytes,
-                "bytes_up": c.bytes_up,
-                "bytes_down": c.bytes_down,
-                "requests": c.requests,
-                "phases": c.phases,
-                "started_at": iso(c.started_at),
-                "committed_at": iso(c.committed_at),
-            }
+    return row_of(
+        rows.Round,
+        r,
+        healing=round_strips.healing(bytes(r.outcomes)),
+        contributions=[
+            row_of(
+                rows.Contribution,
+                c,
+                replica=c.replica.number,
+                late_s=round_strips.late_s(r, c),
+            )
             for c in r.contributions.all()
         ],
-    }
+    )
 
 
 def event_rows(run: Run, after_id: int = 0, limit: int = 100) -> list[dict[str, Any]]:
@@ -247,22 +219,17 @@ def event_rows(run: Run, after_id: int = 0, limit: int = 100) -> list[dict[str, 
 
 
 def events_of(run: Run, after_id: int) -> QuerySet[Event]:
-    """With what :func:`event_row` needs."""
+    """Events of a run after ``after_id``, with the relations that :func:`event_row` needs."""
     return Event.objects.filter(run=run, id__gt=after_id).select_related("replica", "actor")
 
 
 def event_row(e: Event) -> dict[str, Any]:
-    return {
-        "id": e.pk,
-        "at": iso(e.at),
-        "level": str(e.level),
-        "kind": e.kind,
-        "replica": e.replica.number if e.replica else None,
-        "actor": e.actor.get_username() if e.actor else None,
-        "from_state": e.from_state,
-        "to_state": e.to_state,
-        "message": e.message,
-    }
+    return row_of(
+        rows.Event,
+        e,
+        replica=e.replica.number if e.replica else None,
+        actor=e.actor.get_username() if e.actor else None,
+    )
 
 
 LOG_LEVELS = {
@@ -281,31 +248,39 @@ def log_rows(
     level: str = "",
     around: int | None = None,
 ) -> list[dict[str, Any]]:
-    """The newest ``limit`` log lines after ``after_id``, oldest first; or as many on both sides of
-    the line ``around``. ``level`` is one of :data:`LOG_LEVELS`: that and worse."""
-    lines = LogLine.objects.filter(replica__run=run, id__gt=after_id).select_related("replica")
-    if replica is not None:
-        lines = lines.filter(replica__number=replica)
-    if search:
-        lines = lines.filter(message__icontains=search)
+    """Rows of log lines, oldest first.
+
+    Args:
+        replica: only lines of this replica.
+        after_id: only lines after this ID.
+        limit: only this many of the newest lines.
+        search: only lines that contain this text.
+        level: one of :data:`LOG_LEVELS`: only lines of this level or worse.
+        around: instead of the newest lines, those before and after the line with this ID.
+    """
+    lines = lines_of(run, replica=replica, search=search).filter(id__gt=after_id)
     if level in LOG_LEVELS:
         names = LOG_LEVELS[level]
         lines = lines.filter(level__in=[*names, *(name.upper() for name in names)])
     if around is None:
-        found = list(lines.order_by("-id")[:limit])[::-1]
+        shown = list(lines.order_by("-id")[:limit])[::-1]
     else:
         before = lines.filter(id__lte=around).order_by("-id")[: limit // 2]
-        found = [*list(before)[::-1], *lines.filter(id__gt=around).order_by("id")[: limit // 2]]
-    return [
-        {
-            "id": line.pk,
-            "at": iso(line.at),
-            "replica": line.replica.number,
-            "level": line.level,
-            "message": line.message,
-        }
-        for line in found
-    ]
+        shown = [*list(before)[::-1], *lines.filter(id__gt=around).order_by("id")[: limit // 2]]
+    return [log_row(line) for line in shown]
+
+
+def lines_of(run: Run, *, replica: int | None, search: str) -> QuerySet[LogLine]:
+    """Log lines of a run, or of one replica, that contain a text."""
+    lines = LogLine.objects.filter(replica__run=run).select_related("replica")
+    if replica is not None:
+        lines = lines.filter(replica__number=replica)
+    return lines.filter(message__icontains=search) if search else lines
+
+
+def log_row(line: LogLine) -> dict[str, Any]:
+    """The row of a log line, whose replica must be loaded."""
+    return row_of(rows.LogLine, line, replica=line.replica.number)
 
 
 def points(
@@ -316,17 +291,17 @@ def points(
     after_step: int = -1,
     max_points: int = MAX_POINTS,
 ) -> dict[str, Any]:
-    """Columns of one series past ``after_step``; ``total`` counts what was there to choose from."""
+    """Columns of one series after ``after_step``, downsampled to ``max_points``."""
     low = after_step + 1 if after_step >= 0 else None
     window = charts.Window(low=low, max_points=max_points)
-    total, found = 0, Points.empty()
+    total, kept = 0, Points.empty()
     for curve in charts.read(run, [(series, replica)], window):
-        total, found = curve.total, curve.points.take(curve.points.step > after_step)
-    return columns(found, series=series, replica=replica, total=max(total, len(found)))
+        total, kept = curve.total, curve.points.take(curve.points.step > after_step)
+    return kept.to_json(series=series, replica=replica, total=max(total, len(kept)))
 
 
 def series_of(run: Run) -> list[tuple[str, int | None]]:
-    """(series, replica number or None) that have points."""
+    """The (series, replica number or None) pairs that have points."""
     return charts.names_of(run)
 
 
@@ -335,14 +310,16 @@ def all_points(run: Run, *, max_points: int = SNAPSHOT_POINTS) -> list[dict[str,
     names = series_of(run)
     each = max(min(max_points, ALL_POINTS // max(len(names), 1)), 8)
     curves = charts.read(run, names, charts.Window(max_points=each))
-    return [columns(c.points, series=c.series, replica=c.owner, total=c.total) for c in curves]
+    return [c.points.to_json(series=c.series, replica=c.owner, total=c.total) for c in curves]
 
 
 def snapshot(run: Run, *, curves: bool = True) -> dict[str, Any]:
-    """All a page shows at first. ``cursor`` is read before the rows, so a stream resumed there may
-    repeat what is in them and never misses anything: points are told by their step, events by
-    their id, rounds and replicas by their number. A page whose charts ask for their own windows
-    does without ``curves``."""
+    """The initial data of a run page.
+
+    ``cursor`` is read before the rows. A stream that is resumed there can repeat rows but never
+    misses any: points are identified by step, events by ID, rounds and replicas by number. Pages
+    whose charts load their own windows omit ``curves``.
+    """
     cursor = live_stream.latest_id()
     replicas = replica_rows(run)
     return {

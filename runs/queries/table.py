@@ -1,8 +1,7 @@
-"""Which columns the runs list has, which of them are shown, and those of what only differs.
+"""Columns of the runs list: all columns, the selected ones, and those of differing settings.
 
-Names are what an address and a saved view hold; a page or a program that names others gets those
-that there are. What a column shows of a run is the template's; how it is ordered is
-:mod:`runs.queries.listing`'s.
+URLs and saved views contain the names of columns; unknown names are ignored. The template renders
+the cells, and :mod:`runs.queries.listing` sorts the rows.
 """
 
 from __future__ import annotations
@@ -16,8 +15,13 @@ from runs.queries.comparison import Difference, differences
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """``sort`` is a name of :data:`runs.queries.listing.SORTS`, '' for what has no order, and
-    ``falls`` whether a first press sorts downwards. ``below`` is shown in the run's own cell."""
+    """A column of the list.
+
+    Attributes:
+        sort: a name of :data:`runs.queries.listing.SORTS`, '' if the column has no order.
+        falls: whether the default order is descending.
+        below: whether it is shown in the cell of the run's name.
+    """
 
     name: str
     label: str
@@ -47,15 +51,14 @@ COLUMNS = (
     Column(name="age", label="Age", sort="created", falls=True, number=True, default=False),
 )
 ALWAYS = "name"
-"""It holds the link to the run."""
+"""The column with the link to the run."""
 DEFAULT = tuple(column.name for column in COLUMNS if column.default)
 MOST_DIFFERING = 12
-"""Columns of what differs; a table of a hundred settings shows nothing."""
+"""Maximum number of columns for differing settings, to keep the table readable."""
 
 
 def chosen(names: Iterable[str]) -> tuple[str, ...]:
-    """Those of ``names`` that are columns, each once and in the list's order; all that are shown to
-    everybody where none is."""
+    """The columns among ``names``, in display order; the default columns if there are none."""
     wanted = set(names) & {column.name for column in COLUMNS}
     if not wanted:
         return DEFAULT
@@ -63,22 +66,21 @@ def chosen(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def written(columns: Sequence[str]) -> str:
-    """For an address; '' for what is shown to everybody."""
+    """Columns as in a URL; '' for the default columns."""
     return "" if tuple(columns) == DEFAULT else ",".join(columns)
 
 
 def differing(runs: Sequence[Run]) -> tuple[list[Difference], int]:
-    """Group settings and workload fields that are not the same in all of ``runs``, in the order
-    people read them, and how many more there are than are shown. No query."""
-    found = [
+    """(Differences, number of further ones) in group settings and workload fields. No query."""
+    result = [
         replace(d, label=_label(d))
         for d in differences(runs)
         if d.name.startswith(("settings.", "workload."))
     ]
-    return found[:MOST_DIFFERING], max(len(found) - MOST_DIFFERING, 0)
+    return result[:MOST_DIFFERING], max(len(result) - MOST_DIFFERING, 0)
 
 
 def _label(difference: Difference) -> str:
-    """A head of a column is short: of the workload it is the field's own name."""
+    """A short column head: without the prefix of workload fields."""
     own = difference.label.removeprefix("workload.")
     return difference.label if own == difference.label else own.capitalize()

@@ -1,1 +1,1 @@
-"""The reconciler: compare a run with its wanted state, and act."""
+"""The reconciler: compares a run's actual state with its desired state and acts on differences."""

@@ -1,25 +1,25 @@
-"""Money: what each attempt has cost so far, and the run.
+"""Estimates the cost of attempts and of the run.
 
-From when the backend says that the job began to run (or, where it does not say, from the launch)
-to its end, or the seconds that the backend says it bills, at the price the pool had when the
-attempt was launched. What was ended while it waited for a machine costs nothing, and neither does
-the time in which the queue of a cluster has suspended a job that ran before. An estimate: the
-bill is the backend's. An attempt of a pool without a known price costs nobody knows what, and the
-run's sum leaves it out.
+An attempt is billed from the start of its job as reported by the backend (otherwise from the
+launch) to its end, or for the seconds that the backend reports as billed, at the pool's price at
+launch. A job that ended while it waited for a machine costs nothing, and neither does time in which
+a cluster queue suspended a running job. These are estimates; the backend issues the bill. The cost
+of an attempt without a known price is unknown and missing from the run's total.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from django.db.models import Sum
+from django.db.models import Q, Sum
 
 from executors.base import JobState
-from runs.models import ReplicaAttempt, Run
-from runs.reconcile.context import Tick
+from runs.bulk import update_row
+from runs.models import ReplicaAttempt
+from runs.reconcile.context import ReconcileContext
 
 WRITE_EVERY_S = 10.0
-"""Seconds of cost that may be missing from the rows of running jobs."""
+"""Seconds of cost that the rows of running jobs can lag behind."""
 
 
 def cost_usd(
@@ -32,9 +32,12 @@ def cost_usd(
     billed_s: float | None = None,
     earlier_usd: float = 0.0,
 ) -> float | None:
-    """None where the price is not known; 0 for what never ran: it has ended, and neither its
-    backend nor a beat ever said that it had begun (see :func:`runs.reconcile.jobs.has_worked`).
-    ``earlier_usd``: what it cost before it was suspended; ``billed_s`` includes it."""
+    """The cost of an attempt; None if the price is unknown.
+
+    It is 0 for an attempt that ended and never ran: neither its backend nor a heartbeat reported a
+    start (see :func:`runs.reconcile.jobs.mark_started`). ``earlier_usd`` is the cost before the job
+    was suspended; ``billed_s`` includes that time.
+    """
     if price_usd_h is None:
         return None
     if billed_s is not None:
@@ -47,49 +50,46 @@ def cost_usd(
 
 
 def suspend(attempt: ReplicaAttempt) -> None:
-    """Keep what the attempt has cost: its job ran, and waits in a queue again."""
+    """Keep the cost so far of a job that ran and is back in a queue."""
     if attempt.started_at is None:
         return
     cost = attempt.cost_usd or 0.0
-    suspended = ReplicaAttempt.objects.filter(pk=attempt.pk, ended_at=None)
-    if suspended.update(started_at=None, earlier_cost_usd=cost):
-        attempt.started_at, attempt.earlier_cost_usd = None, cost
+    update_row(attempt, Q(ended_at=None), started_at=None, earlier_cost_usd=cost)
 
 
-def add_up(tick: Tick) -> None:
-    """Bring the costs of this tick's attempts, and the run's sum, up to date."""
-    changed = [attempt for attempt in tick.attempts if _moved(attempt, tick)]
+def add_up(context: ReconcileContext) -> None:
+    """Update the costs of this tick's attempts and the run's total."""
+    changed = [attempt for attempt in context.attempts if _update_cost(attempt, context)]
     if not changed:
         return
     ReplicaAttempt.objects.bulk_update(changed, ["cost_usd"])
-    run = tick.run
+    run = context.run
     total = ReplicaAttempt.objects.filter(replica__run=run).aggregate(sum=Sum("cost_usd"))["sum"]
     if run.cost_usd != (total or 0.0):
-        Run.objects.filter(pk=run.pk).update(cost_usd=total or 0.0)
-        run.cost_usd = total or 0.0
-        tick.changes.run = True
+        update_row(run, cost_usd=total or 0.0)
+        context.changes.run = True
 
 
-def _moved(attempt: ReplicaAttempt, tick: Tick) -> bool:
-    """Give the attempt its cost, if that is worth a write."""
-    job = tick.jobs.get(attempt.replica_id)
+def _update_cost(attempt: ReplicaAttempt, context: ReconcileContext) -> bool:
+    """Set the attempt's cost; return whether the change is large enough to write."""
+    job = context.jobs.get(attempt.replica_id)
     if job is not None and job.state == JobState.PENDING:
         return False
     if job is not None and job.state == JobState.UNKNOWN and attempt.started_at is None:
-        return False  # it may be waiting for a machine still
+        return False  # it can still be waiting for a machine
     cost = cost_usd(
         price_usd_h=attempt.price_usd_h,
         launched_at=attempt.launched_at,
         started_at=attempt.started_at,
         ended_at=attempt.ended_at,
-        now=tick.now,
+        now=context.now,
         billed_s=attempt.billed_s,
         earlier_usd=attempt.earlier_cost_usd,
     )
     if cost is None or attempt.price_usd_h is None or cost == attempt.cost_usd:
         return False
-    small = abs(cost - (attempt.cost_usd or 0.0)) < attempt.price_usd_h * WRITE_EVERY_S / 3600.0
-    if attempt.cost_usd is not None and small and attempt.ended_at is None:
+    is_small = abs(cost - (attempt.cost_usd or 0.0)) < attempt.price_usd_h * WRITE_EVERY_S / 3600.0
+    if attempt.cost_usd is not None and is_small and attempt.ended_at is None:
         return False
     attempt.cost_usd = cost
     return True

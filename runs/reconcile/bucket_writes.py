@@ -1,8 +1,8 @@
-"""What the control plane writes into a run's bucket: commands to replicas, and the journal.
+"""Writes commands to replicas and the journal into a run's bucket.
 
-Its own task, so that a bucket that hangs or denies delays no decision of control: what is to be
-written is in the database, and stays due until it is written. A part that fails does not stop the
-others.
+This is a separate task, so that a bucket that hangs or denies access delays no decision of control.
+Pending writes are recorded in the database and stay due until they succeed. A failing part does not
+stop the others.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from runs.ingest.commands import send_save, send_stop
 from runs.ingest.ingest_pass import store_event
 from runs.ingest.stores import store_for
 from runs.models import ReplicaAttempt, Run
+from runs.queries.run_page import WRITE_FAILED
 from runs.reconcile import draining
-from runs.reconcile.context import Tick
+from runs.reconcile.context import ReconcileContext
 
 logger = logging.getLogger(__name__)
 
-WRITE_FAILED = "could not be written"
-"""In the message of each event about a failed write; pages show the newest."""
 
-
-def has_writes(tick: Tick) -> bool:
-    """Whether something is to be written. Two queries at most."""
-    run = tick.run
+def has_writes(context: ReconcileContext) -> bool:
+    """Whether a write is due. Costs at most two queries."""
+    run = context.run
     return (
-        wants_stop(run)
-        or _wants_save(run)
-        or bool(draining.replicas_to_drain(tick))
-        or journal.has_news(run, now=tick.now)
+        is_stop_due(run)
+        or _is_save_due(run)
+        or bool(draining.replicas_to_drain(context))
+        or journal.is_write_due(run, now=context.now)
     )
 
 
 def write_run(run_id: str) -> str:
-    """Write what is due; returns why the store did not answer, '' if it did. Does not raise for a
-    store that fails. Nothing is written for a run that is being deleted, or is gone."""
+    """Write what is due; return why the store is unavailable, '' if it is available.
+
+    Does not raise for a failing store. Does nothing for a run that is being deleted or was deleted.
+    """
     runs = Run.objects.select_related("owner", "store_credential")
     run = runs.filter(pk=run_id, delete_requested_at=None).first()
     if run is None:
@@ -49,70 +49,71 @@ def write_run(run_id: str) -> str:
     attempts = ReplicaAttempt.objects.filter(replica__run=run)
     if not attempts.exists():
         return ""
-    tick = Tick(
+    context = ReconcileContext(
         run=run,
         now=now,
         replicas=list(run.replicas.select_related("pool", "run").order_by("number")),
         attempts=list(attempts.filter(ended_at=None)),
     )
     opened: list[Store] = []
-    what = "the rendezvous could not be opened"
-    trouble = _write(tick, what, lambda: opened.append(store_for(run)))
+    action = "the rendezvous could not be opened"
+    problem = _write(context, action, lambda: opened.append(store_for(run)))
     if not opened:
-        if journal.has_news(run, now=now):
-            journal.put_off(run, now=now)
-        return trouble
+        if journal.is_write_due(run, now=now):
+            journal.delay_retry(run, now=now)
+        return problem
     [store] = opened
-    trouble = _write(tick, f"a command {WRITE_FAILED}", lambda: _send_commands(tick, store))
-    return trouble or _write_journal(tick, store)
+    problem = _write(context, f"a command {WRITE_FAILED}", lambda: _send_commands(context, store))
+    return problem or _write_journal(context, store)
 
 
-def wants_stop(run: Run) -> bool:
-    """One that is ended by force could still write final weights, and then not be resumed."""
+def is_stop_due(run: Run) -> bool:
+    """Whether a stop command is due. A run that is cancelled by force gets none: it could still
+    write final weights, and could then not be resumed."""
     return run.stop_requested_at is not None and run.cancel_at is None and run.stop_sent_at is None
 
 
-def _wants_save(run: Run) -> bool:
+def _is_save_due(run: Run) -> bool:
     return run.save_requested_at is not None and run.save_sent_at != run.save_requested_at
 
 
-def _send_commands(tick: Tick, store: Store) -> None:
-    run = tick.run
-    if wants_stop(run):
-        send_stop(run, store, tick.now)
-    draining.send_drains(tick, store)
-    if _wants_save(run):
-        send_save(run, store, tick.now)  # of a round after those that ingest has seen
+def _send_commands(context: ReconcileContext, store: Store) -> None:
+    run = context.run
+    if is_stop_due(run):
+        send_stop(run, store, context.now)
+    draining.send_drains(context, store)
+    if _is_save_due(run):
+        send_save(run, store, context.now)  # of a round after the ingested ones
 
 
-def _write_journal(tick: Tick, store: Store) -> str:
-    if not journal.has_news(tick.run, now=tick.now):
+def _write_journal(context: ReconcileContext, store: Store) -> str:
+    if not journal.is_write_due(context.run, now=context.now):
         return ""
 
     def write() -> None:
-        journal.write_journal(tick.run, store, now=tick.now)
+        journal.write_journal(context.run, store, now=context.now)
 
-    tick.failed.clear()
-    trouble = _write(tick, f"the journal {WRITE_FAILED}", write)
-    if tick.failed:
-        journal.put_off(tick.run, now=tick.now)
-    return trouble
+    context.failed.clear()
+    problem = _write(context, f"the journal {WRITE_FAILED}", write)
+    if context.failed:
+        journal.delay_retry(context.run, now=context.now)
+    return problem
 
 
-def _write(tick: Tick, what: str, write: Callable[[], None]) -> str:
+def _write(context: ReconcileContext, action: str, write: Callable[[], None]) -> str:
     try:
         write()
     except StoreError as error:
-        return _failed(tick, what, error)
+        return _failed(context, action, error)
     except Exception as error:
-        logger.exception("run %s: %s", tick.run.pk, what)
-        tick.failed.append(what)
-        store_event(tick.run, f"{what}: {type(error).__name__}: {error}", tick.now)
+        logger.exception("run %s: %s", context.run.pk, action)
+        context.failed.append(action)
+        store_event(context.run, f"{action}: {type(error).__name__}: {error}", context.now)
     return ""
 
 
-def _failed(tick: Tick, what: str, error: StoreError) -> str:
-    logger.warning("run %s: %s: %s", tick.run.pk, what, error)
-    tick.failed.append(what)
-    store_event(tick.run, f"{what}: {error}", tick.now)
+def _failed(context: ReconcileContext, action: str, error: StoreError) -> str:
+    logger.warning("run %s: %s: %s", context.run.pk, action, error)
+    context.failed.append(action)
+    store_event(context.run, f"{action}: {error}", context.now)
     return str(error) if isinstance(error, StoreUnavailable) else ""

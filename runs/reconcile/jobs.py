@@ -1,4 +1,4 @@
-"""What backends say of a run's jobs, and asking them to end some."""
+"""Polls and cancels the jobs of a run at their backends."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from executors.base import (
     PendingCause,
     ReplicaHandle,
     ReplicaStatus,
-    ServerlessExecutor,
 )
+from executors.executor import Executor
 from runs.backends import circuit_breaker, shared_breakers
 from runs.backends.executors import executor_for
-from runs.backends.parallel_calls import NoAnswer, ask_all
-from runs.models import Replica, ReplicaAttempt, ReplicaPool, Run
+from runs.backends.parallel_calls import CallTimeout, call_all
+from runs.bulk import update_row
+from runs.models import ReplicaAttempt, ReplicaPool, Run
 from runs.reconcile import billing, pending
 from runs.reconcile.decisions import Job
-from runs.reconcile.launch import save_handle
 from runs.reconcile.retry_policy import NOT_STARTED
 from runs.states import REPLICA_ENDED, RUN_LIVE, ReplicaState, RunState
 from runs.times import has_passed
@@ -35,20 +35,20 @@ from runs.transitions import clean_text
 logger = logging.getLogger(__name__)
 
 HANGING_PATIENCE_S = 2.0
-"""For a request to end jobs while one of the accounts is known not to answer."""
+"""Timeout of a cancel request while one of the accounts is known to hang."""
 
 GIVE_UP_AFTER = timedelta(minutes=10)
-"""How long a run that was stopped waits for a backend that cannot be asked how its jobs are."""
+"""How long a stopped run waits for a backend that does not report the state of its jobs."""
 
 UNLAUNCHED_AFTER = timedelta(seconds=30)
-"""An unwanted launch that left no job by then is taken to have died; one that still comes through
-is cancelled by :func:`runs.reconcile.launch.launch_replica`."""
+"""A cancelled launch without a job after this time counts as failed. If it still succeeds,
+:func:`runs.reconcile.launch.launch_replica` cancels the job."""
 
 _SETTLED = REPLICA_ENDED | {ReplicaState.PENDING, ReplicaState.RESTARTING}
 
 
-def attempts_to_look_at(run: Run) -> list[ReplicaAttempt]:
-    """Attempts that may still have a job, and all of replicas that wait for nothing; oldest
+def attempts_to_poll(run: Run) -> list[ReplicaAttempt]:
+    """Attempts that can have a job, and all attempts of replicas that are not settled; oldest
     first."""
     return list(
         ReplicaAttempt.objects.filter(
@@ -59,9 +59,9 @@ def attempts_to_look_at(run: Run) -> list[ReplicaAttempt]:
     )
 
 
-def unjudged_jobs(attempts: Iterable[ReplicaAttempt]) -> dict[int, Job]:
-    """Replica id -> the end of its newest attempt, of replicas that do not reflect it yet: the
-    tick that closed the attempt was killed before it could judge, or could not judge then."""
+def unprocessed_jobs(attempts: Iterable[ReplicaAttempt]) -> dict[int, Job]:
+    """The end of each replica's newest attempt, by replica id, where the replica's state does not
+    reflect it yet: the tick that closed the attempt was killed, or could not decide."""
     newest = {attempt.replica_id: attempt for attempt in attempts}
     return {
         replica_id: Job(
@@ -81,49 +81,52 @@ def poll_jobs(
     now: datetime,
     before_ends: Callable[[], None] = lambda: None,
 ) -> dict[int, Job]:
-    """Replica id -> what its backend says; one question per account for all its jobs, and all
-    accounts at once. ``before_ends`` is called before the end of a job is written.
+    """Poll all jobs: one request per account, all accounts in parallel. Returns jobs by replica id.
 
-    An attempt that has ended is closed, once. One without a handle is looked for by its launch key:
-    the worker that launched it may have died before it could say so. An account that does not
-    answer in time is left alone for a while (:mod:`runs.backends.shared_breakers`): its jobs are
-    unknown.
+    ``before_ends`` is called before the end of a job is written. An ended attempt is closed once.
+    An attempt without a handle is looked up by its launch key, because the worker that launched it
+    can have died before it stored the handle. Accounts that time out are skipped for a while
+    (:mod:`runs.backends.shared_breakers`); the state of their jobs is unknown.
     """
     jobs: dict[int, Job] = {}
     groups = {
         shared_breakers.account_place(pool): (pool, group) for pool, group in _by_account(attempts)
     }
-    asked: dict[str, list[ReplicaAttempt]] = {}
-    for place, (_, group) in groups.items():
-        if shared_breakers.is_open(place):
-            jobs |= _unknown(group, "its backend did not answer, and is asked again in a moment")
+    polled: dict[str, list[ReplicaAttempt]] = {}
+    for account, (_, group) in groups.items():
+        if shared_breakers.is_open(account):
+            jobs |= _unknown(group, "its backend did not answer and will be polled again shortly")
             continue
-        alone = {a.pk for a in group if _is_left_alone(a, now)}
-        asked[place] = [a for a in group if a.pk not in alone]
+        deferred = {a.pk for a in group if _is_deferred(a, now)}
+        polled[account] = [a for a in group if a.pk not in deferred]
         jobs |= _unknown(
-            (a for a in group if a.pk in alone), "its backend is left alone for a while"
+            (a for a in group if a.pk in deferred), "its backend is not polled until its retry time"
         )
-    answers = ask_all({place: partial(_look, groups[place][0], of) for place, of in asked.items()})
-    for place, answer in answers.items():
-        if isinstance(answer, NoAnswer):
-            shared_breakers.failed(place, str(answer))
-        elif place in groups:
-            shared_breakers.answered(place)
+    answers = call_all(
+        {account: partial(_poll_account, groups[account][0], of) for account, of in polled.items()}
+    )
+    for account, answer in answers.items():
+        if isinstance(answer, CallTimeout):
+            shared_breakers.failed(account, str(answer))
+        elif account in groups:
+            shared_breakers.answered(account)
         if isinstance(answer, Exception):
             level = (
-                logging.WARNING if isinstance(answer, ExecutorError | NoAnswer) else logging.ERROR
+                logging.WARNING
+                if isinstance(answer, ExecutorError | CallTimeout)
+                else logging.ERROR
             )
-            logger.log(level, "%s could not be asked: %r", place, answer)
-            jobs |= _unknown(asked[place], str(answer) or repr(answer))
-    found = [
+            logger.log(level, "%s could not be polled: %r", account, answer)
+            jobs |= _unknown(polled[account], str(answer) or repr(answer))
+    statuses = [
         (attempt, handle, status)
         for answer in answers.values()
         if not isinstance(answer, Exception)
         for attempt, handle, status in answer
     ]
-    if any(status.state == JobState.ENDED for _, _, status in found):
+    if any(status.state == JobState.ENDED for _, _, status in statuses):
         before_ends()
-    for attempt, handle, status in found:
+    for attempt, handle, status in statuses:
         if attempt.handle is None:
             save_handle(attempt, handle)
             attempt.handle = json.loads(handle.to_json())
@@ -131,16 +134,25 @@ def poll_jobs(
     return jobs
 
 
+def save_handle(attempt: ReplicaAttempt, handle: ReplicaHandle) -> bool:
+    """Record a job that was found by its launch key. It can be incomplete, so the launch continues.
+    False if it was already recorded."""
+    saved = ReplicaAttempt.objects.filter(pk=attempt.pk, handle__isnull=True).update(
+        handle=json.loads(handle.to_json())
+    )
+    return bool(saved)
+
+
 def _unknown(attempts: Iterable[ReplicaAttempt], message: str) -> dict[int, Job]:
     unknown = Job(state=JobState.UNKNOWN, message=message)
     return {attempt.replica_id: unknown for attempt in attempts}
 
 
-_Seen = list[tuple[ReplicaAttempt, ReplicaHandle, ReplicaStatus]]
+_Statuses = list[tuple[ReplicaAttempt, ReplicaHandle, ReplicaStatus]]
 
 
-def _look(pool: ReplicaPool, attempts: Sequence[ReplicaAttempt]) -> _Seen:
-    """Ask one account. Runs in a thread, without the database."""
+def _poll_account(pool: ReplicaPool, attempts: Sequence[ReplicaAttempt]) -> _Statuses:
+    """Poll one account. Runs in a thread, without the database."""
     if not attempts:
         return []
     executor = executor_for(pool)
@@ -149,15 +161,15 @@ def _look(pool: ReplicaPool, attempts: Sequence[ReplicaAttempt]) -> _Seen:
     return [(a, h, status) for (a, h), status in zip(known, statuses, strict=True)]
 
 
-def _is_left_alone(attempt: ReplicaAttempt, now: datetime) -> bool:
-    """A launch that its backend put off (``Retry-After``) is not looked for before that time; in a
-    run that ends it is, so that the end does not wait."""
+def _is_deferred(attempt: ReplicaAttempt, now: datetime) -> bool:
+    """Whether a launch waits for its backend's ``Retry-After``. It is then not looked up, except in
+    a run that is ending, so that the end does not wait."""
     replica = attempt.replica
-    wanted = replica.run.state in RUN_LIVE | {RunState.PROVISIONING}
-    return attempt.handle is None and wanted and circuit_breaker.is_closed(replica.pool, now)
+    is_wanted = replica.run.state in RUN_LIVE | {RunState.PROVISIONING}
+    return attempt.handle is None and is_wanted and circuit_breaker.is_open(replica.pool, now)
 
 
-def _handle(executor: ServerlessExecutor, attempt: ReplicaAttempt) -> ReplicaHandle | None:
+def _handle(executor: Executor, attempt: ReplicaAttempt) -> ReplicaHandle | None:
     if attempt.handle is not None:
         return ReplicaHandle(**attempt.handle)
     return executor.find(attempt.launch_key)
@@ -165,21 +177,20 @@ def _handle(executor: ServerlessExecutor, attempt: ReplicaAttempt) -> ReplicaHan
 
 def _record(attempt: ReplicaAttempt, status: ReplicaStatus, now: datetime) -> Job:
     message = clean_text(status.message)
-    said = clean_text(status.phase or status.state, 64)
-    if attempt.replica.backend_state != said:
-        Replica.objects.filter(pk=attempt.replica_id).update(backend_state=said)
-        attempt.replica.backend_state = said
+    backend_state = clean_text(status.phase or status.state, 64)
+    if attempt.replica.backend_state != backend_state:
+        update_row(attempt.replica, backend_state=backend_state)
     _save_times(attempt, status)
     if status.pending is PendingCause.QUEUED:
         billing.suspend(attempt)
     pending.note_status(attempt, status, now)
     if status.state == JobState.RUNNING:
-        has_worked(attempt)
+        mark_started(attempt)
     if status.state == JobState.ENDED:
         ended_at = now
         if status.ended_wall_s is not None:
             ended_at = datetime.fromtimestamp(status.ended_wall_s, tz=UTC)
-        not_started = attempt.cause == NOT_STARTED  # why it was cancelled is known better here
+        not_started = attempt.cause == NOT_STARTED  # our own cause is more precise
         ReplicaAttempt.objects.filter(pk=attempt.pk, ended_at=None).update(
             ended_at=ended_at,
             cause=attempt.cause if not_started else status.cause or "",
@@ -199,7 +210,7 @@ def _record(attempt: ReplicaAttempt, status: ReplicaStatus, now: datetime) -> Jo
 
 
 def _save_times(attempt: ReplicaAttempt, status: ReplicaStatus) -> None:
-    """When it began and when it will be ended, in the backend's words."""
+    """Store the start and the deadline as the backend reports them."""
     fields = {
         name: datetime.fromtimestamp(wall_s, tz=UTC)
         for name, wall_s in (
@@ -210,14 +221,12 @@ def _save_times(attempt: ReplicaAttempt, status: ReplicaStatus) -> None:
     }
     changed = {name: at for name, at in fields.items() if getattr(attempt, name) != at}
     if changed:
-        ReplicaAttempt.objects.filter(pk=attempt.pk).update(**changed)
-        for name, at in changed.items():
-            setattr(attempt, name, at)
+        update_row(attempt, **changed)
 
 
-def has_worked(attempt: ReplicaAttempt | None) -> None:
-    """A beat came of it, so it runs, and is paid for, whatever its backend could say of when it
-    began: as long as it says nothing, from the launch on."""
+def mark_started(attempt: ReplicaAttempt | None) -> None:
+    """Set the start of an attempt whose replica sent a heartbeat: it runs and is billed. Until the
+    backend reports a start, it counts from the launch."""
     if attempt is None or attempt.started_at is not None or attempt.launched_at is None:
         return
     ReplicaAttempt.objects.filter(pk=attempt.pk, started_at=None).update(
@@ -227,64 +236,59 @@ def has_worked(attempt: ReplicaAttempt | None) -> None:
 
 
 def close_unlaunched(attempts: Iterable[ReplicaAttempt], *, now: datetime) -> dict[int, Job]:
-    """Close launches that nobody wants any more and that the backend knows no job of.
+    """Close launches that are no longer wanted and have no job.
 
-    Without this a worker that died between writing the launch key down and calling the backend
-    would keep a stopping run or replica waiting for ever.
+    Otherwise a worker that died between writing the launch key and calling the backend would keep a
+    stopping run or replica waiting for ever.
     """
-    message = "called off before it was launched"
+    message = "cancelled before it was launched"
     jobs: dict[int, Job] = {}
     for attempt in attempts:
         if attempt.handle is not None or attempt.ended_at is not None:
             continue
         if not has_passed(attempt.created_at, UNLAUNCHED_AFTER, now):
             continue
-        if ReplicaAttempt.objects.filter(pk=attempt.pk, handle__isnull=True, ended_at=None).update(
-            ended_at=now, cause=Cause.CANCELLED, message=message
-        ):
-            attempt.ended_at = now
-            jobs[attempt.replica_id] = Job(
-                state=JobState.ENDED, cause=Cause.CANCELLED, message=message
-            )
+        unlaunched = Q(handle__isnull=True, ended_at=None)
+        cause = Cause.CANCELLED
+        if update_row(attempt, unlaunched, ended_at=now, cause=cause, message=message):
+            jobs[attempt.replica_id] = Job(state=JobState.ENDED, cause=cause, message=message)
     return jobs
 
 
 def give_up(
     attempts: Iterable[ReplicaAttempt], known: Mapping[int, Job], *, now: datetime
 ) -> dict[int, Job]:
-    """Close attempts of which the backend could not be told or asked anything: an account that is
-    gone would keep a stopped run for ever. Their jobs are ended by the reaper, when it can."""
-    message = "given up: its backend could not be asked, neither how it is nor to end it"
+    """Close attempts whose backend is unreachable, so that a deleted account cannot keep a stopped
+    run open for ever. The reaper ends their jobs if the backend returns."""
+    message = "given up: its backend is unreachable, so the job could be neither polled nor ended"
     jobs: dict[int, Job] = {}
     for attempt in attempts:
         job = known.get(attempt.replica_id)
         if attempt.ended_at is not None or job is None or job.state != JobState.UNKNOWN:
             continue
-        if ReplicaAttempt.objects.filter(pk=attempt.pk, ended_at=None).update(
-            ended_at=now, cause=Cause.LOST, message=message
-        ):
-            attempt.ended_at, attempt.cause = now, Cause.LOST
-            jobs[attempt.replica_id] = Job(state=JobState.ENDED, cause=Cause.LOST, message=message)
+        cause = Cause.LOST
+        if update_row(attempt, Q(ended_at=None), ended_at=now, cause=cause, message=message):
+            jobs[attempt.replica_id] = Job(state=JobState.ENDED, cause=cause, message=message)
     return jobs
 
 
 def cancel(attempts: Iterable[ReplicaAttempt]) -> None:
-    """Ask the backends to end these jobs, all accounts at once; asked again at every tick until
-    they have. A request that is not answered in time goes on in its thread."""
+    """Ask the backends to end these jobs, all accounts in parallel. Repeated at every tick until
+    the jobs have ended. A request that times out continues in its thread."""
     started = [a for a in attempts if a.ended_at is None and a.handle is not None]
     groups = {
         shared_breakers.account_place(pool): (pool, group) for pool, group in _by_account(started)
     }
-    hangs = any(shared_breakers.is_open(place) for place in groups)
-    answers = ask_all(
-        {place: partial(_cancel, pool, group) for place, (pool, group) in groups.items()},
-        patience_s=HANGING_PATIENCE_S if hangs else None,
+    is_hanging = any(shared_breakers.is_open(account) for account in groups)
+    answers = call_all(
+        {account: partial(_cancel, pool, group) for account, (pool, group) in groups.items()},
+        patience_s=HANGING_PATIENCE_S if is_hanging else None,
     )
-    for place, answer in answers.items():
-        if isinstance(answer, NoAnswer):
-            shared_breakers.failed(place, str(answer))
+    for account, answer in answers.items():
+        if isinstance(answer, CallTimeout):
+            shared_breakers.failed(account, str(answer))
         if isinstance(answer, Exception):
-            logger.warning("%s could not be asked to end jobs: %r", place, answer)
+            logger.warning("%s: the request to end jobs failed: %r", account, answer)
 
 
 def _cancel(pool: ReplicaPool, attempts: Sequence[ReplicaAttempt]) -> None:
@@ -294,7 +298,7 @@ def _cancel(pool: ReplicaPool, attempts: Sequence[ReplicaAttempt]) -> None:
 def _by_account(
     attempts: Iterable[ReplicaAttempt],
 ) -> list[tuple[ReplicaPool, list[ReplicaAttempt]]]:
-    """Attempts that one executor answers for, with a pool to make it for."""
+    """Attempts grouped by account, each with a pool to make its executor from."""
     groups: dict[tuple[str, int | None], list[ReplicaAttempt]] = defaultdict(list)
     for attempt in attempts:
         pool = attempt.replica.pool

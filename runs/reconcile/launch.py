@@ -1,21 +1,19 @@
-"""From a queued run to jobs on backends.
+"""Launches a run: from the queue to jobs on backends.
 
-Record the intent, act, record the result: the group's fingerprint is in the database before
-``group.json`` is in the bucket, an attempt's launch key is in the database before a backend hears
-of it. Whatever dies in between, doing it all again finds what was done: ``group.json`` and the
-bundle are create-once, and a backend knows a job by its launch key.
+Each step records its intent, acts, and records the result. The group's fingerprint is in the
+database before ``group.json`` is in the bucket; an attempt's launch key is in the database before
+the backend is called. After a crash all steps can be repeated: ``group.json`` and the code bundle
+are create-once, and a backend identifies a job by its launch key.
 
-Here are the steps; :mod:`runs.tasks` delivers them, maybe twice, and
-:mod:`runs.reconcile.reconciler` calls for the ones that got lost.
+:mod:`runs.tasks` runs these steps, possibly twice. :mod:`runs.reconcile.reconciler` enqueues steps
+that were lost.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
@@ -23,49 +21,38 @@ from django.db import connections, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from diloco.protocol import keys, ownership
-from diloco.protocol.group_document import (
-    GROUP_LIMIT,
-    GroupDocument,
-    ProtocolMismatch,
-    fingerprint_of,
-)
-from diloco.protocol.settings import GroupSettings, SettingsError
+from diloco.protocol import keys
+from diloco.protocol.settings import SettingsError
 from diloco.store.base import (
     MissingKey,
-    ObjectTooLarge,
-    Store,
     StoreDenied,
     StoreUnavailable,
 )
 from diloco.store.retry import RUN_HAS_TRAINED
 from executors.base import (
+    AccountError,
     CodeRef,
     ExecutorError,
     LaunchRefused,
-    NeedsPerson,
     NoCapacity,
     ReplicaHandle,
     ReplicaSpec,
     RetryLater,
-    ServerlessExecutor,
 )
+from executors.executor import Executor
 from runs.backends import circuit_breaker, prices
-from runs.backends.code_bundle import make_bundle
 from runs.backends.executors import executor_for
 from runs.backends.requirements import replica_requirements
 from runs.credentials import replica_secrets
 from runs.credentials.restrictions import refused_by_credential
 from runs.exceptions import LaunchFailed, LaunchLater
-from runs.ingest.commands import send_resume
 from runs.ingest.stores import store_for
 from runs.local_access import refused_by_owner
 from runs.models import Replica, ReplicaAttempt, Run
 from runs.reconcile import retry_policy
+from runs.reconcile.group_publishing import check_group, prepare_resume, publish_group
 from runs.reconcile.pending import note_no_capacity
-from runs.reconcile.retry_policy import REFUSED
 from runs.states import RUN_ENDED, RUN_LIVE, ReplicaState, RunState
-from runs.submit.clone_and_fork import plant_fork
 from runs.task_queue import enqueue
 from runs.times import is_due
 from runs.transitions import clean_text, record_event, transition, transition_replica
@@ -75,29 +62,19 @@ logger = logging.getLogger(__name__)
 ENTRYPOINT = "diloco.replica"
 RANK_ENV = "REPLICA_RANK"
 GIVE_UP_AFTER = timedelta(minutes=10)
-"""How long a backend or a bucket that is away is tried before the launch has failed."""
+"""How long an unavailable backend or bucket is retried before the launch fails."""
 
 THREADS = 16
-"""Launches of one pool at once."""
+"""Concurrent launches of one pool."""
 
-_TO_LAUNCH = (ReplicaState.PENDING, ReplicaState.PROVISIONING, ReplicaState.RESTARTING)
 _LAUNCHABLE = RUN_LIVE | {RunState.PROVISIONING}
-
-
-def group_document(run: Run, code_sha256: str) -> GroupDocument:
-    return GroupDocument(
-        run_id=str(run.pk),
-        name=run.name,
-        settings=GroupSettings.from_dict(run.group_settings),
-        workload=run.workload,
-        code=code_sha256,
-    )
+_TO_LAUNCH = (ReplicaState.PENDING, ReplicaState.PROVISIONING, ReplicaState.RESTARTING)
 
 
 def launch_run(run_id: str) -> None:
-    """Write group and code into the rendezvous and call for every pending replica.
+    """Write the group and the code into the bucket and enqueue the launch of every pool.
 
-    Done twice it changes nothing. Raises :class:`LaunchLater` when the bucket is away.
+    Idempotent. Raises :class:`LaunchLater` if the bucket is unavailable.
     """
     run = Run.objects.get(pk=run_id)
     if run.state == RunState.QUEUED:
@@ -105,121 +82,44 @@ def launch_run(run_id: str) -> None:
             store = store_for(run)
             publish_group(run, store)
             if run.resumed_at is not None:
-                take_up(run, store)
+                prepare_resume(run, store)
         except (StoreUnavailable, LaunchFailed, StoreDenied, SettingsError) as error:
             if _is_outage(run, error) and timezone.now() - run.state_since <= GIVE_UP_AFTER:
                 raise LaunchLater(str(error)) from error
             where = "" if run.rendezvous in str(error) else f"{run.rendezvous}: "
-            _out_of_the_queue(run, RunState.FAILED, f"could not be launched: {where}{error}")
+            _leave_queue(run, RunState.FAILED, f"could not be launched: {where}{error}")
             return
-        _out_of_the_queue(run, RunState.PROVISIONING, "group and code are in the rendezvous")
+        _leave_queue(run, RunState.PROVISIONING, "group and code are in the rendezvous")
     if run.state == RunState.PROVISIONING:
         for pool in run.pools.all():
             enqueue("launch_pool", pool.pk)
 
 
 def _is_outage(run: Run, error: Exception) -> bool:
-    """Whether trying again can help: a bucket that denies what it permitted while the run trained
-    was misconfigured meanwhile."""
+    """Whether a retry can help. A bucket that denies access after the run has trained counts as
+    temporarily misconfigured."""
     denied_again = isinstance(error, StoreDenied) and run.first_step_at is not None
     return isinstance(error, StoreUnavailable) or denied_again
 
 
-def _out_of_the_queue(run: Run, to: RunState, reason: str) -> None:
-    if run.state == RunState.QUEUED:  # it was read again: somebody may have stopped it
+def _leave_queue(run: Run, to: RunState, reason: str) -> None:
+    if run.state == RunState.QUEUED:  # the row was read again: an operator can have stopped the run
         transition(run, to, reason=reason)
 
 
-def publish_group(run: Run, store: Store) -> None:
-    """The prefix's marker, ``code/<sha>.zip``, and ``group.json``, all create-once.
-
-    Raises :class:`LaunchFailed` when there is a ``group.json`` that is not this run's, or without
-    one anything else that is not.
-    """
-    found = _existing_group(store)
-    if found is None:
-        _claim(run, store, ownership.claim)
-        bundle = make_bundle()
-        document = group_document(run, bundle.sha256)
-        Run.objects.filter(pk=run.pk, state=RunState.QUEUED).update(
-            code_sha256=bundle.sha256, group_fingerprint=document.fingerprint
-        )
-        store.create(keys.code_bundle(bundle.sha256), bundle.data)
-        if run.archive is not None:
-            store.create(keys.code_bundle(run.archive.sha256), bytes(run.archive.data))
-        plant_fork(run, store, now=timezone.now())
-        if not store.create(keys.GROUP, document.to_bytes()):
-            found = _existing_group(store)
-    run.refresh_from_db()
-    if found is None:
-        return
-    expected = group_document(run, run.code_sha256)
-    if found != expected.to_bytes():
-        raise LaunchFailed(_difference(store.uri, expected, found))
-    _claim(run, store, ownership.mark)  # of a run that was launched before there were markers
-
-
-def _claim(run: Run, store: Store, make: Callable[[Store, str], None]) -> None:
-    try:
-        make(store, str(run.pk))
-    except ownership.PrefixTaken as error:
-        raise LaunchFailed(str(error)) from None
-
-
-def take_up(run: Run, store: Store) -> None:
-    """Have a run that was paused or over go on in its own rendezvous.
-
-    Raises :class:`LaunchFailed` where final weights lie: replicas would take the run for over.
-    """
-    with contextlib.suppress(MissingKey):
-        store.get_range(keys.FINAL_MANIFEST, 0, 1)
-        raise LaunchFailed(
-            f"{run.rendezvous}: expected no {keys.FINAL_MANIFEST}, found one: what is final does "
-            "not change; fork a new run from its newest checkpoint"
-        )
-    send_resume(run, store, timezone.now())
-
-
-def _existing_group(store: Store) -> bytes | None:
-    try:
-        return store.get(keys.GROUP, limit=GROUP_LIMIT)
-    except MissingKey:
-        return None
-    except ObjectTooLarge as error:
-        raise LaunchFailed(f"{store.uri}: expected {keys.GROUP} of this run: {error}") from None
-
-
-def _difference(uri: str, expected: GroupDocument, found: bytes) -> str:
-    try:
-        other = GroupDocument.from_bytes(found)
-    except (SettingsError, ProtocolMismatch) as error:
-        return f"{uri}: expected no {keys.GROUP} or this run's, found one that is not: {error}"
-    if other.run_id != expected.run_id:
-        return (
-            f"{uri}: expected a rendezvous of its own for run {expected.run_id}, "
-            f"found {keys.GROUP} of run {other.run_id} ({other.name!r})"
-        )
-    return (
-        f"{uri}: expected {keys.GROUP} with fingerprint {expected.fingerprint}, "
-        f"found {other.fingerprint}"
-    )
-
-
-def launch_key(run: Run, replica: Replica, attempt: int) -> str:
-    return f"{run.pk.hex[:12]}-{replica.number}-{attempt}"
-
-
 def launch_pool(pool_id: int, *, threads: int = THREADS) -> None:
-    """Start what waits to be started in the pool, many at once: a backend may take seconds for
-    each, and one that hangs must not keep every worker busy.
+    """Launch the pool's waiting replicas in parallel: a backend can take seconds for each, and one
+    that hangs must not block every worker.
 
-    Raises :class:`LaunchLater` when some could not be launched now.
+    Raises :class:`LaunchLater` if some have to be retried.
     """
     waiting = Replica.objects.filter(pool_id=pool_id, state__in=_TO_LAUNCH)
     with ThreadPoolExecutor(threads, thread_name_prefix="launch") as pool:
-        done = [pool.submit(_launch_in_thread, pk) for pk in waiting.values_list("pk", flat=True)]
-    later = [str(f.exception()) for f in done if isinstance(f.exception(), LaunchLater)]
-    for future in done:
+        futures = [
+            pool.submit(_launch_in_thread, pk) for pk in waiting.values_list("pk", flat=True)
+        ]
+    later = [str(f.exception()) for f in futures if isinstance(f.exception(), LaunchLater)]
+    for future in futures:
         if future.exception() is not None and not isinstance(future.exception(), LaunchLater):
             future.result()
     if later:
@@ -234,14 +134,14 @@ def _launch_in_thread(replica_id: int) -> None:
 
 
 def launch_replica(replica_id: int) -> None:
-    """Start the replica's next attempt, or complete one that was begun. Done twice, one job.
+    """Start the replica's next attempt, or complete one that was begun. Idempotent: one job.
 
-    An attempt is complete only when the executor's ``ensure`` has returned: a job that was found
-    meanwhile can lack its Secret.
+    An attempt is complete only after the executor's ``ensure`` has returned: a job found by its
+    launch key can lack its Secret.
 
-    Raises :class:`LaunchLater` when the backend or the bucket is away.
+    Raises :class:`LaunchLater` if the backend or the bucket is unavailable.
     """
-    attempt = _begin_attempt(replica_id)
+    attempt = _begin(replica_id)
     if attempt is None:
         return
     replica = attempt.replica
@@ -249,57 +149,51 @@ def launch_replica(replica_id: int) -> None:
     pool = replica.pool
     try:
         if problem := refused_by_credential(pool) or refused_by_owner(pool, run):
-            raise NeedsPerson(problem)
+            raise AccountError(problem)
         executor = executor_for(pool)
         handle = _ensure(executor, run, attempt)
-    except NeedsPerson as error:
-        circuit_breaker.call_person(pool, str(error))
-        refuse_attempt(attempt, str(error), to=ReplicaState.RESTARTING)
-        _cancel_refused(attempt)
+    except AccountError as error:
+        _wait_for_intervention(attempt, error)
         return
     except (LaunchRefused, LaunchFailed, MissingKey) as error:
-        refuse_attempt(attempt, str(error))
-        _cancel_refused(attempt)
+        _refuse(attempt, error)
         return
     except (RetryLater, StoreUnavailable, StoreDenied) as error:
         if isinstance(error, StoreDenied) and not _is_outage(run, error):
-            refuse_attempt(attempt, str(error))
-            _cancel_refused(attempt)
+            _refuse(attempt, error)
             return
         if isinstance(error, NoCapacity) and error.attempts is None:
             circuit_breaker.wait_for_capacity(pool, str(error), after_s=error.after_s)
         elif isinstance(error, RetryLater):
             circuit_breaker.count_failure(pool, str(error), after_s=error.after_s)
             if error.attempts is not None and pool.failures >= error.attempts:
-                circuit_breaker.call_person(pool, str(error))
-                refuse_attempt(attempt, str(error), to=ReplicaState.RESTARTING)
-                _cancel_refused(attempt)
+                _wait_for_intervention(attempt, error)
                 return
         if isinstance(error, NoCapacity):
             note_no_capacity(replica, error, timezone.now())
             raise LaunchLater(str(error)) from error
-        # A job that exists has its own limit: see runs.reconcile.pending.
+        # The time limit of a job that exists is in runs.reconcile.pending.
         if attempt.handle is None and timezone.now() - attempt.created_at > GIVE_UP_AFTER:
-            # A run that works waits for a backend that is away, as long as the breaker says.
-            waits = run.state in RUN_LIVE
-            to = ReplicaState.RESTARTING if waits else ReplicaState.FAILED
-            refuse_attempt(attempt, str(error), to=to)
+            # A run that trains waits for its backend as long as the circuit breaker decides.
+            is_training = run.state in RUN_LIVE
+            to = ReplicaState.RESTARTING if is_training else ReplicaState.FAILED
+            _refuse(attempt, error, to=to)
             return
         Replica.objects.filter(pk=replica.pk, state=ReplicaState.PROVISIONING).update(
             state_reason=clean_text(f"{attempt.launch_key} was not launched yet: {error}")
         )
         raise LaunchLater(str(error)) from error
-    complete_attempt(attempt, handle)
+    _complete(attempt, handle)
     run.refresh_from_db()
     if run.state in RUN_ENDED or ReplicaAttempt.objects.filter(
         pk=attempt.pk, ended_at__isnull=False
     ):
-        # It was called off while the backend was starting it.
+        # The launch was cancelled while the backend was starting the job.
         executor.cancel([handle])
 
 
-def _begin_attempt(replica_id: int) -> ReplicaAttempt | None:
-    """The attempt to launch now, its key written down; None when there is nothing to do."""
+def _begin(replica_id: int) -> ReplicaAttempt | None:
+    """The attempt to launch now, with its key stored; None if there is nothing to do."""
     with transaction.atomic():
         run_id = Replica.objects.values_list("run_id", flat=True).get(pk=replica_id)
         run = Run.objects.select_for_update().get(pk=run_id)
@@ -315,7 +209,7 @@ def _begin_attempt(replica_id: int) -> ReplicaAttempt | None:
         if replica.state == ReplicaState.PROVISIONING:
             if last is None or last.is_complete or last.ended_at is not None:
                 return None
-            if circuit_breaker.is_closed(replica.pool, timezone.now()):
+            if circuit_breaker.is_open(replica.pool, timezone.now()):
                 return None
             last.replica = replica
             return last
@@ -326,15 +220,15 @@ def _begin_attempt(replica_id: int) -> ReplicaAttempt | None:
                 return None
         elif replica.state != ReplicaState.PENDING:
             return None
-        if not circuit_breaker.may_launch(replica.pool, timezone.now()):
+        if not circuit_breaker.can_launch(replica.pool, timezone.now()):
             return None
-        if not prices.may_launch(replica.pool):
+        if not prices.can_launch(replica.pool):
             return None
         number = last.number + 1 if last else 1
         attempt = ReplicaAttempt.objects.create(
             replica=replica,
             number=number,
-            launch_key=launch_key(run, replica, number),
+            launch_key=f"{run.pk.hex[:12]}-{replica.number}-{number}",
             created_at=timezone.now(),
         )
         moved = transition_replica(
@@ -354,18 +248,18 @@ def _begin_attempt(replica_id: int) -> ReplicaAttempt | None:
         return attempt
 
 
-def _ensure(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> ReplicaHandle:
+def _ensure(executor: Executor, run: Run, attempt: ReplicaAttempt) -> ReplicaHandle:
     replica, pool = attempt.replica, attempt.replica.pool
     bundle = keys.code_bundle(run.code_sha256)
     store = store_for(run)
-    _check_group(run, store)
+    check_group(run, store)
     try:
         store.get_range(bundle, 0, 1)
     except MissingKey as error:
-        place = f"{run.rendezvous}/{bundle}"
-        raise LaunchFailed(f"expected the code bundle at {place}, found nothing") from error
+        location = f"{run.rendezvous}/{bundle}"
+        raise LaunchFailed(f"expected the code bundle at {location}, found none") from error
     lifetime_s = pool.timeout_s or executor.capabilities.max_lifetime_s
-    opened = replica_secrets(run, replica, lifetime_s=lifetime_s)
+    secrets = replica_secrets(run, replica, lifetime_s=lifetime_s)
     spec = ReplicaSpec(
         launch_key=attempt.launch_key,
         replica=replica.number,
@@ -375,14 +269,14 @@ def _ensure(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> 
         timeout_s=lifetime_s,
         image=pool.image,
         labels={"archipelago-run": run.pk.hex},
-        secrets=opened.environment,
+        secrets=secrets.environment,
         options=pool.options,
     )
     ReplicaAttempt.objects.filter(pk=attempt.pk).update(
         price_usd_h=pool.price_usd_h,
         cost_usd=None if pool.price_usd_h is None else attempt.cost_usd or 0.0,
         deadline_at=_from_now(lifetime_s),
-        expires_at=_expiry(attempt, opened.lifetime_s),
+        expires_at=_expiry(attempt, secrets.lifetime_s),
     )
     [handle] = executor.ensure(
         [spec],
@@ -394,27 +288,21 @@ def _ensure(executor: ServerlessExecutor, run: Run, attempt: ReplicaAttempt) -> 
     return handle
 
 
-def _check_group(run: Run, store: Store) -> None:
-    """:class:`LaunchFailed` unless ``group.json`` is what it was when the run was launched: a
-    replica does whatever it says. A read that arrives damaged is repeated."""
-    if not run.group_fingerprint:
-        return
-    found = ""
-    for _ in range(2):
-        data = _existing_group(store)
-        if data is None:
-            raise LaunchFailed(f"{store.uri}: expected {keys.GROUP}, found none")
-        found = fingerprint_of(data)
-        if found == run.group_fingerprint:
-            return
-    raise LaunchFailed(
-        f"{store.uri}: expected {keys.GROUP} with fingerprint {run.group_fingerprint}, as it was "
-        f"when the run was launched; found {found or 'a document that cannot be read'}"
-    )
+def _complete(attempt: ReplicaAttempt, handle: ReplicaHandle) -> bool:
+    """Record that ``ensure`` has returned: every object of the job exists. False if it was already
+    recorded."""
+    incomplete = ReplicaAttempt.objects.filter(Q(launched_at=None) | Q(handle=None), pk=attempt.pk)
+    saved = incomplete.update(handle=json.loads(handle.to_json()), launched_at=timezone.now())
+    if saved:
+        action = "launched" if attempt.handle is None else "completed"
+        record_event(
+            attempt.replica.run, "job", f"{attempt.launch_key} {action}", replica=attempt.replica
+        )
+    return bool(saved)
 
 
 def _expiry(attempt: ReplicaAttempt, lifetime_s: float | None) -> datetime | None:
-    """When the job's credentials end. A job that exists can have those of an earlier call."""
+    """When the job's credentials expire. An existing job can have those of an earlier call."""
     if attempt.handle is not None and attempt.expires_at is not None:
         return attempt.expires_at
     return _from_now(lifetime_s)
@@ -425,8 +313,8 @@ def _from_now(seconds: float | None) -> datetime | None:
 
 
 def code_of(run: Run, *, remote: bool) -> CodeRef:
-    """What a replica fetches before it starts. A machine of our own has what the image of another
-    must be given."""
+    """The code that a replica fetches before it starts. A remote image needs more requirements than
+    this machine."""
     return CodeRef(
         uri=run.rendezvous,
         sha256=run.code_sha256,
@@ -436,8 +324,11 @@ def code_of(run: Run, *, remote: bool) -> CodeRef:
 
 
 def replica_env(run: Run, *, remote: bool, attempt: ReplicaAttempt) -> dict[str, str]:
-    """Whether the run had trained when the attempt began: then a denial of the bucket is an outage.
-    Here, a fair share of this machine's cores. Nothing about the group."""
+    """Environment variables of a replica. They contain nothing about the group.
+
+    ``RUN_HAS_TRAINED`` means that the run had trained before the attempt began: a denial of the
+    bucket is then an outage. A local replica also gets a fair share of the CPU cores.
+    """
     trained_at = run.first_step_at
     has_trained = trained_at is not None and trained_at < attempt.created_at
     env = {RUN_HAS_TRAINED: "1"} if has_trained else {}
@@ -447,53 +338,30 @@ def replica_env(run: Run, *, remote: bool, attempt: ReplicaAttempt) -> dict[str,
     return env | {"OMP_NUM_THREADS": str(threads)}
 
 
-def complete_attempt(attempt: ReplicaAttempt, handle: ReplicaHandle) -> bool:
-    """Record that ``ensure`` has returned: every object of the job exists. False if it was recorded
-    before."""
-    incomplete = ReplicaAttempt.objects.filter(Q(launched_at=None) | Q(handle=None), pk=attempt.pk)
-    saved = incomplete.update(handle=json.loads(handle.to_json()), launched_at=timezone.now())
-    if saved:
-        done = "launched" if attempt.handle is None else "completed"
-        record_event(
-            attempt.replica.run, "job", f"{attempt.launch_key} {done}", replica=attempt.replica
+def _wait_for_intervention(attempt: ReplicaAttempt, error: Exception) -> None:
+    """Open the pool's circuit breaker; the replica relaunches after an operator has acted."""
+    circuit_breaker.require_intervention(attempt.replica.pool, str(error))
+    _refuse(attempt, error, to=ReplicaState.RESTARTING)
+
+
+def _refuse(
+    attempt: ReplicaAttempt, error: Exception, *, to: ReplicaState = ReplicaState.FAILED
+) -> None:
+    """End an attempt that cannot be completed, and cancel its job, if any. If that fails, the
+    reaper ends the job. If an operator can fix the cause, the replica waits (``to`` is RESTARTING)
+    and relaunches automatically."""
+    with transaction.atomic():
+        ended = ReplicaAttempt.objects.filter(pk=attempt.pk, ended_at=None).update(
+            ended_at=timezone.now(), cause=retry_policy.REFUSED, message=clean_text(str(error))
         )
-    return bool(saved)
-
-
-def save_handle(attempt: ReplicaAttempt, handle: ReplicaHandle) -> bool:
-    """Record a job that was found by its launch key. It can be incomplete, so the launch goes on.
-    False if it was recorded before."""
-    saved = ReplicaAttempt.objects.filter(pk=attempt.pk, handle__isnull=True).update(
-        handle=json.loads(handle.to_json())
-    )
-    return bool(saved)
-
-
-def _cancel_refused(attempt: ReplicaAttempt) -> None:
-    """End a job of an attempt that cannot be completed. The reaper ends it if this fails."""
+        replica = Replica.objects.select_related("run").get(pk=attempt.replica_id)
+        if ended and replica.state == ReplicaState.PROVISIONING:
+            reason = f"{attempt.launch_key} could not be launched: {error}"
+            transition_replica(replica, to, reason=reason)
     if attempt.handle is None:
         return
     pool = attempt.replica.pool
     try:
         executor_for(pool).cancel([ReplicaHandle(**attempt.handle)])
     except ExecutorError as error:
-        logger.warning("%s could not be asked to end %s: %s", pool, attempt.launch_key, error)
-
-
-def refuse_attempt(
-    attempt: ReplicaAttempt, message: str, *, to: ReplicaState = ReplicaState.FAILED
-) -> None:
-    """The backend will not have it: the attempt is over before it began. Where a person can mend
-    that, the replica waits (``to`` restarting) and goes on by itself afterwards."""
-    with transaction.atomic():
-        now = timezone.now()
-        ended = ReplicaAttempt.objects.filter(pk=attempt.pk, ended_at=None).update(
-            ended_at=now, cause=REFUSED, message=clean_text(message)
-        )
-        replica = Replica.objects.select_related("run").get(pk=attempt.replica_id)
-        if ended and replica.state == ReplicaState.PROVISIONING:
-            transition_replica(
-                replica,
-                to,
-                reason=f"{attempt.launch_key} could not be launched: {message}",
-            )
+        logger.warning("%s: the request to end %s failed: %s", pool, attempt.launch_key, error)

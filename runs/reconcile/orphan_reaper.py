@@ -1,16 +1,17 @@
-"""Jobs nobody knows, jobs nobody wants, and jobs that are there twice.
+"""Finds and ends orphaned, stale and duplicate jobs.
 
-Every minute each account that this deployment uses is asked for its live jobs. A job is
+Every minute the live jobs of each account of this deployment are listed. A job is
 
-- an *orphan* if no attempt has its launch key (the database was restored, the run deleted);
-- *left over* if its attempt is closed (a launch that came through after it was called off);
-- a *twin* if its attempt has another job (a backend without unique names took one launch twice).
+- *orphaned* if no attempt has its launch key (the database was restored, the run was deleted);
+- *stale* if its attempt is closed (a launch that succeeded after it was cancelled);
+- a *duplicate* if its attempt has another job (a backend without unique names ran one launch
+  twice).
 
-Such a job is cancelled, or under the policy ``report`` only told of. That a job the database
-counts on is gone, the other direction, is found by the reconciler's poll (cause *lost*).
+Such a job is cancelled, or only reported under the policy ``report``. The opposite case, a missing
+job that the database expects, is found by the reconciler's poll (cause *lost*).
 
-Only jobs that carry this deployment's mark are looked at, and only what two looks a minute apart
-have found is ended: a launch may be between *start* and *save*.
+Only jobs that carry this deployment's mark count, and only those found twice, a minute apart, are
+ended: the first time, a launch can be between *start* and *save*.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from executors.base import ExecutorError, ReplicaHandle
 from executors.loading import wait_loaded
 from runs import live_stream
 from runs.backends.executors import BACKENDS, executor_of
-from runs.backends.parallel_calls import NoAnswer, ask_all
+from runs.backends.parallel_calls import CallTimeout, call_all
 from runs.models import Credential, ReplicaAttempt, ReplicaPool, Run
 from runs.redaction import redact
 from runs.transitions import record_event
@@ -36,104 +37,110 @@ from runs.transitions import record_event
 logger = logging.getLogger(__name__)
 
 SEEN_FOR_S = 600
-"""How long a first sight is remembered."""
+"""How long the first sighting of a job is remembered."""
 ACTIVE_WITHIN = timedelta(days=7)
-"""Accounts of runs that ended longer ago are not asked any more: no backend runs a job longer."""
+"""Accounts of runs that ended earlier are not listed: no backend runs a job longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class UnwantedJob:
+    """An unwanted job, and why it is unwanted."""
+
     handle: ReplicaHandle
     why: str
     attempt: ReplicaAttempt | None = None
 
 
 def reap() -> int:
-    """One look at every account; how many jobs were told to end."""
+    """Check every account once; return the number of jobs that were asked to end."""
     now = timezone.now()
     ended = 0
-    looked_at: set[str] = set()  # two credentials may be of one account
+    checked: set[str] = set()  # two credentials can belong to one account
     for backend, credential in accounts(now):
         try:
             executor = executor_of(backend, credential)
-            handles = [h for h in executor.live() if h.to_json() not in looked_at]
-            looked_at |= {handle.to_json() for handle in handles}
-            suspects = unwanted(handles, twins=not executor.capabilities.unique_names)
-            due = [found for found in suspects if _seen_before(backend, found.handle)]
+            handles = [h for h in executor.live() if h.to_json() not in checked]
+            checked |= {handle.to_json() for handle in handles}
+            suspects = orphans(handles, duplicates=not executor.capabilities.unique_names)
+            due = [job for job in suspects if _seen_before(backend, job.handle)]
             if settings.REAPER_POLICY == "cancel":
-                executor.cancel([found.handle for found in due])
+                executor.cancel([job.handle for job in due])
                 ended += len(due)
         except ExecutorError as error:
-            logger.warning("%s could not be asked for its jobs: %s", backend, error)
+            logger.warning("%s: the jobs could not be listed: %s", backend, error)
             continue
-        for found in due:
-            _tell(backend, found)
+        for job in due:
+            _report(backend, job)
     return ended
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
-    """An unwanted job, and the account that has it."""
+class AccountJob:
+    """An unwanted job and its account."""
 
     backend: str
     credential: Credential | None
-    found: Found
+    job: UnwantedJob
 
 
-def look(now: datetime) -> tuple[list[Sight], list[str]]:
-    """What :func:`reap` would look at once more, for a person who looks: nothing is remembered and
-    nothing is ended. Beside it what kept an account from answering within
-    :data:`runs.backends.parallel_calls.PATIENCE_S`, in words."""
-    asked = {
+def find_orphans(now: datetime) -> tuple[list[AccountJob], list[str]]:
+    """List unwanted jobs for an operator, without remembering or ending any.
+
+    The second value lists the accounts that did not answer within
+    :data:`runs.backends.parallel_calls.PATIENCE_S`, with the reason.
+    """
+    accounts_by_name = {
         f"{BACKENDS[backend]} with {credential or 'the server environment'}": (backend, credential)
         for backend, credential in accounts(now)
-        if backend in BACKENDS  # an imported run's may be none of ours
+        if backend in BACKENDS  # an imported run can name an unknown backend
     }
 
     def live_jobs(account: tuple[str, Credential | None]) -> tuple[list[ReplicaHandle], bool]:
         executor = executor_of(*account)
         return executor.live(), not executor.capabilities.unique_names
 
-    wait_loaded({backend for backend, _ in asked.values()})
-    answers = ask_all({name: partial(live_jobs, account) for name, account in asked.items()})
-    sights, silent, seen = [], [], set()
+    wait_loaded({backend for backend, _ in accounts_by_name.values()})
+    answers = call_all(
+        {name: partial(live_jobs, account) for name, account in accounts_by_name.items()}
+    )
+    jobs, unreachable, seen = [], [], set()
     for name, answer in answers.items():
         if isinstance(answer, Exception):
-            known = isinstance(answer, ExecutorError | NoAnswer)
-            words = redact(str(answer)) if known else type(answer).__name__
-            silent.append(f"{name} could not be asked: {words}")
+            known = isinstance(answer, ExecutorError | CallTimeout)
+            message = redact(str(answer)) if known else type(answer).__name__
+            unreachable.append(f"{name} could not be listed: {message}")
             continue
         handles = [handle for handle in answer[0] if handle.to_json() not in seen]
         seen |= {handle.to_json() for handle in handles}
-        backend, credential = asked[name]
-        sights += [
-            Sight(backend=backend, credential=credential, found=found)
-            for found in unwanted(handles, twins=answer[1])
+        backend, credential = accounts_by_name[name]
+        jobs += [
+            AccountJob(backend=backend, credential=credential, job=job)
+            for job in orphans(handles, duplicates=answer[1])
         ]
-    return sights, silent
+    return jobs, unreachable
 
 
-def end(sight: Sight) -> str:
-    """Ask for the job's end, and tell the run it was of; what kept it from that, or ''."""
+def end(account_job: AccountJob) -> str:
+    """End the job and record an event on its run; return the error, '' if there was none."""
     try:
-        executor_of(sight.backend, sight.credential).cancel([sight.found.handle])
+        executor_of(account_job.backend, account_job.credential).cancel([account_job.job.handle])
     except ExecutorError as error:
         return redact(str(error))
-    _tell(sight.backend, sight.found, done="ended by an administrator")
+    _report(account_job.backend, account_job.job, done="ended by an administrator")
     return ""
 
 
 def accounts(now: datetime) -> list[tuple[str, Credential | None]]:
-    """Backend and credential of every pool that may still have jobs, and every stored credential:
-    its orphans may be of runs that are gone."""
+    """The backend and credential of every pool that can have jobs, and every stored credential,
+    whose orphans can belong to deleted runs."""
     pools = ReplicaPool.objects.exclude(run__ended_at__lt=now - ACTIVE_WITHIN)
     used = {(p.backend, p.credential) for p in pools.select_related("credential")}
     stored = {(c.kind, c) for c in Credential.objects.filter(kind__in=BACKENDS)}
     return sorted(used | stored, key=lambda account: (account[0], str(account[1] or "")))
 
 
-def unwanted(handles: Iterable[ReplicaHandle], *, twins: bool) -> list[Found]:
-    """``twins``: the backend may have two jobs of one launch key."""
+def orphans(handles: Iterable[ReplicaHandle], *, duplicates: bool) -> list[UnwantedJob]:
+    """The unwanted jobs. ``duplicates``: the backend can run two jobs for one launch key."""
     handles = list(handles)
     attempts = {
         attempt.launch_key: attempt
@@ -141,41 +148,43 @@ def unwanted(handles: Iterable[ReplicaHandle], *, twins: bool) -> list[Found]:
             launch_key__in=[handle.launch_key for handle in handles]
         ).select_related("replica__run")
     }
-    found = []
+    jobs = []
     for handle in handles:
         attempt = attempts.get(handle.launch_key)
         if attempt is None:
-            found.append(Found(handle=handle, why="no attempt has its launch key"))
+            jobs.append(UnwantedJob(handle=handle, why="no attempt has its launch key"))
         elif attempt.ended_at is not None:
-            found.append(Found(handle=handle, why="its attempt has ended", attempt=attempt))
+            jobs.append(UnwantedJob(handle=handle, why="its attempt has ended", attempt=attempt))
         elif (
-            twins
+            duplicates
             and attempt.handle is not None
             and dict(attempt.handle["data"]) != dict(handle.data)
         ):
-            found.append(Found(handle=handle, why="its attempt has another job", attempt=attempt))
-    return found
+            jobs.append(
+                UnwantedJob(handle=handle, why="its attempt has another job", attempt=attempt)
+            )
+    return jobs
 
 
 def _seen_before(backend: str, handle: ReplicaHandle) -> bool:
-    """Remembers the sight; True from the second on."""
+    """Remember the job; return True from the second call on."""
     key = f"archipelago:unwanted:{backend}:{handle.to_json()}"
     return not live_stream.client().set(key, "1", nx=True, ex=SEEN_FOR_S)
 
 
-def _tell(backend: str, found: Found, *, done: str = "") -> None:
+def _report(backend: str, job: UnwantedJob, *, done: str = "") -> None:
     by_policy = "cancelled" if settings.REAPER_POLICY == "cancel" else "left alone by policy"
     done = done or by_policy
-    message = f"{backend} runs {found.handle.launch_key}, but {found.why}: {done}"
+    message = f"{backend} runs {job.handle.launch_key}, but {job.why}: {done}"
     logger.warning("%s", message)
-    run = found.attempt.replica.run if found.attempt else _run_of(found.handle.launch_key)
+    run = job.attempt.replica.run if job.attempt else _run_of(job.handle.launch_key)
     if run is not None:
-        replica = found.attempt.replica if found.attempt else None
+        replica = job.attempt.replica if job.attempt else None
         record_event(run, "reaper", message, level="warning", replica=replica)
 
 
 def _run_of(launch_key: str) -> Run | None:
-    """The run a launch key was made for, if it is still there."""
+    """The run that the launch key belongs to, if it still exists."""
     start = launch_key.partition("-")[0]
     if len(start) != 12:
         return None

@@ -1,13 +1,13 @@
-"""One control tick of one run: what its backends say and what ingest has stored, and what follows.
+"""One control tick of one run: combine backend polls with ingested state, decide, and act.
 
-Called by beat every second for each active run, and at once after a person asked for something. It
-needs the database and the backends only. The bucket is read by ingest
-(:mod:`runs.ingest.ingest_pass`) and written by :mod:`runs.reconcile.bucket_writes`, each in a task
-of its own, so nothing that a replica writes and no state of a store delays a decision.
+Celery beat runs a tick every second for each active run; an operator's request starts one
+immediately. A tick needs only the database and the backends. Ingest
+(:mod:`runs.ingest.ingest_pass`) reads the bucket and :mod:`runs.reconcile.bucket_writes` writes it,
+in separate tasks, so neither the content of the bucket nor an unavailable store delays a decision.
 
-A tick is a list of steps. One that raises is logged and reported as an event, and the others run.
-Every write is conditional, so a tick that is repeated, doubled or killed half-way does no harm;
-what it did not get to, the next one does. The decisions are :mod:`runs.reconcile.decisions`'s.
+A tick is a list of steps. An exception in one step is logged and recorded as an event; the other
+steps run. Every write is conditional, so a tick can be repeated, run twice or be killed; the next
+tick does what is missing. :mod:`runs.reconcile.decisions` makes the decisions.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from django.db import DatabaseError
-from django.db.models import F
+from django.db.models import F, Q
 from django.utils import timezone
 
 from runs.alerts import store as alerting
+from runs.bulk import update_row
 from runs.ingest.journal import mark_due
 from runs.models import Event, IngestState, ReplicaAttempt, Run
 from runs.queries.publish import publish_changes
 from runs.reconcile import billing, bucket_writes, decisions, draining, jobs, replicas
-from runs.reconcile.context import LOST_TASK_AFTER, WAIT_FOR_BUCKET, Tick, beats_of
+from runs.reconcile.context import LOST_TASK_AFTER, ReconcileContext, beats_of
 from runs.reconcile.decisions import RunView
 from runs.states import (
     RUN_ENDED,
@@ -40,179 +41,179 @@ from runs.transitions import clean_text, record_event, transition, transition_re
 
 logger = logging.getLogger(__name__)
 
-STORE_AWAY_FOR = WAIT_FOR_BUCKET
 STEP_EVENT_EVERY = timedelta(minutes=5)
-"""A step that fails at every tick is reported this often."""
+"""How often a step that fails at every tick is recorded."""
 
 
 def reconcile_run(run_id: str) -> bool:
-    """Bring one run up to date. Does not raise when a step fails or a backend is away. False when
-    the pages could not be sent what it changed."""
+    """Run one tick. Return False if its changes could not be published to the pages.
+
+    Does not raise if a step fails or a backend is unavailable.
+    """
     run = Run.objects.select_related("owner").get(pk=run_id)
     now = timezone.now()
     if run.state == RunState.QUEUED:
         if has_passed(run.state_since, LOST_TASK_AFTER, now):
             enqueue("launch_run", str(run.pk), expires=LOST_TASK_AFTER.total_seconds())
         return True
-    attempts = jobs.attempts_to_look_at(run)
-    tick = Tick(
+    attempts = jobs.attempts_to_poll(run)
+    context = ReconcileContext(
         run=run,
         now=now,
         replicas=list(run.replicas.select_related("pool", "run").order_by("number")),
         attempts=[attempt for attempt in attempts if attempt.ended_at is None],
-        jobs=jobs.unjudged_jobs(attempts),
+        jobs=jobs.unprocessed_jobs(attempts),
         started=bool(attempts) or ReplicaAttempt.objects.filter(replica__run=run).exists(),
     )
-    forced = run.cancel_at is not None  # set to the time of the request, never ahead
-    if forced:  # before anything else: a poll of another backend can take its whole patience
-        _step(tick, _end_by_force)
+    forced = run.cancel_at is not None  # the time of the request, never in the future
+    if forced:  # first, because polling another backend can take its whole timeout
+        _step(context, _end_by_force)
     for step in _steps(forced=forced):
-        _step(tick, step)
-    _step(tick, _enqueue_writes)  # before the pages, which may have values that cannot be shown
-    _step(tick, _publish)
-    return tick.published
+        _step(context, step)
+    _step(context, _enqueue_writes)  # before publishing, which can fail on values it cannot show
+    _step(context, _publish)
+    return context.published
 
 
-def _steps(*, forced: bool) -> list[Callable[[Tick], None]]:
-    """In their order."""
+def _steps(*, forced: bool) -> list[Callable[[ReconcileContext], None]]:
+    """The steps of a tick in order."""
     return [
         draining.release,
         _poll_backends,
         _read_ingest,
-        replicas.call_off_launches,
-        replicas.give_up_on_silent_backends,
-        replicas.judge_replicas,
-        draining.hand_over,
+        replicas.cancel_unwanted_launches,
+        replicas.give_up_on_unreachable_backends,
+        replicas.update_replicas,
+        draining.replace_expiring,
         draining.end_hung,
         replicas.relaunch,
-        *([] if forced else [draining.cancel_what_must_end]),
+        *([] if forced else [draining.cancel_overdue]),
         billing.add_up,
-        _judge_run,
-        alerting.watch,
+        _update_run,
+        alerting.evaluate,
     ]
 
 
-def _step(tick: Tick, step: Callable[[Tick], None]) -> None:
-    """Run one step. What it raises is reported and stops no other step."""
+def _step(context: ReconcileContext, step: Callable[[ReconcileContext], None]) -> None:
+    """Run one step. An exception is recorded and does not stop the other steps."""
     try:
-        step(tick)
+        step(context)
     except Exception as error:
         name = step.__name__.strip("_").replace("_", " ")
-        tick.failed.append(name)
-        logger.exception("run %s: the step %r of control failed", tick.run.pk, name)
+        context.failed.append(name)
+        logger.exception("run %s: the step %r of control failed", context.run.pk, name)
         with contextlib.suppress(DatabaseError):
-            _report(tick, name, error)
+            _report(context, name, error)
 
 
-def _report(tick: Tick, name: str, error: Exception) -> None:
-    lately = (tick.now - STEP_EVENT_EVERY, tick.now + STEP_EVENT_EVERY)
-    recent = Event.objects.filter(run=tick.run, kind="control", at__range=lately)
+def _report(context: ReconcileContext, name: str, error: Exception) -> None:
+    window = (context.now - STEP_EVENT_EVERY, context.now + STEP_EVENT_EVERY)
+    recent = Event.objects.filter(run=context.run, kind="control", at__range=window)
     if not recent.filter(message__startswith=f"control: {name} failed").exists():
         record_event(
-            tick.run,
+            context.run,
             "control",
             f"control: {name} failed: {clean_text(f'{type(error).__name__}: {error}', 500)}",
             level=Event.Level.ERROR,
         )
 
 
-def _end_by_force(tick: Tick) -> None:
-    jobs.cancel(tick.attempts)
+def _end_by_force(context: ReconcileContext) -> None:
+    jobs.cancel(context.attempts)
 
 
-def _poll_backends(tick: Tick) -> None:
-    before = {replica.pk: replica.backend_state for replica in tick.replicas}
+def _poll_backends(context: ReconcileContext) -> None:
+    before = {replica.pk: replica.backend_state for replica in context.replicas}
 
     def before_ends() -> None:
-        """What an ended job wrote last is in the bucket: wait for a pass that begins after this."""
-        IngestState.objects.get_or_create(run=tick.run)
-        IngestState.objects.filter(run=tick.run).update(
-            wanted_pass=F("begun_pass") + 1, wanted_at=tick.now
+        """Wait for an ingest pass that begins after the job's end: the job's last objects count."""
+        IngestState.objects.get_or_create(run=context.run)
+        IngestState.objects.filter(run=context.run).update(
+            wanted_pass=F("begun_pass") + 1, wanted_at=context.now
         )
 
-    tick.jobs |= jobs.poll_jobs(tick.attempts, now=tick.now, before_ends=before_ends)
-    tick.changes.replicas |= any(
-        attempt.replica.backend_state != before[attempt.replica_id] for attempt in tick.attempts
+    context.jobs |= jobs.poll_jobs(context.attempts, now=context.now, before_ends=before_ends)
+    context.changes.replicas |= any(
+        attempt.replica.backend_state != before[attempt.replica_id] for attempt in context.attempts
     )
 
 
-def _read_ingest(tick: Tick) -> None:
-    """What ingest has stored of the bucket."""
-    if not tick.started:
+def _read_ingest(context: ReconcileContext) -> None:
+    """Load what ingest stored."""
+    if not context.started:
         return
-    tick.ingest = IngestState.objects.filter(run=tick.run).first()
-    tick.beats = beats_of(tick.replicas, tick.ingest)
+    context.ingest = IngestState.objects.filter(run=context.run).first()
+    context.beats = beats_of(context.replicas, context.ingest)
 
 
-def _publish(tick: Tick) -> None:
-    tick.published = False
-    tick.published = publish_changes(tick.run, tick.changes)
+def _publish(context: ReconcileContext) -> None:
+    context.published = False
+    context.published = publish_changes(context.run, context.changes)
 
 
-def _enqueue_writes(tick: Tick) -> None:
-    run = tick.run
-    if not tick.started:
+def _enqueue_writes(context: ReconcileContext) -> None:
+    run = context.run
+    if not context.started:
         return
-    if tick.changes:
+    if context.changes:
         mark_due(run)
-    if bucket_writes.has_writes(tick):
+    if bucket_writes.has_writes(context):
         enqueue("write_bucket", str(run.pk), expires=LOST_TASK_AFTER.total_seconds())
 
 
 # The run.
 
 
-def _judge_run(tick: Tick) -> None:
-    run = tick.run
+def _update_run(context: ReconcileContext) -> None:
+    run = context.run
     if run.state in RUN_ENDED:
-        _let_go(tick)
+        _evict_idle(context)
         return
     if run.state == RunState.PROVISIONING:
-        _say_if_slow(tick)
-    verdict = decisions.judge_run(_run_view(tick))
-    if verdict is None:
+        _report_slow_start(context)
+    decision = decisions.decide_run(_run_view(context))
+    if decision is None:
         return
-    if verdict.to == run.state:
-        if verdict.reason != run.state_reason:
-            Run.objects.filter(pk=run.pk, state=run.state).update(state_reason=verdict.reason)
-            run.state_reason = verdict.reason
-            tick.changes.run = True
+    if decision.to == run.state:
+        if decision.reason != run.state_reason:
+            update_row(run, Q(state=run.state), state_reason=decision.reason)
+            context.changes.run = True
         return
-    if verdict.to in RUN_TRANSITIONS[RunState(run.state)]:
-        tick.changes.run |= transition(run, verdict.to, reason=verdict.reason)
+    if decision.to in RUN_TRANSITIONS[RunState(run.state)]:
+        context.changes.run |= transition(run, decision.to, reason=decision.reason)
     if run.state == RunState.STOPPING:
         enqueue("reconcile_run", str(run.pk))
 
 
-def _run_view(tick: Tick) -> RunView:
-    run, now, ingest = tick.run, tick.now, tick.ingest
-    settings = run.group_settings
+def _run_view(context: ReconcileContext) -> RunView:
+    run, now, ingest = context.run, context.now, context.ingest
+    settings = run.settings
     began = run.started_at or run.created_at
-    pools = {replica.pool_id: replica.pool for replica in tick.replicas}
+    pools = {replica.pool_id: replica.pool for replica in context.replicas}
     committed = run.committed_at or run.first_step_at or now
     if run.resumed_at is not None:
         committed = max(committed, run.resumed_at)
     since_commit_s = (now - committed).total_seconds()
-    if ingest is not None:  # not longer than the rounds were looked at: see beats_of
+    if ingest is not None:  # limited to the time in which rounds were observed, see beats_of
         since_commit_s = min(since_commit_s, ingest.observed_s - ingest.progress_s)
-    failed = next((r for r in tick.replicas if r.state == ReplicaState.FAILED), None)
+    failed = next((r for r in context.replicas if r.state == ReplicaState.FAILED), None)
     waiting = (ReplicaState.PENDING, ReplicaState.RESTARTING)
-    unknown = tick.unknown_since
+    unknown = context.unknown_since
     return RunView(
         state=RunState(run.state),
-        quorum=int(settings["min_quorum"]),
+        quorum=settings.min_quorum,
         target=sum(pool.count for pool in pools.values()),
-        replicas=tuple(ReplicaState(r.state) for r in tick.replicas),
+        replicas=tuple(ReplicaState(r.state) for r in context.replicas),
         training=run.first_step_at is not None,
         final_reason=ingest.final_reason if ingest else "",
         final_round=ingest.final_round if ingest else 0,
-        is_settled=tick.is_settled,
+        is_settled=context.is_settled,
         unknown=f"progress is unknown since {unknown:%Y-%m-%d %H:%M:%S} UTC: {_trouble(ingest)}"
         if unknown
         else "",
-        jobs_open=sum(attempt.ended_at is None for attempt in tick.attempts),
+        jobs_open=sum(attempt.ended_at is None for attempt in context.attempts),
         relaunchable=sum(
-            r.state in waiting or replicas.relaunch_delay_s(r) is not None for r in tick.replicas
+            r.state in waiting or replicas.relaunch_delay_s(r) is not None for r in context.replicas
         ),
         first_error=f"{failed}: {failed.state_reason}" if failed else "",
         stop_reason=run.state_reason if run.state == RunState.STOPPING else "",
@@ -233,19 +234,19 @@ def _trouble(ingest: IngestState | None) -> str:
     return f"{'ingest fails' if failed else 'the rendezvous cannot be read'}: {message}"
 
 
-def _let_go(tick: Tick) -> None:
-    """A replica that never got a job, or lost it, has nothing to wait for when the run is over."""
-    busy = {a.replica_id for a in tick.attempts if a.ended_at is None}
-    for replica in tick.replicas:
-        if not replica.ended and replica.pk not in busy and replica.pk not in tick.jobs:
-            tick.changes.replicas |= transition_replica(
-                replica, ReplicaState.EVICTED, reason="the run is over"
+def _evict_idle(context: ReconcileContext) -> None:
+    """Evict replicas without a job when the run has ended."""
+    busy = {a.replica_id for a in context.attempts if a.ended_at is None}
+    for replica in context.replicas:
+        if not replica.ended and replica.pk not in busy and replica.pk not in context.jobs:
+            context.changes.replicas |= transition_replica(
+                replica, ReplicaState.EVICTED, reason="the run has ended"
             )
 
 
-def _say_if_slow(tick: Tick) -> None:
-    run = tick.run
-    waited_s = (tick.now - run.state_since).total_seconds()
+def _report_slow_start(context: ReconcileContext) -> None:
+    run = context.run
+    waited_s = (context.now - run.state_since).total_seconds()
     if waited_s < decisions.SLOW_START_S or run.first_step_at is not None:
         return
     if not Event.objects.filter(run=run, kind="slow_start").exists():

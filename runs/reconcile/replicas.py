@@ -1,13 +1,16 @@
-"""Replicas within a tick: what became of them, and who is launched again."""
+"""Updates replicas within a tick: their states, and which of them relaunch."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
+from django.db.models import Q
+
 from runs.backends import circuit_breaker, prices
+from runs.bulk import update_row
 from runs.models import Replica, ReplicaAttempt
 from runs.reconcile import decisions, jobs, retry_policy
-from runs.reconcile.context import LOST_TASK_AFTER, Tick, beat_name
+from runs.reconcile.context import LOST_TASK_AFTER, ReconcileContext, beat_id
 from runs.reconcile.decisions import ReplicaView
 from runs.reconcile.draining import leaving_ids
 from runs.states import (
@@ -22,88 +25,81 @@ from runs.times import has_passed, is_due
 from runs.transitions import transition_replica
 
 
-def judge_replicas(tick: Tick) -> None:
-    timeout_s = float(tick.run.group_settings["heartbeat_timeout_s"])
-    for replica in tick.replicas:
+def update_replicas(context: ReconcileContext) -> None:
+    timeout_s = context.run.settings.heartbeat_timeout_s
+    for replica in context.replicas:
         view = ReplicaView(
             state=ReplicaState(replica.state),
-            job=tick.jobs.get(replica.pk),
-            beat=tick.beats.get(replica.number),
+            job=context.jobs.get(replica.pk),
+            beat=context.beats.get(replica.number),
             heartbeat_timeout_s=timeout_s,
-            run_is_over=tick.over,
-            bucket_was_read=tick.bucket_was_read,
-            bucket_is_given_up=tick.bucket_is_given_up,
+            run_is_over=context.over,
+            bucket_was_read=context.bucket_was_read,
+            bucket_was_given_up=context.bucket_was_given_up,
         )
-        _judge(tick, replica, view)
+        _update(context, replica, view)
         if view.beat is not None and view.beat.changed:
-            _judged(replica)
+            update_row(replica, beat_judged=beat_id(replica))  # it changes the replica only once
 
 
-def _judge(tick: Tick, replica: Replica, view: ReplicaView) -> None:
-    verdict = decisions.judge_replica(view)
-    if verdict is None or verdict.to not in REPLICA_TRANSITIONS[view.state]:
+def _update(context: ReconcileContext, replica: Replica, view: ReplicaView) -> None:
+    decision = decisions.decide_replica(view)
+    if decision is None or decision.to not in REPLICA_TRANSITIONS[view.state]:
         return
-    begins = verdict.to in REPLICA_WORKING and replica.worked_since is None
+    starts_working = decision.to in REPLICA_WORKING and replica.worked_since is None
     since, fell_at = replica.worked_since, replica.fell_at
-    if begins:
-        since, fell_at = tick.now, None
+    if starts_working:
+        since, fell_at = context.now, None
     if not transition_replica(
-        replica, verdict.to, reason=verdict.reason, worked_since=since, fell_at=fell_at
+        replica, decision.to, reason=decision.reason, worked_since=since, fell_at=fell_at
     ):
         return
-    tick.changes.replicas = True
-    if begins:
-        jobs.has_worked(tick.open_by_replica.get(replica.pk))
+    context.changes.replicas = True
+    if starts_working:
+        jobs.mark_started(context.open_by_replica.get(replica.pk))
         circuit_breaker.count_success(replica.pool)
-    elif view.state == ReplicaState.PROVISIONING and verdict.to in _FELL:
-        circuit_breaker.count_failure(replica.pool, f"{replica}: {verdict.reason}")
+    elif view.state == ReplicaState.PROVISIONING and decision.to in _FAILED_STATES:
+        circuit_breaker.count_failure(replica.pool, f"{replica}: {decision.reason}")
 
 
-def _judged(replica: Replica) -> None:
-    """Control has used this beat: it moves the replica no more."""
-    name = beat_name(replica)
-    Replica.objects.filter(pk=replica.pk).update(beat_judged=name)
-    replica.beat_judged = name
+_FAILED_STATES = (ReplicaState.FAILED, ReplicaState.LOST)
 
 
-_FELL = (ReplicaState.FAILED, ReplicaState.LOST)
-
-
-def relaunch(tick: Tick) -> None:
-    """Schedule relaunches by policy, and call for every launch that is due."""
-    if tick.over or tick.run.state not in RUN_LIVE | {RunState.PROVISIONING}:
+def relaunch(context: ReconcileContext) -> None:
+    """Schedule relaunches by policy, and enqueue every launch that is due."""
+    if context.over or context.run.state not in RUN_LIVE | {RunState.PROVISIONING}:
         return
-    open_by_replica = tick.open_by_replica
-    for pool in {r.pool_id: r.pool for r in tick.replicas if r.pool.held}.values():
-        prices.may_launch(pool)  # also where nothing waits any more
+    open_by_replica = context.open_by_replica
+    for pool in {r.pool_id: r.pool for r in context.replicas if r.pool.held}.values():
+        prices.can_launch(pool)  # also for pools in which no replica waits any more
     due: set[int] = set()
-    for replica in tick.replicas:
+    for replica in context.replicas:
         delay_s = relaunch_delay_s(replica)
         if delay_s is not None:
-            _schedule(tick, replica, delay_s)
+            _schedule(context, replica, delay_s)
         attempt = open_by_replica.get(replica.pk)
-        if _launch_is_due(tick, replica, attempt):
+        if _launch_is_due(context, replica, attempt):
             due.add(replica.pool_id)
     for pool_id in sorted(due):
         enqueue("launch_pool", pool_id, expires=LOST_TASK_AFTER.total_seconds())
 
 
-def _schedule(tick: Tick, replica: Replica, delay_s: float) -> None:
+def _schedule(context: ReconcileContext, replica: Replica, delay_s: float) -> None:
     last = _last_attempt(replica)
     cause = last.cause if last else ""
     restarts = retry_policy.restarts_after(
         replica.restarts, cause=cause, worked_s=_worked_s(replica)
     )
-    count = f"restart {restarts} of {tick.run.max_restarts}"
-    if cause in retry_policy.INNOCENT:
+    count = f"restart {restarts} of {context.run.max_restarts}"
+    if cause in retry_policy.EXCUSED_CAUSES:
         count = "restart, not counted,"
-    tick.changes.replicas |= transition_replica(
+    context.changes.replicas |= transition_replica(
         replica,
         ReplicaState.RESTARTING,
         reason=f"{count} in {delay_s:g} s, after: {replica.state_reason}",
         restarts=restarts,
-        relaunch_at=tick.now + timedelta(seconds=delay_s),
-        fell_at=tick.now,
+        relaunch_at=context.now + timedelta(seconds=delay_s),
+        fell_at=context.now,
     )
 
 
@@ -111,7 +107,7 @@ def relaunch_delay_s(replica: Replica) -> float | None:
     last = _last_attempt(replica) if replica.ended else None
     return retry_policy.relaunch_delay_s(
         ReplicaState(replica.state),
-        restarts=retry_policy.held_against(replica.restarts, worked_s=_worked_s(replica)),
+        restarts=retry_policy.counted_failures(replica.restarts, worked_s=_worked_s(replica)),
         cause=last.cause if last else "",
         exit_code=last.exit_code if last else None,
         max_restarts=replica.run.max_restarts,
@@ -119,7 +115,7 @@ def relaunch_delay_s(replica: Replica) -> float | None:
 
 
 def _worked_s(replica: Replica) -> float:
-    """Of an attempt that has ended: from its first beat at work to the end."""
+    """Seconds that an ended attempt worked, from its first working heartbeat to its end."""
     if replica.worked_since is None:
         return 0.0
     return (replica.state_since - replica.worked_since).total_seconds()
@@ -129,49 +125,52 @@ def _last_attempt(replica: Replica) -> ReplicaAttempt | None:
     return replica.attempts.order_by("-number").first()
 
 
-def _launch_is_due(tick: Tick, replica: Replica, attempt: ReplicaAttempt | None) -> bool:
-    now = tick.now
+def _launch_is_due(
+    context: ReconcileContext, replica: Replica, attempt: ReplicaAttempt | None
+) -> bool:
+    now = context.now
     waited = has_passed(replica.state_since, LOST_TASK_AFTER, now)
     if replica.state == ReplicaState.PROVISIONING:
         begun = attempt is not None and not attempt.is_complete
-        return waited and begun and not circuit_breaker.is_closed(replica.pool, now)
-    if not circuit_breaker.may_launch(replica.pool, now):
+        return waited and begun and not circuit_breaker.is_open(replica.pool, now)
+    if not circuit_breaker.can_launch(replica.pool, now):
         return False
     if replica.state == ReplicaState.RESTARTING:
         due = attempt is None and is_due(replica.relaunch_at, retry_policy.RELAUNCH_WITHIN, now)
     else:
         due = waited and replica.state == ReplicaState.PENDING
-    return due and _is_not_too_dear(tick, replica)
+    return due and _is_affordable(context, replica)
 
 
-def _is_not_too_dear(tick: Tick, replica: Replica) -> bool:
-    """One that is held says why; the reason goes with the launch."""
-    if prices.may_launch(replica.pool):
+def _is_affordable(context: ReconcileContext, replica: Replica) -> bool:
+    """Check the pool's price. A held replica shows the reason until its launch."""
+    if prices.can_launch(replica.pool):
         return True
-    words = f"not launched: {replica.pool.held}"
-    if replica.state_reason != words:
-        waits = Replica.objects.filter(pk=replica.pk, state=replica.state)
-        tick.changes.replicas |= bool(waits.update(state_reason=words))
-        replica.state_reason = words
+    message = f"not launched: {replica.pool.held}"
+    if replica.state_reason != message:
+        context.changes.replicas |= update_row(
+            replica, Q(state=replica.state), state_reason=message
+        )
     return False
 
 
-def call_off_launches(tick: Tick) -> None:
-    """Launches that were begun, have no job, and are not wanted any more."""
-    leaving = leaving_ids(tick)
-    tick.jobs |= jobs.close_unlaunched(
+def cancel_unwanted_launches(context: ReconcileContext) -> None:
+    """Cancel launches that have begun, have no job, and are no longer wanted."""
+    leaving = leaving_ids(context)
+    context.jobs |= jobs.close_unlaunched(
         (
             attempt
-            for attempt in tick.attempts
-            # In jobs: there is a job, or the backend could not be asked.
-            if attempt.replica_id not in tick.jobs and (tick.over or attempt.replica_id in leaving)
+            for attempt in context.attempts
+            # A replica in jobs has a job, or its backend could not be polled.
+            if attempt.replica_id not in context.jobs
+            and (context.over or attempt.replica_id in leaving)
         ),
-        now=tick.now,
+        now=context.now,
     )
 
 
-def give_up_on_silent_backends(tick: Tick) -> None:
-    """In a run that was stopped, or is over, long ago."""
-    told_at = tick.run.ended_at or tick.run.stop_requested_at
-    if told_at is not None and has_passed(told_at, jobs.GIVE_UP_AFTER, tick.now):
-        tick.jobs |= jobs.give_up(tick.attempts, tick.jobs, now=tick.now)
+def give_up_on_unreachable_backends(context: ReconcileContext) -> None:
+    """Give up on unreachable backends of a run that was stopped, or ended, long ago."""
+    ending_since = context.run.ended_at or context.run.stop_requested_at
+    if ending_since is not None and has_passed(ending_since, jobs.GIVE_UP_AFTER, context.now):
+        context.jobs |= jobs.give_up(context.attempts, context.jobs, now=context.now)

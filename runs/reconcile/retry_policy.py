@@ -1,8 +1,7 @@
-"""How long, how often, how much: what the control plane allows, as pure functions.
+"""Retry policy of the control plane as pure functions: delays, counts and limits.
 
-Sources: relaunch with exponential backoff as in Kubernetes' Job controller; a failure is forgiven
-when the attempt before it had worked for long enough, so that a run of weeks is not ended by its
-fourth preemption.
+Relaunches use exponential backoff as in the Kubernetes Job controller. Failures are forgiven once
+an attempt has worked long enough, so that a run of weeks does not end at its fourth crash.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from runs.states import ReplicaState
 BACKOFF_S = 2.0
 BACKOFF_CAP_S = 60.0
 RELAUNCH_WITHIN = timedelta(seconds=2 * BACKOFF_CAP_S)
-"""No relaunch is stored further ahead."""
+"""Upper bound for a stored relaunch time."""
 
 FORGIVE_AFTER_S = 600.0
-"""An attempt that worked for so long starts the count of failures anew."""
+"""An attempt that worked this long resets the count of failures."""
 
 DRAIN_FLOOR_S, DRAIN_CAP_S = 30.0, 600.0
 CANCEL_WITHIN = timedelta(seconds=DRAIN_CAP_S)
-"""No end of a job is stored further ahead: see :func:`drain_s` and :func:`hand_over_s`."""
-HAND_OVER_FLOOR_S = 60.0
+"""Upper bound for a stored cancel time: see :func:`drain_s` and :func:`replace_s`."""
+REPLACE_FLOOR_S = 60.0
 HUNG_AFTER_S = 600.0
-"""How long a replica may be silent while its backend says that it runs."""
+"""How long a replica can be silent while its backend reports it as running."""
 
 REFUSED = "refused"
-"""Cause of an attempt that the backend would not take; not tried again."""
+"""Cause of an attempt that the backend refused; it is not retried."""
 
 NOT_STARTED = "not_started"
 """Cause of an attempt whose job waited longer than :func:`pending_limit_s` allows."""
@@ -39,14 +38,14 @@ PENDING_FIXED_S = {
     PendingCause.INCOMPLETE: 300.0,
     PendingCause.REFUSED: 300.0,
 }
-"""Causes that pass by themselves only if they pass soon: a registry that is down, a Secret that the
-next launch creates, a policy that is being changed."""
+"""Causes that resolve soon or never: a registry outage, a Secret that the next launch creates, a
+policy that is being changed."""
 
-WILL_NOT_MEND = 78
-"""Exit code (EX_CONFIG) of a replica that found something wrong which a restart does not change."""
+EX_CONFIG = 78
+"""Exit code of a replica that found a problem which a restart does not fix."""
 
-INNOCENT = frozenset({Cause.PREEMPTED, Cause.DEADLINE})
-"""Ends that say nothing about the replica: they do not count against it."""
+EXCUSED_CAUSES = frozenset({Cause.PREEMPTED, Cause.DEADLINE})
+"""Exit causes outside the replica's control; they do not count towards ``max_restarts``."""
 
 
 def relaunch_delay_s(
@@ -57,60 +56,60 @@ def relaunch_delay_s(
     exit_code: int | None = None,
     max_restarts: int = 3,
 ) -> float | None:
-    """Seconds to wait before a failed or lost replica is launched again, None for never.
+    """Seconds to wait before a failed or lost replica relaunches; None for never.
 
-    ``restarts``: relaunches in a row that nobody asked for, see :func:`restarts_after`.
+    ``restarts`` counts consecutive unrequested relaunches, see :func:`restarts_after`.
     """
     if state not in (ReplicaState.FAILED, ReplicaState.LOST):
         return None
-    if cause == REFUSED or exit_code == WILL_NOT_MEND:
+    if cause == REFUSED or exit_code == EX_CONFIG:
         return None
-    if restarts >= max_restarts and cause not in INNOCENT:
+    if restarts >= max_restarts and cause not in EXCUSED_CAUSES:
         return None
     return float(min(BACKOFF_S * 2 ** min(restarts, 16), BACKOFF_CAP_S))
 
 
-def held_against(restarts: int, *, worked_s: float) -> int:
-    """The failures in a row before this end: none are left once an attempt has worked long."""
+def counted_failures(restarts: int, *, worked_s: float) -> int:
+    """Consecutive failures before this end; 0 after an attempt that worked long enough."""
     return 0 if worked_s >= FORGIVE_AFTER_S else restarts
 
 
 def restarts_after(restarts: int, *, cause: str, worked_s: float) -> int:
-    """The count of failures in a row, this end included."""
-    before = held_against(restarts, worked_s=worked_s)
-    return before if cause in INNOCENT else before + 1
+    """Consecutive failures including this end."""
+    before = counted_failures(restarts, worked_s=worked_s)
+    return before if cause in EXCUSED_CAUSES else before + 1
 
 
 def drain_s(round_s: float | None) -> float:
-    """How long a replica gets to give its work to a round and leave: two rounds, within bounds."""
+    """Seconds to drain a replica: two rounds, within bounds."""
     return min(max(2 * (round_s or 0.0), DRAIN_FLOOR_S), DRAIN_CAP_S)
 
 
-def hand_over_s(round_s: float | None, lifetime_s: float) -> float:
-    """How long before its deadline a replica is asked to leave: a drain, at most a quarter of its
-    life."""
-    return min(max(drain_s(round_s), HAND_OVER_FLOOR_S), lifetime_s / 4)
+def replace_s(round_s: float | None, lifetime_s: float) -> float:
+    """Seconds before its deadline at which a replica is drained: the drain time, at most a quarter
+    of its lifetime."""
+    return min(max(drain_s(round_s), REPLACE_FLOOR_S), lifetime_s / 4)
 
 
 def hung_s(heartbeat_timeout_s: float) -> float:
-    """After so long without a beat a job that its backend calls running is taken for hung."""
+    """Seconds without a heartbeat after which a job reported as running counts as hung."""
     return max(HUNG_AFTER_S, 20 * heartbeat_timeout_s)
 
 
 class NextStep(enum.StrEnum):
-    """What follows when an attempt has been pending for too long."""
+    """The action for an attempt that has been pending for too long."""
 
     RELAUNCH = "relaunch"
-    """Launch it again, after the pool's circuit breaker."""
+    """Launch it again, through the pool's circuit breaker."""
     INTERVENTION = "intervention"
-    """Launch nothing in the pool until an operator has acted."""
+    """Launch nothing in the pool until an operator acts."""
 
 
 def pending_limit_s(cause: PendingCause, *, timeout_s: float) -> float | None:
-    """How long an attempt can be pending for ``cause``, None without a limit.
+    """Seconds that an attempt can be pending for ``cause``; None for no limit.
 
-    A queue of the cluster (Kueue) decides itself how long its jobs wait. Machines, quotas and
-    starts are waited for as long as ``timeout_s``, 0 for ever.
+    A cluster queue (Kueue) decides how long its jobs wait. Machines, quotas and starts are waited
+    for up to ``timeout_s``; 0 means no limit.
     """
     if cause is PendingCause.QUEUED:
         return None
@@ -118,11 +117,12 @@ def pending_limit_s(cause: PendingCause, *, timeout_s: float) -> float | None:
 
 
 def total_pending_limit_s(*, timeout_s: float) -> float | None:
-    """How long an attempt can be pending in all, its time in a queue of the cluster left out, when
-    its cause changes again and again; None without a limit."""
+    """Seconds that an attempt with changing causes can be pending in total, not counting time in a
+    cluster queue; None for no limit."""
     return timeout_s + max(PENDING_FIXED_S.values()) if timeout_s else None
 
 
 def after_pending(cause: PendingCause) -> NextStep:
-    """The next step once :func:`pending_limit_s` is over."""
+    """The next step after :func:`pending_limit_s`."""
+
     return NextStep.INTERVENTION if cause in PENDING_FIXED_S else NextStep.RELAUNCH

@@ -1,1 +1,1 @@
-"""Import a run from its bucket."""
+"""Imports a run from its bucket."""

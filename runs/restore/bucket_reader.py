@@ -1,5 +1,4 @@
-"""What an import reads of a bucket beside the journal, with the functions that read it while the
-run is live, but to its end."""
+"""Reads everything but the journal from a bucket, with the functions of live ingest, to its end."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
 from diloco.protocol.records import BadRecord, FinalManifest
 from diloco.protocol.settings import SettingsError
 from diloco.store.base import MissingKey, Store
-from runs.exceptions import CannotDo
+from runs.exceptions import ActionRefused
 from runs.ingest.checkpoints import read_final
 from runs.ingest.leases import Leases
 from runs.ingest.rounds import ingest_rounds
@@ -23,15 +22,16 @@ from runs.ingest.telemetry import ingest_telemetry
 from runs.metrics.changes import Changes
 from runs.models import Replica, Run, TelemetryCursor
 from runs.restore.journal_reader import missing
+from runs.restore.round_import import import_closed_rounds
 
 
 def document(store: Store) -> GroupDocument:
     try:
         return GroupDocument.read(store)
     except MissingKey:
-        raise CannotDo(f"expected {keys.GROUP} under {store.uri}, found none") from None
+        raise ActionRefused(f"expected {keys.GROUP} under {store.uri}, found none") from None
     except (SettingsError, ProtocolMismatch) as error:
-        raise CannotDo(str(error)) from error
+        raise ActionRefused(str(error)) from error
 
 
 def final(run: Run, store: Store, remarks: list[str]) -> FinalManifest | None:
@@ -45,7 +45,9 @@ def final(run: Run, store: Store, remarks: list[str]) -> FinalManifest | None:
 def read_rounds(
     run: Run, store: Store, now: datetime, changes: Changes, *, resumed: Sequence[datetime]
 ) -> None:
-    """Raises :class:`CannotDo` where a commit is missing and a later one is there."""
+    """Read all rounds: the closed ones together, then the open one, and those that were closed in
+    the meantime. Raises :class:`ActionRefused` if a commit is missing before a later one."""
+    import_closed_rounds(run, store, now, resumed=resumed)
     before = -1
     while run.next_round != before:
         before = run.next_round
@@ -54,7 +56,7 @@ def read_rounds(
     committed = (keys.parse_commit(key) or 0 for key in _names(store, keys.ROUNDS))
     last = max(committed, default=0)
     if last >= run.next_round:
-        raise CannotDo(
+        raise ActionRefused(
             f"expected {keys.commit(run.next_round)}, found none, while round {last} is committed"
         )
 
@@ -62,54 +64,60 @@ def read_rounds(
 def read_telemetry(
     run: Run, store: Store, leases: Leases, changes: Changes, *, busy: frozenset[int]
 ) -> list[str]:
-    """Process by process, as it came: what a later one says of a step replaces the earlier's.
-    ``busy`` are replicas that may still write. Returns the segments that are missing."""
+    """Read telemetry process by process, in order: a later process overrides an earlier one's
+    steps.
+
+    ``busy`` are replicas that can still write. Returns the missing segments.
+    """
     remarks: list[str] = []
     by_replica: dict[int, list[str]] = defaultdict(list)
     for number, incarnation in sorted(leases.incarnations):
         by_replica[number].append(incarnation)
     for depth in range(max(map(len, by_replica.values()), default=0)):
-        now_on = {n: names[depth] for n, names in by_replica.items() if depth < len(names)}
-        for number, name in now_on.items():
+        current = {n: names[depth] for n, names in by_replica.items() if depth < len(names)}
+        for number, name in current.items():
             Replica.objects.filter(run=run, number=number).update(incarnation=name)
-        over = {n for n in now_on if depth + 1 < len(by_replica[n]) or n not in busy}
-        _drain(run, store, now_on, over=frozenset(over), changes=changes)
-        while gaps := _pass_gaps(run, store, now_on):
+        ended_numbers = {n for n in current if depth + 1 < len(by_replica[n]) or n not in busy}
+        _read_all(run, store, current, ended=frozenset(ended_numbers), changes=changes)
+        while gaps := _skip_gaps(run, store, current):
             remarks += gaps
-            _drain(run, store, now_on, over=frozenset(over), changes=changes)
+            _read_all(run, store, current, ended=frozenset(ended_numbers), changes=changes)
     return remarks
 
 
 def _names(store: Store, prefix: str) -> Iterator[str]:
-    """Page by page: a long run has more objects than one listing may have."""
+    """Object keys page by page: a long run has more objects than one listing can return."""
     return (info.key for page in store.list_pages(prefix) for info in page)
 
 
-def _pass_gaps(run: Run, store: Store, names: Mapping[int, str]) -> list[str]:
-    """Move the cursors of these processes past segments that are missing; which ones."""
-    found = []
+def _skip_gaps(run: Run, store: Store, names: Mapping[int, str]) -> list[str]:
+    """Move the cursors of these processes past missing segments; return those segments."""
+    gaps = []
     cursors = TelemetryCursor.objects.filter(replica__run=run).select_related("replica")
     for cursor in cursors:
         number, name = cursor.replica.number, cursor.incarnation
         if names.get(number) != name:
             continue
-        listed = _names(store, keys.telemetry_dir(number, name))
-        later = [parsed[2] for key in listed if (parsed := keys.parse_telemetry(key))]
+        later: list[int] = []
+        for key in _names(store, keys.telemetry_dir(number, name)):
+            parsed = keys.parse_telemetry(key) or keys.parse_telemetry_pack(key)
+            later += [parsed[2]] if parsed else []
         following = min((n for n in later if n > cursor.next_n), default=0)
         if not following or cursor.next_n in later:
             continue
         first, last = cursor.next_n, following - 1
-        found.append(
+        gaps.append(
             missing(keys.telemetry(number, name, first), keys.telemetry(number, name, last))
         )
         TelemetryCursor.objects.filter(pk=cursor.pk).update(next_n=following, ended=False)
-    return found
+    return gaps
 
 
-def _drain(
-    run: Run, store: Store, names: Mapping[int, str], *, over: frozenset[int], changes: Changes
+def _read_all(
+    run: Run, store: Store, names: Mapping[int, str], *, ended: frozenset[int], changes: Changes
 ) -> None:
-    """All that these processes wrote."""
+    """Read everything that these processes wrote. A pass that moves no cursor can still end one,
+    and the next pass then reads the next process of that replica."""
     before: list[tuple[Any, ...]] = []
     while True:
         ingest_telemetry(
@@ -117,18 +125,18 @@ def _drain(
             store,
             list(run.replicas.select_related("pool", "run")),
             names.items(),
-            ended=over,
+            ended=ended,
             now=timezone.now(),
             changes=changes,
         )
         run.refresh_from_db()
-        # Points are not published: nobody watches yet.
+        # Points are not published, because no page shows this run yet.
         changes.points.clear()
         cursors = TelemetryCursor.objects.filter(replica__run=run).order_by("pk")
-        found = list(cursors.values_list("pk", "next_n", "ended"))
-        if found == before:
+        state = list(cursors.values_list("pk", "next_n", "ended"))
+        if state == before:
             return
-        before = found
+        before = state
 
 
 def next_command(store: Store) -> int:

@@ -1,4 +1,4 @@
-"""Columns of a row out of a journal's body: of the column's type, in its range, or named."""
+"""Converts journal values to model columns and validates their type and range."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from django.core.exceptions import ValidationError
 from django.db import models
 
 from diloco.protocol.parsing import abridged
-from runs.exceptions import CannotDo
+from runs.exceptions import ActionRefused
+from runs.ingest.journal import STORED_AS
 from runs.ingest.limits import is_wall_time
 from runs.models import Run
 
@@ -21,17 +22,18 @@ _JSON: Mapping[str, tuple[type, ...]] = {
     "handle": (dict,),
     "notify": (list,),
 }
-"""What a column of JSON holds, where it is not None."""
+"""Types of JSON columns that are not None."""
 
 
 def columns(model: type[models.Model], body: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    """The values of ``body`` for these columns. Raises :class:`CannotDo` with the column's name."""
-    return {name: _value(model, name, body[name]) for name in names if name in body}
+    """The values of ``body`` for these columns. :class:`ActionRefused` names a wrong column."""
+    keys = {name: STORED_AS.get(name, name) for name in names}
+    return {name: _value(model, name, body[key]) for name, key in keys.items() if key in body}
 
 
 def moment(value: Any) -> datetime | None:
-    found = columns(Run, {"created_at": value}, ("created_at",)) if value else {}
-    at: datetime | None = found.get("created_at")
+    values = columns(Run, {"created_at": value}, ("created_at",)) if value else {}
+    at: datetime | None = values.get("created_at")
     return at
 
 
@@ -50,21 +52,21 @@ def _value(model: type[models.Model], name: str, given: Any) -> Any:
         if value is None and not column.null:
             raise ValidationError("expected a value, found none")
     except ValidationError as error:
-        why = "; ".join(error.messages)
+        reason = "; ".join(error.messages)
     except (TypeError, ValueError, OverflowError):
-        why = f"expected {type(column).__name__}, found {abridged(given)}"
+        reason = f"expected {type(column).__name__}, found {abridged(given)}"
     else:
         return value
-    raise CannotDo(f"journal: {model.__name__} {name}: {why}")
+    raise ActionRefused(f"journal: {model.__name__} {name}: {reason}")
 
 
 def _check_type(column: models.Field[Any, Any], given: Any) -> None:
     if given is None:
         return
     if isinstance(column, models.JSONField):
-        wanted = _JSON.get(column.name, (dict, list))
-        texts = column.name != "tags" or all(isinstance(tag, str) for tag in given)
-        if not isinstance(given, wanted) or not texts:
+        expected_types = _JSON.get(column.name, (dict, list))
+        are_texts = column.name != "tags" or all(isinstance(tag, str) for tag in given)
+        if not isinstance(given, expected_types) or not are_texts:
             raise TypeError
         if column.name == "handle":
             _check_handle(cast(dict[str, Any], given))
@@ -79,7 +81,7 @@ def _check_type(column: models.Field[Any, Any], given: Any) -> None:
 
 
 def _check_handle(given: Mapping[str, Any]) -> None:
-    """What :class:`~executors.base.ReplicaHandle` is made of."""
+    """Check the fields of a :class:`~executors.base.ReplicaHandle`."""
     texts = isinstance(given.get("backend"), str) and isinstance(given.get("launch_key"), str)
     data = given.get("data", {})
     if not texts or not isinstance(data, dict) or set(given) - {"backend", "launch_key", "data"}:
@@ -87,7 +89,7 @@ def _check_handle(given: Mapping[str, Any]) -> None:
 
 
 def _aware(at: datetime) -> datetime:
-    """In UTC, which a time at the ends of the calendar cannot be turned into."""
+    """Convert to UTC. Times at the limits of the calendar cannot be converted."""
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
     at = at.astimezone(UTC)
     if not is_wall_time(at.timestamp()):

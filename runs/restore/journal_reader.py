@@ -1,8 +1,8 @@
-"""A run's journal, read back: the newest body of each row, and every event once, in order.
+"""Reads a run's journal: the newest version of each row, and every event once, in order.
 
-Objects are numbered without gaps, so one that is missing or cannot be read is a loss, and what
-comes after it is still read. Bodies are checked here for what they must have; their columns are
-checked when rows are made of them (:mod:`runs.restore.columns`).
+Objects are numbered without gaps, so a missing or unreadable one is a loss; later ones are still
+read. Required and optional fields are checked here, columns when rows are created
+(:mod:`runs.restore.columns`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _OPTIONAL: Mapping[str, Mapping[str, tuple[type, ...]]] = {
 
 
 @dataclass
-class Told:
-    """A whole journal. ``refused`` names the objects that are missing or cannot be read, with the
+class JournalState:
+    """The merged journal. ``refused`` names the objects that are missing or unreadable, with the
     reason."""
 
     run: Body = field(default_factory=dict)
@@ -51,30 +51,30 @@ class Told:
     refused: list[str] = field(default_factory=list)
 
 
-def read_journal(store: Store) -> Told:
-    """All objects up to the highest number in the bucket."""
-    told = Told()
+def read_journal(store: Store) -> JournalState:
+    """Read all objects up to the highest number in the bucket."""
+    result = JournalState()
     known: set[str] = set()
     pages = store.list_pages(keys.JOURNAL)
     listed = {keys.parse_journal(info.key) for page in pages for info in page} - {None, 0}
     for n in sorted(n for n in listed if n):
-        if n > told.next_n:
-            told.refused.append(missing(keys.journal(told.next_n), keys.journal(n - 1)))
-        told.next_n = n + 1
+        if n > result.next_n:
+            result.refused.append(missing(keys.journal(result.next_n), keys.journal(n - 1)))
+        result.next_n = n + 1
         key = keys.journal(n)
         try:
             entry = _read(store, key, n)
         except MissingKey:
-            told.refused.append(missing(key, key))
+            result.refused.append(missing(key, key))
         except BadRecord as error:
-            told.refused.append(f"{key}: {error}")
+            result.refused.append(f"{key}: {error}")
         else:
-            _add(told, known, entry)
-    return told
+            _add(result, known, entry)
+    return result
 
 
 def missing(first: str, last: str) -> str:
-    """What to report of numbered objects that are missing, from one key to another."""
+    """A message about missing numbered objects, from one key to another."""
     if first == last:
         return f"{first}: expected an object, found none"
     return f"{first} to {last}: expected objects, found none"
@@ -122,14 +122,14 @@ def _is(value: Any, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
-def _add(told: Told, known: set[str], entry: Entry) -> None:
-    told.run = entry.run or told.run
-    told.pools |= {body["place"]: body for body in entry.pools}
-    told.replicas |= {body["number"]: body for body in entry.replicas}
-    told.attempts |= {body["launch_key"]: body for body in entry.attempts}
-    told.alerts |= {(body["kind"], body["subject"]): body for body in entry.alerts}
+def _add(result: JournalState, known: set[str], entry: Entry) -> None:
+    result.run = entry.run or result.run
+    result.pools |= {body["place"]: body for body in entry.pools}
+    result.replicas |= {body["number"]: body for body in entry.replicas}
+    result.attempts |= {body["launch_key"]: body for body in entry.attempts}
+    result.alerts |= {(body["kind"], body["subject"]): body for body in entry.alerts}
     for event in entry.events:
         name = json.dumps(event, sort_keys=True)
         if name not in known:
             known.add(name)
-            told.events.append(event)
+            result.events.append(event)

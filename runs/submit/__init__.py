@@ -1,1 +1,1 @@
-"""From a form or document to a stored run."""
+"""Turns a submitted form or document into a stored run."""

@@ -1,6 +1,6 @@
-"""Questions to a bucket and to data, before a run exists.
+"""Checks a bucket and training data before a run exists.
 
-Each answers with a list of problems in words; an empty list means that everything is there.
+Each check returns a list of problems as text; an empty list means success.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ from diloco.store.fsspec_pages import pages_of
 from diloco.store.location import BadLocation, canonical
 from diloco.store.open import open_store
 from runs.backends.executors import capabilities_of
-from runs.credentials import CannotOpen, check_store, store_environment
+from runs.credentials import DecryptionError, check_store, store_environment
 from runs.models import Credential
 from runs.redaction import redact
 from runs.submit.data_check import WEB, local_data_problem, refuse_data, web_data_problem
 from runs.submit.prefixes import not_allowed
 
 DATA_LISTED = 10_000
-"""Objects at a data URI that are listed to find one that can be read."""
+"""Objects at a data URI that are listed to find a readable one."""
 LOCAL_SCHEMES = frozenset({"", "file", "local"})
 
-# Variables that move a kind of bucket to another address; the first that is set counts, as for the
-# clients themselves.
+# Environment variables that set a store's endpoint. The first one set wins, as in the clients.
 _ENDPOINTS = {
     "s3": ("FSSPEC_S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
     "gs": ("STORAGE_EMULATOR_HOST",),
@@ -46,15 +45,18 @@ _ENDPOINTS = {
 
 
 def remote_backends(backends: Sequence[str]) -> list[str]:
-    """Those whose jobs run on other machines."""
-    asked = sorted(set(backends) - settings.LOOPBACK_BACKENDS)
-    return [backend for backend in asked if capabilities_of(backend).remote]
+    """The backends whose jobs run on other machines."""
+    remote = sorted(set(backends) - settings.LOOPBACK_BACKENDS)
+    return [backend for backend in remote if capabilities_of(backend).remote]
 
 
-def only_here(uri: str, backends: Sequence[str], *, store: Credential | None = None) -> str:
-    """The address that jobs on ``backends`` cannot reach, because it is this machine's; '' where
-    they can. A bucket is where its endpoint says: in the credential ``store`` or, without one, in
-    this process's environment."""
+def local_address(uri: str, backends: Sequence[str], *, store: Credential | None = None) -> str:
+    """The address that jobs on ``backends`` cannot reach because it is local to this machine; ''
+    if they can reach it.
+
+    The address of a bucket is its endpoint: from the credential ``store``, or without one, from
+    this process's environment.
+    """
     if not remote_backends(backends):
         return ""
     parts = urlsplit(uri)
@@ -62,19 +64,19 @@ def only_here(uri: str, backends: Sequence[str], *, store: Credential | None = N
         return uri
     try:
         endpoint = _endpoint(uri, store_environment(store) or os.environ)
-    except CannotOpen:
-        return ""  # whoever opens the bucket will say so
+    except DecryptionError:
+        return ""  # opening the bucket reports this error
     return f"{uri} at {endpoint}" if _is_loopback(_host(endpoint)) else ""
 
 
 def _endpoint(uri: str, environment: Mapping[str, str]) -> str:
     names = _ENDPOINTS.get(family_of(uri), ())
-    found = next((environment[name] for name in names if environment.get(name)), "")
-    for part in found.split(";"):  # of a connection string only this is an address
+    result = next((environment[name] for name in names if environment.get(name)), "")
+    for part in result.split(";"):  # only this part of a connection string is an address
         name, _, value = part.partition("=")
         if name == "BlobEndpoint":
             return value
-    return "" if ";" in found else found
+    return "" if ";" in result else result
 
 
 def _host(endpoint: str) -> str | None:
@@ -96,36 +98,42 @@ def _is_loopback(host: str | None) -> bool:
 def check_rendezvous(
     uri: str, backends: Sequence[str], *, store: Credential | None = None
 ) -> list[str]:
-    """Proves write, read, range read, list, create and delete under ``uri``: what
-    ``python -m diloco.preflight`` does, short of the large object and the race.
+    """Check write, read, range read, list, create and delete under ``uri``.
 
-    Nothing is written unless a run may lie there and the prefix is empty, and nothing is left.
+    This is ``python -m diloco.preflight`` without the large object and the race. Nothing is written
+    unless a run can use the prefix and the prefix is empty. Nothing is left behind.
     """
-    if here := only_here(uri, backends, store=store):
+    if local := local_address(uri, backends, store=store):
         names = ", ".join(remote_backends(backends))
         return [
             f"expected a bucket that replicas on {names} can reach, "
-            f"found {here}, which only this machine can"
+            f"found {local}, which only this machine can"
         ]
     if store is not None and (problem := check_store(store, uri)):
         return [problem]
     try:
         environment = store_environment(store)
-    except CannotOpen as error:
+    except DecryptionError as error:
         return [str(error)]
-    if problem := _not_for_a_run(uri, environment):
+    if problem := _unusable_reason(uri, environment):
         return [redact(problem)]
+    problem = missing_operation(uri, environment)
+    return [redact(problem)] if problem else []
+
+
+def missing_operation(uri: str, environment: Mapping[str, str] | None) -> str:
+    """The first operation that the store at ``uri`` refuses, with the reason; '' if all succeed."""
     report = preflight(uri, quick=True, environment=environment)
     for check in report.missing[:1]:
         if check.name == "open":
-            return [redact(f"cannot be opened: {check.detail}")]
+            return f"cannot be opened: {check.detail}"
         needs = f" (needs {check.needs})" if check.needs else ""
-        return [redact(f"cannot {check.name} in {report.uri}: {check.detail}{needs}")]
-    return []
+        return f"cannot {check.name} in {report.uri}: {check.detail}{needs}"
+    return ""
 
 
-def _not_for_a_run(uri: str, environment: Mapping[str, str] | None) -> str:
-    """Why no run may lie at ``uri``, whatever the store can do; '' where one may."""
+def _unusable_reason(uri: str, environment: Mapping[str, str] | None) -> str:
+    """Why no run can use ``uri``, whatever the store permits; '' if one can."""
     try:
         location = canonical(uri)
     except BadLocation as error:
@@ -137,13 +145,16 @@ def _not_for_a_run(uri: str, environment: Mapping[str, str] | None) -> str:
     except PrefixTaken as error:
         return str(error)
     except (StoreError, ValueError, ImportError):
-        pass  # the checks that follow name what is denied
+        pass  # the following checks report what is denied
     return ""
 
 
 def _first_files(fs: Any, path: str) -> tuple[list[tuple[str, int]], bool]:
-    """Path and size of files at ``path`` (a file, a folder or a pattern), up to the page that has
-    the first with content, and whether these are all: a bucket can hold any number of others."""
+    """Path and size of files at ``path`` (a file, a folder or a pattern).
+
+    Listing stops at the page with the first non-empty file. The flag is True if the result is
+    complete; a bucket can hold any number of files.
+    """
     if not any(c in path for c in "*?["):
         try:
             info = fs.info(path)
@@ -154,28 +165,28 @@ def _first_files(fs: Any, path: str) -> tuple[list[tuple[str, int]], bool]:
     parts = list(takewhile(lambda part: not set(part) & set("*?["), path.split("/")))
     root = "/".join(parts)
     matches = re.compile(glob_translate(path)).match if root != path else re.compile("").match
-    found: list[tuple[str, int]] = []
+    files: list[tuple[str, int]] = []
     read = 0
     for page in pages_of(fs, root, {}):
-        found += [(name, size_bytes) for name, size_bytes in page if matches(name)]
+        files += [(name, size_bytes) for name, size_bytes in page if matches(name)]
         read += len(page)
-        if any(size_bytes for _, size_bytes in found):
+        if any(size_bytes for _, size_bytes in files):
             break
         if read >= DATA_LISTED:
-            return found[:DATA_LISTED], False
-    return found, True
+            return files[:DATA_LISTED], False
+    return files, True
 
 
 def check_data(uri: str, backends: Sequence[str] = ()) -> list[str]:
-    """Whether there is text to read at a data URI (a file, a folder or a pattern)."""
+    """Check that there is readable text at a data URI (a file, a folder or a pattern)."""
     if uri == STDLIB:
         return []
     from fsspec.core import url_to_fs
 
     expected = f"expected {STDLIB!r} or a URI of text files that can be read"
-    if here := only_here(uri, backends):
+    if local := local_address(uri, backends):
         names = ", ".join(remote_backends(backends))
-        return [f"{expected} by replicas on {names}, found {here}, which only this machine can"]
+        return [f"{expected} by replicas on {names}, found {local}, which only this machine can"]
     if problem := refuse_data(uri):
         return [problem]
     scheme = urlsplit(uri).scheme.lower()
@@ -185,11 +196,11 @@ def check_data(uri: str, backends: Sequence[str] = ()) -> list[str]:
         return [problem] if (problem := web_data_problem(uri)) else []
     try:
         fs, path = url_to_fs(uri)
-        found, whole = _first_files(fs, str(path).rstrip("/"))
-        for name, size_bytes in sorted(found):
+        files, is_complete = _first_files(fs, str(path).rstrip("/"))
+        for name, size_bytes in sorted(files):
             if size_bytes and fs.cat_file(name, start=0, end=1):
                 return []
-        among = "" if whole else f" among the first {DATA_LISTED} objects"
-        return [f"{expected}, found {'only empty files' if found else 'nothing'} at {uri}{among}"]
-    except Exception as error:  # every file system raises its own
+        suffix = "" if is_complete else f" among the first {DATA_LISTED} objects"
+        return [f"{expected}, found {'only empty files' if files else 'nothing'} at {uri}{suffix}"]
+    except Exception as error:  # each file system raises its own exceptions
         return [redact(f"{expected}, found {type(error).__name__} at {uri}: {error}")]

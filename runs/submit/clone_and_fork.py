@@ -1,8 +1,7 @@
-"""A new run out of another: a clone begins anew with the same draft, a fork with its weights.
+"""Creates a draft from an existing run: a clone starts afresh, a fork starts with its weights.
 
-A draft is made here and filled into the submit form, where somebody looks at it; a fork's
-checkpoint is copied by the worker that launches it, before there is a ``group.json``
-(:mod:`diloco.protocol.fork`).
+The draft fills the submit form for review. The worker that launches a fork copies the checkpoint
+before ``group.json`` exists (:mod:`diloco.protocol.fork`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from datetime import datetime
 
 from django.conf import settings as site
 
-from diloco.protocol.fork import CannotPlant, plant
+from diloco.protocol.fork import ForkError, fork_checkpoint
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import WORKLOADS
 from diloco.store.base import Store
@@ -22,24 +21,24 @@ from diloco.store.location import canonical
 from runs.exceptions import InvalidRun, LaunchFailed
 from runs.ingest.stores import store_for
 from runs.models import Checkpoint, ReplicaPool, Run
-from runs.submit.run_draft import Fork, PoolDraft, RunDraft, Workload
+from runs.submit.run_draft import LIMITS, POOL_COLUMNS, Fork, PoolDraft, RunDraft, Workload
 
 NAME_LENGTH = 80
 KEPT = 2
-"""Newest checkpoints of a run whose objects are not swept."""
+"""Newest checkpoints of a run whose weights are kept."""
 
 _MODEL = {
     "byte_gpt": ("size",),
     "huggingface": ("model", "revision", "config"),
     "custom": ("function",),
 }
-"""By kind: what of a workload makes the model."""
+"""Fields of a workload that define its model, by kind."""
 
 
 def clone_of(run: Run) -> RunDraft:
-    """The run as it was asked for, its pools as large as they are wanted now."""
+    """A draft with the run's submitted values and the current sizes of its pools."""
     pools = tuple(_pool(pool) for pool in run.pools.order_by("pk"))
-    settings = GroupSettings.from_dict(run.group_settings)
+    settings = GroupSettings.from_dict(run.settings.to_dict())
     count = sum(pool.count for pool in pools)
     starts = {settings.num_replicas: count}
     return RunDraft(
@@ -51,11 +50,8 @@ def clone_of(run: Run) -> RunDraft:
         ),
         workload=WORKLOADS[run.workload["kind"]].from_dict(run.workload),
         pools=pools,
-        rendezvous=_beside(run),
-        time_limit_s=run.time_limit_s,
-        budget_usd=run.budget_usd,
-        start_timeout_s=run.start_timeout_s,
-        max_restarts=run.max_restarts,
+        rendezvous=_sibling_prefix(run),
+        **{name: getattr(run, name) for name in LIMITS},
         store_credential=run.store_credential_id,
         archive=bytes(run.archive.data) if run.archive else b"",
         notify=None if run.notify is None else tuple(run.notify),
@@ -63,6 +59,8 @@ def clone_of(run: Run) -> RunDraft:
 
 
 def fork_of(run: Run, round: int, *, outer: bool = True) -> RunDraft:
+    """A draft that starts with the run's checkpoint of ``round``, and optionally with the state of
+    its outer optimizer."""
     draft = clone_of(run)
     return replace(
         draft,
@@ -72,16 +70,16 @@ def fork_of(run: Run, round: int, *, outer: bool = True) -> RunDraft:
 
 
 def forkable(run: Run) -> list[int]:
-    """Rounds whose checkpoint is still whole, newest first."""
-    found = Checkpoint.objects.filter(run=run, final=False).order_by("-round")
-    return list(found.values_list("round", flat=True)[:KEPT])
+    """Rounds whose checkpoint is complete, newest first."""
+    checkpoints = Checkpoint.objects.filter(run=run, final=False).order_by("-round")
+    return list(checkpoints.values_list("round", flat=True)[:KEPT])
 
 
 def check_fork(fork: Fork, draft: RunDraft) -> None:
-    """Raises :class:`InvalidRun` for what the launch could not do, as far as the tables know."""
+    """Raise :class:`InvalidRun` for a fork that would fail at launch, as far as the tables show."""
     run = Run.objects.filter(pk=fork.run).first()
     if run is None:
-        raise InvalidRun("fork_round", "expected a run to fork from, found that it is gone")
+        raise InvalidRun("fork_round", "expected a run to fork from, found none")
     rounds = forkable(run)
     if fork.round not in rounds:
         kept = ", ".join(map(str, rounds)) or "none"
@@ -89,18 +87,19 @@ def check_fork(fork: Fork, draft: RunDraft) -> None:
             "fork_round", f"expected a checkpoint that is kept ({kept}), found round {fork.round}"
         )
     check_model(run, draft.workload)
-    theirs = GroupSettings.from_dict(run.group_settings)
+    source = run.settings
     for name in ("num_fragments", "fragment_pattern") if fork.outer else ():
-        expected, found = getattr(theirs, name), getattr(draft.settings, name)
-        if expected != found:
+        expected, actual = getattr(source, name), getattr(draft.settings, name)
+        if expected != actual:
             raise InvalidRun(
                 name,
-                f"expected {expected!r} as in {run.name!r}, because its outer optimizer's state is "
-                f"taken over, found {found!r}",
+                f"expected {expected!r} as in {run.name!r}, because this run continues with its "
+                f"outer optimizer state, found {actual!r}",
             )
 
 
 def check_model(run: Run, workload: Workload) -> None:
+    """Raise :class:`InvalidRun` unless the workload has the model of ``run``."""
     kind, found = run.workload.get("kind"), workload.to_dict()
     if found["kind"] != kind:
         raise InvalidRun("workload", f"expected {kind!r} as in {run.name!r}, found {workload.kind}")
@@ -109,51 +108,48 @@ def check_model(run: Run, workload: Workload) -> None:
             raise InvalidRun(
                 name,
                 f"expected {run.workload.get(name)!r} as in {run.name!r}, whose weights this run "
-                f"begins with, found {found[name]!r}",
+                f"starts with, found {found[name]!r}",
             )
 
 
-def plant_fork(run: Run, store: Store, *, now: datetime) -> None:
-    """Make the other run's checkpoint this one's first. Raises :class:`LaunchFailed`."""
+def copy_fork_checkpoint(run: Run, store: Store, *, now: datetime) -> None:
+    """Copy the source run's checkpoint as the first one of this run. Raises
+    :class:`LaunchFailed`."""
     if run.forked_from is None:
         return
     source = Run.objects.filter(pk=run.forked_from).first()
     if source is None:
-        raise LaunchFailed("expected the run it is forked from, found that it is gone")
+        raise LaunchFailed("expected the run that it is forked from, found none")
     try:
-        plant(
-            store_for(source), run.fork_round, store,
-            theirs=GroupSettings.from_dict(source.group_settings),
-            ours=GroupSettings.from_dict(run.group_settings),
-            outer=run.fork_outer, wall_s=now.timestamp(),
-        )  # fmt: skip
-    except CannotPlant as error:
+        fork_checkpoint(
+            store_for(source),
+            run.fork_round,
+            store,
+            theirs=source.settings,
+            ours=run.settings,
+            outer=run.fork_outer,
+            wall_s=now.timestamp(),
+        )
+    except ForkError as error:
         raise LaunchFailed(str(error)) from error
 
 
 def _pool(pool: ReplicaPool) -> PoolDraft:
     return PoolDraft(
-        backend=pool.backend,
-        hardware=pool.hardware,
+        **{name: getattr(pool, name) for name in POOL_COLUMNS},
         count=max(pool.count, 1),
-        region=pool.region,
-        spot=pool.spot,
-        image=pool.image,
-        timeout_s=pool.timeout_s,
-        options=pool.options,
         credential=pool.credential_id,
         price_usd_h=pool.price_usd_h if pool.price_given else None,
-        max_price_usd_h=pool.max_price_usd_h,
     )
 
 
-def _named(name: str, what: str) -> str:
-    tail = f" ({what})"
+def _named(name: str, suffix: str) -> str:
+    tail = f" ({suffix})"
     return name[: NAME_LENGTH - len(tail)] + tail
 
 
-def _beside(run: Run) -> str:
-    """A prefix beside the run's; '' where the run had one under the default."""
+def _sibling_prefix(run: Run) -> str:
+    """A prefix next to the run's own; '' if the run uses a generated one under the default."""
     parent = run.rendezvous.rpartition("/")[0]
     try:
         uuid.UUID(run.rendezvous.rpartition("/")[2])

@@ -1,9 +1,10 @@
-"""From a draft to a stored run: everything checked, one submit key one run."""
+"""Creates a run from a draft: validates everything and stores one run per submit key."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -14,8 +15,11 @@ from django.utils import timezone
 
 from diloco.protocol.workload import ByteGPTWorkload, CustomWorkload
 from diloco.store.location import canonical
+from executors.base import ExecutorError
 from executors.catalogue import Hardware
+from executors.registry import DESCRIPTIONS
 from runs.backends.executors import BACKENDS, catalogue
+from runs.backends.prices import list_price
 from runs.credentials import check_store
 from runs.credentials.restrictions import refused_image, refused_options
 from runs.exceptions import InvalidRun
@@ -25,7 +29,7 @@ from runs.states import RunState
 from runs.submit import prefixes
 from runs.submit.clone_and_fork import check_fork
 from runs.submit.data_check import refuse_data
-from runs.submit.run_draft import Fork, PoolDraft, RunDraft
+from runs.submit.run_draft import LIMITS, POOL_COLUMNS, Fork, PoolDraft, RunDraft
 from runs.submit.uploads import (
     check_archive,
     check_function,
@@ -41,11 +45,35 @@ SUBMIT_KEY_LENGTH = 64
 POOL_LIMIT = 1024
 
 
-def create_run(draft: RunDraft, *, owner: User, submit_key: str) -> Run:
-    """Store the run, its pools and replicas in state queued and enqueue the launch on commit.
+@dataclass(frozen=True, kw_only=True)
+class CheckedDraft:
+    """A valid draft, with the id and the rendezvous that its run will have."""
 
-    One ``submit_key`` makes one run however often and however concurrently it is sent: the second
-    gets the first one's run. Raises :class:`InvalidRun` with the form field that is wrong.
+    draft: RunDraft
+    run_id: uuid.UUID
+    rendezvous: str
+
+
+def check_submission(draft: RunDraft, user: User) -> CheckedDraft:
+    """Validate a draft and the permissions of ``user``. Raises :class:`InvalidRun`."""
+    run_id = uuid.uuid4()
+    check_local(draft, user)
+    rendezvous = check_draft(draft, run_id, viewer=user)
+    return CheckedDraft(draft=draft, run_id=run_id, rendezvous=rendezvous)
+
+
+def create_run(
+    draft: RunDraft,
+    *,
+    owner: User,
+    submit_key: str,
+    preflight: Callable[[CheckedDraft], None] | None = None,
+) -> Run:
+    """Store the run with its pools and replicas as queued, and enqueue the launch on commit.
+
+    Idempotent per ``submit_key``, also for concurrent requests: the second one gets the first one's
+    run. Raises :class:`InvalidRun` with the names of the wrong form fields. ``preflight`` can
+    refuse a valid draft before it is stored (:func:`runs.submit.preflight.require`).
     """
     if not submit_key or len(submit_key) > SUBMIT_KEY_LENGTH:
         raise InvalidRun(
@@ -54,14 +82,14 @@ def create_run(draft: RunDraft, *, owner: User, submit_key: str) -> Run:
     existing = _submitted(submit_key, owner)
     if existing is not None:
         return existing
-    run_id = uuid.uuid4()
-    check_local(draft, owner)
-    rendezvous = check_draft(draft, run_id, viewer=owner)
     try:
+        checked = check_submission(draft, owner)
+        if preflight is not None:
+            preflight(checked)
         with transaction.atomic():
-            return _store(draft, run_id, rendezvous, owner, submit_key)
-    except IntegrityError:
-        # Another request with this key was faster; anything else is a bug and stays one.
+            return _store(checked, owner, submit_key)
+    except (IntegrityError, InvalidRun):
+        # Another request with this key can be faster: its run uses the rendezvous.
         existing = _submitted(submit_key, owner)
         if existing is None:
             raise
@@ -69,46 +97,51 @@ def create_run(draft: RunDraft, *, owner: User, submit_key: str) -> Run:
 
 
 def check_local(draft: RunDraft, user: User) -> None:
-    """Raises :class:`InvalidRun` for a pool on this server that ``user`` has no permission for."""
+    """Raise :class:`InvalidRun` for a pool on this server that ``user`` has no permission for."""
     backends = [pool.backend for pool in draft.pools]
     if refused := first_refused(user, backends, draft.workload.to_dict()):
         raise InvalidRun(f"pools.{refused[0]}.backend", refused[1])
 
 
+def is_submitted(submit_key: str) -> bool:
+    """Whether a run was created with this key."""
+    return Run.objects.filter(submit_key=submit_key).exists()
+
+
 def _submitted(submit_key: str, owner: User) -> Run | None:
     run = Run.objects.filter(submit_key=submit_key).first()
     if run is not None and run.owner_id != owner.pk:
-        raise InvalidRun("submit_key", "this form was sent by somebody else; open it again")
+        raise InvalidRun("submit_key", "another user sent this form; open it again")
     return run
 
 
 def differing_field(run: Run, draft: RunDraft) -> str:
-    """The first field in which a run and the draft that was sent again differ; '' for none. What
-    changes in the life of a run (numbers of replicas, pools added later) is not compared."""
+    """The first field that differs between a run and a draft sent again; '' for none. Fields that
+    change while a run exists (replica counts, pools added later) are not compared."""
     settings, sent = dict(run.group_settings), draft.settings.to_dict()
     for changing in ("num_replicas", "max_replicas"):
         settings.pop(changing, None)
         sent.pop(changing, None)
     pools = list(run.pools.order_by("pk").values_list("backend", "hardware", "region", "spot"))
+    stored_pools = pools[: len(draft.pools)]
+    sent_pools = [(p.backend, p.hardware, p.region, p.spot) for p in draft.pools]
     compared = {
         "name": (run.name, draft.name.strip()),
         "settings": (settings, sent),
         "workload": (run.workload, draft.workload.to_dict()),
         "rendezvous": (run.rendezvous, rendezvous_uri(draft.rendezvous, run.pk)),
-        "time_limit_s": (run.time_limit_s, draft.time_limit_s),
-        "budget_usd": (run.budget_usd, draft.budget_usd),
-        "start_timeout_s": (run.start_timeout_s, draft.start_timeout_s),
-        "max_restarts": (run.max_restarts, draft.max_restarts),
+        **{name: (getattr(run, name), getattr(draft, name)) for name in LIMITS},
         "store_credential": (run.store_credential_id, draft.store_credential),
-        "pools": (pools[: len(draft.pools)],
-                  [(p.backend, p.hardware, p.region, p.spot) for p in draft.pools]),
-    }  # fmt: skip
+        "pools": (stored_pools, sent_pools),
+    }
     return next((name for name, (was, now) in compared.items() if was != now), "")
 
 
 def check_draft(draft: RunDraft, run_id: uuid.UUID, *, viewer: User | None = None) -> str:
-    """The rendezvous URI of a draft that is all right; :class:`InvalidRun` otherwise. ``viewer``:
-    see :func:`runs.submit.prefixes.check_free`."""
+    """Validate a draft and return its rendezvous URI. Raises :class:`InvalidRun`.
+
+    ``viewer``: see :func:`runs.submit.prefixes.check_free`.
+    """
     name = draft.name.strip()
     if not name or len(name) > NAME_LENGTH:
         raise InvalidRun("name", f"expected 1 to {NAME_LENGTH} characters, found {len(name)}")
@@ -121,7 +154,7 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID, *, viewer: User | None = Non
         raise InvalidRun(
             "pools", f"expected pools that add up to the target of {target} replicas, found {total}"
         )
-    for field in ("time_limit_s", "start_timeout_s", "budget_usd", "max_restarts"):
+    for field in LIMITS:
         value = getattr(draft, field)
         if not 0 <= value < float("inf"):
             raise InvalidRun(field, f"expected 0 or more, found {value}")
@@ -140,7 +173,8 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID, *, viewer: User | None = Non
 
 
 def _check_data(draft: RunDraft) -> None:
-    """A replica on this machine reads data with the rights of the server's own users."""
+    """A local replica reads data with the rights of the server's own process, so refuse data
+    outside the allowed locations."""
     data = str(getattr(draft.workload, "data", ""))
     is_address = isinstance(draft.workload, ByteGPTWorkload) or "://" in data or "::" in data
     if (is_address or data.startswith(("/", ".", "~"))) and (problem := refuse_data(data)):
@@ -148,31 +182,34 @@ def _check_data(draft: RunDraft) -> None:
 
 
 def free_prefix(wanted: str, run_id: uuid.UUID, *, viewer: User) -> str:
-    """The canonical URI of a prefix that a new run may have; :class:`InvalidRun` otherwise."""
+    """The canonical URI of a prefix that a new run can use. Raises :class:`InvalidRun`."""
     location = prefixes.location_for(wanted, run_id)
     prefixes.check_free(location, viewer=viewer)
     return location.uri
 
 
 def _check_code(draft: RunDraft) -> None:
-    """That a custom workload's function can be there when the jobs start."""
+    """Check that the function of a custom workload exists, as far as its source shows."""
     if not isinstance(draft.workload, CustomWorkload):
         return
     data = draft.archive
     if not data and draft.workload.archive:
-        kept = kept_archive(draft.workload.archive)
-        if kept is None:
+        stored = kept_archive(draft.workload.archive)
+        if stored is None:
             raise InvalidRun(
                 "archive",
-                f"expected the zip of sha256 {draft.workload.archive[:12]}…, found that it is gone",
+                f"expected the zip of sha256 {draft.workload.archive[:12]}…, found none",
             )
-        data = bytes(kept.data)
+        data = bytes(stored.data)
     if data:
         check_archive(data)
-        brought = bool(draft.workload.requirements)
-        check_function(data, draft.workload.function, elsewhere=brought)
+        check_function(
+            data,
+            draft.workload.function,
+            elsewhere=bool(draft.workload.requirements),
+        )
     elif not draft.workload.requirements and all(p.backend == "local" for p in draft.pools):
-        # Local replicas have this server's own packages. A top-level module is found, not imported.
+        # Local replicas use this server's packages. The lookup does not import the module.
         module = draft.workload.function.partition(":")[0].partition(".")[0]
         if not is_installed(module):
             raise InvalidRun(
@@ -182,8 +219,8 @@ def _check_code(draft: RunDraft) -> None:
 
 
 def check_pool(pool: PoolDraft, index: int = 0) -> Hardware:
-    """The hardware of a pool that is all right; :class:`InvalidRun` with ``pools.<index>.<field>``
-    otherwise."""
+    """Validate a pool and return its hardware. Raises :class:`InvalidRun` for
+    ``pools.<index>.<field>``."""
 
     def refuse(field: str, message: str) -> InvalidRun:
         return InvalidRun(f"pools.{index}.{field}", message)
@@ -203,48 +240,51 @@ def check_pool(pool: PoolDraft, index: int = 0) -> Hardware:
         )
     if pool.price_usd_h is not None and not 0 <= pool.price_usd_h < float("inf"):
         raise refuse("price_usd_h", f"expected 0 or more USD per hour, found {pool.price_usd_h}")
-    _check_dear(pool, refuse)
+    _check_price_limit(pool, refuse)
     credential = None
     if pool.credential is not None:
         credential = _credential(pool.credential, pool.backend, f"pools.{index}.credential")
     if problem := refused_options(pool.backend, credential, pool.options):
         raise refuse("options", problem)
+    try:
+        DESCRIPTIONS[pool.backend].check_options(pool.options)
+    except (ValueError, ExecutorError) as error:
+        raise refuse("options", str(error)) from error
     if problem := refused_image(pool.backend, credential, pool.image):
         raise refuse("image", problem)
     return hardware
 
 
-def _check_dear(pool: PoolDraft, refuse: Callable[[str, str], InvalidRun]) -> None:
+def _check_price_limit(pool: PoolDraft, refuse: Callable[[str, str], InvalidRun]) -> None:
     limit, price = pool.max_price_usd_h, pool_price(pool)
     if limit is None:
         return
     if not 0 <= limit < float("inf"):
         raise refuse("max_price_usd_h", f"expected 0 or more USD per hour, found {limit}")
     if price is None or price > limit:
-        found = "none in the catalogue" if price is None else f"${price:g}"
+        actual = "none in the catalogue" if price is None else f"${price:g}"
         raise refuse(
             "max_price_usd_h",
-            f"expected {pool.hardware} for at most ${limit:g} an hour, found {found}",
+            f"expected {pool.hardware} for at most ${limit:g} an hour, found {actual}",
         )
 
 
 def pool_price(pool: PoolDraft) -> float | None:
-    """USD per hour of one replica of the pool; None where nobody knows."""
+    """USD per hour of one replica of the pool; None if unknown."""
     if pool.price_usd_h is not None:
         return pool.price_usd_h
-    hardware = catalogue().get(pool.backend, pool.hardware)
-    return hardware.price(spot=pool.spot) if hardware else None
+    return list_price(pool.backend, pool.hardware, spot=pool.spot)
 
 
 def _credential(pk: int, kind: str, field: str) -> Credential:
-    found = Credential.objects.filter(pk=pk, kind=kind).first()
-    if found is None:
+    credential = Credential.objects.filter(pk=pk, kind=kind).first()
+    if credential is None:
         raise InvalidRun(field, f"expected a credential for {kind}, found none of number {pk}")
-    return found
+    return credential
 
 
 def _check_budget(draft: RunDraft) -> None:
-    """A limit on money needs prices to count by."""
+    """A budget needs the price of every pool."""
     if not draft.budget_usd:
         return
     for index, pool in enumerate(draft.pools):
@@ -257,19 +297,18 @@ def _check_budget(draft: RunDraft) -> None:
 
 
 def rendezvous_uri(wanted: str, run_id: uuid.UUID) -> str:
-    """The canonical URI of a prefix that a run may have, whether or not another has it;
-    :class:`InvalidRun` otherwise."""
+    """The canonical URI of a prefix, whether or not another run uses it. Raises
+    :class:`InvalidRun`."""
     return prefixes.location_for(wanted, run_id).uri
 
 
-def _store(
-    draft: RunDraft, run_id: uuid.UUID, rendezvous: str, owner: User, submit_key: str
-) -> Run:
+def _store(checked: CheckedDraft, owner: User, submit_key: str) -> Run:
+    draft, rendezvous = checked.draft, checked.rendezvous
     now = timezone.now()
     prefixes.lock()
     prefixes.check_free(canonical(rendezvous, resolve=False), viewer=owner)
     run = Run.objects.create(
-        id=run_id,
+        id=checked.run_id,
         name=draft.name.strip(),
         owner=owner,
         state=RunState.QUEUED,
@@ -279,10 +318,7 @@ def _store(
         group_settings=draft.settings.to_dict(),
         workload=draft.workload.to_dict(),
         submit_key=submit_key,
-        time_limit_s=draft.time_limit_s,
-        budget_usd=draft.budget_usd,
-        start_timeout_s=draft.start_timeout_s,
-        max_restarts=draft.max_restarts,
+        **{name: getattr(draft, name) for name in LIMITS},
         store_credential_id=draft.store_credential,
         archive=_archive(draft),
         notify=None if draft.notify is None else list(draft.notify),
@@ -292,24 +328,26 @@ def _store(
     for pool_draft in draft.pools:
         store_pool(run, pool_draft)
     record_event(
-        run, "run_state", _submitted_as(draft), actor=owner,
-        from_state=RunState.DRAFT, to_state=RunState.QUEUED,
-    )  # fmt: skip
+        run,
+        "run_state",
+        _submitted_message(draft),
+        actor=owner,
+        from_state=RunState.DRAFT,
+        to_state=RunState.QUEUED,
+    )
     enqueue("launch_run", str(run.pk))
     return run
 
 
 def _archive(draft: RunDraft) -> Archive | None:
-    """The draft's own zip, else the one its workload names, which was uploaded before."""
+    """The draft's own zip, or else the uploaded one that its workload names."""
     if draft.archive:
         return store_archive(draft.archive)
     digest = getattr(draft.workload, "archive", "")
-    found = kept_archive(digest) if digest else None
-    if digest and found is None:
-        raise InvalidRun(
-            "archive", f"expected the zip of sha256 {digest[:12]}…, found that it is gone"
-        )
-    return found
+    archive = kept_archive(digest) if digest else None
+    if digest and archive is None:
+        raise InvalidRun("archive", f"expected the zip of sha256 {digest[:12]}…, found none")
+    return archive
 
 
 def _origin(fork: Fork | None) -> dict[str, Any]:
@@ -318,31 +356,24 @@ def _origin(fork: Fork | None) -> dict[str, Any]:
     return {"forked_from": fork.run, "fork_round": fork.round, "fork_outer": fork.outer}
 
 
-def _submitted_as(draft: RunDraft) -> str:
+def _submitted_message(draft: RunDraft) -> str:
     if draft.fork is None:
         return "submitted"
     source = Run.objects.get(pk=draft.fork.run)
-    return f"submitted, to begin with round {draft.fork.round} of {source.name!r}"
+    return f"submitted, starting with round {draft.fork.round} of {source.name!r}"
 
 
 def store_pool(run: Run, draft: PoolDraft, *, actor: User | None = None) -> ReplicaPool:
-    """The pool and its replicas, pending. Numbers are never used again in a run."""
+    """Store a pool and its pending replicas. Replica numbers are never reused within a run."""
     now = timezone.now()
     pool = ReplicaPool.objects.create(
         run=run,
         added_by=actor,
-        backend=draft.backend,
-        hardware=draft.hardware,
+        **{name: getattr(draft, name) for name in POOL_COLUMNS},
         count=draft.count,
-        region=draft.region,
-        spot=draft.spot,
-        image=draft.image,
-        timeout_s=draft.timeout_s,
-        options=dict(draft.options),
         credential_id=draft.credential,
         price_usd_h=pool_price(draft),
         price_given=draft.price_usd_h is not None,
-        max_price_usd_h=draft.max_price_usd_h,
     )
     add_replicas(pool, draft.count, now=now)
     return pool

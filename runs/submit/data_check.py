@@ -1,12 +1,12 @@
-"""Whether the server can read the data of a run, without revealing anything else of this machine.
+"""Checks that the server can read a run's data, without revealing other files of this machine.
 
-A local path is looked at only below a data root (``ARCHIPELAGO_DATA_ROOTS``); outside of one the
-answer is the same whether the file exists or not. Buckets are read by their own clients, HTTP by
-:mod:`runs.outbound`. Other schemes of fsspec, and URLs that chain several, are refused: they would
-reach addresses and files in ways that are not checked here.
+Local paths are checked only below a data root (``ARCHIPELAGO_DATA_ROOTS``); elsewhere the answer
+does not depend on whether the file exists. Buckets are read by their own clients, HTTP by
+:mod:`runs.outbound`. Other fsspec schemes and chained URLs are refused: they reach addresses and
+files that are not checked here.
 """
 
-# Paths are text with patterns here, which pathlib would normalise.
+# Paths can contain patterns here, which pathlib would normalise.
 # ruff: noqa: PTH112, PTH113, PTH117, PTH118, PTH120, PTH202, PTH207
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ LOCAL = frozenset({"", "file", "local"})
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf"})
 WEB = frozenset({"http", "https"})
 FILES = 1000
-"""Files of a folder or pattern that are looked at."""
+"""Files of a folder or pattern that are checked."""
 TIMEOUT_S = 5.0
 EXPECTED = f"expected {STDLIB!r} or a URI of text files that can be read"
 
 
 def refuse_data(uri: str) -> str:
-    """Why data at ``uri`` is refused by its address alone; '' if it is not. Reads nothing."""
+    """Why data at ``uri`` is refused because of its address; '' if it is not. Reads nothing."""
     if uri == STDLIB:
         return ""
     if "::" in uri or "\0" in uri:
@@ -77,7 +77,7 @@ def local_path(uri: str) -> str:
 
 
 def _root_of(path: str) -> Path | None:
-    """The data root that holds ``path`` once every link is resolved; patterns are in its end."""
+    """The data root that contains ``path`` with all links resolved. Patterns are at its end."""
     if not os.path.isabs(path):
         return None
     fixed = path
@@ -87,7 +87,7 @@ def _root_of(path: str) -> Path | None:
 
 
 def _root_holding(path: str) -> Path | None:
-    """The data root that holds exactly this path once every link is resolved."""
+    """The data root that contains exactly this path with all links resolved."""
     resolved = Path(os.path.realpath(path))
     for root in settings.DATA_ROOTS:
         if resolved.is_relative_to(os.path.realpath(root)):
@@ -96,20 +96,20 @@ def _root_holding(path: str) -> Path | None:
 
 
 def _after_pattern(path: str) -> list[str]:
-    """The parts of a path from its first pattern on. A '..' there leaves what was matched, and a
-    search would reveal whether files outside of the root exist."""
+    """The parts of a path after its first pattern. A '..' there leaves the matched folder, and the
+    result would reveal whether files outside the root exist."""
     parts = path.split("/")
     return next((parts[n:] for n, part in enumerate(parts) if any(c in part for c in "*?[")), [])
 
 
 def local_data_problem(uri: str) -> str:
-    """Of data below a data root; '' if some file has text."""
+    """Check data below a data root; return '' if some file has text."""
     path = local_path(uri)
-    # A link below the root can lead out of it: such a file counts as none.
-    found = [name for name in islice(_files(path), FILES) if _root_holding(name) is not None]
-    if not found:
+    # A link below the root can point outside of it; such a file is ignored.
+    files = [name for name in islice(_files(path), FILES) if _root_holding(name) is not None]
+    if not files:
         return f"{EXPECTED}, found nothing at {uri}"
-    for name in found:
+    for name in files:
         if os.path.isfile(name) and os.path.getsize(name):
             return "" if os.access(name, os.R_OK) else f"{EXPECTED}, found {uri} unreadable"
     return f"{EXPECTED}, found only empty files at {uri}"
@@ -126,7 +126,7 @@ def _files(path: str) -> Iterator[str]:
 
 
 def web_data_problem(uri: str) -> str:
-    """Asks for the first byte. The answer names the status, never what was read."""
+    """Request the first byte. The answer contains the status, never the content."""
     request = urllib.request.Request(uri, headers={"Range": "bytes=0-0"})  # noqa: S310 -- checked
     try:
         with outbound.open_url(request, timeout_s=TIMEOUT_S, redirects=True) as response:
@@ -138,4 +138,4 @@ def web_data_problem(uri: str) -> str:
         reason = getattr(error, "reason", None) or error
         if isinstance(reason, outbound.AddressRefused):
             return f"{EXPECTED}: {reason}"
-        return f"{EXPECTED}, found that {uri} does not answer"
+        return f"{EXPECTED}, found no answer from {uri}"

@@ -1,7 +1,6 @@
-"""Which prefix a run may have: one spelling, below an allowed folder, and apart from every other
-run's.
+"""Decides which prefix a run can use: canonical, below an allowed folder, separate from other runs.
 
-What lies in it is looked at when the run is launched (:mod:`diloco.protocol.ownership`).
+Existing objects in the prefix are checked at launch (:mod:`diloco.protocol.ownership`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ROOTS_VARIABLE = "ARCHIPELAGO_RENDEZVOUS_ROOTS"
 
 
 def location_for(wanted: str, run_id: uuid.UUID) -> Location:
-    """Where a run that asks for ``wanted`` lies; '' is a prefix of its own under the default.
+    """The location that a run requested as ``wanted``; '' means a new prefix under the default.
     Raises :class:`InvalidRun`."""
     if len(wanted) > LENGTH:
         raise InvalidRun(FIELD, f"expected at most {LENGTH} characters, found {len(wanted)}")
@@ -44,72 +43,76 @@ def location_for(wanted: str, run_id: uuid.UUID) -> Location:
 
 
 def not_allowed(location: Location) -> str:
-    """Why no run may lie there; '' where one may."""
+    """Why no run can use this location; '' if one can."""
     if location.scheme != FILE:
         return ""
     roots = allowed_roots()
     if any(root != location and root.contains(location) for root in roots):
         return ""
     folders = " or ".join(str(root.folder) for root in roots) or "none"
-    return (  # without the resolved folder, which would reveal where links of this machine lead
+    return (  # without the resolved folder, which would reveal where links point
         f"expected a folder below {folders}, found another once links are resolved; an "
         f"administrator can allow others with {ROOTS_VARIABLE}"
     )
 
 
 def allowed_roots() -> list[Location]:
-    """The folders below which runs may lie: those of the setting, and the default."""
-    found = [canonical(str(root)) for root in settings.RENDEZVOUS_ROOTS]
+    """The folders below which runs are allowed: those of the setting, and the default."""
+    roots = [canonical(str(root)) for root in settings.RENDEZVOUS_ROOTS]
     default = canonical(settings.DEFAULT_RENDEZVOUS)
-    if default.scheme == FILE and default not in found:
-        found.append(default)
-    return found
+    if default.scheme == FILE and default not in roots:
+        roots.append(default)
+    return roots
 
 
 def check_free(location: Location, *, viewer: User | None, but: uuid.UUID | None = None) -> None:
-    """Raises :class:`InvalidRun` where another run's prefix is this one, lies inside it, or
-    contains it. ``viewer`` is shown the name of a run that they may see."""
+    """Raise :class:`InvalidRun` if another run's prefix equals, contains or is inside this one.
+
+    The message names the other run only if ``viewer`` has permission to see it.
+    """
     other = overlapping(location, but=but)
     if other is None:
         return
-    theirs = stored(other)
-    seen = viewer is not None and selectors.runs_for(viewer).filter(pk=other.pk).exists()
-    whose = f"of {other.name!r}" if seen else "of another run"
-    if theirs is None or theirs == location:
-        found = f"one that is the prefix {whose}"
-    elif theirs.contains(location):
-        found = f"one inside the prefix {whose}"
+    other_location = stored(other)
+    is_visible = viewer is not None and selectors.runs_for(viewer).filter(pk=other.pk).exists()
+    owner = f"of {other.name!r}" if is_visible else "of another run"
+    if other_location is None or other_location == location:
+        description = f"one that is the prefix {owner}"
+    elif other_location.contains(location):
+        description = f"one inside the prefix {owner}"
     else:
-        found = f"one that contains the prefix {whose}"
-    raise InvalidRun(FIELD, f"expected a prefix no run has used, found {found}: {location.uri}")
+        description = f"one that contains the prefix {owner}"
+    raise InvalidRun(
+        FIELD, f"expected a prefix no run has used, found {description}: {location.uri}"
+    )
 
 
 def overlapping(location: Location, *, but: uuid.UUID | None = None) -> Run | None:
-    """Another run than ``but`` that an object at ``location`` could belong to."""
-    found = _candidates(location)
-    found = found if but is None else found.exclude(pk=but)
-    for run in found.only("pk", "name", "rendezvous"):
-        theirs = stored(run)
-        if theirs is None or theirs.overlaps(location):
+    """Another run than ``but`` whose prefix overlaps ``location``."""
+    candidates = _candidates(location)
+    candidates = candidates if but is None else candidates.exclude(pk=but)
+    for run in candidates.only("pk", "name", "rendezvous"):
+        other_location = stored(run)
+        if other_location is None or other_location.overlaps(location):
             return run
     return None
 
 
 def inside(run: Run) -> Run | None:
-    """Another run whose prefix is this one's or lies inside it."""
-    mine = stored(run)
-    if mine is None:
+    """Another run whose prefix equals this run's prefix or is inside it."""
+    own = stored(run)
+    if own is None:
         return Run.objects.exclude(pk=run.pk).filter(rendezvous=run.rendezvous).first()
-    for other in _candidates(mine).exclude(pk=run.pk).only("pk", "name", "rendezvous"):
-        theirs = stored(other)
-        if theirs is None or mine.contains(theirs):
+    for other in _candidates(own).exclude(pk=run.pk).only("pk", "name", "rendezvous"):
+        other_location = stored(other)
+        if other_location is None or own.contains(other_location):
             return other
     return None
 
 
 def stored(run: Run) -> Location | None:
-    """A run's place, without a look at the disk; None for one of an earlier version that could not
-    be brought into canonical form."""
+    """The location of a run without accessing the disk; None for a URI of an earlier version that
+    has no canonical form."""
     try:
         return canonical(run.rendezvous, resolve=False)
     except BadLocation:
@@ -117,15 +120,14 @@ def stored(run: Run) -> Location | None:
 
 
 def lock() -> None:
-    """Let one transaction at a time choose a prefix, until it ends: of two that were each alone
-    when they looked, the second looks again. SQLite's write transactions exclude one another."""
+    """Serialise the choice of prefixes until the transaction ends. Otherwise two transactions could
+    choose overlapping ones. SQLite's write transactions exclude each other anyway."""
     kind = ContentType.objects.get_for_model(Run)
     ContentType.objects.select_for_update(no_key=True).get(pk=kind.pk)
 
 
 def _candidates(location: Location) -> QuerySet[Run]:
-    """Rows whose text says that they may overlap; SQLite compares without regard to case, as the
-    Hub does."""
+    """Rows whose text suggests an overlap. SQLite compares without case here, as the Hub does."""
     above = [parent.uri for parent in location.parents]
     same = Q(rendezvous__in=[location.uri, *above])
     if location.scheme == "hf":

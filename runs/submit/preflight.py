@@ -1,8 +1,8 @@
-"""What a draft would fail of, asked before anything is spent: for the form and its *Test* buttons.
+"""Checks a draft before anything is spent: for the submit form and its *Test* buttons.
 
-Nothing is started and nothing is left behind. Backends, the bucket and the data are asked at once,
-and not for longer than :data:`runs.backends.parallel_calls.PATIENCE_S`. The launch does not trust
-an earlier answer: what has broken since ends it with the same words.
+Nothing is launched and nothing is left behind. Backends, the bucket and the data are checked in
+parallel, for at most :data:`runs.backends.parallel_calls.PATIENCE_S`. The launch checks again and
+fails with the same messages if something broke in the meantime.
 """
 
 from __future__ import annotations
@@ -11,148 +11,189 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from django.contrib.auth.models import User
+
 from diloco.protocol.workload import ByteGPTWorkload
-from executors.base import ExecutorError, NeedsPerson, ReplicaSpec, RetryLater
+from executors.base import (
+    AccountError,
+    Capabilities,
+    ExecutorError,
+    Problem,
+    ReplicaSpec,
+    RetryLater,
+)
 from executors.loading import wait_loaded
 from executors.registry import BACKENDS
 from runs.backends.executors import capabilities_of, executor_of
-from runs.backends.parallel_calls import NoAnswer, ask_all
+from runs.backends.parallel_calls import CallTimeout, call_all
 from runs.credentials.restrictions import refused_options
+from runs.exceptions import InvalidRun
 from runs.models import Credential, Run
 from runs.redaction import redact
-from runs.submit.bucket_check import check_data, check_rendezvous, only_here
-from runs.submit.forecast import ByPlace, forecast
+from runs.submit.bucket_check import check_data, check_rendezvous, local_address
+from runs.submit.create import CheckedDraft, check_pool, check_submission
+from runs.submit.forecast import RunEstimate, estimate_run
 from runs.submit.run_draft import PoolDraft, RunDraft
+from runs.submit.throughput_history import known_rates
 
 __all__ = [
-    "Answer",
-    "Finding",
+    "CheckResult",
+    "Problem",
+    "check",
+    "check_bucket_connection",
     "check_data",
     "check_new_pool",
+    "check_pool_connection",
     "check_rendezvous",
     "check_run",
-    "try_bucket",
-    "try_pool",
 ]
 
 LOAD_PATIENCE_S = 8.0
-"""How long a check waits for the import of a client library, before the answers' own time."""
+"""How long a check waits for the import of a client library, before its own timeout starts."""
 
 ROUNDS_IN_A_JOB = 3
-"""A deadline that ends a job sooner spends most of it on starting up and catching up."""
+"""A job with a shorter deadline spends most of it on starting up and catching up."""
 
 _FIELDS = frozenset({"options", "hardware", "region", "spot", "image", "timeout_s", "credential"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """``field`` is the form's: ``rendezvous``, or ``pools.<place>.hardware``."""
+class CheckResult:
+    """The result of one check. ``account`` is the account and location as the backend reports them;
+    '' if it was not called."""
 
-    field: str
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """``said`` is who and where we are to a backend, in its words; '' when it was not asked."""
-
-    said: str = ""
-    findings: tuple[Finding, ...] = ()
+    account: str = ""
+    problems: tuple[Problem, ...] = ()
 
 
-def check_run(
-    draft: RunDraft, *, uri: str, rates: ByPlace, over_budget: bool = False
-) -> list[Finding]:
-    """All there is to say about a draft that :func:`runs.submit.create.check_draft` found all
-    right.
+def check(
+    draft: RunDraft, user: User, *, over_budget: bool = False, remote: bool = True
+) -> tuple[Problem, ...]:
+    """The problems of a submission: first of the draft itself, then of backends, bucket and data.
 
-    ``uri`` is the bucket, or the folder of buckets, that is asked. ``rates`` are
-    :func:`runs.submit.throughput_history.known_rates` of the workload. ``over_budget``: the person
-    knows that the budget will end the run.
+    ``remote`` False skips backends, bucket and data.
     """
-    backends = [pool.backend for pool in draft.pools]
-    store = _stored([draft.store_credential]).get(draft.store_credential)
-    questions: dict[str, Callable[[], Answer]] = {
-        **_pool_questions(draft.pools),
-        "rendezvous": lambda: _told("rendezvous", check_rendezvous(uri, backends, store=store)),
-    }
+    try:
+        checked = check_submission(draft, user)
+        if remote:
+            require(checked, over_budget=over_budget)
+    except InvalidRun as error:
+        return error.problems
+    return ()
+
+
+def require(checked: CheckedDraft, *, over_budget: bool = False) -> None:
+    """Raise :class:`InvalidRun` with all problems of backends, bucket and data."""
+    problems = check_run(checked.draft, uri=checked.rendezvous, over_budget=over_budget)
+    if problems:
+        first, *others = problems
+        raise InvalidRun(first.field, first.message, *others)
+
+
+def check_run(draft: RunDraft, *, uri: str, over_budget: bool = False) -> list[Problem]:
+    """All problems of a draft that passed :func:`runs.submit.create.check_draft`.
+
+    ``uri`` is the bucket, or the folder of buckets, to check. ``over_budget``: the user accepts
+    that the budget will end the run.
+    """
+    checks = _pool_checks(draft.pools) | _bucket_check(uri, draft.pools, draft.store_credential)
     data = getattr(draft.workload, "data", "")
-    if isinstance(draft.workload, ByteGPTWorkload) or "://" in data:  # others may be a hub's names
-        questions["data"] = lambda: _told("data", check_data(data, backends))
-    found = [finding for answer in _ask(questions, draft.pools) for finding in answer.findings]
-    found += _deadlines(draft, rates)
-    return found if over_budget else found + _budget(draft, rates)
+    if isinstance(draft.workload, ByteGPTWorkload) or "://" in data:  # otherwise a Hub data set
+        backends = [pool.backend for pool in draft.pools]
+        checks["data"] = lambda: _to_result("data", check_data(data, backends))
+    problems = [
+        problem for result in _run_checks(checks, draft.pools) for problem in result.problems
+    ]
+    estimate = estimate_run(draft, known_rates(draft.workload.to_dict()))
+    problems += _deadlines(draft, estimate)
+    return problems if over_budget else problems + _budget(draft, estimate)
 
 
-def try_pool(pool: PoolDraft, place: int = 0) -> Answer:
-    """The *Test* button of a pool: does the credential work, and would a launch be taken?"""
-    [answer] = _ask(_pool_questions([pool]), [pool])
-    return Answer(
-        said=answer.said,
-        findings=tuple(
-            Finding(field=f.field.replace("pools.0.", f"pools.{place}.", 1), message=f.message)
-            for f in answer.findings
+def check_pool_connection(pool: PoolDraft, index: int = 0) -> CheckResult:
+    """Test a pool: whether its credential works and a launch would be accepted."""
+    [result] = _run_checks(_pool_checks([pool]), [pool])
+    return CheckResult(
+        account=result.account,
+        problems=tuple(
+            Problem(field=f.field.replace("pools.0.", f"pools.{index}.", 1), message=f.message)
+            for f in result.problems
         ),
     )
 
 
-def check_new_pool(run: Run, pool: PoolDraft) -> list[Finding]:
-    """Of a pool that is to join a run: can it reach the bucket, and would a launch be taken?"""
-    if here := only_here(run.rendezvous, [pool.backend], store=run.store_credential):
-        words = f"expected a backend that can reach {here}, found {BACKENDS[pool.backend]}"
-        return [_at(0, "backend", words)]
-    return list(try_pool(pool).findings)
+def check_new_pool(run: Run, pool: PoolDraft) -> list[Problem]:
+    """Check a pool that is added to a run: the pool itself, then whether it reaches the bucket and
+    would launch."""
+    try:
+        check_pool(pool)
+    except InvalidRun as error:
+        return list(error.problems)
+    if local := local_address(run.rendezvous, [pool.backend], store=run.store_credential):
+        message = f"expected a backend that can reach {local}, found {BACKENDS[pool.backend]}"
+        return [_at(0, "backend", message)]
+    return list(check_pool_connection(pool).problems)
 
 
-def try_bucket(
+def check_bucket_connection(
     uri: str, pools: Sequence[PoolDraft], *, store_credential: int | None = None
-) -> Answer:
-    """The *Test* button of the rendezvous."""
+) -> CheckResult:
+    """Test the rendezvous."""
+    [result] = _run_checks(_bucket_check(uri, pools, store_credential), pools)
+    return result
+
+
+def _bucket_check(
+    uri: str, pools: Sequence[PoolDraft], store_credential: int | None
+) -> dict[str, Callable[[], CheckResult]]:
     backends = [pool.backend for pool in pools]
-    store = _stored([store_credential]).get(store_credential)
-    [answer] = _ask(
-        {"rendezvous": lambda: _told("rendezvous", check_rendezvous(uri, backends, store=store))},
-        pools,
-    )
-    return answer
+    store = _credentials([store_credential]).get(store_credential)
+    return {
+        "rendezvous": lambda: _to_result("rendezvous", check_rendezvous(uri, backends, store=store))
+    }
 
 
-def _told(field: str, messages: Sequence[str]) -> Answer:
-    return Answer(findings=tuple(Finding(field=field, message=m) for m in messages))
+def _to_result(field: str, messages: Sequence[str]) -> CheckResult:
+    return CheckResult(problems=tuple(Problem(field=field, message=m) for m in messages))
 
 
-def _stored(ids: Sequence[int | None]) -> dict[int | None, Credential]:
-    """Read before anything is asked: the threads that ask have no business in the database."""
-    wanted = {pk for pk in ids if pk is not None}
-    return dict(Credential.objects.in_bulk(wanted)) if wanted else {}
+def _credentials(ids: Sequence[int | None]) -> dict[int | None, Credential]:
+    """Credentials by id. Loaded first, because the checking threads must not use the database."""
+    wanted_ids = {pk for pk in ids if pk is not None}
+    return dict(Credential.objects.in_bulk(wanted_ids)) if wanted_ids else {}
 
 
 # Backends.
 
 
-def _pool_questions(pools: Sequence[PoolDraft]) -> dict[str, Callable[[], Answer]]:
-    credentials = _stored([pool.credential for pool in pools])
-    alike: dict[tuple[object, ...], int] = {}
+def _pool_checks(pools: Sequence[PoolDraft]) -> dict[str, Callable[[], CheckResult]]:
+    credentials = _credentials([pool.credential for pool in pools])
+    count_by_quota: dict[tuple[object, ...], int] = {}
     for pool in pools:
-        alike[_quota(pool)] = alike.get(_quota(pool), 0) + pool.count
+        count_by_quota[_quota(pool)] = count_by_quota.get(_quota(pool), 0) + pool.count
     return {
-        f"pools.{place}": partial(
-            _ask_pool, pool, place, credentials.get(pool.credential), alike[_quota(pool)]
+        f"pools.{index}": partial(
+            _check_pool, pool, index, credentials.get(pool.credential), count_by_quota[_quota(pool)]
         )
-        for place, pool in enumerate(pools)
+        for index, pool in enumerate(pools)
     }
 
 
 def _quota(pool: PoolDraft) -> tuple[object, ...]:
-    """Pools of one of these take from the same quota."""
+    """Pools with the same key share one quota."""
     return pool.backend, pool.credential, pool.hardware, pool.region, pool.spot
 
 
-def _ask_pool(pool: PoolDraft, place: int, credential: Credential | None, count: int) -> Answer:
-    if beyond := _beyond(pool, credential):
-        return Answer(findings=tuple(_at(place, field, words) for field, words in beyond.items()))
+def _check_pool(
+    pool: PoolDraft, index: int, credential: Credential | None, count: int
+) -> CheckResult:
+    if problem := refused_options(pool.backend, credential, pool.options):
+        return CheckResult(problems=(_at(index, "options", problem),))
     executor = executor_of(pool.backend, credential)
-    said = executor.check()
+    if problems := _static_problems(pool, executor.capabilities):
+        return CheckResult(
+            problems=tuple(_at(index, field, message) for field, message in problems.items())
+        )
+    account = executor.check()
     spec = ReplicaSpec(
         launch_key="preflight",
         replica=0,
@@ -163,109 +204,107 @@ def _ask_pool(pool: PoolDraft, place: int, credential: Credential | None, count:
         image=pool.image,
         options=pool.options,
     )
-    problems = executor.preflight(spec, count)
-    return Answer(
-        said=redact(said), findings=tuple(_at(place, p.field, p.message) for p in problems)
+    refusals = executor.preflight(spec, count)
+    return CheckResult(
+        account=redact(account), problems=tuple(_at(index, p.field, p.message) for p in refusals)
     )
 
 
-def _beyond(pool: PoolDraft, credential: Credential | None) -> dict[str, str]:
-    """Field -> what the backend cannot do at all; no need to ask it."""
-    if problem := refused_options(pool.backend, credential, pool.options):
-        return {"options": problem}  # the backend is not asked with the credential's rights
-    can, label = capabilities_of(pool.backend, credential), BACKENDS[pool.backend]
-    found = {}
+def _static_problems(pool: PoolDraft, can: Capabilities) -> dict[str, str]:
+    """Problems by field that need no request to the backend."""
+    label, problems = BACKENDS[pool.backend], {}
     if pool.spot and not can.spot:
-        found["spot"] = f"{label} has no spot machines"
+        problems["spot"] = f"{label} has no spot machines"
     if pool.image and not can.images:
-        found["image"] = f"{label} takes no image, found {pool.image!r}"
+        problems["image"] = f"{label} takes no image, found {pool.image!r}"
     if can.max_lifetime_s is not None and pool.timeout_s > can.max_lifetime_s:
-        found["timeout_s"] = (
+        problems["timeout_s"] = (
             f"expected at most the {can.max_lifetime_s:.0f} s that {label} allows, "
             f"found {pool.timeout_s} s"
         )
-    return found
+    return problems
 
 
-def _at(place: int, field: str, message: str) -> Finding:
-    return Finding(
-        field=f"pools.{place}.{field if field in _FIELDS else 'backend'}", message=redact(message)
+def _at(index: int, field: str, message: str) -> Problem:
+    return Problem(
+        field=f"pools.{index}.{field if field in _FIELDS else 'backend'}", message=redact(message)
     )
 
 
-def _ask(questions: Mapping[str, Callable[[], Answer]], pools: Sequence[PoolDraft]) -> list[Answer]:
-    """The import of a backend's client takes no time from its answer: it is waited for before."""
+def _run_checks(
+    checks: Mapping[str, Callable[[], CheckResult]], pools: Sequence[PoolDraft]
+) -> list[CheckResult]:
+    """Run the checks in parallel. Importing a client library happens before their timeout."""
     loading = wait_loaded({pool.backend for pool in pools}, patience_s=LOAD_PATIENCE_S)
-    answers, ready = [], {}
-    for name, question in questions.items():
-        head, _, place = name.partition(".")
-        if head == "pools" and (backend := pools[int(place)].backend) in loading:
+    results, ready = [], {}
+    for name, run_check in checks.items():
+        head, _, index = name.partition(".")
+        if head == "pools" and (backend := pools[int(index)].backend) in loading:
             message = (
-                f"The client library of {BACKENDS[backend]} is still being loaded, which can take "
-                "half a minute after the server's start. Check again in a moment."
+                f"The client library of {BACKENDS[backend]} is still loading, which can take half "
+                "a minute after the server's start. Check again in a moment."
             )
-            answers.append(Answer(findings=(_at(int(place), "backend", message),)))
+            results.append(CheckResult(problems=(_at(int(index), "backend", message),)))
         else:
-            ready[name] = question
-    for name, answer in ask_all(ready).items():
-        if isinstance(answer, Answer):
-            answers.append(answer)
+            ready[name] = run_check
+    for name, result in call_all(ready).items():
+        if isinstance(result, CheckResult):
+            results.append(result)
             continue
-        head, _, place = name.partition(".")
+        head, _, index = name.partition(".")
         if head == "pools":
-            finding = _of_backend(pools[int(place)], int(place), answer)
+            problem = _of_backend(pools[int(index)], int(index), result)
         else:
-            finding = Finding(field=name, message=redact(str(answer)) or type(answer).__name__)
-        answers.append(Answer(findings=(finding,)))
-    return answers
+            problem = Problem(field=name, message=redact(str(result)) or type(result).__name__)
+        results.append(CheckResult(problems=(problem,)))
+    return results
 
 
-def _of_backend(pool: PoolDraft, place: int, error: Exception) -> Finding:
-    """What a backend answered with instead of an answer."""
+def _of_backend(pool: PoolDraft, index: int, error: Exception) -> Problem:
+    """A backend's exception as a problem."""
     label = BACKENDS[pool.backend]
-    words = str(error).removeprefix(f"{label}: ")
-    if isinstance(error, NeedsPerson):
-        return _at(place, "credential", f"{label}: {words}")
-    if isinstance(error, NoAnswer | RetryLater):
-        return _at(place, "backend", f"{label} could not be asked: {words}")
+    message = str(error).removeprefix(f"{label}: ")
+    if isinstance(error, AccountError):
+        return _at(index, "credential", f"{label}: {message}")
+    if isinstance(error, CallTimeout | RetryLater):
+        return _at(index, "backend", f"{label} could not be checked: {message}")
     if isinstance(error, ExecutorError):
-        return _at(place, "backend", f"{label}: {words}")
-    # A bug or a broken client. Its words may hold anything.
-    return _at(place, "backend", f"{label} could not be asked: {type(error).__name__}")
+        return _at(index, "backend", f"{label}: {message}")
+    # A bug or a broken client. Its message can contain anything.
+    return _at(index, "backend", f"{label} could not be checked: {type(error).__name__}")
 
 
-# What follows from what is known.
+# Problems that follow from known values.
 
 
-def _deadlines(draft: RunDraft, rates: ByPlace) -> list[Finding]:
-    round_s = forecast(draft, rates).round_s
+def _deadlines(draft: RunDraft, estimate: RunEstimate) -> list[Problem]:
+    round_s = estimate.round_s
     if round_s is None:
         return []
-    credentials = _stored([pool.credential for pool in draft.pools])
-    found = []
+    credentials = _credentials([pool.credential for pool in draft.pools])
+    problems = []
     least_s = ROUNDS_IN_A_JOB * round_s
-    for place, pool in enumerate(draft.pools):
+    for index, pool in enumerate(draft.pools):
         can = capabilities_of(pool.backend, credentials.get(pool.credential))
         life_s = pool.timeout_s or can.max_lifetime_s
         if life_s is not None and life_s < least_s:
-            found.append(
+            problems.append(
                 _at(
-                    place,
+                    index,
                     "timeout_s",
                     f"expected at least {ROUNDS_IN_A_JOB} rounds, about {least_s:.0f} s at the "
                     f"rate of earlier runs, found {life_s:.0f} s",
                 )
             )
-    return found
+    return problems
 
 
-def _budget(draft: RunDraft, rates: ByPlace) -> list[Finding]:
-    money = forecast(draft, rates)
+def _budget(draft: RunDraft, money: RunEstimate) -> list[Problem]:
     if not draft.budget_usd or money.usd is None or money.usd <= draft.budget_usd:
         return []
     until = "to the time limit" if money.hours_by == "time limit" else "for all rounds"
-    words = (
+    message = (
         f"expected at least ${money.usd:.2f}, the estimate {until} ({money.hours:.1f} h at "
         f"${money.usd_h:.2f} an hour), found ${draft.budget_usd:.2f}"
     )
-    return [Finding(field="budget_usd", message=words)]
+    return [Problem(field="budget_usd", message=message)]

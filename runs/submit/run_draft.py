@@ -1,20 +1,35 @@
-"""Drafts: what a person asks for before it is a run, and the ones offered ready-made.
+"""Drafts: a user's request for a run before it exists, and ready-made templates.
 
-A draft holds no ids and touches nothing; :func:`runs.actions.replicas_and_pools.create_run` checks
-the whole and stores it.
+A draft contains no ids and has no side effects. :func:`runs.submit.create.create_run` validates and
+stores it.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import ByteGPTWorkload, CustomWorkload, HuggingFaceWorkload
+from executors.registry import DESCRIPTIONS
 
 Workload = ByteGPTWorkload | HuggingFaceWorkload | CustomWorkload
+
+LIMITS = ("time_limit_s", "start_timeout_s", "budget_usd", "max_restarts")
+"""Fields of a draft that are columns of its run."""
+POOL_COLUMNS = (
+    "backend",
+    "hardware",
+    "region",
+    "spot",
+    "image",
+    "timeout_s",
+    "options",
+    "max_price_usd_h",
+)
+"""Fields of a pool's draft that are columns of the pool."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +39,8 @@ class PoolDraft:
     ``hardware`` is a name of :func:`runs.backends.executors.catalogue`. ``timeout_s`` 0 is the
     longest deadline the backend allows. ``credential`` is the id of a
     :class:`~runs.models.Credential` of that backend, None for the server's own environment.
-    ``price_usd_h`` replaces the catalogue's. ``max_price_usd_h`` refuses what costs more, None
-    nothing.
+    ``price_usd_h`` overrides the catalogue's price. Hardware above ``max_price_usd_h`` is not
+    launched; None means no limit.
     """
 
     backend: str = "local"
@@ -43,8 +58,8 @@ class PoolDraft:
 
 @dataclass(frozen=True, kw_only=True)
 class Fork:
-    """Begin with the checkpoint of ``round`` of the run of id ``run``; ``outer``: with the state of
-    its outer optimizer too."""
+    """Start with the checkpoint of ``round`` of the run with id ``run``; with ``outer`` also with
+    the state of its outer optimizer."""
 
     run: uuid.UUID
     round: int
@@ -53,12 +68,14 @@ class Fork:
 
 @dataclass(frozen=True, kw_only=True)
 class RunDraft:
-    """``rendezvous`` is the URI of the run's own prefix; '' means the default prefix + run id.
+    """A requested run.
+
+    ``rendezvous`` is the URI of the run's own prefix; '' means the default prefix plus run id.
     ``time_limit_s``, ``budget_usd`` and ``start_timeout_s`` 0 mean no limit; ``start_timeout_s`` is
-    how long the first step may be waited for. ``store_credential`` is the id of a credential of
-    kind ``store``, None for the server's own environment. ``archive`` is a zip of user code, for
-    workloads that name a function in it. ``fork`` None begins with weights of its own. ``notify``
-    are ids of the webhooks that are told of its alerts, None all there are and will be.
+    the longest wait for the first step. ``store_credential`` is the id of a credential of kind
+    ``store``, None for the server's own environment. ``archive`` is a zip of user code, for
+    workloads that name a function in it. ``fork`` None starts with new weights. ``notify`` are ids
+    of the webhooks that receive its alerts; None means all webhooks, also future ones.
     """
 
     name: str
@@ -74,6 +91,18 @@ class RunDraft:
     archive: bytes = field(default=b"", repr=False)
     fork: Fork | None = None
     notify: tuple[int, ...] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of the draft, with credentials and webhooks by id. It has no archive: the
+        workload refers to it."""
+        body = {field.name: getattr(self, field.name) for field in fields(self)}
+        del body["archive"]
+        return body | {
+            "settings": self.settings.to_dict(),
+            "workload": self.workload.to_dict(),
+            "pools": [asdict(pool) for pool in self.pools],
+            "fork": self.fork and asdict(self.fork) | {"run": str(self.fork.run)},
+        }
 
 
 def local_demo() -> RunDraft:
@@ -103,27 +132,24 @@ def local_demo() -> RunDraft:
 
 
 def mixed_demo() -> RunDraft:
-    """Two replicas on this machine and one on each of four emulated backends
-    (``tests/emulators/``)."""
+    """Two replicas on this machine and one on each emulated backend (``tests/emulators/``)."""
     local = local_demo()
+    emulated = [backend for backend in DESCRIPTIONS.values() if backend.demo_hardware]
     return replace(
         local,
         name="Mixed demo",
         settings=replace(
             local.settings,
-            num_replicas=6,
+            num_replicas=2 + len(emulated),
             min_quorum=2,
             sync_every=60,
             total_rounds=12,
             warmup_steps=90,
-            start_replicas=6,
+            start_replicas=2 + len(emulated),
         ),
         pools=(
             PoolDraft(backend="local", hardware="cpu", count=2),
-            PoolDraft(backend="modal", hardware="cpu"),
-            PoolDraft(backend="huggingface", hardware="cpu-basic"),
-            PoolDraft(backend="sagemaker", hardware="ml.m5.large"),
-            PoolDraft(backend="kubernetes", hardware="cpu"),
+            *(PoolDraft(backend=each.name, hardware=each.demo_hardware) for each in emulated),
         ),
         budget_usd=1.0,
         start_timeout_s=300,
@@ -155,6 +181,8 @@ def huggingface_start() -> RunDraft:
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
+    """A ready-made draft."""
+
     label: str
     make: Callable[[], RunDraft]
 
@@ -164,7 +192,8 @@ TEMPLATES = {
     "huggingface": Template(
         label="Small Llama: two replicas, from scratch", make=huggingface_start
     ),
-    "mixed": Template(label="Mixed demo: six replicas on five backends", make=mixed_demo),
+    "mixed": Template(
+        label="Mixed demo: two replicas here, one on each emulated backend", make=mixed_demo
+    ),
 }
-"""What the submit form can be filled in with, by the name in its address; the first is what a first
-visit finds."""
+"""Templates of the submit form by the name in its address. The first is the default."""

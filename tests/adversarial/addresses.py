@@ -1,4 +1,4 @@
-"""Every page, answer and export that shows a run."""
+"""Addresses of every page, API operation and export that shows a run."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ def addresses(run: Any) -> Iterator[str]:
     for axis in ("step", "round", "tokens", "wall"):
         for more in ("", "&last=1", "&points=10", "&replica=0", "&own=0", "&from=0&to=1e300"):
             yield f"{at}series.json?of={SERIES}&x={axis}{more}"
-    yield f"{at}points.json?series=eval_loss"
-    yield f"{at}points.json?series=loss&replica=0"
     yield f"{at}heatmap.json"
     yield f"{at}timeline.json"
     for number in run.rounds.order_by("number").values_list("number", flat=True)[:8]:
@@ -42,9 +40,19 @@ def addresses(run: Any) -> Iterator[str]:
     yield f"/compare.json?ids={run.pk}"
     yield f"/compare.csv?ids={run.pk}"
     for name in (
-        "", "/info", "/document", "/replicas", "/rounds", "/events", "/logs", "/series", "/alerts",
-        "/checkpoints", "/points?series=loss&replica=0", "/points?series=eval_loss",
-    ):  # fmt: skip
+        "",
+        "/info",
+        "/document",
+        "/replicas",
+        "/rounds",
+        "/events",
+        "/logs",
+        "/series",
+        "/alerts",
+        "/checkpoints",
+        "/points?series=loss&replica=0",
+        "/points?series=eval_loss",
+    ):
         yield f"/api/runs/{run.pk}{name}"
     yield f"/api/compare?ids={run.pk}"
     for table in TABLES:
@@ -54,15 +62,15 @@ def addresses(run: Any) -> Iterator[str]:
 
 
 def broken(client: Any, run: Any) -> list[tuple[str, int]]:
-    """Addresses that answer with an error of the server's own."""
-    found = []
+    """Return the addresses that respond with a server error, and their status."""
+    result = []
     for address in addresses(run):
         response = client.get(address)
         if getattr(response, "streaming", False):
             try:
                 b"".join(response.streaming_content)
             except Exception:
-                found.append((address, 500))
+                result.append((address, 500))
         if response.status_code >= 500:
-            found.append((address, response.status_code))
-    return found
+            result.append((address, response.status_code))
+    return result

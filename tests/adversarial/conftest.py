@@ -1,4 +1,4 @@
-"""The world of :mod:`tests.runs`, and someone who looks at all pages."""
+"""The fixtures of :mod:`tests.runs`, and a client that requests all pages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from django.test import Client
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.browser import seed
-from tests.runs.conftest import clock, executor, make_run, make_world, outbox  # noqa: F401
+from tests.runs.conftest import clock, executor, make_harness, make_run, outbox  # noqa: F401
 
 LONG = "ARCHIPELAGO_ADVERSARIAL_EXAMPLES"
-"""How many worlds are tried, each with ``ARCHIPELAGO_ADVERSARIAL_RECORDS`` hostile records."""
+"""Number of examples, each with ``ARCHIPELAGO_ADVERSARIAL_RECORDS`` hostile records."""
 settings.register_profile(
     "adversarial",
     max_examples=int(os.environ.get(LONG, "4")),
@@ -28,7 +28,7 @@ settings.register_profile(
 
 @pytest.fixture
 def viewer(db: None) -> Any:
-    """A client of the operator who owns the run; an error is an answer with status 500."""
+    """A client of the operator who owns the run; an exception is a response with status 500."""
     client = Client(raise_request_exception=False)
     client.force_login(seed.user("olga", "operator"))
     return client

@@ -1,8 +1,8 @@
-"""Whatever a run's prefix holds: the run's tick ends after bounded work, a forced stop cancels its
-jobs, every page and export of it answers, and other runs go on.
+"""With hostile records in a run's prefix, its ticks do bounded work, a forced stop cancels its
+jobs, all its pages and exports respond, and other runs continue.
 
 ``ARCHIPELAGO_ADVERSARIAL_EXAMPLES=26 ARCHIPELAGO_ADVERSARIAL_RECORDS=400`` tries ten thousand
-records, others each time.
+random records.
 """
 
 from __future__ import annotations
@@ -25,47 +25,47 @@ from tests.adversarial.records import RECORDS, hostile
 pytestmark = pytest.mark.django_db
 
 STATEMENTS = 100 * max(RECORDS, 40)
-"""Of one tick, far above what it needs: it may not grow with what the records hold."""
+"""Limit of one tick, far above its need: the content of records must not increase the number."""
 
 
 @settings(settings.get_profile("adversarial"))
 @given(objects=st.lists(hostile, min_size=RECORDS, max_size=RECORDS))
 def test_hostile_records_break_nothing(
-    make_world: Callable[..., Any], viewer: Any, objects: list[tuple[str, bytes]]
+    make_harness: Callable[..., Any], viewer: Any, objects: list[tuple[str, bytes]]
 ) -> None:
     with transaction.atomic():
-        try_records(make_world, viewer, objects)
+        try_records(make_harness, viewer, objects)
         transaction.set_rollback(True)
 
 
 def try_records(
-    make_world: Callable[..., Any], viewer: Any, objects: list[tuple[str, bytes]]
+    make_harness: Callable[..., Any], viewer: Any, objects: list[tuple[str, bytes]]
 ) -> None:
-    other = make_world(replicas=1, total_rounds=70)
+    other = make_harness(replicas=1, total_rounds=70)
     other.start()
-    world = make_world(replicas=2, total_rounds=70)
-    world.start()
-    keys = {world.key(number) for number in (0, 1)}
+    harness = make_harness(replicas=2, total_rounds=70)
+    harness.start()
+    keys = {harness.key(number) for number in (0, 1)}
     for key, data in objects:
-        world.bucket.store.put(key, data)
+        harness.bucket.store.put(key, data)
     for _ in range(2):
-        with CaptureQueriesContext(connection) as found:
-            world.tick()
-        assert len(found) < STATEMENTS
+        with CaptureQueriesContext(connection) as result:
+            harness.tick()
+        assert len(result) < STATEMENTS
     assert LogLine.objects.count() <= RECORDS * MAX_LOGS
-    assert MetricBlock.objects.filter(run=world.run).count() < 100 * RECORDS
-    assert Round.objects.filter(run=world.run).count() < 10 * RECORDS
-    assert Event.objects.filter(run=world.run).count() < 10 * RECORDS
-    assert broken(viewer, world.run) == []
-    if world.run.ended_at is None:
-        lifecycle.force_stop(world.run, actor=world.run.owner)
-        world.tick()
-        assert keys <= set(world.executor.cancelled)
-    goes_on(other)
+    assert MetricBlock.objects.filter(run=harness.run).count() < 100 * RECORDS
+    assert Round.objects.filter(run=harness.run).count() < 10 * RECORDS
+    assert Event.objects.filter(run=harness.run).count() < 10 * RECORDS
+    assert broken(viewer, harness.run) == []
+    if harness.run.ended_at is None:
+        lifecycle.force_stop(harness.run, actor=harness.run.owner)
+        harness.tick()
+        assert keys <= set(harness.executor.cancelled)
+    check_other_run(other)
 
 
-def goes_on(other: Any) -> None:
-    """A run beside it commits a round and is looked at."""
+def check_other_run(other: Any) -> None:
+    """Check that another run still commits a round."""
     other.bucket.plan(1, (0,))
     other.bucket.commit(1, (0,))
     other.bucket.segment(0, 1, losses=(3.0, 2.0))

@@ -1,4 +1,4 @@
-"""What the tests of :mod:`runs` share: a clock, a backend, what was enqueued, a run with all."""
+"""Fixtures for the tests of :mod:`runs`: a clock, a backend, enqueued tasks, and a launched run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.runs import world as w
-from tests.runs.desk import Desk
+from tests.runs import run_harness as w
+from tests.runs.ingest_harness import IngestHarness
 
 
 @pytest.fixture
@@ -29,14 +29,20 @@ def executor(monkeypatch: pytest.MonkeyPatch) -> w.FakeExecutor:
 
 @pytest.fixture
 def outbox(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """(task, *args) of everything that was enqueued. That this waits for the commit is
-    ``test_queue``'s to prove."""
+    """(task, *args) of every enqueued task. ``test_task_queue`` checks that they are sent
+    after the commit."""
     sent: list[tuple[Any, ...]] = []
     for module in (
-        "actions.replicas_and_pools", "actions.lifecycle", "submit.create", "reconcile.launch",
-        "reconcile.replicas", "reconcile.reconciler", "tasks", "actions.admin_overrides",
+        "actions.replicas_and_pools",
+        "actions.lifecycle",
+        "submit.create",
+        "reconcile.launch",
+        "reconcile.replicas",
+        "reconcile.reconciler",
+        "tasks",
+        "actions.admin_overrides",
         "admin.replicas",
-    ):  # fmt: skip
+    ):
         monkeypatch.setattr(
             f"runs.{module}.enqueue", lambda task, *args, expires=None: sent.append((task, *args))
         )
@@ -45,13 +51,13 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def make_run(db: None, tmp_path: Path, outbox: Any, settings: Any) -> Callable[..., Any]:
-    """A queued run as the form makes one; group settings by keyword."""
+    """Creates queued runs as the submit form does; group settings by keyword."""
     settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri()
 
     def make(**changes: Any) -> Any:
         import uuid
 
-        from runs.actions.replicas_and_pools import create_run
+        from runs.submit.create import create_run
 
         owner = changes.pop("owner", None) or w.person("olga", "operator")
         return create_run(w.draft(**changes), owner=owner, submit_key=uuid.uuid4().hex)
@@ -60,30 +66,30 @@ def make_run(db: None, tmp_path: Path, outbox: Any, settings: Any) -> Callable[.
 
 
 @pytest.fixture
-def make_world(
+def make_harness(
     make_run: Callable[..., Any],
     clock: w.Clock,
     executor: w.FakeExecutor,
     outbox: list[tuple[Any, ...]],
     monkeypatch: pytest.MonkeyPatch,
-) -> Callable[..., World]:
-    def make(**changes: Any) -> World:
+) -> Callable[..., Harness]:
+    def make(**changes: Any) -> Harness:
         deltas: list[dict[str, Any]] = []
         monkeypatch.setattr(
             "runs.live_stream.publish", lambda run_id, delta: not deltas.append(delta)
         )
-        return World(make_run(**changes), clock, executor, outbox, deltas)
+        return Harness(make_run(**changes), clock, executor, outbox, deltas)
 
     return make
 
 
 @pytest.fixture
-def desk(make_run: Callable[..., Any], clock: w.Clock) -> Desk:
-    return Desk(make_run(), clock)
+def ingest(make_run: Callable[..., Any], clock: w.Clock) -> IngestHarness:
+    return IngestHarness(make_run(), clock)
 
 
-class World:
-    """One launched run; :meth:`tick` is the reconciler's."""
+class Harness:
+    """One launched run, and the tasks of its workers."""
 
     def __init__(
         self,
@@ -105,7 +111,7 @@ class World:
         run.refresh_from_db()
 
     def work(self) -> None:
-        """What a worker does: the launches that were enqueued."""
+        """Run the enqueued launches, as a worker does."""
         from runs.reconcile.launch import launch_replica
 
         due = dict.fromkeys(self.outbox)
@@ -117,21 +123,21 @@ class World:
                     launch_replica(pk)
 
     def tick(self, after_s: float = 1.0) -> Any:
-        """What the workers do in a second: :func:`tests.runs.world.tick`."""
+        """Advance the clock and run :func:`tests.runs.run_harness.tick`."""
         self.clock.pass_s(after_s)
         w.tick(str(self.run.pk), self.outbox)
         self.run.refresh_from_db()
         return self.run
 
     def ingest(self) -> None:
-        """A pass of ingest alone."""
+        """Run one pass of ingest without control."""
         from runs.ingest.ingest_pass import ingest_run
 
         ingest_run(str(self.run.pk))
         self.run.refresh_from_db()
 
     def control(self, after_s: float = 1.0) -> Any:
-        """A tick of control alone."""
+        """Run one tick of control without ingest."""
         from runs.reconcile.reconciler import reconcile_run
 
         self.clock.pass_s(after_s)
@@ -146,7 +152,7 @@ class World:
                 self.bucket.beat(replica.number, self.beats, state, **more)
 
     def start(self) -> None:
-        """Every replica has beaten once."""
+        """Write a heartbeat of every replica, then run a tick."""
         self.beat_all()
         self.tick()
 
@@ -157,6 +163,6 @@ class World:
         return self.replica(number).attempts.get(number=attempt).launch_key
 
     def events(self, kind: str) -> list[str]:
-        """Messages of that kind, oldest first."""
-        found = self.run.events.filter(kind=kind).order_by("id")
-        return [event.message for event in found]
+        """Messages of the events of this kind, oldest first."""
+        result = self.run.events.filter(kind=kind).order_by("id")
+        return [event.message for event in result]

@@ -1,17 +1,17 @@
-"""What the tests of launching share."""
+"""Helpers of the launch tests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from tests.runs import world as w
+from tests.runs import run_harness as w
 
 MakeRun = Callable[..., Any]
 
 
 class Killed(Exception):
-    """The worker died here."""
+    """Simulates SIGKILL of a worker: no handler catches it."""
 
 
 def launched(run: Any) -> Any:

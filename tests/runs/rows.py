@@ -1,4 +1,4 @@
-"""Every row of a run, as two databases can be compared: in this process, or printed by another."""
+"""All rows of a run as values that can be compared between databases, also across processes."""
 
 from __future__ import annotations
 
@@ -27,35 +27,43 @@ NAMES: dict[str, Callable[[Any], Any]] = {
     "round": lambda row: row.number,
     "pool": lambda pool: [p.pk for p in pool.run.pools.order_by("pk")].index(pool.pk),
 }
-"""What a row points at, by a name that outlives it."""
+"""References to other rows, by a value that a restored row has too."""
 ROWS = {
-    "Run": "pk", "ReplicaPool": "run", "Replica": "run", "ReplicaAttempt": "replica__run",
-    "Round": "run", "Contribution": "round__run", "Checkpoint": "run", "Event": "run",
-    "MetricBlock": "run", "LogLine": "replica__run", "Alert": "run",
+    "Run": "pk",
+    "ReplicaPool": "run",
+    "Replica": "run",
+    "ReplicaAttempt": "replica__run",
+    "Round": "run",
+    "Contribution": "round__run",
+    "Checkpoint": "run",
+    "Event": "run",
+    "MetricBlock": "run",
+    "LogLine": "replica__run",
+    "Alert": "run",
     "TelemetryCursor": "replica__run",
-}  # fmt: skip
+}
 
 
 def rows(run: Any, *, but: dict[str, set[str]] | None = None) -> dict[str, list[Any]]:
-    """Every row of the run in every table, without ids and the control plane's own clock."""
-    found: dict[str, list[Any]] = {}
+    """All rows of the run, without ids and the clock columns of the control plane."""
+    result: dict[str, list[Any]] = {}
     for name, path in ROWS.items():
         model = apps.get_model("runs", name)
         left_out = {"id"} if name != "Run" else set()
         left_out |= IDS.get(name, set()) | import_run.OWN_CLOCK.get(name, frozenset())
         left_out |= (but or {}).get(name, set())
         fields = [f for f in model._meta.concrete_fields if f.name not in left_out]
-        told = [
-            {f.name: _told(getattr(row, f.name), f) for f in fields}
+        values = [
+            {f.name: _comparable(getattr(row, f.name), f) for f in fields}
             for row in model.objects.filter(**{path: run.pk})
         ]
         if name != "Event":  # their order is part of them
-            told.sort(key=lambda row: json.dumps(row, sort_keys=True, default=str))
-        found[name] = told
-    return found
+            values.sort(key=lambda row: json.dumps(row, sort_keys=True, default=str))
+        result[name] = values
+    return result
 
 
-def _told(value: Any, field: models.Field[Any, Any]) -> Any:
+def _comparable(value: Any, field: models.Field[Any, Any]) -> Any:
     if isinstance(field, models.ForeignKey):
         return None if value is None else NAMES[field.name](value)
     return bytes(value).hex() if isinstance(field, models.BinaryField) else value

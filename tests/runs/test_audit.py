@@ -30,8 +30,8 @@ def three() -> list[AuditEntry]:
 
 
 def actions(**wanted: Any) -> list[str]:
-    found = AuditEntry.objects.filter(**wanted).order_by("id")
-    return list(found.values_list("action", flat=True))
+    result = AuditEntry.objects.filter(**wanted).order_by("id")
+    return list(result.values_list("action", flat=True))
 
 
 @pytest.mark.parametrize("statement", CHANGES)
@@ -55,8 +55,16 @@ def test_an_entry_cannot_be_replaced(same: str) -> None:
     entry = three()[1]
     audit_triggers.install(connection)
     values = {"id": entry.pk, "hash": entry.hash} if same == "id" else {"hash": entry.hash}
-    columns = {**values, "at": entry.at, "actor": "eve", "previous_hash": entry.previous_hash,
-               "address": "", "action": "nothing", "target": "", "detail": ""}  # fmt: skip
+    columns = {
+        **values,
+        "at": entry.at,
+        "actor": "eve",
+        "previous_hash": entry.previous_hash,
+        "address": "",
+        "action": "nothing",
+        "target": "",
+        "detail": "",
+    }
     columns.setdefault("hash", "f" * 64)
     names, marks = ", ".join(columns), ", ".join("%s" for _ in columns)
     with (
@@ -76,9 +84,9 @@ def test_an_entry_cannot_be_replaced(same: str) -> None:
 def test_the_migration_installs_the_triggers() -> None:
     from importlib import import_module
 
-    migration = import_module("runs.migrations.0022_security")
-    [operation] = [o for o in migration.Migration.operations if hasattr(o, "code")]
-    assert operation.code is migration.install
+    migration = import_module("runs.migrations.0001_squashed_0025_waits_and_earlier_costs")
+    steps = [o.code for o in migration.Migration.operations if hasattr(o, "code")]
+    assert migration.install_audit_triggers in steps
 
 
 def test_a_changed_entry_is_found() -> None:
@@ -97,7 +105,7 @@ def test_a_missing_entry_is_found() -> None:
     assert broken.entry == entries[2].pk
 
 
-def test_a_log_that_was_cut_off_or_written_anew_does_not_have_the_noted_head(capsys: Any) -> None:
+def test_truncated_or_rewritten_log_lacks_the_recorded_head(capsys: Any) -> None:
     head = three()[2].hash
     call_command("verify_audit_log", head=head)
     assert head in capsys.readouterr().out
@@ -107,14 +115,14 @@ def test_a_log_that_was_cut_off_or_written_anew_does_not_have_the_noted_head(cap
         call_command("verify_audit_log", head=head)
 
 
-def test_an_entry_and_its_action_happen_together() -> None:
+def test_entry_and_action_share_a_transaction() -> None:
     with pytest.raises(RuntimeError), transaction.atomic():
         audit.record("test.action", actor="ada")
         raise RuntimeError
     assert actions() == []
 
 
-def test_secrets_are_struck_out() -> None:
+def test_secrets_are_redacted() -> None:
     redaction.remember(["hunter2hunter2"])
     audit.record("test.action", actor="ada", detail="password hunter2hunter2\x00")
     entry = AuditEntry.objects.get()
@@ -134,7 +142,7 @@ def test_entries_are_written_to_a_file_as_json(
     assert Path(settings.AUDIT_LOG).stat().st_mode & 0o777 == 0o600
 
 
-# What is recorded.
+# Recorded actions.
 
 
 def test_sign_in_and_out_with_the_address() -> None:
@@ -145,9 +153,9 @@ def test_sign_in_and_out_with_the_address() -> None:
     client.post("/login", {"username": "my secret", "password": "wrong"})
     client.post("/login", {"username": "olga", "password": "correct horse battery"})
     client.post("/logout")
-    found = actions(address="198.51.100.7")
-    assert found == ["sign_in.failed", "sign_in.failed", "sign_in.succeeded", "sign_out"]
-    # A password that was typed into the field of the name is not kept.
+    result = actions(address="198.51.100.7")
+    assert result == ["sign_in.failed", "sign_in.failed", "sign_in.succeeded", "sign_out"]
+    # A password in the username field is not stored.
     assert not any("my secret" in json.dumps(audit.as_row(e)) for e in AuditEntry.objects.all())
 
 
@@ -163,11 +171,11 @@ def test_users_and_tokens() -> None:
     assert text not in json.dumps([audit.as_row(e) for e in AuditEntry.objects.all()])
 
 
-def test_passwords_that_users_change_themselves() -> None:
+def test_own_password_changes() -> None:
     cache.clear()
-    admin, olga = seed.user("ada", "admin"), seed.user("olga", "operator")
+    admin, operator_user = seed.user("ada", "admin"), seed.user("olga", "operator")
     client = Client()
-    client.force_login(olga)
+    client.force_login(operator_user)
     own = {"old_password": "correct horse battery", "new_password1": "staple-of-92-horses"}
     own["new_password2"] = own["new_password1"]
     assert client.post("/account/password", own).status_code == 302

@@ -1,4 +1,4 @@
-"""The live stream: a convenience that never fails anybody."""
+"""The live stream: optional, so failures of Redis raise nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_stream, "_down", False)
 
 
-def test_redis_away_is_said_once_and_raises_nothing(
+def test_unavailable_redis_is_logged_once_and_raises_nothing(
     up: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="runs.live_stream"):
@@ -26,7 +26,7 @@ def test_redis_away_is_said_once_and_raises_nothing(
     assert [r.getMessage()[:21] for r in caplog.records] == ["live updates are off "]
 
 
-def test_redis_back_is_used_again(
+def test_redis_is_used_again_once_available(
     up: None, valkey: str, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     live_stream.publish("run", {})
@@ -51,9 +51,7 @@ def test_a_delta_arrives(up: None, valkey: str, settings: Any) -> None:
     assert live_stream.latest_id() == entry_id.decode() != before
 
 
-def test_a_number_that_json_has_not_is_a_bug_and_not_sent(
-    up: None, valkey: str, settings: Any
-) -> None:
+def test_number_that_is_not_finite_is_not_sent(up: None, valkey: str, settings: Any) -> None:
     settings.REDIS_URL = valkey
     before = live_stream.latest_id()
     with pytest.raises(ValueError, match="JSON"):
@@ -82,8 +80,8 @@ def test_a_tick_arrives_as_one_delta(
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("how", ["killed", "redis away as it told"])
-def test_what_a_tick_stored_and_never_told_is_told_by_the_next(
+@pytest.mark.parametrize("how", ["killed", "redis unavailable on publication"])
+def test_unpublished_changes_are_published_by_the_next_tick(
     up: None,
     valkey: str,
     settings: Any,
@@ -114,34 +112,32 @@ def test_what_a_tick_stored_and_never_told_is_told_by_the_next(
         else:
             patched.setattr(live_stream, "_add", lambda entry: False)
             tasks.reconcile_run(str(run.pk))
-    assert not live_stream.client().xread({live_stream.STREAM: before}), "nobody was told"
+    assert not live_stream.client().xread({live_stream.STREAM: before}), "nothing was published"
     tasks.reconcile_run(str(run.pk))
     [[_, entries]] = live_stream.client().xread({live_stream.STREAM: before})
     resyncs = [f for _, f in entries if b"resync" in f]
     assert [f[b"run"].decode() for f in resyncs] == [str(run.pk)]
     after = live_stream.latest_id()
     tasks.reconcile_run(str(run.pk))
-    found = live_stream.client().xread({live_stream.STREAM: after}) or []
-    assert not [f for _, entries in found for _, f in entries if b"resync" in f], "once is enough"
+    result = live_stream.client().xread({live_stream.STREAM: after}) or []
+    assert not [f for _, entries in result for _, f in entries if b"resync" in f], "once is enough"
 
 
-def test_a_tick_that_fails_for_ever_does_not_have_pages_load_every_second(
+def test_failing_tick_does_not_reload_pages_every_second(
     up: None, valkey: str, settings: Any
 ) -> None:
     settings.REDIS_URL = valkey
-    live_stream.client().delete("archipelago:resynced:z", "archipelago:untold:z")
-    assert live_stream.begin("z")
-    assert not live_stream.begin("z")
+    live_stream.client().delete("archipelago:resynced:z", "archipelago:pending:z")
+    assert live_stream.mark_pending("z")
+    assert not live_stream.mark_pending("z")
     assert live_stream.resync("z")
     assert not live_stream.resync("z")
-    assert not live_stream.begin("z"), "kept until it could be told"
-    live_stream.told("z")
-    assert live_stream.begin("z")
+    assert not live_stream.mark_pending("z"), "pending until it is published"
+    live_stream.mark_published("z")
+    assert live_stream.mark_pending("z")
 
 
-def test_a_delta_that_is_too_large_has_pages_load_a_snapshot(
-    up: None, valkey: str, settings: Any
-) -> None:
+def test_too_large_delta_makes_pages_reload(up: None, valkey: str, settings: Any) -> None:
     settings.REDIS_URL = valkey
     before = live_stream.latest_id() or "0-0"
     assert live_stream.publish("large", {"points": ["x" * live_stream.DELTA_BYTES]})

@@ -1,4 +1,4 @@
-"""The local backend, and custom code on it, need permissions of their own."""
+"""The local backend and custom code on it need separate permissions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runs.models import Run
 from runs.reconcile.launch import launch_replica
 from runs.submit.create import create_run
 from runs.submit.run_draft import PoolDraft
-from tests.runs import world as w
+from tests.runs import run_harness as w
 from tests.runs.launching import launched
 
 pytestmark = pytest.mark.django_db
@@ -85,7 +85,7 @@ def test_a_run_is_refused_at_its_pool(outbox: list[Any]) -> None:
     assert not Run.objects.exists()
 
 
-def test_a_permission_that_was_taken_away_blocks_the_launch(
+def test_revoked_permission_blocks_the_launch(
     make_run: Callable[..., Any], executor: w.FakeExecutor, settings: Any
 ) -> None:
     settings.OPERATORS_LOCAL = "code"
@@ -94,26 +94,28 @@ def test_a_permission_that_was_taken_away_blocks_the_launch(
     launch_replica(run.replicas.first().pk)
     pool = run.pools.get()
     assert executor.launches == 0
-    assert "runs.use_local_backend" in pool.trouble
+    assert "runs.use_local_backend" in pool.last_error
 
 
 def test_pools_are_not_added_or_grown_without_the_permission(
-    make_world: Callable[..., Any], settings: Any
+    make_harness: Callable[..., Any], settings: Any
 ) -> None:
     settings.OPERATORS_LOCAL = "code"
-    world = make_world(replicas=2, max_replicas=8)
-    world.start()
+    harness = make_harness(replicas=2, max_replicas=8)
+    harness.start()
     settings.OPERATORS_LOCAL = "none"
     with pytest.raises(InvalidRun, match="use_local_backend"):
-        replicas_and_pools.add_pool(world.run, PoolDraft(count=1), actor=operator())
+        replicas_and_pools.add_pool(harness.run, PoolDraft(count=1), actor=operator())
     with pytest.raises(InvalidRun, match="use_local_backend"):
-        replicas_and_pools.scale_pool(world.run.pools.get(), 4, actor=operator())
+        replicas_and_pools.scale_pool(harness.run.pools.get(), 4, actor=operator())
     admin = w.person("ada", "admin")
-    assert replicas_and_pools.add_pool(world.run, PoolDraft(count=1), actor=admin).added_by == admin
-    assert replicas_and_pools.scale_pool(world.run.pools.first(), 1, actor=operator()) == -1
+    assert (
+        replicas_and_pools.add_pool(harness.run, PoolDraft(count=1), actor=admin).added_by == admin
+    )
+    assert replicas_and_pools.scale_pool(harness.run.pools.first(), 1, actor=operator()) == -1
 
 
-def test_the_form_says_which_backend_is_not_permitted() -> None:
+def test_form_names_the_forbidden_backend() -> None:
     from dashboard.forms import PoolChoices
 
     for user, permitted in ((operator(), False), (w.person("ada", "admin"), True)):

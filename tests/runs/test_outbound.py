@@ -1,4 +1,4 @@
-"""Addresses that a user has typed are reached only if they are public or allowed."""
+"""Addresses that users enter are contacted only if they are public or allowed."""
 
 from __future__ import annotations
 
@@ -17,15 +17,45 @@ from runs import outbound
 from runs.submit.bucket_check import check_data
 
 PRIVATE = [
-    "127.0.0.1", "127.8.8.8", "0.0.0.0", "0.1.2.3", "10.1.2.3", "172.16.0.1", "192.168.1.1",
-    "169.254.169.254", "100.64.0.1", "100.100.100.200", "168.63.129.16", "224.0.0.1",
-    "255.255.255.255", "192.0.0.192", "198.18.0.1", "::", "::1", "fe80::1", "fc00::1",
+    "127.0.0.1",
+    "127.8.8.8",
+    "0.0.0.0",
+    "0.1.2.3",
+    "10.1.2.3",
+    "172.16.0.1",
+    "192.168.1.1",
+    "169.254.169.254",
+    "100.64.0.1",
+    "100.100.100.200",
+    "168.63.129.16",
+    "224.0.0.1",
+    "255.255.255.255",
+    "192.0.0.192",
+    "198.18.0.1",
+    "::",
+    "::1",
+    "fe80::1",
+    "fc00::1",
     "fd00:ec2::254",
-    "ff02::1", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1", "64:ff9b::7f00:1",
-    "64:ff9b::a9fe:a9fe", "64:ff9b:1::a00:1", "2002:7f00:1::", "2002:a9fe:a9fe::", "2001:db8::1",
-    "2001::1", "192.0.2.1", "::ffff:0:127.0.0.1", "::ffff:0:a00:1", "64:ff9b:1:7f00:0:100:808:808",
-    "5f00::1", "3fff::1", "100::1",
-]  # fmt: skip
+    "ff02::1",
+    "::ffff:127.0.0.1",
+    "::ffff:169.254.169.254",
+    "::127.0.0.1",
+    "64:ff9b::7f00:1",
+    "64:ff9b::a9fe:a9fe",
+    "64:ff9b:1::a00:1",
+    "2002:7f00:1::",
+    "2002:a9fe:a9fe::",
+    "2001:db8::1",
+    "2001::1",
+    "192.0.2.1",
+    "::ffff:0:127.0.0.1",
+    "::ffff:0:a00:1",
+    "64:ff9b:1:7f00:0:100:808:808",
+    "5f00::1",
+    "3fff::1",
+    "100::1",
+]
 PUBLIC = ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"]
 
 
@@ -65,7 +95,7 @@ def test_networks_and_hosts_can_be_allowed(settings: Any) -> None:
 
 
 class Server:
-    """Counts requests, and redirects if told where to."""
+    """Counts requests, and redirects if it has a target."""
 
     def __init__(self) -> None:
         outer = self

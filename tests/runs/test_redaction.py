@@ -1,4 +1,4 @@
-"""Secrets are struck out by their values, in every form in which a library may repeat them."""
+"""Secrets are redacted by value, in every form in which a library can repeat them."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ def struck(secret: str, text: str) -> str:
         ("AccountName=isles;AccountKey=bmljZQ==;X=y", "bmljZQ== of isles", f"{OUT} of isles"),
         ("short", "short", "short"),
     ],
-)  # fmt: skip
-def test_a_secret_is_struck_out(secret: str, text: str, expected: str) -> None:
+)
+def test_secret_is_redacted(secret: str, text: str, expected: str) -> None:
     assert struck(secret, text) == expected
 
 
-def test_of_a_document_only_what_is_secret() -> None:
+def test_only_the_secrets_of_a_document_are_redacted() -> None:
     key = {
         "type": "service_account",
         "project_id": "our-project",
         "private_key": "-----BEGIN-----\nMIIEvQIBADANBg\nkqhkiG9w0BAQ\n-----END-----\n",
         "token_uri": "https://oauth2.example/token",
     }
-    said = "MIIEvQIBADANBg of our-project at https://oauth2.example/token -----BEGIN-----"
+    text = "MIIEvQIBADANBg of our-project at https://oauth2.example/token -----BEGIN-----"
     expected = f"{OUT} of our-project at https://oauth2.example/token -----BEGIN-----"
-    assert struck(json.dumps({"token": key}), said) == expected
+    assert struck(json.dumps({"token": key}), text) == expected
     kubeconfig = (
         "clusters: [{name: isles-cluster, cluster: {server: 'https://k8s.example'}}]\n"
         "users: [{name: us, user: {token: eyJhbGciOi.x, client-key-data: LS0tLS1CRUdJ}}]\n"
     )
-    said = "https://k8s.example isles-cluster eyJhbGciOi.x LS0tLS1CRUdJ"
-    assert struck(kubeconfig, said) == f"https://k8s.example isles-cluster {OUT} {OUT}"
+    text = "https://k8s.example isles-cluster eyJhbGciOi.x LS0tLS1CRUdJ"
+    assert struck(kubeconfig, text) == f"https://k8s.example isles-cluster {OUT} {OUT}"
 
 
-def test_a_secret_within_another_leaves_nothing_of_it() -> None:
+def test_nested_secret_is_redacted_completely() -> None:
     known = Known()
     known.add(["a-secret", "a-secret-that-is-longer"], passing=False)
     assert known.strike_out("a-secret-that-is-longer, a-secret") == f"{OUT}, {OUT}"
 
 
-def test_of_those_that_end_the_newest_are_remembered_and_lasting_ones_always() -> None:
+def test_newest_temporary_secrets_and_all_lasting_ones_are_remembered() -> None:
     known = Known()
     known.add(["lasting-secret"], passing=False)
     for n in range(redaction.PASSING + 1):

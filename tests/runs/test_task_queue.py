@@ -1,4 +1,4 @@
-"""Work is handed over when the database has it, and a request survives a broker that is away."""
+"""Tasks are enqueued after the commit, and a request survives an unavailable broker."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.servers import wait_until
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    found: list[tuple[Any, ...]] = []
+    result: list[tuple[Any, ...]] = []
 
     def send_task(name: str, *, args: Any, expires: Any, **_: Any) -> None:
-        found.append((name, args, expires))
+        result.append((name, args, expires))
 
     monkeypatch.setattr(task_queue.current_app, "send_task", send_task)
-    return found
+    return result
 
 
 @pytest.mark.django_db(transaction=True)
@@ -35,7 +35,7 @@ def test_sent_after_the_commit(sent: list[Any]) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_never_sent_for_what_was_rolled_back(sent: list[Any]) -> None:
+def test_nothing_is_sent_after_a_rollback(sent: list[Any]) -> None:
     with pytest.raises(RuntimeError), transaction.atomic():
         task_queue.enqueue("launch_run", "id")
         raise RuntimeError
@@ -43,7 +43,7 @@ def test_never_sent_for_what_was_rolled_back(sent: list[Any]) -> None:
 
 
 @pytest.mark.django_db
-def test_a_broker_that_is_away_is_logged_and_no_more(
+def test_unavailable_broker_is_only_logged(
     monkeypatch: pytest.MonkeyPatch,
     django_capture_on_commit_callbacks: Any,
     caplog: pytest.LogCaptureFixture,
@@ -63,11 +63,11 @@ def test_a_broker_that_is_away_is_logged_and_no_more(
 @pytest.mark.parametrize(
     "name", ["launch_run", "launch_pool", "reconcile_run", "ingest_run", "write_bucket", "reap"]
 )
-def test_every_name_that_is_sent_is_a_task(name: str) -> None:
+def test_every_enqueued_name_is_a_task(name: str) -> None:
     assert getattr(tasks, name).name == f"runs.tasks.{name}"
 
 
-def test_beat_asks_for_every_run_that_needs_it(make_run: Any, outbox: list[Any]) -> None:
+def test_beat_enqueues_every_run_that_needs_control(make_run: Any, outbox: list[Any]) -> None:
     from runs.models import Run
 
     active, over = make_run(), make_run()
@@ -78,7 +78,7 @@ def test_beat_asks_for_every_run_that_needs_it(make_run: Any, outbox: list[Any])
     assert outbox == [("reconcile_run", str(active.pk))]
 
 
-def test_ingest_is_asked_for_the_same_runs(make_run: Any, outbox: list[Any]) -> None:
+def test_ingest_is_enqueued_for_the_same_runs(make_run: Any, outbox: list[Any]) -> None:
     run = make_run()
     outbox.clear()
     tasks.ingest_active()
@@ -118,10 +118,10 @@ def test_one_tick_per_run_at_a_time(
     assert ticks == ["b", "a"]
 
 
-def test_a_deletion_waits_for_a_write_into_the_bucket(
+def test_deletion_waits_for_a_bucket_write(
     valkey: str, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An object that is written during a deletion would stay after it."""
+    """An object that is written during a deletion would remain."""
     settings.REDIS_URL = valkey
     deleted: list[str] = []
     monkeypatch.setattr("runs.actions.deletion.delete_run", deleted.append)
@@ -135,7 +135,7 @@ def test_a_deletion_waits_for_a_write_into_the_bucket(
     assert deleted == ["b", "a"]
 
 
-def test_a_lease_that_ran_out_is_not_taken_from_its_next_holder(valkey: str, settings: Any) -> None:
+def test_expired_lease_is_not_released_from_its_next_holder(valkey: str, settings: Any) -> None:
     from runs import live_stream
 
     settings.REDIS_URL = valkey
@@ -143,7 +143,7 @@ def test_a_lease_that_ran_out_is_not_taken_from_its_next_holder(valkey: str, set
         assert held
         live_stream.client().set(
             "archipelago:lease:slow", "another's"
-        )  # ours ran out, theirs is on
+        )  # this lease expired, another process holds the next one
     assert live_stream.client().get("archipelago:lease:slow") == b"another's"
 
 
@@ -154,7 +154,7 @@ def test_a_lease_is_renewed_as_long_as_it_is_held(valkey: str, settings: Any) ->
     client, key = live_stream.client(), "archipelago:lease:long"
     with lease("long", ttl_s=2.0) as held:
         assert held
-        client.pexpire(key, 3_600_000)  # to be seen to change
+        client.pexpire(key, 3_600_000)  # so that a renewal is visible
         wait_until(lambda: client.pttl(key) <= 2000, "a renewal")
         assert client.exists(key)
         with lease("long") as another:

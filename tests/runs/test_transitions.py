@@ -1,4 +1,4 @@
-"""Conditional updates: what the tables forbid, who wins a race, one Event each."""
+"""State transitions: forbidden ones, races, and one Event each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runs.states import (
     RunState,
 )
 from runs.transitions import clean_text, transition, transition_replica
-from tests.runs import world as w
+from tests.runs import run_harness as w
 
 pytestmark = pytest.mark.django_db
 MakeRun = Callable[..., Any]
@@ -40,28 +40,28 @@ def test_every_state_is_in_the_tables() -> None:
     assert set(REPLICA_TRANSITIONS) == set(ReplicaState)
 
 
-def test_a_run_that_has_ended_stays_so_or_is_resumed() -> None:
+def test_ended_run_can_only_be_resumed() -> None:
     assert RUN_TRANSITIONS[RunState.SUCCEEDED] == frozenset()
     for state in RUN_ENDED - {RunState.SUCCEEDED}:
         assert RUN_TRANSITIONS[state] == {RunState.QUEUED}
 
 
-def test_a_run_that_is_not_over_can_end() -> None:
+def test_active_run_can_end() -> None:
     for state in set(RunState) - RUN_ENDED:
         assert RUN_TRANSITIONS[state] & RUN_ENDED
 
 
-def test_a_replica_that_has_ended_comes_back_by_a_restart_only() -> None:
+def test_ended_replica_can_only_be_restarted() -> None:
     for state in REPLICA_ENDED - {ReplicaState.LOST}:
         assert REPLICA_TRANSITIONS[state] <= {ReplicaState.RESTARTING}
 
 
 @pytest.mark.parametrize(
     ("old", "to"),
-    [(old, to) for old in RunState for to in set(RunState) - RUN_TRANSITIONS[old]],
+    [(old, to) for old in RunState for to in RunState if to not in RUN_TRANSITIONS[old]],
 )
-def test_what_the_run_table_lacks_is_refused(old: RunState, to: RunState) -> None:
-    run = Run(name="r", state=old)  # refused before the database is asked
+def test_run_transition_outside_the_table_is_refused(old: RunState, to: RunState) -> None:
+    run = Run(name="r", state=old)  # refused before any query
     with pytest.raises(IllegalTransition, match=f"is {old} and cannot become {to}"):
         transition(run, to, reason="because")
     assert run.state == old
@@ -77,45 +77,49 @@ def test_what_the_run_table_lacks_is_refused(old: RunState, to: RunState) -> Non
         (ReplicaState.COMPUTING, ReplicaState.COMPUTING),
     ],
 )
-def test_what_the_replica_table_lacks_is_refused(old: ReplicaState, to: ReplicaState) -> None:
+def test_replica_transition_outside_the_table_is_refused(
+    old: ReplicaState, to: ReplicaState
+) -> None:
     with pytest.raises(IllegalTransition, match=f"is {old} and cannot become {to}"):
         transition_replica(Replica(number=0, state=old), to, reason="because")
 
 
-def test_a_move_is_one_event_with_who_from_to_and_why(make_run: MakeRun, clock: w.Clock) -> None:
+def test_transition_is_one_event_with_actor_states_and_reason(
+    make_run: MakeRun, clock: w.Clock
+) -> None:
     run = make_run()
     Event.objects.all().delete()
     clock.pass_s(60)
     assert transition(run, RunState.PROVISIONING, reason="because", actor=run.owner)
     assert (run.state, run.state_reason, run.state_since) == ("provisioning", "because", clock())
     [event] = Event.objects.all()
-    told = (event.kind, event.from_state, event.to_state, event.message, event.actor, event.at)
-    assert told == ("run_state", "queued", "provisioning", "because", run.owner, clock())
+    fields = (event.kind, event.from_state, event.to_state, event.message, event.actor, event.at)
+    assert fields == ("run_state", "queued", "provisioning", "because", run.owner, clock())
     stored = Run.objects.get(pk=run.pk)
     assert (stored.state, stored.state_since) == (run.state, run.state_since)
 
 
-def test_who_lost_the_race_is_told_and_sees_the_winner_s_state(make_run: MakeRun) -> None:
-    ours = make_run()
-    theirs = Run.objects.get(pk=ours.pk)
-    assert transition(theirs, RunState.STOPPING, reason="theirs")
+def test_lost_race_returns_false_and_reads_the_new_state(make_run: MakeRun) -> None:
+    own = make_run()
+    other = Run.objects.get(pk=own.pk)
+    assert transition(other, RunState.STOPPING, reason="other")
     events = Event.objects.count()
-    assert not transition(ours, RunState.PROVISIONING, reason="ours")
-    assert (ours.state, ours.state_reason) == ("stopping", "theirs")
+    assert not transition(own, RunState.PROVISIONING, reason="own")
+    assert (own.state, own.state_reason) == ("stopping", "other")
     assert Event.objects.count() == events
 
 
-def test_a_replica_s_lost_race(make_run: MakeRun) -> None:
+def test_lost_race_of_a_replica(make_run: MakeRun) -> None:
     run = make_run()
-    ours, theirs = run.replicas.get(number=0), run.replicas.get(number=0)
-    assert transition_replica(theirs, ReplicaState.PROVISIONING, reason="theirs")
+    own, other = run.replicas.get(number=0), run.replicas.get(number=0)
+    assert transition_replica(other, ReplicaState.PROVISIONING, reason="other")
     events = Event.objects.count()
-    assert not transition_replica(ours, ReplicaState.EVICTED, reason="ours", restarts=9)
-    assert (ours.state, ours.state_reason, ours.restarts) == ("provisioning", "theirs", 0)
+    assert not transition_replica(own, ReplicaState.EVICTED, reason="own", restarts=9)
+    assert (own.state, own.state_reason, own.restarts) == ("provisioning", "other", 0)
     assert Event.objects.count() == events
 
 
-def test_an_event_that_cannot_be_written_undoes_the_move(
+def test_transition_is_rolled_back_if_its_event_fails(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run()
@@ -139,11 +143,11 @@ def test_the_clock_of_a_run_starts_once_and_ends_once(make_run: MakeRun, clock: 
     assert run.started_at == began
     clock.pass_s(10)
     transition(run, RunState.STOPPING, reason="")
-    asked = clock()
+    requested_at = clock()
     clock.pass_s(10)
     transition(run, RunState.CANCELLED, reason="")
     run.refresh_from_db()
-    assert (run.started_at, run.stop_requested_at, run.ended_at) == (began, asked, clock())
+    assert (run.started_at, run.stop_requested_at, run.ended_at) == (began, requested_at, clock())
 
 
 def test_a_replica_s_phases_make_no_events(make_run: MakeRun) -> None:

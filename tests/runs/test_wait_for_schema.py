@@ -1,4 +1,4 @@
-"""Workers do not work on a database of another version: they wait for a migration, or refuse."""
+"""Workers wait for missing migrations, and refuse the database of a newer version."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from django.db import OperationalError
 
 from runs import schema
-from runs.schema import NewerSchema, Schema, wait_for_schema
+from runs.schema import IncompatibleSchema, Schema, wait_for_schema
 
 READY = Schema(missing=(), newer=())
 OLD = Schema(missing=("runs.0020_a", "runs.0021_b"), newer=())
@@ -17,21 +17,21 @@ NEWER = Schema(missing=(), newer=("runs.0099_z",))
 
 @pytest.fixture
 def database(monkeypatch: pytest.MonkeyPatch) -> list[Schema | Exception]:
-    """What the database has, one look after the other."""
+    """Results of consecutive schema comparisons."""
     states: list[Schema | Exception] = []
 
-    def look() -> Schema:
+    def next_state() -> Schema:
         state = states.pop(0)
         if isinstance(state, Exception):
             raise state
         return state
 
-    monkeypatch.setattr(schema, "compare_schema", look)
+    monkeypatch.setattr(schema, "compare_schema", next_state)
     monkeypatch.setattr("runs.schema.connection.close", lambda: None)
     return states
 
 
-def test_it_waits_until_the_database_is_migrated(
+def test_worker_waits_until_the_database_is_migrated(
     database: list[Schema | Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
     database += [OLD, OLD, READY]
@@ -50,11 +50,11 @@ def test_a_database_of_a_newer_version_is_refused(
     database: list[Schema | Exception], before: list[Schema]
 ) -> None:
     database += [*before, NEWER]
-    with pytest.raises(NewerSchema, match=r"newer version: .* found runs\.0099_z"):
+    with pytest.raises(IncompatibleSchema, match=r"newer version: .* found runs\.0099_z"):
         wait_for_schema(sleep=lambda seconds: None)
 
 
-def test_a_database_that_is_away_is_waited_for_by_the_worker_itself(
+def test_unavailable_database_does_not_block_the_start(
     database: list[Schema | Exception],
 ) -> None:
     database.append(OperationalError("connection refused"))
@@ -62,7 +62,7 @@ def test_a_database_that_is_away_is_waited_for_by_the_worker_itself(
     assert not database
 
 
-def test_a_worker_ends_with_the_reason(
+def test_worker_exits_with_the_reason(
     database: list[Schema | Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dashboard import celery

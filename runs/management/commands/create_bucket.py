@@ -1,4 +1,4 @@
-"""``manage.py create_bucket``: make sure that the bucket of the default rendezvous exists."""
+"""``manage.py create_bucket``: create the bucket of the default rendezvous if it is missing."""
 
 from __future__ import annotations
 

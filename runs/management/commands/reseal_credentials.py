@@ -1,8 +1,8 @@
-"""``manage.py reseal_credentials``: seal every credential, and every webhook's secret, with the
-first of the keys.
+"""``manage.py reseal_credentials``: encrypt credentials and webhook secrets with the first key.
 
-To replace a key: put a new one in front, restart all processes, run this, take the old one away,
-restart them again. Exit status 1 if some could not be opened; those are named and left as they are.
+To replace a key: add the new one in front, restart all processes, run this command, remove the old
+key and restart again. The exit status is 1 if rows could not be decrypted; the command names them
+and leaves them unchanged.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from runs.credentials.vault import CannotOpen, reseal
+from runs.credentials.vault import DecryptionError, reseal
 from runs.models import Credential, Webhook
 
 
 class Command(BaseCommand):
-    help = "Seal every credential with the first key of ARCHIPELAGO_CREDENTIALS_KEY."
+    help = "Encrypt every credential with the first key of ARCHIPELAGO_CREDENTIALS_KEY."
 
     def handle(self, *args: Any, **options: Any) -> None:
         done, failed = 0, []
@@ -26,12 +26,12 @@ class Command(BaseCommand):
         for row in rows:
             try:
                 sealed = reseal(row.sealed, name=row.name)
-            except CannotOpen as error:
+            except DecryptionError as error:
                 failed.append(str(error))
                 continue
-            # One that was changed meanwhile was sealed with the first key by that.
-            same = type(row)._default_manager.filter(pk=row.pk, sealed=row.sealed)
-            done += same.update(sealed=sealed)
+            # A row that changed meanwhile is already encrypted with the first key.
+            unchanged = type(row)._default_manager.filter(pk=row.pk, sealed=row.sealed)
+            done += unchanged.update(sealed=sealed)
         keys = len(settings.CREDENTIALS_KEYS)
         self.stdout.write(f"{done} sealed with the first of {keys} key{'' if keys == 1 else 's'}")
         if failed:

@@ -1,4 +1,4 @@
-"""``manage.py verify_audit_log``: whether the audit log is complete and unchanged."""
+"""``manage.py verify_audit_log``: check that the audit log is complete and unchanged."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from runs import audit
 
 
 class Command(BaseCommand):
-    help = "Check the hash chain of the audit log. Exits with status 1 if an entry does not fit."
+    help = "Verify the hash chain of the audit log. Exits with status 1 if it is broken."
 
     def add_arguments(self, parser: Any) -> None:
         parser.add_argument(
             "--head",
             default="",
-            help="a hash that this command has printed before: the log must still contain it",
+            help="a hash that this command printed earlier; the log must still contain it",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

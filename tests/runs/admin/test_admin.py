@@ -1,4 +1,4 @@
-"""Django's admin: who gets in, what may be done, and that nothing can be edited."""
+"""Django's admin: access, actions, and no way to edit rows."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ from django.test.utils import CaptureQueriesContext
 
 from runs.models import Alert, Event, Replica, ReplicaAttempt, Run
 from tests.browser import seed
-from tests.runs import world as w
+from tests.runs import run_harness as w
 
 pytestmark = pytest.mark.django_db
 TABLES = (
-    "run", "replica", "replicapool", "replicaattempt", "round", "contribution", "checkpoint",
-    "event", "alert",
-)  # fmt: skip
+    "run",
+    "replica",
+    "replicapool",
+    "replicaattempt",
+    "round",
+    "contribution",
+    "checkpoint",
+    "event",
+    "alert",
+)
 SignIn = Callable[[str], Client]
 
 
@@ -59,31 +66,33 @@ def sign_in() -> SignIn:
 
 
 def act(client: Client, table: str, action: str, rows: list[Any]) -> list[str]:
-    """Messages shown after an action on ``rows``, once it was confirmed."""
+    """Messages after a confirmed action on ``rows``."""
     data = {
-        "action": action, "_selected_action": [str(row.pk) for row in rows], "confirmed": "yes",
-    }  # fmt: skip
-    answer = client.post(f"/admin/runs/{table}/", data, follow=True)
-    assert answer.status_code == 200
-    return [str(message) for message in answer.context["messages"]]
+        "action": action,
+        "_selected_action": [str(row.pk) for row in rows],
+        "confirmed": "yes",
+    }
+    response = client.post(f"/admin/runs/{table}/", data, follow=True)
+    assert response.status_code == 200
+    return [str(message) for message in response.context["messages"]]
 
 
 @pytest.mark.parametrize("kind", ["anonymous", "viewer", "operator"])
-def test_who_is_no_staff_is_sent_away(sign_in: SignIn, run: Any, kind: str) -> None:
+def test_users_who_are_not_staff_are_redirected(sign_in: SignIn, run: Any, kind: str) -> None:
     client = sign_in(kind)
     for table in TABLES:
-        answer = client.get(f"/admin/runs/{table}/")
-        assert answer.status_code == 302
-        assert "/login" in answer["Location"]
+        response = client.get(f"/admin/runs/{table}/")
+        assert response.status_code == 302
+        assert "/login" in response["Location"]
 
 
 @pytest.mark.parametrize("kind", ["staff viewer", "admin", "superuser"])
-def test_staff_may_look_at_every_table_and_row(sign_in: SignIn, run: Any, kind: str) -> None:
+def test_staff_can_view_every_table_and_row(sign_in: SignIn, run: Any, kind: str) -> None:
     client = sign_in(kind)
     for table in TABLES:
-        answer = client.get(f"/admin/runs/{table}/")
-        assert answer.status_code == 200
-        row = answer.context["cl"].queryset[0]
+        response = client.get(f"/admin/runs/{table}/")
+        assert response.status_code == 200
+        row = response.context["cl"].queryset[0]
         page = client.get(f"/admin/runs/{table}/{row.pk}/change/")
         assert page.status_code == 200
         assert b'name="_save"' not in page.content
@@ -91,7 +100,7 @@ def test_staff_may_look_at_every_table_and_row(sign_in: SignIn, run: Any, kind: 
 
 
 @pytest.mark.parametrize("kind", ["admin", "superuser"])
-def test_nobody_adds_edits_or_deletes(sign_in: SignIn, run: Any, kind: str) -> None:
+def test_no_row_can_be_added_edited_or_deleted(sign_in: SignIn, run: Any, kind: str) -> None:
     client = sign_in(kind)
     for table in TABLES:
         model = {m._meta.model_name: m for m in admin.site._registry}[table]
@@ -108,12 +117,12 @@ def test_a_list_costs_the_same_for_any_number_of_rows(sign_in: SignIn, run: Any)
     client = sign_in("superuser")
 
     def costs() -> dict[str, int]:
-        found = {}
+        result = {}
         for table in TABLES:
             with CaptureQueriesContext(connection) as queries:
                 client.get(f"/admin/runs/{table}/")
-            found[table] = len(queries)
-        return found
+            result[table] = len(queries)
+        return result
 
     few = costs()
     other = seed.run(w.person("oscar", "operator"), replicas=12, committed=4, sync_every=5)
@@ -127,16 +136,16 @@ def test_a_list_can_be_filtered_by_state_and_run(sign_in: SignIn, run: Any) -> N
     client = sign_in("admin")
     seed.run(w.person("oscar", "operator"), replicas=3, committed=0)
     Replica.objects.filter(run=run, number=1).update(state="failed")
-    found = client.get("/admin/runs/replica/", {"state__exact": "failed"}).context["cl"].queryset
-    assert [(r.run_id, r.number) for r in found] == [(run.pk, 1)]
-    found = client.get("/admin/runs/replica/", {"run__id__exact": str(run.pk)}).context["cl"]
-    assert found.queryset.count() == 4
+    result = client.get("/admin/runs/replica/", {"state__exact": "failed"}).context["cl"].queryset
+    assert [(r.run_id, r.number) for r in result] == [(run.pk, 1)]
+    result = client.get("/admin/runs/replica/", {"run__id__exact": str(run.pk)}).context["cl"]
+    assert result.queryset.count() == 4
 
 
 # Actions.
 
 
-def test_a_staff_member_who_only_looks_is_offered_no_action(sign_in: SignIn, run: Any) -> None:
+def test_read_only_staff_have_no_actions(sign_in: SignIn, run: Any) -> None:
     client = sign_in("staff viewer")
     assert b'value="stop"' not in client.get("/admin/runs/run/").content
     assert b'value="drain"' not in client.get("/admin/runs/replica/").content
@@ -164,40 +173,40 @@ def test_an_admin_stops_a_run(
 
 
 @pytest.mark.parametrize(
-    ("quorum", "said"),
+    ("quorum", "expected"),
     [
         (4, "Local demo: live 3 < quorum 4: the run will stall"),
-        (3, "Local demo: live 3, quorum 3: the run goes on"),
+        (3, "Local demo: live 3, quorum 3: the run continues"),
     ],
 )
 @pytest.mark.parametrize(("action", "state"), [("drain", "draining"), ("restart", "restarting")])
-def test_what_follows_is_said(
-    sign_in: SignIn, run: Any, quorum: int, said: str, action: str, state: str
+def test_the_consequence_is_shown(
+    sign_in: SignIn, run: Any, quorum: int, expected: str, action: str, state: str
 ) -> None:
     run.group_settings["min_quorum"] = quorum
     run.save()
     replica = run.replicas.get(number=2)
     messages = act(sign_in("admin"), "replica", action, [replica])
-    assert messages[-1] == said
+    assert messages[-1] == expected
     assert messages[0].startswith("replica 2 of Local demo: ")
     replica.refresh_from_db()
     assert replica.state == state
     assert Event.objects.get(to_state=state).actor.get_username() == "admin"
 
 
-def test_what_cannot_be_done_is_said_and_the_rest_is_done(sign_in: SignIn, run: Any) -> None:
+def test_a_refused_action_is_reported_and_the_others_are_done(sign_in: SignIn, run: Any) -> None:
     Replica.objects.filter(run=run, number=0).update(state="done")
     messages = act(sign_in("admin"), "replica", "restart", list(run.replicas.all())[:2])
     assert messages == [
         "replica 0 of Local demo: replica 0 is done and cannot become restarting",
-        "replica 1 of Local demo: will be launched again",
-        "Local demo: live 2, quorum 1: the run goes on",
+        "replica 1 of Local demo: will be relaunched",
+        "Local demo: live 2, quorum 1: the run continues",
     ]
     messages = act(sign_in("admin"), "replica", "drain", [run.replicas.get(number=0)])
     assert messages == ["replica 0 of Local demo is done, nothing to do"]
 
 
-def test_a_run_that_is_over_restarts_nobody(sign_in: SignIn, run: Any) -> None:
+def test_an_ended_run_restarts_no_replica(sign_in: SignIn, run: Any) -> None:
     Run.objects.filter(pk=run.pk).update(state="succeeded")
     [message] = act(sign_in("admin"), "replica", "restart", [run.replicas.get(number=1)])
     assert "replica 1 of a run that is succeeded" in message

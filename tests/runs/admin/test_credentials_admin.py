@@ -1,4 +1,4 @@
-"""Credentials in the admin: only administrators, write-only, tested by a button, with a history."""
+"""Credentials in the admin: administrators only, write-only, testable, with a history."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runs.actions.credentials import save_credential
 from runs.credentials import open_credential
 from runs.credentials.kinds import KINDS
 from runs.models import Credential
-from tests.runs import world as w
+from tests.runs import run_harness as w
 
 pytestmark = pytest.mark.django_db
 LIST = "/admin/runs/credential/"
@@ -46,18 +46,18 @@ def only() -> Credential:
 
 
 def page(client: Client, path: str = "") -> str:
-    answer = client.get(path or f"{LIST}{only().pk}/change/")
-    assert answer.status_code == 200
-    assert "script-src 'self'" in answer["Content-Security-Policy"]
-    return str(answer.content.decode())
+    response = client.get(path or f"{LIST}{only().pk}/change/")
+    assert response.status_code == 200
+    assert "script-src 'self'" in response["Content-Security-Policy"]
+    return str(response.content.decode())
 
 
-# Who.
+# Permissions.
 
 
 @pytest.mark.parametrize("role", ["", "viewer", "operator"])
 @pytest.mark.parametrize("staff", [False, True])
-def test_nobody_else_sees_that_there_are_any(role: str, staff: bool) -> None:
+def test_credentials_are_hidden_from_other_roles(role: str, staff: bool) -> None:
     made = Credential(name="of-the-isles", kind="modal")
     save_credential(made, typed={"MODAL_TOKEN_ID": "ak"}, actor=None)
     user = w.person("otto", role)
@@ -66,9 +66,9 @@ def test_nobody_else_sees_that_there_are_any(role: str, staff: bool) -> None:
     client.force_login(user)
     expected = 403 if staff else 302
     for path in ("", "add/", "add/?kind=modal", f"{made.pk}/change/", f"{made.pk}/delete/"):
-        answer = client.get(f"{LIST}{path}")
-        assert answer.status_code == expected, path
-        assert b"of-the-isles" not in answer.content
+        response = client.get(f"{LIST}{path}")
+        assert response.status_code == expected, path
+        assert b"of-the-isles" not in response.content
         assert client.post(f"{LIST}{path}", TYPED).status_code in (302, 403)
     assert client.post(f"{LIST}{made.pk}/test/").status_code in (302, 404)
     made.refresh_from_db()
@@ -76,7 +76,7 @@ def test_nobody_else_sees_that_there_are_any(role: str, staff: bool) -> None:
     assert b"redential" not in client.get("/admin/", follow=True).content
 
 
-def test_it_is_no_way_around_the_token_of_forms(ada: Client) -> None:
+def test_a_post_without_csrf_token_is_refused(ada: Client) -> None:
     strict = Client(enforce_csrf_checks=True)
     strict.force_login(User.objects.get(username="ada"))
     assert add(strict).status_code == 403
@@ -85,7 +85,7 @@ def test_it_is_no_way_around_the_token_of_forms(ada: Client) -> None:
     assert ada.get(f"{LIST}{only().pk}/test/").status_code == 405
 
 
-# Made and changed.
+# Creating and changing.
 
 
 def test_the_kind_is_chosen_first(ada: Client) -> None:
@@ -107,39 +107,48 @@ def test_every_kind_has_a_form_that_no_browser_fills_in(ada: Client, kind: str) 
             assert 'type="password"' in field
 
 
-def test_what_was_typed_is_stored_and_never_shown_again(ada: Client) -> None:
-    answer = add(ada)
-    assert answer.status_code == 302
-    found = only()
-    assert open_credential(found) == {
+def test_entered_values_are_stored_and_never_shown(ada: Client) -> None:
+    response = add(ada)
+    assert response.status_code == 302
+    result = only()
+    assert open_credential(result) == {
         "MODAL_TOKEN_ID": "ak-typed-once",
         "MODAL_TOKEN_SECRET": "as-typed-once",
     }
-    assert (found.kind, found.options, str(found.created_by)) == ("modal", {"app": "isles"}, "ada")
-    pages = page(ada) + page(ada, LIST) + page(ada, f"{LIST}{found.pk}/history/")
-    pages += page(ada, f"{LIST}{found.pk}/delete/")
+    assert (result.kind, result.options, str(result.created_by)) == (
+        "modal",
+        {"app": "isles"},
+        "ada",
+    )
+    pages = page(ada) + page(ada, LIST) + page(ada, f"{LIST}{result.pk}/history/")
+    pages += page(ada, f"{LIST}{result.pk}/delete/")
     assert not any(secret in pages for secret in SECRETS)
-    assert found.sealed not in pages
+    assert result.sealed not in pages
     assert "MODAL_TOKEN_ID, MODAL_TOKEN_SECRET" in pages
     assert "isles" in pages
 
 
-def test_what_was_refused_is_not_shown_again_either(ada: Client) -> None:
-    answer = add(ada, name="")
-    assert answer.status_code == 200
-    assert not any(secret.encode() in answer.content for secret in SECRETS)
-    answer = add(ada, "kubernetes", name="k", variable_KUBECONFIG="token: in-a-kubeconfig\n",
-                 more_options="[1")  # fmt: skip
-    assert b"expected JSON" in answer.content
-    assert b"in-a-kubeconfig" not in answer.content
+def test_refused_values_are_never_shown(ada: Client) -> None:
+    response = add(ada, name="")
+    assert response.status_code == 200
+    assert not any(secret.encode() in response.content for secret in SECRETS)
+    response = add(
+        ada,
+        "kubernetes",
+        name="k",
+        variable_KUBECONFIG="token: in-a-kubeconfig\n",
+        more_options="[1",
+    )
+    assert b"expected JSON" in response.content
+    assert b"in-a-kubeconfig" not in response.content
     assert not Credential.objects.exists()
 
 
-def test_an_empty_field_leaves_what_is_stored_and_one_is_replaced(ada: Client) -> None:
+def test_an_empty_field_keeps_the_stored_value(ada: Client) -> None:
     add(ada)
     change = f"{LIST}{only().pk}/change/"
-    answer = ada.post(change, {"name": "renamed", "variable_MODAL_TOKEN_SECRET": "as-the-newer"})
-    assert answer.status_code == 302
+    response = ada.post(change, {"name": "renamed", "variable_MODAL_TOKEN_SECRET": "as-the-newer"})
+    assert response.status_code == 302
     assert only().name == "renamed"
     assert only().options == {}
     assert open_credential(only()) == {
@@ -148,7 +157,7 @@ def test_an_empty_field_leaves_what_is_stored_and_one_is_replaced(ada: Client) -
     }
 
 
-def test_what_is_not_needed_can_be_removed(ada: Client) -> None:
+def test_an_optional_variable_can_be_removed(ada: Client) -> None:
     typed = {
         "variable_AWS_ACCESS_KEY_ID": "key-of-aws",
         "variable_AWS_SECRET_ACCESS_KEY": "secret-of-aws",
@@ -164,11 +173,11 @@ def test_what_is_not_needed_can_be_removed(ada: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "typed", "said"),
+    ("kind", "typed", "expected"),
     [
         ("modal", {"variable_MODAL_TOKEN_ID": ""}, "This field is required."),
         ("modal", {"variable_MODAL_TOKEN_ID": "a\x07b"}, "expected printable characters"),
-        ("modal", {"more_options": '{"app": "x"}'}, "app: has a field of its own"),
+        ("modal", {"more_options": '{"app": "x"}'}, "app: use the separate field"),
         ("modal", {"more_options": "[]"}, "expected a JSON object"),
         ("huggingface", {"name": "h"}, "This field is required."),
         ("store-gs", {"name": "g", "variable_FSSPEC_GS": "{}"}, "expected a JSON key of type"),
@@ -179,12 +188,12 @@ def test_what_is_not_needed_can_be_removed(ada: Client) -> None:
         ("store-s3", {"name": "s", "option_assume_role_arn": "mine"}, "expected arn:aws:iam"),
     ],
 )
-def test_what_is_wrong_is_said_at_the_field(
-    ada: Client, kind: str, typed: dict[str, str], said: str
+def test_an_error_is_shown_at_its_field(
+    ada: Client, kind: str, typed: dict[str, str], expected: str
 ) -> None:
-    answer = add(ada, kind, **typed)
-    assert answer.status_code == 200
-    assert said in answer.content.decode().replace("&#x27;", "'")
+    response = add(ada, kind, **typed)
+    assert response.status_code == 200
+    assert expected in response.content.decode().replace("&#x27;", "'")
     assert not Credential.objects.exists()
 
 
@@ -204,12 +213,12 @@ def test_a_role_needs_no_keys(ada: Client) -> None:
     assert only().options == {"scheme": "s3", "assume_role_arn": role, "max_session_s": 7200}
 
 
-def test_two_of_one_name_are_refused(ada: Client) -> None:
+def test_a_duplicate_name_is_refused(ada: Client) -> None:
     add(ada)
     assert b"already exists" in add(ada).content
 
 
-def test_one_of_a_kind_no_form_knows_can_be_replaced(ada: Client) -> None:
+def test_a_credential_of_an_unknown_kind_can_be_replaced(ada: Client) -> None:
     made = Credential(name="odd", kind="elsewhere", options={"x": 1})
     save_credential(made, typed={"ODD_TOKEN": "odd-and-secret"}, actor=None)
     assert "odd-and-secret" not in page(ada)
@@ -229,22 +238,24 @@ def test_every_change_is_in_the_history_without_values(ada: Client) -> None:
     ada.post(f"{LIST}{pk}/delete/", {"post": "yes"})
     entries = LogEntry.objects.order_by("id")
     assert [entry.action_flag for entry in entries] == [1, 2, 3]
-    told = " ".join(f"{e.object_repr} {e.change_message}" for e in entries)
-    assert "MODAL_TOKEN_SECRET" in told
-    assert not any(secret in told for secret in (*SECRETS, "as-the-newer"))
+    reported = " ".join(f"{e.object_repr} {e.change_message}" for e in entries)
+    assert "MODAL_TOKEN_SECRET" in reported
+    assert not any(secret in reported for secret in (*SECRETS, "as-the-newer"))
     assert {str(entry.user) for entry in entries} == {"ada"}
 
 
 # Deletion.
 
 
-def test_one_that_is_used_stays_and_says_by_what(ada: Client, make_run: Callable[..., Any]) -> None:
+def test_a_used_credential_is_kept_with_the_reason(
+    ada: Client, make_run: Callable[..., Any]
+) -> None:
     add(ada)
     run = make_run()
     run.pools.update(credential=only())
     assert "delete_selected" not in page(ada, LIST)
-    answer = ada.post(f"{LIST}{only().pk}/delete/", {"post": "yes"}, follow=True)
-    assert "it is used by Test run" in str(next(iter(answer.context["messages"])))
+    response = ada.post(f"{LIST}{only().pk}/delete/", {"post": "yes"}, follow=True)
+    assert "it is used by Test run" in str(next(iter(response.context["messages"])))
     assert only().name == "our modal"
     assert not LogEntry.objects.filter(action_flag=3).exists()
 
@@ -259,30 +270,30 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> w.FakeExecutor:
     return made
 
 
-def test_the_button_says_what_the_backend_says(ada: Client, backend: w.FakeExecutor) -> None:
+def test_the_test_button_shows_the_backend_s_answer(ada: Client, backend: w.FakeExecutor) -> None:
     add(ada)
     assert 'value="Test"' in page(ada)
-    answer = ada.post(f"{LIST}{only().pk}/test/", follow=True)
-    assert [str(m) for m in answer.context["messages"]] == ["our modal: a test's own backend"]
-    assert "works. a test&#x27;s own backend" in answer.content.decode()
+    response = ada.post(f"{LIST}{only().pk}/test/", follow=True)
+    assert [str(m) for m in response.context["messages"]] == ["our modal: a test's own backend"]
+    assert "works. a test&#x27;s own backend" in response.content.decode()
     backend.away = "401: Token is revoked"
-    answer = ada.post(f"{LIST}{only().pk}/test/", follow=True)
-    assert "does not work. 401: Token is revoked" in answer.content.decode()
+    response = ada.post(f"{LIST}{only().pk}/test/", follow=True)
+    assert "does not work. 401: Token is revoked" in response.content.decode()
     assert LogEntry.objects.order_by("-id")[0].change_message == "Tested: does not work"
 
 
-def test_the_action_tests_all_that_are_chosen(ada: Client, backend: w.FakeExecutor) -> None:
+def test_the_action_tests_all_selected_credentials(ada: Client, backend: w.FakeExecutor) -> None:
     add(ada)
     add(ada, name="another")
     pks = [str(pk) for pk in Credential.objects.values_list("pk", flat=True)]
     data = {"action": "test", "_selected_action": pks}
-    answer = ada.post(LIST, data, follow=True)
-    told = [str(message) for message in answer.context["messages"]]
-    assert {"our modal: a test's own backend", "another: a test's own backend"} <= set(told)
+    response = ada.post(LIST, data, follow=True)
+    reported = [str(message) for message in response.context["messages"]]
+    assert {"our modal: a test's own backend", "another: a test's own backend"} <= set(reported)
     assert set(Credential.objects.values_list("test_ok", flat=True)) == {True}
 
 
-def test_a_bucket_is_tested_on_the_prefix_that_is_given(ada: Client, s3: Any) -> None:
+def test_a_bucket_is_tested_with_the_given_prefix(ada: Client, s3: Any) -> None:
     typed = {
         "variable_AWS_ACCESS_KEY_ID": s3.access_key,
         "variable_AWS_SECRET_ACCESS_KEY": s3.secret_key,
@@ -291,7 +302,7 @@ def test_a_bucket_is_tested_on_the_prefix_that_is_given(ada: Client, s3: Any) ->
     add(ada, "store-s3", name="bucket", **typed)
     assert 'name="uri"' in page(ada)
     path = f"{LIST}{only().pk}/test/"
-    answer = ada.post(path, follow=True)
-    assert "expected a prefix to test with" in answer.content.decode()
+    response = ada.post(path, follow=True)
+    assert "expected a prefix to test with" in response.content.decode()
     ada.post(path, {"uri": f"s3://{s3.bucket}/by-the-button"})
     assert only().test_ok, only().test_message

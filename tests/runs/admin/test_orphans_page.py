@@ -12,7 +12,7 @@ from executors.base import JobState, ReplicaStatus, RetryLater
 from runs.actions import api_tokens
 from runs.models import Alert, ApiToken, Event
 from runs.reconcile import orphan_reaper
-from tests.runs import world as w
+from tests.runs import run_harness as w
 
 pytestmark = pytest.mark.django_db
 ORPHANS = "/admin/runs/replicaattempt/orphans/"
@@ -31,9 +31,9 @@ def client_of(kind: str) -> Client:
 
 
 @pytest.fixture
-def world(make_world: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """One job that an attempt has, one of an attempt that ended, one of nobody."""
-    made = make_world(replicas=2)
+def harness(make_harness: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """One job with an open attempt, one of an ended attempt, one without an attempt."""
+    made = make_harness(replicas=2)
     made.start()
     monkeypatch.setattr(orphan_reaper, "executor_of", lambda *_: made.executor)
     attempt = made.replica(1).attempts.get()
@@ -44,67 +44,72 @@ def world(make_world: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def keys(client: Client) -> dict[str, str]:
-    answer = client.get(ORPHANS)
-    assert answer.status_code == 200
-    return {row["launch_key"]: row["key"] for row in answer.context["rows"]}
+    response = client.get(ORPHANS)
+    assert response.status_code == 200
+    return {row["launch_key"]: row["key"] for row in response.context["rows"]}
 
 
-def test_jobs_that_no_live_run_has_are_shown(world: Any) -> None:
-    answer = client_of("admin").get(ORPHANS)
-    rows = {row["launch_key"]: row for row in answer.context["rows"]}
+def test_jobs_without_an_active_run_are_listed(harness: Any) -> None:
+    response = client_of("admin").get(ORPHANS)
+    rows = {row["launch_key"]: row for row in response.context["rows"]}
     assert {name: row["why"] for name, row in rows.items()} == {
-        world.key(1): "its attempt has ended",
+        harness.key(1): "its attempt has ended",
         "stray-0-1": "no attempt has its launch key",
     }
-    page = answer.content.decode()
+    page = response.content.decode()
     assert "replica 1 of Test run" in page
     assert "pid 1" in page
-    assert world.executor.cancelled == []
+    assert harness.executor.cancelled == []
 
 
-def test_they_are_ended_once_that_is_confirmed(world: Any) -> None:
+def test_orphans_are_ended_after_confirmation(harness: Any) -> None:
     client = client_of("admin")
     chosen = keys(client)["stray-0-1"]
-    asked = client.post(ORPHANS, {"_selected_action": [chosen]})
-    assert "End 1 job?" in asked.content.decode()
-    assert world.executor.cancelled == []
+    confirmation = client.post(ORPHANS, {"_selected_action": [chosen]})
+    assert "End 1 job?" in confirmation.content.decode()
+    assert harness.executor.cancelled == []
     done = client.post(ORPHANS, {"_selected_action": [chosen], "confirmed": "yes"}, follow=True)
-    [said] = [str(message) for message in done.context["messages"]]
-    assert said == "stray-0-1: its backend was asked to end it"
-    assert world.executor.cancelled == ["stray-0-1"]
-    ended = keys(client)[world.key(1)]
+    [message] = [str(message) for message in done.context["messages"]]
+    assert message == "stray-0-1: end requested from its backend"
+    assert harness.executor.cancelled == ["stray-0-1"]
+    ended = keys(client)[harness.key(1)]
     client.post(ORPHANS, {"_selected_action": [ended], "confirmed": "yes"})
-    [event] = Event.objects.filter(run=world.run, kind="reaper")
+    [event] = Event.objects.filter(run=harness.run, kind="reaper")
     assert "its attempt has ended: ended by an administrator" in event.message
 
 
-def test_one_that_belongs_to_an_attempt_by_then_is_left_alone(world: Any) -> None:
+def test_a_job_that_got_an_attempt_is_kept(harness: Any) -> None:
     client = client_of("admin")
-    chosen = keys(client)[world.key(1)]
-    world.replica(1).attempts.update(ended_at=None)
-    answer = client.post(ORPHANS, {"_selected_action": [chosen], "confirmed": "yes"}, follow=True)
-    assert "Nothing is left of what was chosen" in answer.content.decode()
-    assert world.executor.cancelled == []
+    chosen = keys(client)[harness.key(1)]
+    harness.replica(1).attempts.update(ended_at=None)
+    response = client.post(ORPHANS, {"_selected_action": [chosen], "confirmed": "yes"}, follow=True)
+    assert "The selected jobs no longer exist" in response.content.decode()
+    assert harness.executor.cancelled == []
 
 
-def test_an_account_that_does_not_answer_is_said(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+def test_an_account_that_does_not_answer_is_reported(
+    harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: Any) -> Any:
         raise RetryLater("503 from the backend")
 
     monkeypatch.setattr(orphan_reaper, "executor_of", away)
     page = client_of("admin").get(ORPHANS).content.decode()
-    assert "with the server environment could not be asked: 503 from the backend" in page
-    assert "No orphan where there was an answer" in page
+    assert "with the server environment could not be listed: 503 from the backend" in page
+    assert "No orphans in the accounts that responded" in page
 
 
 @pytest.mark.parametrize(
     ("kind", "orphans", "prices"),
-    [("anonymous", 302, 302), ("viewer", 302, 302), ("operator", 302, 302),
-     ("staff viewer", 403, 200), ("admin", 200, 200)],
-)  # fmt: skip
-def test_who_may_look(world: Any, kind: str, orphans: int, prices: int) -> None:
+    [
+        ("anonymous", 302, 302),
+        ("viewer", 302, 302),
+        ("operator", 302, 302),
+        ("staff viewer", 403, 200),
+        ("admin", 200, 200),
+    ],
+)
+def test_view_permissions(harness: Any, kind: str, orphans: int, prices: int) -> None:
     client = client_of(kind)
     assert client.get(ORPHANS).status_code == orphans
     assert client.post(ORPHANS, {"confirmed": "yes"}).status_code == (
@@ -114,23 +119,24 @@ def test_who_may_look(world: Any, kind: str, orphans: int, prices: int) -> None:
     assert client.post(PRICES).status_code == (302 if prices == 302 else 405)
 
 
-def test_prices_have_dates_and_say_which_are_ours(settings: Any, tmp_path: Any) -> None:
+def test_prices_show_dates_and_overrides(settings: Any, tmp_path: Any) -> None:
     settings.HARDWARE_FILE = tmp_path / "ours.toml"
     settings.HARDWARE_FILE.write_text(
         "[modal.H100]\nprice_usd_h = 1.25\n[kubernetes.rack]\nlabel = 'Our rack'\n"
     )
-    answer = client_of("admin").get(PRICES)
+    response = client_of("admin").get(PRICES)
     rows = {
         (one["table"].backend, row["hardware"].name): row["ours"]
-        for one in answer.context["tables"] for row in one["rows"]
-    }  # fmt: skip
+        for one in response.context["tables"]
+        for row in one["rows"]
+    }
     assert (rows["modal", "H100"], rows["modal", "H200"]) == (True, False)
     assert rows["kubernetes", "rack"]
-    page = answer.content.decode()
+    page = response.content.decode()
     assert "$1.25" in page
     assert "Our rack" in page
     modal = next(
-        one["table"] for one in answer.context["tables"] if one["table"].backend == "modal"
+        one["table"] for one in response.context["tables"] if one["table"].backend == "modal"
     )
     assert f"list</a> of {modal.read_on}" in page
 
@@ -153,7 +159,7 @@ def test_a_token_is_seen_without_its_text_and_revoked_by_an_administrator() -> N
 
 
 @pytest.mark.parametrize("kind", ["viewer", "operator", "staff viewer"])
-def test_tokens_are_the_administrators_table(kind: str) -> None:
+def test_only_administrators_manage_tokens(kind: str) -> None:
     token, _ = api_tokens.issue(w.person("olga", "operator"), name="laptop", scopes=["read"])
     data = {"action": "revoke", "_selected_action": [str(token.pk)], "confirmed": "yes"}
     client = client_of(kind)
@@ -162,10 +168,10 @@ def test_tokens_are_the_administrators_table(kind: str) -> None:
     assert ApiToken.objects.get().revoked_at is None
 
 
-def test_an_alert_is_acknowledged(world: Any) -> None:
-    now = world.clock()
+def test_an_alert_is_acknowledged(harness: Any) -> None:
+    now = harness.clock()
     alert = Alert.objects.create(
-        run=world.run, kind="stalled", level="error", message="m", first_at=now, opened_at=now
+        run=harness.run, kind="stalled", level="error", message="m", first_at=now, opened_at=now
     )
     data = {"action": "acknowledge", "_selected_action": [str(alert.pk)]}
     client_of("staff viewer").post("/admin/runs/alert/", data)

@@ -1,4 +1,4 @@
-"""Webhooks in the administration."""
+"""Webhooks in the admin."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from django.test import Client
 
 from runs.alerts import webhooks
 from runs.models import Webhook, WebhookDelivery
-from tests.runs import world as w
+from tests.runs import run_harness as w
 
 pytestmark = pytest.mark.django_db
-FORM = {"name": "pager", "url": "https://example.org/hook", "kinds": ["finished"], "enabled": "on",
-        "secret": ""}  # fmt: skip
+FORM = {
+    "name": "pager",
+    "url": "https://example.org/hook",
+    "kinds": ["finished"],
+    "enabled": "on",
+    "secret": "",
+}
 LIST = "/admin/runs/webhook/"
 
 
@@ -41,10 +46,10 @@ def test_only_administrators(admin: Client) -> None:
     assert admin.get(LIST).status_code == 200
 
 
-def test_a_secret_is_made_up_shown_once_and_sealed(admin: Client) -> None:
+def test_a_secret_is_generated_shown_once_and_sealed(admin: Client) -> None:
     page = admin.post(f"{LIST}add/", FORM, follow=True).content.decode()
     made = Webhook.objects.get()
-    secret = page.split("shown this once: ")[1].split("<")[0].strip()
+    secret = page.split("shown again: ")[1].split("<")[0].strip()
     assert webhooks.unseal(made.sealed, name="x") == {"SECRET": secret}
     assert secret not in admin.get(f"{LIST}{made.pk}/change/").content.decode()
     before = made.sealed
@@ -65,7 +70,7 @@ def test_a_secret_is_made_up_shown_once_and_sealed(admin: Client) -> None:
         ({"secret": "short"}, "expected whsec_ and 24 to 64 bytes"),
     ],
 )
-def test_what_is_wrong_is_said(admin: Client, change: dict[str, Any], why: str) -> None:
+def test_errors_are_shown(admin: Client, change: dict[str, Any], why: str) -> None:
     assert why in admin.post(f"{LIST}add/", FORM | change).content.decode()
     assert not Webhook.objects.exists()
 
@@ -74,7 +79,7 @@ def test_a_test_is_sent_and_sent_again(admin: Client) -> None:
     admin.post(f"{LIST}add/", FORM)
     pk = Webhook.objects.get().pk
     page = admin.post(LIST, {"action": "test", "_selected_action": [pk]}, follow=True)
-    assert "a test is on its way" in page.content.decode()
+    assert "test sent; see its deliveries" in page.content.decode()
     delivery = WebhookDelivery.objects.get()
     assert delivery.kind == "test"
     WebhookDelivery.objects.update(state="failed", attempts=8, message="500")

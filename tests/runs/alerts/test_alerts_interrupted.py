@@ -1,6 +1,6 @@
-"""A worker is killed between what happened and the alert of it: the next tick makes it good, once.
+"""A worker killed between an event and its alert: the next tick creates the alert, once.
 
-Where it is killed is the code path's, not the clock's: a step raises what nothing catches.
+The kill is simulated at a step of the code: the step raises an exception that no handler catches.
 """
 
 from __future__ import annotations
@@ -24,126 +24,129 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def hook() -> Webhook:
     return Webhook.objects.create(
-        name="ops", url="http://127.0.0.1:1/", kinds=["finished", "replica_lost", "spike"],
-        sealed=webhooks.sealed_secret(webhooks.new_secret()), enabled=True,
+        name="ops",
+        url="http://127.0.0.1:1/",
+        kinds=["finished", "replica_lost", "spike"],
+        sealed=webhooks.sealed_secret(webhooks.new_secret()),
+        enabled=True,
         created_at=timezone.now(),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
-def world(make_world: Any) -> Any:
-    made = make_world(total_rounds=40)
+def harness(make_harness: Any) -> Any:
+    made = make_harness(total_rounds=40)
     made.start()
     return made
 
 
-def killed_tick(world: Any, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def killed_tick(harness: Any, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     def die(*_: Any, **__: Any) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
         patch.setattr(step, die)
         with pytest.raises(Killed):
-            world.tick()
+            harness.tick()
 
 
-def let_go_of(run: Run) -> None:
-    """Nothing else is left to be done for it."""
+def complete_other_work(run: Run) -> None:
+    """Complete all other work for the run."""
     run.replicas.update(state="done")
     TelemetryCursor.objects.update(ended=True)
     Journal.objects.update(due=False)
 
 
-BEFORE_IT_IS_TOLD = [
-    "runs.alerts.store.watch",
-    "runs.alerts.store.judge",
-    "runs.alerts.store.tell",
+STEPS_BEFORE_NOTIFICATION = [
+    "runs.alerts.store.evaluate",
+    "runs.alerts.store.apply_rules",
+    "runs.alerts.store.notify",
     "runs.alerts.webhooks.announce",
     "runs.alerts.webhooks.enqueue",
 ]
 
 
-@pytest.mark.parametrize("step", BEFORE_IT_IS_TOLD)
-def test_an_end_is_told_although_the_worker_died_before_it_could(
-    world: Any, monkeypatch: pytest.MonkeyPatch, hook: Webhook, step: str
+@pytest.mark.parametrize("step", STEPS_BEFORE_NOTIFICATION)
+def test_end_notifies_although_the_worker_died_before(
+    harness: Any, monkeypatch: pytest.MonkeyPatch, hook: Webhook, step: str
 ) -> None:
-    world.bucket.final(4)
-    world.beat_all("done")
+    harness.bucket.final(4)
+    harness.beat_all("done")
     for number in (0, 1):
-        world.executor.end(world.key(number), Cause.DONE, code=0)
-    world.control()
-    world.ingest()  # what control waits for: the next tick decides on the end
-    killed_tick(world, monkeypatch, step)
-    run = Run.objects.get(pk=world.run.pk)
+        harness.executor.end(harness.key(number), Cause.DONE, code=0)
+    harness.control()
+    harness.ingest()  # control waits for this pass; the next tick ends the run
+    killed_tick(harness, monkeypatch, step)
+    run = Run.objects.get(pk=harness.run.pk)
     assert run.state == "succeeded"
     assert not Alert.objects.filter(kind="finished").exists()
-    let_go_of(run)
-    assert list(selectors.runs_to_look_after()) == [run]
+    complete_other_work(run)
+    assert list(selectors.runs_to_reconcile()) == [run]
     for _ in range(3):
         reconcile_run(str(run.pk))
     alert = Alert.objects.get(kind="finished")
     assert (alert.times, alert.message) == (1, "succeeded: completed at round 4 (4 of 40 rounds)")
     assert WebhookDelivery.objects.filter(kind="finished").count() == 1
-    let_go_of(run)
-    assert not selectors.runs_to_look_after().exists()
+    complete_other_work(run)
+    assert not selectors.runs_to_reconcile().exists()
 
 
-def test_a_second_end_is_told_as_well(world: Any) -> None:
-    """Resumed, and stopped once more."""
-    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
+def test_second_end_notifies_again(harness: Any) -> None:
+    """The run is resumed and stopped again."""
+    replicas_and_pools.request_stop(harness.run, actor=harness.run.owner)
     for number in (0, 1):
-        world.executor.end(world.key(number), Cause.CANCELLED)
-    world.tick()
-    world.tick()
+        harness.executor.end(harness.key(number), Cause.CANCELLED)
+    harness.tick()
+    harness.tick()
     assert Run.objects.get().state == "cancelled"
     assert Alert.objects.get(kind="finished").times == 1
-    assert lifecycle.resume(Run.objects.get(), actor=world.run.owner)
+    assert lifecycle.resume(Run.objects.get(), actor=harness.run.owner)
     assert not Run.objects.get().end_due
-    world.clock.pass_s(1)
-    replicas_and_pools.request_stop(Run.objects.get(), actor=world.run.owner)
+    harness.clock.pass_s(1)
+    replicas_and_pools.request_stop(Run.objects.get(), actor=harness.run.owner)
     assert Run.objects.get().state in ("stopping", "cancelled")
-    world.tick()
-    world.tick()
+    harness.tick()
+    harness.tick()
     assert Alert.objects.get(kind="finished").times == 2
 
 
-@pytest.mark.parametrize("step", ["runs.alerts.store.watch", "runs.alerts.store.tell"])
-def test_a_lost_replica_is_told_of_although_it_was_launched_again_meanwhile(
-    world: Any, monkeypatch: pytest.MonkeyPatch, hook: Webhook, step: str
+@pytest.mark.parametrize("step", ["runs.alerts.store.evaluate", "runs.alerts.store.notify"])
+def test_lost_replica_notifies_although_it_was_relaunched_meanwhile(
+    harness: Any, monkeypatch: pytest.MonkeyPatch, hook: Webhook, step: str
 ) -> None:
-    world.executor.end(world.key(1), Cause.LOST, said="the node is gone")
-    world.beat_all(but=(1,))
-    killed_tick(world, monkeypatch, step)
-    assert world.replica(1).state == "restarting"
+    harness.executor.end(harness.key(1), Cause.LOST, message="the node is gone")
+    harness.beat_all(but=(1,))
+    killed_tick(harness, monkeypatch, step)
+    assert harness.replica(1).state == "restarting"
     assert not Alert.objects.exists()
-    world.clock.pass_s(20)  # as long as the dead worker's lease
-    world.outbox.append(("launch_pool", world.run.pools.get().pk))
-    world.work()
-    assert world.replica(1).state == "provisioning"
-    world.beat_all(but=(1,))
-    world.tick()
+    harness.clock.pass_s(20)  # as long as the dead worker's lease
+    harness.outbox.append(("launch_pool", harness.run.pools.get().pk))
+    harness.work()
+    assert harness.replica(1).state == "provisioning"
+    harness.beat_all(but=(1,))
+    harness.tick()
     alert = Alert.objects.get(kind="replica_lost")
-    assert (alert.replica, alert.times, alert.closed_at) == (world.replica(1), 1, None)
+    assert (alert.replica, alert.times, alert.closed_at) == (harness.replica(1), 1, None)
     assert WebhookDelivery.objects.filter(kind="replica_lost").count() == 1
-    world.beat_all()
-    world.bucket.beat(1, 1, "computing", seq=2)
-    world.tick()
+    harness.beat_all()
+    harness.bucket.beat(1, 1, "computing", seq=2)
+    harness.tick()
     assert Alert.objects.get(kind="replica_lost").closed_at is not None
-    assert world.replica(1).fell_at is None
+    assert harness.replica(1).fell_at is None
 
 
-def test_a_restart_that_somebody_asked_for_is_no_loss(world: Any) -> None:
-    replicas_and_pools.restart_replica(world.replica(1), actor=world.run.owner)
-    world.beat_all()
-    world.tick()
+def test_requested_restart_is_no_loss(harness: Any) -> None:
+    replicas_and_pools.restart_replica(harness.replica(1), actor=harness.run.owner)
+    harness.beat_all()
+    harness.tick()
     assert not Alert.objects.filter(kind="replica_lost").exists()
 
 
-@pytest.mark.parametrize("step", ["runs.alerts.store.watch", "runs.alerts.store.tell"])
-def test_rounds_that_were_read_and_not_judged_are_judged_by_the_next_tick(
-    world: Any, monkeypatch: pytest.MonkeyPatch, hook: Webhook, step: str
+@pytest.mark.parametrize("step", ["runs.alerts.store.evaluate", "runs.alerts.store.notify"])
+def test_unevaluated_rounds_are_evaluated_by_the_next_tick(
+    harness: Any, monkeypatch: pytest.MonkeyPatch, hook: Webhook, step: str
 ) -> None:
-    bucket = world.bucket
+    bucket = harness.bucket
 
     def round(n: int, loss: float) -> None:
         for replica in (0, 1):
@@ -151,20 +154,20 @@ def test_rounds_that_were_read_and_not_judged_are_judged_by_the_next_tick(
         bucket.plan(n, [0, 1])
         bucket.commit(n, [0, 1])
         bucket.segment(0, n, losses=[loss], first=n, rounds=(bucket.report(n),))
-        world.beat_all(round=n)
+        harness.beat_all(round=n)
 
     for n in range(1, 7):
         round(n, 3.0)
-        world.tick()
+        harness.tick()
     Round.objects.update(loss=3.0)
     round(7, 3.0)
-    killed_tick(world, monkeypatch, "runs.alerts.store.watch")
+    killed_tick(harness, monkeypatch, "runs.alerts.store.evaluate")
     Round.objects.filter(number=7).update(loss=30.0)
-    if step.endswith("tell"):
-        killed_tick(world, monkeypatch, step)
+    if step.endswith("notify"):
+        killed_tick(harness, monkeypatch, step)
     assert not Alert.objects.filter(kind="spike").exists()
-    world.beat_all(round=7)
-    world.tick()
+    harness.beat_all(round=7)
+    harness.tick()
     assert Alert.objects.get(kind="spike").message.startswith("loss 30 in round 7")
     assert WebhookDelivery.objects.filter(kind="spike").count() == 1
     assert Run.objects.get().watched_round == 7
@@ -172,35 +175,35 @@ def test_rounds_that_were_read_and_not_judged_are_judged_by_the_next_tick(
 
 @pytest.mark.parametrize("ends", ["succeeded", "cancelled", "failed"])
 def test_an_end_is_announced_once_though_time_passes_within_a_tick(
-    world: Any, hook: Webhook, ends: str
+    harness: Any, hook: Webhook, ends: str
 ) -> None:
-    world.clock.moves_s = 0.003
+    harness.clock.moves_s = 0.003
     if ends == "succeeded":
-        world.bucket.final(4)
+        harness.bucket.final(4)
     elif ends == "cancelled":
-        replicas_and_pools.request_stop(world.run, actor=world.run.owner)
+        replicas_and_pools.request_stop(harness.run, actor=harness.run.owner)
     else:
         for number in (0, 1):
-            replicas_and_pools.stop_replica(world.replica(number), actor=world.run.owner)
+            replicas_and_pools.stop_replica(harness.replica(number), actor=harness.run.owner)
     for number in (0, 1):
-        world.executor.end(world.key(number), Cause.DONE, code=0)
+        harness.executor.end(harness.key(number), Cause.DONE, code=0)
     for _ in range(6):
-        world.tick()
-    assert Run.objects.get(pk=world.run.pk).state == ends
+        harness.tick()
+    assert Run.objects.get(pk=harness.run.pk).state == ends
     assert Alert.objects.get(kind="finished").times == 1
     assert WebhookDelivery.objects.filter(kind="finished").count() == 1
 
 
-def test_an_end_is_announced_once_by_two_workers(world: Any, hook: Webhook) -> None:
-    """Both have read the run before either has judged it, and their clocks differ."""
-    world.clock.moves_s = 0.003
-    world.bucket.final(4)
+def test_an_end_is_announced_once_by_two_workers(harness: Any, hook: Webhook) -> None:
+    """Both read the run before either evaluates it, and their clocks differ."""
+    harness.clock.moves_s = 0.003
+    harness.bucket.final(4)
     for number in (0, 1):
-        world.executor.end(world.key(number), Cause.DONE, code=0)
-    world.tick()
+        harness.executor.end(harness.key(number), Cause.DONE, code=0)
+    harness.tick()
     assert WebhookDelivery.objects.filter(kind="finished").count() == 1
     for jump_s in (-3600, 7200):
-        world.clock.pass_s(jump_s)
-        Run.objects.filter(pk=world.run.pk).update(end_due=True, watched_round=99)
-        world.tick()
+        harness.clock.pass_s(jump_s)
+        Run.objects.filter(pk=harness.run.pk).update(end_due=True, watched_round=99)
+        harness.tick()
     assert WebhookDelivery.objects.filter(kind="finished").count() == 1

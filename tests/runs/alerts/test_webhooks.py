@@ -1,5 +1,4 @@
-"""Webhooks against a real HTTP server: what is sent, how it is signed, and what if it is not
-answered."""
+"""Webhooks against a real HTTP server: messages, signatures and retries."""
 
 from __future__ import annotations
 
@@ -19,29 +18,29 @@ from django.utils import timezone
 
 from runs.alerts import store as alerting
 from runs.alerts import webhooks
-from runs.alerts.rules import Finding, Verdict
+from runs.alerts.rules import Finding, RuleResult
 from runs.alerts.webhooks import BadSecret
 from runs.models import Webhook, WebhookDelivery
 from tests.browser import seed
-from tests.runs import world as w
+from tests.runs import run_harness as w
 
 pytestmark = pytest.mark.django_db
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 
 
 class Receiver:
-    """Answers as the test says, and keeps what came."""
+    """Responds as configured, and records requests."""
 
     def __init__(self) -> None:
         self.statuses: list[int] = []
-        self.came: list[tuple[dict[str, str], bytes]] = []
+        self.requests: list[tuple[dict[str, str], bytes]] = []
         self.headers: dict[str, str] = {}
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                outer.came.append(({k.lower(): v for k, v in self.headers.items()}, body))
+                outer.requests.append(({k.lower(): v for k, v in self.headers.items()}, body))
                 self.send_response(outer.statuses.pop(0) if outer.statuses else 200)
                 for name, value in outer.headers.items():
                     self.send_header(name, value)
@@ -68,20 +67,24 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What was enqueued, by :mod:`runs.alerts.webhooks`."""
-    found: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("runs.alerts.webhooks.enqueue", lambda *args: found.append(args))
+    """Tasks that :mod:`runs.alerts.webhooks` enqueued."""
+    result: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("runs.alerts.webhooks.enqueue", lambda *args: result.append(args))
     monkeypatch.setenv("no_proxy", "*")
-    return found
+    return result
 
 
 def hook(url: str, **fields: Any) -> Webhook:
     return Webhook.objects.create(
         **{
-            "name": "pager", "url": url, "kinds": ["finished", "stalled"],
-            "sealed": webhooks.sealed_secret(SECRET), "created_at": timezone.now(), **fields,
+            "name": "pager",
+            "url": url,
+            "kinds": ["finished", "stalled"],
+            "sealed": webhooks.sealed_secret(SECRET),
+            "created_at": timezone.now(),
+            **fields,
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -92,39 +95,39 @@ def run() -> Any:
 def end(run: Any, kind: str = "finished", subject: str = "") -> None:
     finding = Finding(kind=kind, level="error", subject=subject, message="all died")
     now = timezone.now()
-    for alert in alerting.keep(run, Verdict(findings=(finding,)), {}, now=now):
-        alerting.tell(alert)
+    for alert in alerting.sync(run, RuleResult(findings=(finding,)), {}, now=now):
+        alerting.notify(alert)
 
 
-def test_a_run_names_who_is_told_of_it(run: Any, receiver: Receiver) -> None:
+def test_run_selects_its_webhooks(run: Any, receiver: Receiver) -> None:
     pager, chat = hook(receiver.url), hook(receiver.url, name="chat")
-    for told, names in ((None, {"pager", "chat"}), ([chat.pk], {"chat"}), ([], set())):
-        run.notify = told
+    for selected, names in ((None, {"pager", "chat"}), ([chat.pk], {"chat"}), ([], set())):
+        run.notify = selected
         WebhookDelivery.objects.all().delete()
         run.alerts.all().delete()
         end(run)
         assert {d.webhook.name for d in WebhookDelivery.objects.all()} == names
     run.notify = [pager.pk]
-    pager.delete()  # whoever is gone is not told, and nobody in its place
+    pager.delete()  # a deleted webhook gets no delivery, and no other one instead
     run.alerts.all().delete()
     end(run)
     assert not WebhookDelivery.objects.exists()
 
 
-def test_what_is_sent_and_how_it_is_signed(run: Any, receiver: Receiver, sent: Any) -> None:
+def test_message_and_signature(run: Any, receiver: Receiver, sent: Any) -> None:
     hook(receiver.url)
     end(run)
     (delivery,) = WebhookDelivery.objects.all()
     assert sent == [("deliver_webhook", str(delivery.pk))]
     webhooks.deliver(str(delivery.pk))
-    ((headers, body),) = receiver.came
-    said = json.loads(body)
-    assert said["type"] == "run.finished"
-    assert said["data"]["run"]["id"] == str(run.pk)
-    assert said["data"]["run"]["state"] == "failed"
-    assert said["data"]["alert"]["level"] == "error"
-    assert said["data"]["message"] == "all died"
-    # As a receiver checks it.
+    ((headers, body),) = receiver.requests
+    message = json.loads(body)
+    assert message["type"] == "run.finished"
+    assert message["data"]["run"]["id"] == str(run.pk)
+    assert message["data"]["run"]["state"] == "failed"
+    assert message["data"]["alert"]["level"] == "error"
+    assert message["data"]["message"] == "all died"
+    # Verify like a receiver.
     signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
     digest = hmac.new(b"k" * 32, signed, hashlib.sha256).digest()
     assert headers["webhook-signature"] == "v1," + base64.b64encode(digest).decode()
@@ -135,7 +138,7 @@ def test_what_is_sent_and_how_it_is_signed(run: Any, receiver: Receiver, sent: A
     assert delivery.message == "heard � it"
 
 
-def test_only_those_who_want_to_hear(run: Any, receiver: Receiver) -> None:
+def test_only_subscribed_webhooks_get_a_delivery(run: Any, receiver: Receiver) -> None:
     hook(receiver.url, name="off", enabled=False)
     hook(receiver.url, name="other", kinds=["nan"])
     end(run)
@@ -144,7 +147,7 @@ def test_only_those_who_want_to_hear(run: Any, receiver: Receiver) -> None:
     assert WebhookDelivery.objects.get().webhook.name == "other"
 
 
-def test_tried_again_with_longer_and_longer_waits_until_it_has_failed(
+def test_retries_with_growing_delays_until_failure(
     run: Any, receiver: Receiver, clock: w.Clock
 ) -> None:
     hook(receiver.url)
@@ -157,16 +160,16 @@ def test_tried_again_with_longer_and_longer_waits_until_it_has_failed(
         delivery = WebhookDelivery.objects.get()
         assert delivery.state == "waiting"
         assert delivery.next_at == clock() + wait
-        webhooks.deliver(pk)  # not due: nothing is sent
+        webhooks.deliver(pk)  # not due, so nothing is sent
         clock.pass_s(wait.total_seconds())
     webhooks.deliver(pk)
     delivery = WebhookDelivery.objects.get()
     assert (delivery.state, delivery.attempts, delivery.status) == ("failed", 8, 500)
-    assert len(receiver.came) == 8
-    assert len({body for _, body in receiver.came}) == 1
+    assert len(receiver.requests) == 8
+    assert len({body for _, body in receiver.requests}) == 1
 
 
-def test_nobody_there(run: Any, clock: w.Clock) -> None:
+def test_an_unreachable_receiver_is_retried(run: Any, clock: w.Clock) -> None:
     hook("http://127.0.0.1:1/")
     end(run)
     webhooks.deliver(str(WebhookDelivery.objects.get().pk))
@@ -175,7 +178,7 @@ def test_nobody_there(run: Any, clock: w.Clock) -> None:
     assert delivery.message.startswith("no answer: ")
 
 
-def test_two_workers_send_it_once_and_a_dead_one_s_claim_runs_out(
+def test_two_workers_send_once_and_the_claim_of_a_dead_one_expires(
     run: Any, receiver: Receiver, clock: w.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hook(receiver.url)
@@ -193,26 +196,26 @@ def test_two_workers_send_it_once_and_a_dead_one_s_claim_runs_out(
         patch.setattr(webhooks, "_send", dies)
         with pytest.raises(Died):
             webhooks.deliver(pk)
-    assert receiver.came == []
+    assert receiver.requests == []
     webhooks.deliver(pk)
-    assert receiver.came == []
+    assert receiver.requests == []
     clock.pass_s(webhooks.CLAIM.total_seconds())
     webhooks.deliver(pk)
-    assert len(receiver.came) == 1
+    assert len(receiver.requests) == 1
     assert WebhookDelivery.objects.get().attempts == 2
 
 
-def test_switched_off_meanwhile(run: Any, receiver: Receiver) -> None:
+def test_webhook_disabled_meanwhile(run: Any, receiver: Receiver) -> None:
     made = hook(receiver.url)
     end(run)
     Webhook.objects.filter(pk=made.pk).update(enabled=False)
     webhooks.deliver(str(WebhookDelivery.objects.get().pk))
     delivery = WebhookDelivery.objects.get()
     assert (delivery.state, delivery.message) == ("failed", "the webhook is switched off")
-    assert receiver.came == []
+    assert receiver.requests == []
 
 
-def test_sent_again_it_is_the_same(run: Any, receiver: Receiver) -> None:
+def test_repeated_delivery_has_the_same_body(run: Any, receiver: Receiver) -> None:
     hook(receiver.url)
     end(run)
     delivery = WebhookDelivery.objects.get()
@@ -220,12 +223,12 @@ def test_sent_again_it_is_the_same(run: Any, receiver: Receiver) -> None:
     webhooks.deliver(str(delivery.pk))
     assert webhooks.send_again(delivery)
     webhooks.deliver(str(delivery.pk))
-    (_, first), (_, second) = receiver.came
+    (_, first), (_, second) = receiver.requests
     assert first == second
-    assert {headers["webhook-id"] for headers, _ in receiver.came} == {str(delivery.pk)}
+    assert {headers["webhook-id"] for headers, _ in receiver.requests} == {str(delivery.pk)}
 
 
-def test_beat_calls_for_what_is_due_and_forgets_what_is_old(
+def test_due_deliveries_are_enqueued_and_old_ones_deleted(
     run: Any, receiver: Receiver, clock: w.Clock, sent: Any
 ) -> None:
     made = hook(receiver.url)
@@ -251,10 +254,15 @@ def test_a_run_that_is_deleted_leaves_its_deliveries(run: Any, receiver: Receive
 
 @pytest.mark.parametrize(
     "secret",
-    ["", "whsec_", "whsec_%%%", "whsec_" + base64.b64encode(b"k" * 23).decode(),
-     base64.b64encode(b"k" * 32).decode()],
-)  # fmt: skip
-def test_secrets_that_are_none(secret: str) -> None:
+    [
+        "",
+        "whsec_",
+        "whsec_%%%",
+        "whsec_" + base64.b64encode(b"k" * 23).decode(),
+        base64.b64encode(b"k" * 32).decode(),
+    ],
+)
+def test_invalid_secrets(secret: str) -> None:
     with pytest.raises(BadSecret, match="expected whsec_ and 24 to 64 bytes in base64, found"):
         webhooks.key_of(secret)
 
@@ -270,23 +278,23 @@ def test_the_secret_is_sealed_and_follows_the_key(receiver: Receiver, settings: 
     call_command("reseal_credentials")
     settings.CREDENTIALS_KEYS = settings.CREDENTIALS_KEYS[:1]
     webhooks.deliver(str(webhooks.send_test(made, actor="olga").pk))
-    assert len(receiver.came) == 1
-    settings.CREDENTIALS_KEYS = old  # the new one is gone
+    assert len(receiver.requests) == 1
+    settings.CREDENTIALS_KEYS = old  # without the new key
     webhooks.deliver(str(webhooks.send_test(made, actor="olga").pk))
-    assert len(receiver.came) == 1
+    assert len(receiver.requests) == 1
     assert "sealed with another key" in WebhookDelivery.objects.first().message
 
 
-def test_a_tick_tells_of_the_end(make_world: Any, receiver: Receiver) -> None:
-    world = make_world(replicas=1)
+def test_tick_notifies_about_the_end(make_harness: Any, receiver: Receiver) -> None:
+    harness = make_harness(replicas=1)
     hook(receiver.url)
-    world.start()
-    world.bucket.final(4)
-    world.beat_all("done")
-    world.tick()
+    harness.start()
+    harness.bucket.final(4)
+    harness.beat_all("done")
+    harness.tick()
     for _ in range(5):
         if not WebhookDelivery.objects.exists():
-            world.tick()
+            harness.tick()
     (delivery,) = WebhookDelivery.objects.all()
     webhooks.deliver(str(delivery.pk))
-    assert json.loads(receiver.came[0][1])["data"]["run"]["state"] == world.run.state
+    assert json.loads(receiver.requests[0][1])["data"]["run"]["state"] == harness.run.state

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from executors.base import NeedsPerson, RetryLater
+from executors.base import AccountError, RetryLater
 from runs import redaction
 from runs.backends import parallel_calls
 from runs.backends.attempt_log import read_log
@@ -32,7 +32,7 @@ def attempt() -> Any:
     )
 
 
-def test_the_lines_and_where_to_go_on(attempt: Any, modal: Stub) -> None:
+def test_lines_and_the_next_position(attempt: Any, modal: Stub) -> None:
     modal.lines = ["one", "two"]
     first = read_log(attempt)
     assert (first.lines, first.position, first.cut) == (("one", "two"), "2", False)
@@ -43,34 +43,34 @@ def test_the_lines_and_where_to_go_on(attempt: Any, modal: Stub) -> None:
     assert (nothing.lines, nothing.position) == ((), "3")
 
 
-def test_the_newest_of_many_and_that_some_were_left_out(attempt: Any, modal: Stub) -> None:
+def test_newest_lines_of_a_long_log_are_marked_as_cut(attempt: Any, modal: Stub) -> None:
     modal.lines = [str(n) for n in range(50)]
-    found = read_log(attempt, lines=10)
-    assert found.lines == tuple(str(n) for n in range(40, 50))
-    assert found.cut
-    assert found.position == "50"
+    result = read_log(attempt, lines=10)
+    assert result.lines == tuple(str(n) for n in range(40, 50))
+    assert result.cut
+    assert result.position == "50"
 
 
-def test_a_line_without_end_has_one(attempt: Any, modal: Stub) -> None:
+def test_long_line_is_truncated(attempt: Any, modal: Stub) -> None:
     modal.lines = ["x" * 1_000_000]
     assert len(read_log(attempt).lines[0]) == 4000
 
 
-@pytest.mark.parametrize("error", [RetryLater("503: later"), NeedsPerson("no such token")])
-def test_unknown_is_said_in_the_backend_s_words(
+@pytest.mark.parametrize("error", [RetryLater("503: later"), AccountError("no such token")])
+def test_unavailable_log_has_the_message_of_the_backend(
     attempt: Any, modal: Stub, error: Exception
 ) -> None:
     modal.error = error
-    found = read_log(attempt, after="7")
-    assert (found.lines, found.position, found.unknown) == ((), "7", str(error))
+    result = read_log(attempt, after="7")
+    assert (result.lines, result.position, result.unknown) == ((), "7", str(error))
 
 
-def test_a_client_that_breaks_tells_nothing_of_what_it_holds(attempt: Any, modal: Stub) -> None:
+def test_client_error_shows_no_details(attempt: Any, modal: Stub) -> None:
     modal.error = KeyError("as-inside")
     assert read_log(attempt).unknown == "KeyError from the backend's client"
 
 
-def test_a_backend_that_hangs_is_unknown_in_seconds(
+def test_hanging_backend_times_out(
     attempt: Any, modal: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parallel_calls, "PATIENCE_S", 0.2)
@@ -78,13 +78,13 @@ def test_a_backend_that_hangs_is_unknown_in_seconds(
     assert read_log(attempt).unknown == "no answer within 0.2 s"
 
 
-def test_a_secret_that_was_printed_is_struck_out(attempt: Any, modal: Stub) -> None:
+def test_printed_secret_is_redacted(attempt: Any, modal: Stub) -> None:
     redaction.remember(["as-printed-by-mistake"])
     modal.lines = ["env: MODAL_TOKEN_SECRET=as-printed-by-mistake"]
     assert read_log(attempt).lines == ("env: MODAL_TOKEN_SECRET=********",)
 
 
-def test_an_attempt_without_a_job_is_asked_of_nobody(attempt: Any, modal: Stub) -> None:
+def test_attempt_without_a_job_calls_no_backend(attempt: Any, modal: Stub) -> None:
     attempt.handle = None
-    modal.error = AssertionError("asked")
+    modal.error = AssertionError("called")
     assert read_log(attempt).unknown == "the attempt has no job yet"

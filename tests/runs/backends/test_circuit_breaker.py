@@ -1,4 +1,4 @@
-"""A backend that fails again and again is left alone; one that needs a person waits for one."""
+"""The circuit breaker opens after repeated failures, or until an operator acts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from executors.base import Cause, NeedsPerson, NoCapacity, RetryLater
+from executors.base import AccountError, Cause, NoCapacity, RetryLater
 from runs.actions import replicas_and_pools
 from runs.backends import circuit_breaker
 from runs.exceptions import LaunchLater
@@ -21,133 +21,133 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def world(make_world: Callable[..., Any]) -> Any:
-    return make_world(replicas=6, max_restarts=100)
+def harness(make_harness: Callable[..., Any]) -> Any:
+    return make_harness(replicas=6, max_restarts=100)
 
 
-def pool(world: Any) -> Any:
-    return world.run.pools.get()
+def pool(harness: Any) -> Any:
+    return harness.run.pools.get()
 
 
-def fail(world: Any, *numbers: int) -> None:
+def fail(harness: Any, *numbers: int) -> None:
     for number in numbers:
-        attempt = world.replica(number).attempts.latest("number")
-        world.executor.end(attempt.launch_key, Cause.ERROR, code=1, said="image not found")
-    world.tick()
+        attempt = harness.replica(number).attempts.latest("number")
+        harness.executor.end(attempt.launch_key, Cause.ERROR, code=1, message="image not found")
+    harness.tick()
 
 
-def settle(world: Any, *after_s: float) -> None:
+def settle(harness: Any, *after_s: float) -> None:
     for seconds in after_s:
-        world.tick(seconds)
-        world.work()
+        harness.tick(seconds)
+        harness.work()
 
 
-def test_jobs_that_die_before_they_work_close_the_pool(world: Any) -> None:
-    fail(world, 0, 1)
-    assert (pool(world).failures, pool(world).closed_until) == (2, None)
-    fail(world, 2)
-    assert pool(world).failures == circuit_breaker.FAILURES
-    assert (pool(world).closed_until - world.clock()).total_seconds() == circuit_breaker.CLOSED_S
-    [event] = world.events("breaker")
+def test_jobs_that_die_before_training_open_the_breaker(harness: Any) -> None:
+    fail(harness, 0, 1)
+    assert (pool(harness).failures, pool(harness).open_until) == (2, None)
+    fail(harness, 2)
+    assert pool(harness).failures == circuit_breaker.FAILURES
+    assert (pool(harness).open_until - harness.clock()).total_seconds() == circuit_breaker.OPEN_S
+    [event] = harness.events("breaker")
     assert "3 failures in a row, nothing is launched for 30 s" in event
     assert "image not found" in event
-    launches = world.executor.launches
-    settle(world, 10, 10)
-    assert world.executor.launches == launches
+    launches = harness.executor.launches
+    settle(harness, 10, 10)
+    assert harness.executor.launches == launches
 
 
-def test_then_one_is_tried_and_its_work_opens_it(world: Any) -> None:
-    world.beat_all(but=(0, 1, 2))
-    world.tick()
-    fail(world, 0, 1, 2)
-    launches = world.executor.launches
-    settle(world, circuit_breaker.CLOSED_S + 1, 1, 1)
-    assert world.executor.launches == launches + 1
-    tried = world.run.replicas.get(state="provisioning")
-    world.bucket.beat(tried.number, 1, "computing", seq=2)
-    world.tick()
-    assert (pool(world).failures, pool(world).trouble) == (0, "")
-    assert world.events("breaker")[-1].endswith("works again")
-    settle(world, 5, 5, 5)
-    assert world.executor.launches == launches + 3
+def test_half_open_breaker_closes_once_a_replica_trains(harness: Any) -> None:
+    harness.beat_all(but=(0, 1, 2))
+    harness.tick()
+    fail(harness, 0, 1, 2)
+    launches = harness.executor.launches
+    settle(harness, circuit_breaker.OPEN_S + 1, 1, 1)
+    assert harness.executor.launches == launches + 1
+    tried = harness.run.replicas.get(state="provisioning")
+    harness.bucket.beat(tried.number, 1, "computing", seq=2)
+    harness.tick()
+    assert (pool(harness).failures, pool(harness).last_error) == (0, "")
+    assert harness.events("breaker")[-1].endswith("works again")
+    settle(harness, 5, 5, 5)
+    assert harness.executor.launches == launches + 3
 
 
-def test_it_stays_closed_for_longer_each_time(world: Any) -> None:
-    world.beat_all(but=(0, 1, 2))
-    world.tick()
-    fail(world, 0, 1, 2)
-    settle(world, circuit_breaker.CLOSED_S + 1)
-    tried = world.run.replicas.get(state="provisioning")
-    fail(world, tried.number)
+def test_breaker_is_open_for_longer_each_time(harness: Any) -> None:
+    harness.beat_all(but=(0, 1, 2))
+    harness.tick()
+    fail(harness, 0, 1, 2)
+    settle(harness, circuit_breaker.OPEN_S + 1)
+    tried = harness.run.replicas.get(state="provisioning")
+    fail(harness, tried.number)
     assert (
-        pool(world).closed_until - world.clock()
-    ).total_seconds() == 2 * circuit_breaker.CLOSED_S
+        pool(harness).open_until - harness.clock()
+    ).total_seconds() == 2 * circuit_breaker.OPEN_S
 
 
 @pytest.mark.parametrize(
     ("failures", "seconds"), [(0, 0), (2, 0), (3, 30), (4, 60), (8, 900), (1000, 900)]
 )
-def test_closing_times(failures: int, seconds: float) -> None:
-    assert circuit_breaker.closed_for_s(failures) == seconds
+def test_open_times(failures: int, seconds: float) -> None:
+    assert circuit_breaker.open_for_s(failures) == seconds
 
 
-def test_a_quota_waits_for_a_person_and_goes_on_by_itself_afterwards(
-    make_world: Callable[..., Any],
+def test_quota_needs_an_operator_and_launches_resume_afterwards(
+    make_harness: Callable[..., Any],
 ) -> None:
-    world = make_world(replicas=2)
-    world.start()
-    world.executor.end(world.key(1), Cause.LOST)
-    world.beat_all(but=(1,))
-    world.tick()
-    world.executor.refuses = NeedsPerson("quota of 8 GPUs exceeded")
-    world.beat_all(but=(1,))
-    settle(world, 60)
-    assert pool(world).needs_person
-    assert pool(world).trouble == "quota of 8 GPUs exceeded"
-    assert world.replica(1).state == "restarting"
-    assert "quota of 8 GPUs exceeded" in world.replica(1).state_reason
-    attempts = world.replica(1).attempts.count()
+    harness = make_harness(replicas=2)
+    harness.start()
+    harness.executor.end(harness.key(1), Cause.LOST)
+    harness.beat_all(but=(1,))
+    harness.tick()
+    harness.executor.refuses = AccountError("quota of 8 GPUs exceeded")
+    harness.beat_all(but=(1,))
+    settle(harness, 60)
+    assert pool(harness).requires_intervention
+    assert pool(harness).last_error == "quota of 8 GPUs exceeded"
+    assert harness.replica(1).state == "restarting"
+    assert "quota of 8 GPUs exceeded" in harness.replica(1).state_reason
+    attempts = harness.replica(1).attempts.count()
     for _ in range(3):
-        world.beat_all(but=(1,))
-        settle(world, 60)
-    assert world.replica(1).attempts.count() == attempts
-    assert world.run.state == "degraded"
-    world.executor.refuses = ""
-    assert circuit_breaker.person_acted("local", None) == 1
-    world.beat_all(but=(1,))
-    settle(world, 1)
-    assert world.replica(1).state == "provisioning"
+        harness.beat_all(but=(1,))
+        settle(harness, 60)
+    assert harness.replica(1).attempts.count() == attempts
+    assert harness.run.state == "degraded"
+    harness.executor.refuses = ""
+    assert circuit_breaker.reset_for_credential("local", None) == 1
+    harness.beat_all(but=(1,))
+    settle(harness, 1)
+    assert harness.replica(1).state == "provisioning"
 
 
-def test_a_restart_by_hand_is_tried_whatever_was(world: Any) -> None:
-    fail(world, 0, 1, 2)
-    launches = world.executor.launches
-    replicas_and_pools.restart_replica(world.replica(1), actor=world.run.owner)
-    settle(world, 1)
-    assert world.executor.launches > launches
+def test_requested_restart_closes_the_breaker(harness: Any) -> None:
+    fail(harness, 0, 1, 2)
+    launches = harness.executor.launches
+    replicas_and_pools.restart_replica(harness.replica(1), actor=harness.run.owner)
+    settle(harness, 1)
+    assert harness.executor.launches > launches
 
 
 class Counted:
-    """How often the backend was asked anything at all."""
+    """Number of calls to the backend."""
 
     def __init__(self, executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked = 0
+        self.calls = 0
         for name in ("find", "ensure"):
             monkeypatch.setattr(executor, name, self._counting(getattr(executor, name)))
 
     def _counting(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            self.asked += 1
+            self.calls += 1
             return real(*args, **kwargs)
 
         return call
 
 
 @pytest.fixture
-def put_off(
+def delayed_launch(
     make_run: MakeRun, clock: Any, executor: Any, outbox: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Any:
-    """A launch that was begun and that its backend asked to try again in two minutes."""
+    """A started launch for which the backend requests a retry in two minutes."""
     run = launched(make_run(replicas=1, pools=(PoolDraft(count=1),)))
     executor.refuses = RetryLater("429: slow down", after_s=120.0)
     with pytest.raises(LaunchLater):
@@ -158,16 +158,16 @@ def put_off(
     return run
 
 
-def test_a_launch_that_was_begun_waits_as_its_backend_asked(
-    put_off: Any, executor: Any, clock: Any, outbox: Any
+def test_started_launch_waits_for_the_requested_delay(
+    delayed_launch: Any, executor: Any, clock: Any, outbox: Any
 ) -> None:
-    run, pool = put_off, put_off.pools.get()
-    assert (pool.closed_until - clock()).total_seconds() == 120
+    run, pool = delayed_launch, delayed_launch.pools.get()
+    assert (pool.open_until - clock()).total_seconds() == 120
     for _ in range(11):
         clock.pass_s(10)
         reconcile_run(str(run.pk))
-        launch_replica(run.replicas.get().pk)  # a task that was delivered late
-    assert (run.backend.asked, executor.launches) == (0, 0)
+        launch_replica(run.replicas.get().pk)  # a late task
+    assert (run.backend.calls, executor.launches) == (0, 0)
     assert ("launch_pool", pool.pk) not in outbox
     [attempt] = run.replicas.get().attempts.all()
     assert (run.replicas.get().state, attempt.ended_at) == ("provisioning", None)
@@ -180,17 +180,15 @@ def test_a_launch_that_was_begun_waits_as_its_backend_asked(
     assert (again.pk, again.handle is not None) == (attempt.pk, True)
 
 
-def test_the_end_of_a_run_does_not_wait_for_a_backend_that_is_left_alone(
-    put_off: Any, clock: Any
-) -> None:
-    run = put_off
+def test_end_of_a_run_does_not_wait_for_an_open_breaker(delayed_launch: Any, clock: Any) -> None:
+    run = delayed_launch
     replicas_and_pools.request_stop(run, actor=run.owner)
     clock.pass_s(31)
     for _ in range(3):
         reconcile_run(str(run.pk))
     run.refresh_from_db()
     assert run.state == "cancelled"
-    assert run.backend.asked > 0  # there might have been a job
+    assert run.backend.calls > 0  # a job could have existed
 
 
 def test_an_unclear_refusal_requires_intervention_after_its_attempts(
@@ -203,8 +201,8 @@ def test_an_unclear_refusal_requires_intervention_after_its_attempts(
         with contextlib.suppress(LaunchLater):
             launch_replica(run.replicas.get().pk)
         pool = run.pools.get()
-        seen.append((pool.failures, pool.needs_person))
+        seen.append((pool.failures, pool.requires_intervention))
         clock.pass_s(1)
     assert seen == [(1, False), (2, False), (3, True)]
-    assert pool.trouble == "Limit exceeded (code 7)"
+    assert pool.last_error == "Limit exceeded (code 7)"
     assert run.replicas.get().state == "restarting"

@@ -1,4 +1,4 @@
-"""The code bundle: the same bytes every time, all of the library, and it runs."""
+"""The code bundle is deterministic, complete and importable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from runs.backends.code_bundle import LIBRARY, make_bundle
 
 
-def test_the_same_code_is_the_same_bytes(tmp_path: Path) -> None:
+def test_same_code_gives_same_bytes(tmp_path: Path) -> None:
     first = make_bundle()
     assert first.sha256 == hashlib.sha256(first.data).hexdigest()
     copy = tmp_path / "diloco"
@@ -26,14 +26,14 @@ def test_the_same_code_is_the_same_bytes(tmp_path: Path) -> None:
     assert make_bundle(copy).data == first.data
 
 
-def test_every_python_file_is_in_and_nothing_else() -> None:
-    found = zipfile.ZipFile(BytesIO(make_bundle().data)).namelist()
+def test_bundle_has_exactly_the_python_files() -> None:
+    result = zipfile.ZipFile(BytesIO(make_bundle().data)).namelist()
     expected = sorted(f"diloco/{p.relative_to(LIBRARY).as_posix()}" for p in LIBRARY.rglob("*.py"))
-    assert found == expected
-    assert "diloco/replica.py" in found
+    assert result == expected
+    assert "diloco/replica.py" in result
 
 
-def test_other_code_is_another_bundle(tmp_path: Path) -> None:
+def test_changed_code_changes_the_bundle(tmp_path: Path) -> None:
     (tmp_path / "diloco").mkdir()
     code = tmp_path / "diloco" / "a.py"
     code.write_text("a = 1\n")
@@ -42,7 +42,7 @@ def test_other_code_is_another_bundle(tmp_path: Path) -> None:
     assert make_bundle(tmp_path / "diloco").sha256 != before
 
 
-def test_it_can_be_imported_straight_from_the_zip(tmp_path: Path) -> None:
+def test_bundle_can_be_imported(tmp_path: Path) -> None:
     path = tmp_path / "code.zip"
     path.write_bytes(make_bundle().data)
     program = (

@@ -1,4 +1,4 @@
-"""The max price of a pool, at every launch: held, told of once, and taken up again."""
+"""The maximum price of a pool holds launches, with one event, until the price falls."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from runs.reconcile.reconciler import reconcile_run
 from runs.submit.clone_and_fork import clone_of
 from runs.submit.run_draft import PoolDraft
 from tests.runs.launching import MakeRun, launched
-from tests.runs.world import Clock, FakeExecutor
+from tests.runs.run_harness import Clock, FakeExecutor
 
 pytestmark = pytest.mark.django_db
 
 
 class List:
-    """The file of prices that an administrator edits."""
+    """The price file that an administrator edits."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.edits = path, 0
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         self.path.write_text(text)
         self.edits += 1
-        os.utime(self.path, ns=(self.edits * 10**9, self.edits * 10**9))  # each is a later one
+        os.utime(self.path, ns=(self.edits * 10**9, self.edits * 10**9))  # each edit is newer
 
     def cpu(self, usd_h: float) -> None:
-        self.say(f"[local.cpu]\nprice_usd_h = {usd_h}\n")
+        self.write(f"[local.cpu]\nprice_usd_h = {usd_h}\n")
 
 
 @pytest.fixture
@@ -50,79 +50,77 @@ def prices_file(tmp_path: Path, settings: Any) -> List:
 
 
 @pytest.fixture
-def world(make_world: Callable[..., Any], prices_file: List) -> Any:
-    made = make_world(replicas=2, pools=(PoolDraft(count=2, max_price_usd_h=3.0),))
+def harness(make_harness: Callable[..., Any], prices_file: List) -> Any:
+    made = make_harness(replicas=2, pools=(PoolDraft(count=2, max_price_usd_h=3.0),))
     made.start()
     return made
 
 
-def said(world: Any) -> list[tuple[str, str]]:
-    found = Event.objects.filter(run=world.run, kind=prices.KIND).order_by("id")
-    return [(event.level, event.message) for event in found]
+def price_events(harness: Any) -> list[tuple[str, str]]:
+    result = Event.objects.filter(run=harness.run, kind=prices.KIND).order_by("id")
+    return [(event.level, event.message) for event in result]
 
 
-def lose(world: Any, number: int) -> None:
-    world.executor.end(world.key(number), Cause.LOST)
-    world.beat_all(but=(number,))
-    world.tick()
+def lose(harness: Any, number: int) -> None:
+    harness.executor.end(harness.key(number), Cause.LOST)
+    harness.beat_all(but=(number,))
+    harness.tick()
 
 
-def later(world: Any, *seconds: float) -> None:
+def later(harness: Any, *seconds: float) -> None:
     for after_s in seconds:
-        world.beat_all(but=(1,))
-        world.tick(after_s)
-        world.work()
+        harness.beat_all(but=(1,))
+        harness.tick(after_s)
+        harness.work()
 
 
-def test_a_price_that_rose_holds_the_relaunch_and_is_told_once(
-    world: Any, prices_file: List
-) -> None:
+def test_risen_price_holds_the_relaunch_with_one_event(harness: Any, prices_file: List) -> None:
     prices_file.cpu(4.0)
-    lose(world, 1)
-    later(world, 10, 1, 1, 1)
-    replica = world.replica(1)
+    lose(harness, 1)
+    later(harness, 10, 1, 1, 1)
+    replica = harness.replica(1)
     assert (replica.state, replica.attempts.count()) == ("restarting", 1)
-    words = "expected a price of at most $3 an hour, now $4"
-    assert replica.state_reason == f"not launched: {words}"
-    assert said(world) == [
-        ("info", "2 x local cpu: $4 an hour, which was $2"),
-        ("warning", f"2 x local cpu: nothing is launched: {words}"),
+    reason = "expected a price of at most $3 an hour, found $4"
+    assert replica.state_reason == f"not launched: {reason}"
+    assert price_events(harness) == [
+        ("info", "2 x local cpu: $4 an hour, previously $2"),
+        ("warning", f"2 x local cpu: nothing is launched: {reason}"),
     ]
-    [row] = fleet.pool_rows(world.run)
-    assert (row["breaker"]["state"], row["breaker"]["trouble"]) == ("price", words)
-    assert "raises the limit" in row["breaker"]["advice"]
+    [row] = fleet.pool_rows(harness.run)
+    assert (row["breaker"]["state"], row["breaker"]["last_error"]) == ("price_limit", reason)
+    assert "raise the limit" in row["breaker"]["advice"]
     assert (row["price_usd_h"], row["max_price_usd_h"]) == (4.0, 3.0)
-    assert world.replica(0).state == "computing"  # what runs is not ended
+    assert harness.replica(0).state == "computing"  # running jobs continue
 
 
-def test_it_is_launched_when_the_price_falls_and_costs_what_it_costs_then(
-    world: Any, prices_file: List
-) -> None:
+def test_launches_resume_at_the_new_price_when_it_falls(harness: Any, prices_file: List) -> None:
     prices_file.cpu(4.0)
-    lose(world, 1)
-    later(world, 10)
+    lose(harness, 1)
+    later(harness, 10)
     prices_file.cpu(2.5)
-    later(world, 1)
-    replica = world.replica(1)
+    later(harness, 1)
+    replica = harness.replica(1)
     assert replica.state == "provisioning"
     assert [a.price_usd_h for a in replica.attempts.order_by("number")] == [2.0, 2.5]
-    assert said(world)[-1] == (
+    assert price_events(harness)[-1] == (
         "info",
-        "2 x local cpu: its price is within the limit, launches go on",
+        "2 x local cpu: the price is within the limit, launches resume",
     )
     assert ReplicaPool.objects.get().held == ""
-    assert fleet.pool_rows(world.run)[0]["breaker"]["state"] == "ok"
+    assert fleet.pool_rows(harness.run)[0]["breaker"]["state"] == "healthy"
 
 
-def test_it_is_launched_when_somebody_raises_the_limit(world: Any, prices_file: List) -> None:
+def test_launches_resume_when_the_limit_is_raised(harness: Any, prices_file: List) -> None:
     prices_file.cpu(4.0)
-    lose(world, 1)
-    later(world, 10)
-    assert replicas_and_pools.limit_price(ReplicaPool.objects.get(), 4.0, actor=world.run.owner)
-    assert said(world)[-1][1] == "2 x local cpu: max price $3 an hour, now $4 an hour"
-    later(world, 1)
-    assert world.replica(1).state == "provisioning"
-    assert not replicas_and_pools.limit_price(ReplicaPool.objects.get(), 4.0, actor=world.run.owner)
+    lose(harness, 1)
+    later(harness, 10)
+    assert replicas_and_pools.limit_price(ReplicaPool.objects.get(), 4.0, actor=harness.run.owner)
+    assert price_events(harness)[-1][1] == "2 x local cpu: max price $3 an hour, now $4 an hour"
+    later(harness, 1)
+    assert harness.replica(1).state == "provisioning"
+    assert not replicas_and_pools.limit_price(
+        ReplicaPool.objects.get(), 4.0, actor=harness.run.owner
+    )
 
 
 def launch_all(run: Any) -> None:
@@ -130,7 +128,7 @@ def launch_all(run: Any) -> None:
         launch_replica(replica.pk)
 
 
-def test_the_first_launch_is_held_too(
+def test_first_launch_is_held(
     make_run: MakeRun, prices_file: List, executor: FakeExecutor, clock: Clock, outbox: Any
 ) -> None:
     run = make_run(pools=(PoolDraft(count=2, max_price_usd_h=3.0),))
@@ -142,12 +140,13 @@ def test_the_first_launch_is_held_too(
     assert executor.launches == 0
     assert {r.state for r in run.replicas.all()} == {"pending"}
     assert [e.level for e in run.events.filter(kind=prices.KIND).order_by("id")] == [
-        "info", "warning",
-    ]  # fmt: skip
+        "info",
+        "warning",
+    ]
     clock.pass_s(6)
     reconcile_run(str(run.pk))
     assert {r.state_reason for r in run.replicas.all()} == {
-        "not launched: expected a price of at most $3 an hour, now $3.5"
+        "not launched: expected a price of at most $3 an hour, found $3.5"
     }
     prices_file.cpu(3.0)
     outbox.clear()
@@ -157,67 +156,63 @@ def test_the_first_launch_is_held_too(
     assert executor.launches == 2
 
 
-def test_a_price_that_nobody_knows_any_more_is_held_under_a_limit(
-    world: Any, prices_file: List
-) -> None:
+def test_pool_with_a_limit_and_an_unknown_price_is_held(harness: Any, prices_file: List) -> None:
     pool = ReplicaPool.objects.get()
     ReplicaPool.objects.update(backend="modal", hardware="a machine of yesterday")
     pool.refresh_from_db()
     assert prices.price_now(pool) is None
-    assert not prices.may_launch(pool)
-    assert pool.held == "expected a price of at most $3 an hour, which nobody knows now"
-    assert pool.price_usd_h == 2.0  # as known last
+    assert not prices.can_launch(pool)
+    assert pool.held == "expected a price of at most $3 an hour, found none"
+    assert pool.price_usd_h == 2.0  # latest known price
     ReplicaPool.objects.update(max_price_usd_h=None)
     pool.refresh_from_db()
-    assert prices.may_launch(pool)
+    assert prices.can_launch(pool)
 
 
-def test_a_price_that_somebody_typed_is_theirs(
-    make_world: Callable[..., Any], prices_file: List
-) -> None:
-    world = make_world(
+def test_entered_price_is_fixed(make_harness: Callable[..., Any], prices_file: List) -> None:
+    harness = make_harness(
         replicas=2, pools=(PoolDraft(count=2, price_usd_h=1.0, max_price_usd_h=3.0),)
     )
     prices_file.cpu(9.0)
-    world.start()
+    harness.start()
     pool = ReplicaPool.objects.get()
     assert (pool.price_given, pool.price_usd_h, pool.held) == (True, 1.0, "")
-    assert clone_of(world.run).pools[0].price_usd_h == 1.0
+    assert clone_of(harness.run).pools[0].price_usd_h == 1.0
 
 
-def test_a_clone_takes_the_price_of_its_own_day(world: Any) -> None:
-    assert clone_of(world.run).pools[0].price_usd_h is None
+def test_clone_gets_the_current_price(harness: Any) -> None:
+    assert clone_of(harness.run).pools[0].price_usd_h is None
 
 
-def test_looking_again_costs_no_query(
-    world: Any, django_assert_num_queries: Any, prices_file: List
+def test_check_without_a_change_makes_no_query(
+    harness: Any, django_assert_num_queries: Any, prices_file: List
 ) -> None:
     pool = ReplicaPool.objects.get()
     with django_assert_num_queries(0):
-        assert prices.may_launch(pool)
+        assert prices.can_launch(pool)
     prices_file.cpu(4.0)
-    prices.may_launch(pool)
+    prices.can_launch(pool)
     with django_assert_num_queries(0):
-        assert not prices.may_launch(pool)
+        assert not prices.can_launch(pool)
 
 
-def test_a_list_that_became_nonsense_changes_nothing(
+def test_invalid_price_file_keeps_the_previous_prices(
     prices_file: List, caplog: pytest.LogCaptureFixture
 ) -> None:
     def cpu() -> float | None:
-        found = catalogue().get("local", "cpu")
-        assert found is not None
-        return found.price_usd_h
+        result = catalogue().get("local", "cpu")
+        assert result is not None
+        return result.price_usd_h
 
     assert cpu() == 2.0
-    prices_file.say("[local.cpu]\nprice_usd_h = -1\n")
+    prices_file.write("[local.cpu]\nprice_usd_h = -1\n")
     assert (cpu(), cpu()) == (2.0, 2.0)
-    assert caplog.text.count("the prices read before hold") == 1
+    assert caplog.text.count("the previous prices apply") == 1
     prices_file.cpu(5.0)
     assert cpu() == 5.0
 
 
 @pytest.mark.parametrize("limit", [-1.0, float("nan"), float("inf")])
-def test_a_limit_is_a_number_of_dollars(world: Any, limit: float) -> None:
+def test_invalid_limit_is_refused(harness: Any, limit: float) -> None:
     with pytest.raises(InvalidRun, match="expected 0 or more USD"):
-        replicas_and_pools.limit_price(ReplicaPool.objects.get(), limit, actor=world.run.owner)
+        replicas_and_pools.limit_price(ReplicaPool.objects.get(), limit, actor=harness.run.owner)

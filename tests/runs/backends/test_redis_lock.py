@@ -17,10 +17,10 @@ def redis(valkey: str, settings: Any) -> Any:
     return live_stream.client()
 
 
-def test_a_lease_left_behind_before_the_clock_was_set_back_ends_after_its_own_time(
+def test_abandoned_lease_expires_although_the_clock_was_set_back(
     redis: Any,
 ) -> None:
-    """Its end is a time of the wall clock, which is now an hour away."""
+    """Its expiry is a wall-clock time that is now an hour away."""
     key = "archipelago:lease:of a killed worker"
     redis.set(key, "token", px=3_600_000)
     with lease("of a killed worker") as held:
@@ -28,7 +28,7 @@ def test_a_lease_left_behind_before_the_clock_was_set_back_ends_after_its_own_ti
     assert 0 < redis.pttl(key) <= TTL_S * 1000
 
 
-def test_a_lease_that_is_held_is_neither_given_nor_made_longer(redis: Any) -> None:
+def test_held_lease_is_neither_taken_nor_extended(redis: Any) -> None:
     with lease("busy") as first:
         redis.pexpire("archipelago:lease:busy", 5000)
         with lease("busy") as second:
@@ -38,7 +38,7 @@ def test_a_lease_that_is_held_is_neither_given_nor_made_longer(redis: Any) -> No
         assert again
 
 
-def test_a_slot_of_a_killed_process_ends_after_its_own_time(redis: Any) -> None:
+def test_slot_of_a_killed_process_expires(redis: Any) -> None:
     for number in range(shared_breakers.SLOTS):
         redis.set(shared_breakers._slot("a place", number), 0.0, px=3_600_000)
     with shared_breakers.slot("a place") as free:

@@ -1,4 +1,4 @@
-"""What a replica's image must have."""
+"""Packages that a replica needs in its image."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Run:
 
 @pytest.mark.parametrize("python", ["3.11.7", "3.13.0"])
 @pytest.mark.parametrize("scheme", [*sorted(CLIENTS), "file"])
-def test_every_scheme_has_its_client_pinned_for_every_python(scheme: str, python: str) -> None:
-    found = replica_requirements(Run(f"{scheme}://bucket/run"), remote=True)  # type: ignore[arg-type]
-    lines = [Requirement(line) for line in found]
+def test_client_of_each_scheme_is_pinned_for_each_python(scheme: str, python: str) -> None:
+    result = replica_requirements(Run(f"{scheme}://bucket/run"), remote=True)  # type: ignore[arg-type]
+    lines = [Requirement(line) for line in result]
     here = [
         line
         for line in lines
@@ -36,25 +36,25 @@ def test_every_scheme_has_its_client_pinned_for_every_python(scheme: str, python
     assert names[5:] == [name.replace("_", "-") for name in CLIENTS.get(scheme, ())]
 
 
-def test_a_model_of_transformers_brings_it_along() -> None:
+def test_transformers_workload_adds_its_packages() -> None:
     run = Run("s3://bucket/run", {"kind": "huggingface"})
-    found = replica_requirements(run, remote=True)  # type: ignore[arg-type]
+    result = replica_requirements(run, remote=True)  # type: ignore[arg-type]
     tested = (ROOT / "requirements" / "dev.txt").read_text()
-    assert {"transformers", "tokenizers", "datasets"} <= {Requirement(r).name for r in found}
+    assert {"transformers", "tokenizers", "datasets"} <= {Requirement(r).name for r in result}
     for line in KINDS["huggingface"]:
-        assert line in found
+        assert line in result
         assert re.search(rf"^{re.escape(line)}$", tested, re.MULTILINE), line
     assert replica_requirements(run, remote=False) == ()  # type: ignore[arg-type]
 
 
-def test_a_job_on_this_machine_needs_only_what_the_workload_asks_for() -> None:
+def test_local_job_needs_only_the_packages_of_the_workload() -> None:
     run = Run("s3://bucket/run", {"requirements": ["einops==0.8.1"]})
     assert replica_requirements(run, remote=False) == ("einops==0.8.1",)  # type: ignore[arg-type]
     assert replica_requirements(run, remote=True)[-1] == "einops==0.8.1"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("path", ["scripts/bootstrap.py", "docker/replica.Dockerfile"])
-def test_torch_is_the_one_the_rest_of_the_project_is_tested_with(path: str) -> None:
+def test_torch_version_matches_the_tested_one(path: str) -> None:
     version = TORCH.partition("==")[2]
     assert re.search(
         rf'^(ARG )?TORCH ?= ?"?{re.escape(version)}"?$', (ROOT / path).read_text(), re.M

@@ -1,4 +1,4 @@
-"""A store or an account that does not answer costs the processes of others nothing."""
+"""A dead store or account does not block processes of other runs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_place_that_fails_is_left_alone_longer_and_longer(
-    redis: Any, seconds: list[float]
-) -> None:
+def test_failing_place_is_open_for_longer_each_time(redis: Any, seconds: list[float]) -> None:
     for expected_s in (5, 10, 20, 40, 60, 60):
         shared_breakers.failed(PLACE, "no answer within 10 s")
         seconds[0] += expected_s - 0.1
@@ -48,7 +46,7 @@ def test_a_place_that_fails_is_left_alone_longer_and_longer(
 
 
 def test_calls_that_fail_together_count_as_one(redis: Any, seconds: list[float]) -> None:
-    for _ in range(4):  # ingest and writes of several runs, all begun before the first failure
+    for _ in range(4):  # calls of several runs that began before the first failure
         shared_breakers.failed(PLACE, "no answer within 10 s")
     seconds[0] += shared_breakers.OPEN_S + 0.1
     assert not shared_breakers.is_open(PLACE)
@@ -57,7 +55,7 @@ def test_calls_that_fail_together_count_as_one(redis: Any, seconds: list[float])
     assert shared_breakers.state_of(PLACE).failures == 2
 
 
-def test_a_slow_place_leaves_processes_to_others(redis: Any, seconds: list[float]) -> None:
+def test_slow_place_leaves_processes_for_others(redis: Any, seconds: list[float]) -> None:
     with shared_breakers.slot(PLACE) as first, shared_breakers.slot(PLACE) as second:
         seconds[0] += shared_breakers.QUICK_S
         with shared_breakers.slot(PLACE) as third, shared_breakers.slot("store:s3:other:") as other:
@@ -66,7 +64,7 @@ def test_a_slow_place_leaves_processes_to_others(redis: Any, seconds: list[float
         assert free
 
 
-def test_a_quick_place_is_waited_for(
+def test_process_waits_for_a_quick_place(
     redis: Any, seconds: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with contextlib.ExitStack() as stack:
@@ -78,13 +76,13 @@ def test_a_quick_place_is_waited_for(
             assert free
 
 
-def test_a_clock_that_is_set_back_opens_no_place_for_long(redis: Any, seconds: list[float]) -> None:
+def test_clock_set_back_does_not_keep_a_place_open(redis: Any, seconds: list[float]) -> None:
     shared_breakers.failed(PLACE, "no answer")
     seconds[0] -= 3600
     assert not shared_breakers.is_open(PLACE)
 
 
-def test_without_redis_every_place_is_tried(settings: Any) -> None:
+def test_without_redis_every_breaker_is_closed(settings: Any) -> None:
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
     shared_breakers.failed(PLACE, "no answer")
     with shared_breakers.slot(PLACE) as free:
@@ -100,10 +98,10 @@ def test_runs_of_one_bucket_and_credential_are_one_place(make_run: Any) -> None:
     assert shared_breakers.store_place(one) != shared_breakers.store_place(other)
 
 
-def test_an_ingest_that_fails_opens_the_place_for_the_other_runs(
-    redis: Any, make_world: Any, monkeypatch: pytest.MonkeyPatch
+def test_failed_ingest_opens_the_breaker_for_other_runs(
+    redis: Any, make_harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make_world()
+    harness = make_harness()
     passes: list[str] = []
     monkeypatch.setattr(shared_breakers, "store_place", lambda run: PLACE)
     real = ingest_pass.ingest_run
@@ -120,18 +118,18 @@ def test_an_ingest_that_fails_opens_the_place_for_the_other_runs(
     with monkeypatch.context() as patch:
         patch.setattr(LocalStore, "list", away)
         for _ in range(3):
-            tasks.ingest_run(str(world.run.pk))
+            tasks.ingest_run(str(harness.run.pk))
     assert len(passes) == 1
-    world.run.refresh_from_db()
-    assert world.run.ingest.trouble == "away"
+    harness.run.refresh_from_db()
+    assert harness.run.ingest.trouble == "away"
     with pytest.raises(LaunchLater, match="no answer"):
-        tasks._wait_for_store(str(world.run.pk))
+        tasks._wait_for_store(str(harness.run.pk))
 
 
 # Stores.
 
 
-def test_a_request_that_hangs_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_hanging_request_times_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     never = threading.Event()
     monkeypatch.setattr(LocalStore, "get", lambda self, key, **_: never.wait() or b"")
     store = stores.BoundedStore(LocalStore(tmp_path), patience_s=0.05)
@@ -142,19 +140,19 @@ def test_a_request_that_hangs_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: An
     never.set()
 
 
-def test_a_dead_store_holds_only_so_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_store_blocks_a_limited_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
     monkeypatch.setattr(parallel_calls, "PER_PLACE", 2)
     for _ in range(2):
-        with pytest.raises(parallel_calls.NoAnswer, match="within"):
+        with pytest.raises(parallel_calls.CallTimeout, match="within"):
             parallel_calls.call(never.wait, place="dead", patience_s=0.01)
-    with pytest.raises(parallel_calls.NoAnswer, match="2 requests to dead are unanswered"):
+    with pytest.raises(parallel_calls.CallTimeout, match="2 requests to dead are unanswered"):
         parallel_calls.call(never.wait, place="dead", patience_s=60)
     assert parallel_calls.call(lambda: 1, place="alive", patience_s=60) == 1
     never.set()
 
 
-def test_what_a_request_raises_is_raised(tmp_path: Any) -> None:
+def test_exception_of_a_request_is_raised(tmp_path: Any) -> None:
     class Killed(BaseException):
         pass
 

@@ -1,4 +1,4 @@
-"""Sealing, keys, rotation, and what people do with credentials."""
+"""Encryption, keys, rotation, and actions on credentials."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from runs.actions.credentials import (
     test_credential,
     used_by,
 )
-from runs.credentials import CannotOpen, open_credential
+from runs.credentials import DecryptionError, open_credential
 from runs.credentials.vault import seal
 from runs.models import Credential, ReplicaPool
-from tests.runs import world as w
+from tests.runs import run_harness as w
 
 pytestmark = pytest.mark.django_db
 MODAL = {"MODAL_TOKEN_ID": "ak-sealed-away", "MODAL_TOKEN_SECRET": "as-sealed-away"}
@@ -46,49 +46,48 @@ def new_key() -> str:
 # Sealing.
 
 
-def test_what_is_sealed_can_be_opened_and_not_be_read(modal: Credential) -> None:
-    found = stored(modal)
-    assert open_credential(found) == MODAL
-    assert found.fields == sorted(MODAL)
-    assert not any(value in found.sealed for value in MODAL.values())
-    assert str(found.created_by) == "ada"
+def test_sealed_values_can_be_decrypted_but_not_read(modal: Credential) -> None:
+    result = stored(modal)
+    assert open_credential(result) == MODAL
+    assert result.fields == sorted(MODAL)
+    assert not any(value in result.sealed for value in MODAL.values())
+    assert str(result.created_by) == "ada"
 
 
-def test_no_credential_is_the_server_s_own_environment() -> None:
+def test_no_credential_means_the_server_environment() -> None:
     assert open_credential(None) == {}
 
 
-def test_another_key_does_not_open_it_and_what_to_do_is_said(
-    modal: Credential, settings: Any
-) -> None:
+def test_wrong_key_is_refused_with_a_remedy(modal: Credential, settings: Any) -> None:
     settings.CREDENTIALS_KEYS = (new_key(), new_key())
-    with pytest.raises(CannotOpen, match=r"'modal' cannot be opened.*the 2 of ARCH") as caught:
+    with pytest.raises(DecryptionError, match=r"'modal' cannot be opened.*the 2 of ARCH") as caught:
         open_credential(stored(modal))
     assert "manage.py reseal_credentials" in str(caught.value)
     assert modal.sealed not in str(caught.value)
 
 
-def test_a_sealed_value_that_was_tampered_with_is_not_opened(modal: Credential) -> None:
+def test_tampered_value_is_not_decrypted(modal: Credential) -> None:
     Credential.objects.update(sealed=modal.sealed[:-9] + "A" + modal.sealed[-8:])
-    with pytest.raises(CannotOpen):
+    with pytest.raises(DecryptionError):
         open_credential(stored(modal))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("short", "found no base64 in key 1 of 1"),
+        ("short", "found invalid base64 in key 1 of 1"),
         ("QUJD", "found 3 bytes in key 1 of 1"),
         (f"{new_key()}, *", "in key 2 of 2"),
     ],
+    ids=["short", "few bytes", "second"],
 )
-def test_a_key_of_another_form_is_refused_without_being_told(text: str, said: str) -> None:
-    with pytest.raises(ImproperlyConfigured, match=said) as caught:
+def test_malformed_key_is_refused_without_printing_it(text: str, message: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match=message) as caught:
         _fernet_keys(text)
     assert "QUJD" not in str(caught.value)
 
 
-def test_keys_are_read_with_commas_or_lines_between() -> None:
+def test_keys_are_separated_by_commas_or_newlines() -> None:
     one, two = new_key(), new_key()
     assert _fernet_keys(f"{one}, {two}") == (one, two) == _fernet_keys(f"{one}\n{two}\n")
 
@@ -96,7 +95,7 @@ def test_keys_are_read_with_commas_or_lines_between() -> None:
 # Rotation.
 
 
-def test_a_new_key_in_front_reseals_what_the_old_one_sealed(
+def test_new_first_key_reseals_old_credentials(
     modal: Credential, settings: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, new = settings.CREDENTIALS_KEYS[0], new_key()
@@ -108,7 +107,9 @@ def test_a_new_key_in_front_reseals_what_the_old_one_sealed(
     assert open_credential(stored(modal)) == MODAL
 
 
-def test_what_no_key_opens_is_named_and_left(modal: Credential, settings: Any) -> None:
+def test_credential_without_a_matching_key_is_named_and_unchanged(
+    modal: Credential, settings: Any
+) -> None:
     settings.CREDENTIALS_KEYS = (new_key(),)
     fresh = Credential(name="fresh", kind="huggingface")
     save_credential(fresh, typed={"HF_TOKEN": "hf_fresh"}, actor=None)
@@ -121,7 +122,7 @@ def test_what_no_key_opens_is_named_and_left(modal: Credential, settings: Any) -
 # Storing.
 
 
-def test_only_what_is_typed_anew_is_replaced(modal: Credential) -> None:
+def test_only_entered_values_are_replaced(modal: Credential) -> None:
     save_credential(stored(modal), typed={"MODAL_TOKEN_SECRET": "as-newer"}, actor=None)
     assert open_credential(stored(modal)) == {**MODAL, "MODAL_TOKEN_SECRET": "as-newer"}
     save_credential(stored(modal), typed={}, cleared={"MODAL_TOKEN_ID"}, actor=None)
@@ -130,26 +131,26 @@ def test_only_what_is_typed_anew_is_replaced(modal: Credential) -> None:
     assert str(stored(modal).created_by) == "ada"
 
 
-def test_what_cannot_be_opened_is_replaced_as_a_whole(modal: Credential, settings: Any) -> None:
+def test_undecryptable_credential_is_replaced_completely(modal: Credential, settings: Any) -> None:
     settings.CREDENTIALS_KEYS = (new_key(),)
     save_credential(stored(modal), typed={"MODAL_TOKEN_ID": "ak-new"}, actor=None)
     assert open_credential(stored(modal)) == {"MODAL_TOKEN_ID": "ak-new"}
 
 
-def test_a_changed_credential_is_untested_and_lets_go_on_what_waited_for_it(
+def test_changed_credential_is_untested_and_resets_waiting_pools(
     modal: Credential, make_run: Callable[..., Any]
 ) -> None:
     run = make_run()
     Credential.objects.update(test_ok=True, test_message="fine")
-    waits = {"needs_person": True, "failures": 5}
+    waits = {"requires_intervention": True, "failures": 5}
     ReplicaPool.objects.filter(run=run).update(backend="modal", credential=modal, **waits)
     save_credential(stored(modal), typed={"MODAL_TOKEN_SECRET": "as-newer"}, actor=None)
     [pool] = run.pools.all()
-    assert (pool.needs_person, pool.failures) == (False, 0)
+    assert (pool.requires_intervention, pool.failures) == (False, 0)
     assert (stored(modal).test_ok, stored(modal).test_message) == (None, "")
 
 
-def test_one_that_is_used_is_not_deleted(modal: Credential, make_run: Callable[..., Any]) -> None:
+def test_used_credential_is_not_deleted(modal: Credential, make_run: Callable[..., Any]) -> None:
     run = make_run()
     run.pools.update(backend="modal", credential=modal)
     assert used_by(modal) == ["Test run"]
@@ -170,30 +171,30 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> w.FakeExecutor:
     return made
 
 
-def test_the_backend_s_own_words_are_kept(modal: Credential, backend: w.FakeExecutor) -> None:
+def test_backend_message_is_stored(modal: Credential, backend: w.FakeExecutor) -> None:
     assert test_credential(modal).ok
-    found = stored(modal)
-    assert (found.test_ok, found.test_message) == (True, "a test's own backend")
-    assert found.tested_at is not None
+    result = stored(modal)
+    assert (result.test_ok, result.test_message) == (True, "a test's own backend")
+    assert result.tested_at is not None
     backend.away = "Token validation failed"
     assert not test_credential(modal).ok
     assert (stored(modal).test_ok, stored(modal).test_message) == (False, backend.away)
 
 
-def test_a_test_that_works_lets_go_on_and_one_that_fails_does_not(
+def test_successful_test_resets_pools_and_a_failed_one_does_not(
     modal: Credential, backend: w.FakeExecutor, make_run: Callable[..., Any]
 ) -> None:
     run = make_run()
-    run.pools.update(backend="modal", credential=modal, needs_person=True)
+    run.pools.update(backend="modal", credential=modal, requires_intervention=True)
     backend.away = "no"
     test_credential(modal)
-    assert run.pools.get().needs_person
+    assert run.pools.get().requires_intervention
     backend.away = ""
     test_credential(modal)
-    assert not run.pools.get().needs_person
+    assert not run.pools.get().requires_intervention
 
 
-def test_the_answer_is_not_written_to_one_that_was_changed_meanwhile(
+def test_result_is_not_stored_for_a_credential_changed_meanwhile(
     modal: Credential, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slow(w.FakeExecutor):
@@ -206,7 +207,7 @@ def test_the_answer_is_not_written_to_one_that_was_changed_meanwhile(
     assert stored(modal).test_ok is None
 
 
-def test_what_the_backend_repeats_of_a_secret_is_struck_out(
+def test_secret_in_a_backend_message_is_redacted(
     modal: Credential, backend: w.FakeExecutor
 ) -> None:
     backend.away = f"illegal header value {MODAL['MODAL_TOKEN_SECRET']!r}"
@@ -214,7 +215,7 @@ def test_what_the_backend_repeats_of_a_secret_is_struck_out(
     assert stored(modal).test_message == "illegal header value '********'"
 
 
-def test_one_that_cannot_be_opened_fails_its_test_with_the_reason(
+def test_undecryptable_credential_fails_its_test_with_the_reason(
     modal: Credential, settings: Any
 ) -> None:
     settings.CREDENTIALS_KEYS = (new_key(),)
@@ -232,7 +233,7 @@ def store(**options: Any) -> Credential:
     return made
 
 
-def test_a_bucket_s_is_tested_on_a_prefix(s3: Any) -> None:
+def test_bucket_credential_is_tested_on_a_prefix(s3: Any) -> None:
     made = store()
     save_credential(made, typed={**s3.env, "AWS_REGION": "us-east-1"}, actor=None)
     tested = test_credential(made, f"s3://{s3.bucket}/credential")
@@ -245,40 +246,38 @@ def test_a_bucket_s_is_tested_on_a_prefix(s3: Any) -> None:
     assert "needs s3:PutObject" in tested.message
 
 
-def test_a_bucket_s_needs_a_prefix_of_its_kind() -> None:
+def test_bucket_credential_needs_a_prefix_of_its_kind() -> None:
     made = store()
     assert test_credential(made).message == "expected a prefix to test with, found none"
     assert "to be in s3://, found gs://b/p" in test_credential(made, "gs://b/p").message
 
 
-def test_a_bucket_s_lets_go_on_the_pools_of_its_runs(make_run: Callable[..., Any]) -> None:
+def test_bucket_credential_resets_the_pools_of_its_runs(make_run: Callable[..., Any]) -> None:
     run = make_run()
     made = store()
     type(run).objects.update(store_credential=made)
-    run.pools.update(needs_person=True)
+    run.pools.update(requires_intervention=True)
     save_credential(made, typed={"AWS_SECRET_ACCESS_KEY": "newer-secret"}, actor=None)
-    assert not run.pools.get().needs_person
+    assert not run.pools.get().requires_intervention
     assert used_by(made) == ["Test run"]
 
 
-def test_sealing_twice_gives_other_text(modal: Credential) -> None:
+def test_sealing_twice_gives_different_text(modal: Credential) -> None:
     assert seal(MODAL) != seal(MODAL)
 
 
-def test_the_key_is_made_once_and_is_its_owner_s_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_is_created_once_and_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dashboard import settings as module
 
     monkeypatch.setattr(module, "VAR_DIR", tmp_path)
     monkeypatch.delenv("ARCHIPELAGO_CREDENTIALS_KEY", raising=False)
 
-    def kept() -> str:
-        return module._kept("credentials_key", "ARCHIPELAGO_CREDENTIALS_KEY", new_key)
+    def stored_key() -> str:
+        return module._persistent("credentials_key", "ARCHIPELAGO_CREDENTIALS_KEY", new_key)
 
-    first = kept()
-    assert kept() == first
+    first = stored_key()
+    assert stored_key() == first
     assert (tmp_path / "credentials_key").stat().st_mode & 0o777 == 0o600
     assert _fernet_keys(first) == (first,)
     monkeypatch.setenv("ARCHIPELAGO_CREDENTIALS_KEY", "given")
-    assert kept() == "given"
+    assert stored_key() == "given"

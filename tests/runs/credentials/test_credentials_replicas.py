@@ -1,4 +1,4 @@
-"""What a replica is given to open its rendezvous, and what the server opens it with."""
+"""Credentials with which replicas and the server open a rendezvous."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from diloco.store.base import StoreDenied
 from diloco.store.open import open_store
-from executors.base import NeedsPerson
+from executors.base import AccountError
 from runs.actions.credentials import save_credential
 from runs.credentials import check_store, replica_secrets
 from runs.credentials.replica_env import server_environment
@@ -60,10 +60,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-# Of the server's own environment.
+# From the server's own environment.
 
 
-def test_just_what_belongs_to_the_kind_of_bucket_travels(make_run: MakeRun, server: None) -> None:
+def test_only_variables_of_the_bucket_kind_are_sent(make_run: MakeRun, server: None) -> None:
     opened = given(at(make_run(), "s3://bucket/run"))
     assert dict(opened.environment) == {
         **{name: f"the-server-s-{name}" for name in S3},
@@ -78,12 +78,12 @@ def test_just_what_belongs_to_the_kind_of_bucket_travels(make_run: MakeRun, serv
     assert not any("AWS" in name for name in opened.environment)
 
 
-def test_a_folder_and_what_is_inherited_need_nothing(make_run: MakeRun, server: None) -> None:
+def test_folder_and_local_backend_need_no_variables(make_run: MakeRun, server: None) -> None:
     assert not given(make_run()).environment
     assert not given(at(make_run(), "s3://bucket/run", backend="local")).environment
 
 
-def test_sagemaker_s_role_opens_amazon_s_buckets_and_no_others(
+def test_sagemaker_role_is_used_for_amazon_buckets_only(
     make_run: MakeRun, server: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = at(make_run(), "s3://bucket/run", backend="sagemaker")
@@ -93,42 +93,40 @@ def test_sagemaker_s_role_opens_amazon_s_buckets_and_no_others(
     assert "AWS_SECRET_ACCESS_KEY" in given(run).environment
 
 
-def test_google_s_key_travels_by_its_content(tmp_path: Path) -> None:
+def test_content_of_the_google_key_file_is_sent(tmp_path: Path) -> None:
     key = {"type": "service_account", "private_key": "-----BEGIN"}
     path = tmp_path / "key.json"
     path.write_text(json.dumps(key))
     environ = {"GOOGLE_APPLICATION_CREDENTIALS": str(path), "AWS_ACCESS_KEY_ID": "k"}
-    found = server_environment("gs", environ)
-    assert json.loads(found.pop("FSSPEC_GS")) == {"token": key}
-    assert found == {}
+    result = server_environment("gs", environ)
+    assert json.loads(result.pop("FSSPEC_GS")) == {"token": key}
+    assert result == {}
     path.write_text(json.dumps({"type": "external_account"}))
-    with pytest.raises(NeedsPerson, match="'external_account', which works on this machine only"):
+    with pytest.raises(AccountError, match="'external_account', which works on this machine only"):
         server_environment("gs", environ)
-    with pytest.raises(NeedsPerson, match="No such file"):
+    with pytest.raises(AccountError, match="No such file"):
         server_environment("gs", {"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere.json"})
 
 
-# Of a credential.
+# From a credential.
 
 
 @pytest.mark.parametrize("backend", ["local", "modal", "sagemaker"])
-def test_a_credential_travels_and_nothing_of_the_server_s_does(
+def test_credential_replaces_the_server_environment(
     make_run: MakeRun, server: None, backend: str
 ) -> None:
     opened = given(at(make_run(), "s3://b/run", backend=backend, store=credential()))
     assert dict(opened.environment) == S3
 
 
-def test_replicas_that_have_access_by_themselves_are_given_nothing(
-    make_run: MakeRun, server: None
-) -> None:
+def test_replicas_with_their_own_access_get_no_variables(make_run: MakeRun, server: None) -> None:
     store = credential()
     store.options["replicas_by_role"] = True
     store.save()
     assert not given(at(make_run(), "s3://b/run", store=store)).environment
 
 
-def test_a_credential_opens_its_kind_of_bucket() -> None:
+def test_credential_opens_only_its_kind_of_bucket() -> None:
     store = credential()
     assert check_store(store, "s3://bucket/run") == ""
     assert "to be in s3://, found gs://b" in check_store(store, "gs://b")
@@ -140,7 +138,7 @@ def test_a_credential_opens_its_kind_of_bucket() -> None:
 # The server's own stores.
 
 
-def test_two_runs_of_one_uri_are_opened_each_by_its_own_credential(
+def test_two_runs_of_one_uri_use_their_own_credentials(
     make_run: MakeRun, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in s3.env:
@@ -159,7 +157,7 @@ def test_two_runs_of_one_uri_are_opened_each_by_its_own_credential(
     assert store_for(right) is store_for(Run.objects.get(pk=right.pk))
 
 
-def test_a_changed_credential_opens_anew(make_run: MakeRun, s3: Any) -> None:
+def test_changed_credential_gets_a_new_store(make_run: MakeRun, s3: Any) -> None:
     store = credential(**{**s3.env, "AWS_SECRET_ACCESS_KEY": "wrong-secret"})
     run = at(make_run(), f"s3://{s3.bucket}/changed", store=store)
     with pytest.raises(StoreDenied):
@@ -169,16 +167,18 @@ def test_a_changed_credential_opens_anew(make_run: MakeRun, s3: Any) -> None:
     assert open_store(run.rendezvous, environment=s3.env).get("a") == b"x"
 
 
-def test_one_that_cannot_be_opened_denies_the_store(make_run: MakeRun, settings: Any) -> None:
+def test_undecryptable_credential_denies_the_store(make_run: MakeRun, settings: Any) -> None:
     run = at(make_run(), "s3://b/run", store=credential())
     settings.CREDENTIALS_KEYS = ("A" * 43 + "=",)
     with pytest.raises(StoreDenied, match="'bucket' cannot be opened"):
         store_for(run)
-    with pytest.raises(NeedsPerson, match="'bucket' cannot be opened"):
+    with pytest.raises(AccountError, match="'bucket' cannot be opened"):
         given(run)
 
 
-def test_a_role_alone_opens_as_the_server_does(make_run: MakeRun, s3_uri: str) -> None:
+def test_credential_with_only_a_role_uses_the_server_identity(
+    make_run: MakeRun, s3_uri: str
+) -> None:
     made = Credential(name="role", kind="store", options={"scheme": "s3"})
     save_credential(made, typed={}, actor=None)
     store_for(at(make_run(), s3_uri, store=made)).put("a", b"x")

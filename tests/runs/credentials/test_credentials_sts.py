@@ -1,4 +1,4 @@
-"""Keys for one replica: what is asked of STS, and what they open on a server that has one."""
+"""Temporary keys of one attempt: the request to STS, and their permissions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from diloco.store.base import PART_BYTES, MissingKey, Store, StoreDenied
 from diloco.store.fsspec import FsspecStore
 from diloco.store.open import open_store
-from executors.base import NeedsPerson, RetryLater
+from executors.base import AccountError, RetryLater
 from runs.actions.credentials import save_credential, test_credential
 from runs.credentials import replica_secrets, sts
 from runs.models import Credential, Run
@@ -39,12 +39,12 @@ def given(run: Any, *, lifetime_s: float | None = None) -> Any:
     return replica_secrets(run, run.replicas.first(), lifetime_s=lifetime_s)
 
 
-# A server that has an STS and keeps to session policies.
+# A server with STS that enforces session policies.
 
 
 @pytest.fixture
 def two(s3: S3Server, make_run: MakeRun) -> tuple[Any, Any]:
-    """Two runs of one bucket whose prefixes begin alike, and one credential with a role."""
+    """Two runs in one bucket with a common prefix, and one credential with a role."""
     credential = of_a_role(s3.env, assume_role_arn=ROLE_ARN)
     runs = [make_run() for _ in range(2)]
     for run, name in zip(runs, ("sts/run", "sts/run-2"), strict=True):
@@ -61,7 +61,7 @@ def as_replica(run: Any) -> Store:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("engine", ["obstore", "s3fs"])
-def test_a_replica_can_do_in_its_run_s_prefix_all_that_a_run_does(two: Any, engine: str) -> None:
+def test_replica_can_do_every_operation_in_the_prefix_of_its_run(two: Any, engine: str) -> None:
     store = as_replica(two[0])
     if engine == "s3fs":
         store = FsspecStore(two[0].rendezvous, environment=given(two[0]).environment)
@@ -91,12 +91,12 @@ def test_a_replica_can_do_in_its_run_s_prefix_all_that_a_run_does(two: Any, engi
     ],
     ids=["get", "miss", "put", "overwrite", "multipart", "list", "list all"],
 )
-def test_a_replica_can_do_nothing_in_another_run_s(
+def test_replica_can_do_nothing_in_the_prefix_of_another_run(
     two: Any, act: Callable[[Store], Any], s3: S3Server
 ) -> None:
-    mine, other = two
-    above = mine.rendezvous.rpartition("/")[0]
-    intruder = open_store(above, environment=given(mine).environment)
+    own, other = two
+    above = own.rendezvous.rpartition("/")[0]
+    intruder = open_store(above, environment=given(own).environment)
     with pytest.raises(StoreDenied):
         act(intruder)
     assert open_store(other.rendezvous, environment=s3.env).get("a/secret") == b"of this run"
@@ -104,18 +104,20 @@ def test_a_replica_can_do_nothing_in_another_run_s(
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("prefix", ["sts/run", "sts/run-", "sts/", ""])
-def test_a_listing_by_text_does_not_show_another_run_s(two: Any, s3: S3Server, prefix: str) -> None:
-    """Any S3 client can ask for keys that begin with the prefix but not with its slash."""
+def test_listing_without_the_slash_shows_no_other_run(two: Any, s3: S3Server, prefix: str) -> None:
+    """An S3 client can list keys that begin with the prefix without its slash."""
     import boto3
     from botocore.exceptions import ClientError
 
-    found = given(two[0]).environment
+    result = given(two[0]).environment
     client = boto3.client(
-        "s3", endpoint_url=s3.endpoint_url, region_name="us-east-1",
-        aws_access_key_id=found["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=found["AWS_SECRET_ACCESS_KEY"],
-        aws_session_token=found["AWS_SESSION_TOKEN"],
-    )  # fmt: skip
+        "s3",
+        endpoint_url=s3.endpoint_url,
+        region_name="us-east-1",
+        aws_access_key_id=result["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=result["AWS_SECRET_ACCESS_KEY"],
+        aws_session_token=result["AWS_SESSION_TOKEN"],
+    )
     listed = client.list_objects_v2(Bucket=s3.bucket, Prefix="sts/run/")
     assert [item["Key"] for item in listed["Contents"]] == ["sts/run/a/secret"]
     with pytest.raises(ClientError, match="AccessDenied"):
@@ -124,16 +126,16 @@ def test_a_listing_by_text_does_not_show_another_run_s(two: Any, s3: S3Server, p
 
 @pytest.mark.django_db
 def test_a_replica_deletes_nothing_of_another_run(two: Any, s3: S3Server) -> None:
-    """S3 answers a deletion of many with one of success that names what was refused."""
-    mine, other = two
-    above = mine.rendezvous.rpartition("/")[0]
+    """S3 answers a bulk deletion with success and names the refused keys."""
+    own, other = two
+    above = own.rendezvous.rpartition("/")[0]
     with contextlib.suppress(Exception):
-        open_store(above, environment=given(mine).environment).delete(["run-2/a/secret"])
+        open_store(above, environment=given(own).environment).delete(["run-2/a/secret"])
     assert open_store(other.rendezvous, environment=s3.env).get("a/secret") == b"of this run"
 
 
 @pytest.mark.django_db
-def test_the_keys_expire_when_the_attempt_does_within_what_the_role_allows(two: Any) -> None:
+def test_keys_expire_with_the_attempt_within_the_limit_of_the_role(two: Any) -> None:
     run, _ = two
     assert given(run, lifetime_s=1800).lifetime_s == pytest.approx(1800, abs=2)
     assert given(run, lifetime_s=60).lifetime_s == pytest.approx(900, abs=2)
@@ -142,7 +144,7 @@ def test_the_keys_expire_when_the_attempt_does_within_what_the_role_allows(two: 
 
 
 @pytest.mark.django_db
-def test_each_attempt_has_keys_of_its_own(two: Any, s3: S3Server) -> None:
+def test_each_attempt_has_its_own_keys(two: Any, s3: S3Server) -> None:
     first, second = given(two[0]).environment, given(two[0]).environment
     assert first["AWS_ACCESS_KEY_ID"] != second["AWS_ACCESS_KEY_ID"] != s3.access_key
     assert first["AWS_ENDPOINT_URL"] == s3.endpoint_url
@@ -150,26 +152,24 @@ def test_each_attempt_has_keys_of_its_own(two: Any, s3: S3Server) -> None:
 
 
 @pytest.mark.django_db
-def test_a_longer_session_than_the_role_allows_is_refused_in_the_server_s_words(
-    two: Any, s3: S3Server
-) -> None:
+def test_too_long_session_is_refused_with_the_message_of_sts(two: Any, s3: S3Server) -> None:
     run, _ = two
     save_credential(run.store_credential, typed={}, actor=None)
     run.store_credential.options["max_session_s"] = 40_000
-    with pytest.raises(NeedsPerson, match=r"AssumeRole .*between 900 and 7200 seconds"):
+    with pytest.raises(AccountError, match=r"AssumeRole .*between 900 and 7200 seconds"):
         given(run, lifetime_s=30_000)
 
 
 @pytest.mark.django_db
-def test_the_test_of_a_credential_proves_the_keys_of_replicas(s3: S3Server) -> None:
+def test_credential_test_checks_the_keys_of_replicas(s3: S3Server) -> None:
     uri = f"s3://{s3.bucket}/tested/run"
     tested = test_credential(of_a_role(s3.env, assume_role_arn=ROLE_ARN), uri)
     assert tested.ok, tested.message
-    assert "whose keys open nothing else and are good for 60 minutes" in tested.message
+    assert "whose keys open no other prefix and expire after 60 minutes" in tested.message
 
 
 @pytest.mark.django_db
-def test_the_test_finds_a_role_nobody_may_assume(s3: S3Server) -> None:
+def test_credential_test_finds_a_role_that_cannot_be_assumed(s3: S3Server) -> None:
     made = of_a_role(s3.env, assume_role_arn=f"{ROLE_ARN}-of-another")
     tested = test_credential(made, f"s3://{s3.bucket}/tested/run")
     assert not tested.ok
@@ -177,7 +177,7 @@ def test_the_test_finds_a_role_nobody_may_assume(s3: S3Server) -> None:
 
 
 @pytest.mark.django_db
-def test_the_test_finds_a_store_that_ignores_session_policies(
+def test_credential_test_finds_a_store_without_session_policies(
     s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = sts.session_policy
@@ -189,18 +189,18 @@ def test_the_test_finds_a_store_that_ignores_session_policies(
     assert "does not keep to session policies" in tested.message
 
 
-# What is asked for.
+# The request.
 
 
 class Sts(ThreadingHTTPServer):
-    """Amazon's, as far as what it is asked goes; ``answer`` is the status it gives."""
+    """A fake of Amazon's STS that records requests; ``answer`` is its status."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        self.asked: list[dict[str, str]] = []
+        self.requests: list[dict[str, str]] = []
         self.signed_by: list[str] = []
         self.answer = 200
         self.error = ("Throttling", "Rate exceeded")
@@ -211,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
-        self.server.asked.append({name: value for name, [value] in body.items()})
+        self.server.requests.append({name: value for name, [value] in body.items()})
         self.server.signed_by.append(self.headers["Authorization"])
         now = datetime.datetime.now(datetime.UTC)
         if self.server.answer == 200:
@@ -224,8 +224,8 @@ class _Handler(BaseHTTPRequestHandler):
             )
         else:
             code, message = self.server.error
-            said = f"<Code>{code}</Code><Message>{message}</Message>"
-            text = f"<ErrorResponse><Error>{said}</Error></ErrorResponse>"
+            details = f"<Code>{code}</Code><Message>{message}</Message>"
+            text = f"<ErrorResponse><Error>{details}</Error></ErrorResponse>"
         data = text.encode()
         self.send_response(self.server.answer)
         self.send_header("Content-Type", "text/xml")
@@ -252,15 +252,15 @@ def ask(amazon: Sts, environment: Any = KEYS, **options: Any) -> sts.Session:
     return sts.assume_role(chosen, environment, uri=uri, name="run-0", lifetime_s=lifetime_s)
 
 
-def test_the_request_says_role_who_for_how_long_and_what(amazon: Sts) -> None:
+def test_request_has_role_session_duration_and_policy(amazon: Sts) -> None:
     session = ask(amazon, external_id="isles", max_session_s=5400)
-    [asked] = amazon.asked
-    assert asked["Action"] == "AssumeRole"
-    assert asked["RoleArn"] == ROLE
-    assert asked["RoleSessionName"] == "run-0"
-    assert asked["ExternalId"] == "isles"
-    assert asked["DurationSeconds"] == "5400"
-    assert json.loads(asked["Policy"]) == sts.session_policy("s3://bucket/runs/1")
+    [request] = amazon.requests
+    assert request["Action"] == "AssumeRole"
+    assert request["RoleArn"] == ROLE
+    assert request["RoleSessionName"] == "run-0"
+    assert request["ExternalId"] == "isles"
+    assert request["DurationSeconds"] == "5400"
+    assert json.loads(request["Policy"]) == sts.session_policy("s3://bucket/runs/1")
     assert "Credential=asking-key/" in amazon.signed_by[0]
     assert dict(session.environment) == {
         "AWS_ACCESS_KEY_ID": "ASIAREPLICA",
@@ -271,7 +271,7 @@ def test_the_request_says_role_who_for_how_long_and_what(amazon: Sts) -> None:
     assert "minted" not in repr(session)
 
 
-def test_the_policy_is_of_exactly_the_prefix() -> None:
+def test_policy_covers_exactly_the_prefix() -> None:
     assert sts.session_policy("s3://bucket/runs/1") == {
         "Version": "2012-10-17",
         "Statement": [
@@ -297,8 +297,10 @@ def test_the_policy_is_of_exactly_the_prefix() -> None:
 
 
 def allows(policy: dict[str, Any], action: str, resource: str, prefix: str | None = None) -> bool:
-    """What S3 decides by a policy that only allows: some statement matches action, resource, and
-    its condition. A request without ``s3:prefix`` does not meet a condition on it.
+    """Return S3's decision for a policy of Allow statements.
+
+    One of them must match action, resource and its condition. A request without ``s3:prefix`` does
+    not meet a condition on it.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html
     """
@@ -324,7 +326,7 @@ def allows(policy: dict[str, Any], action: str, resource: str, prefix: str | Non
 
 
 def like(value: str, pattern: str) -> bool:
-    """``*`` any text, ``?`` any character; ``${*}`` and the like mean the character itself."""
+    """Match ``*`` and ``?``; ``${*}`` and similar escapes match the character itself."""
     parts = re.split(r"(\$\{[*?$]\}|[*?])", pattern)
     signs = {"*": ".*", "?": "."}
     expression = "".join(
@@ -348,7 +350,7 @@ def test_a_policy_opens_every_object_of_the_prefix(key: str) -> None:
 @pytest.mark.parametrize(
     "key", ["runs", "runs-other/x", "runsx", "run/x", "x", "Runs/x", "other/runs/x", ""]
 )
-def test_a_policy_opens_nothing_beside_the_prefix(key: str) -> None:
+def test_policy_opens_nothing_outside_the_prefix(key: str) -> None:
     policy = sts.session_policy("s3://team/runs")
     for action in OBJECT_ACTIONS:
         assert not allows(policy, action, f"arn:aws:s3:::team/{key}")
@@ -359,7 +361,7 @@ def test_a_policy_opens_nothing_beside_the_prefix(key: str) -> None:
     assert not allows(policy, "s3:PutBucketPolicy", "arn:aws:s3:::team")
 
 
-def test_signs_in_a_prefix_open_nothing_else() -> None:
+def test_wildcards_in_a_prefix_open_nothing_else() -> None:
     policy = sts.session_policy("s3://team/a*/$b")
     assert allows(policy, "s3:GetObject", "arn:aws:s3:::team/a*/$b/x")
     assert not allows(policy, "s3:GetObject", "arn:aws:s3:::team/ab/$b/x")
@@ -367,17 +369,17 @@ def test_signs_in_a_prefix_open_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("uri", ["s3://team//runs", "s3://team/runs/..", "s3://Team/runs", "/srv"])
-def test_a_policy_is_made_of_a_canonical_prefix_only(uri: str) -> None:
-    with pytest.raises(NeedsPerson, match="expected"):
+def test_policy_needs_a_canonical_prefix(uri: str) -> None:
+    with pytest.raises(AccountError, match="expected"):
         sts.session_policy(uri)
 
 
-def test_signs_of_patterns_mean_themselves() -> None:
+def test_wildcards_are_escaped() -> None:
     policy = sts.session_policy("s3://bucket/a*b/$c")
     assert policy["Statement"][1]["Resource"] == "arn:aws:s3:::bucket/a${*}b/${$}c/*"
 
 
-def test_a_whole_bucket_another_partition_and_a_key_of_kms() -> None:
+def test_policy_for_bucket_partition_and_kms_key() -> None:
     policy = sts.session_policy("s3://bucket", partition="aws-cn", kms_key_arn="arn:aws-cn:kms:k")
     listing, objects, kms = policy["Statement"]
     assert "Condition" not in listing
@@ -389,15 +391,13 @@ def test_a_whole_bucket_another_partition_and_a_key_of_kms() -> None:
     ("lifetime_s", "longest_s", "expected"),
     [(None, None, 3600), (60.0, None, 900), (1800.5, None, 1800), (86_400.0, 43_200, 43_200)],
 )
-def test_how_long_is_asked_for(
-    lifetime_s: float | None, longest_s: int | None, expected: int
-) -> None:
+def test_requested_duration(lifetime_s: float | None, longest_s: int | None, expected: int) -> None:
     assert sts.duration_s(lifetime_s, longest_s) == expected
 
 
-def test_refusals_need_a_person_and_trouble_needs_time(amazon: Sts) -> None:
+def test_refusals_need_an_operator_and_other_errors_a_retry(amazon: Sts) -> None:
     amazon.answer, amazon.error = 403, ("AccessDenied", "not authorized")
-    with pytest.raises(NeedsPerson, match=f"AssumeRole {ROLE}: AccessDenied: not authorized"):
+    with pytest.raises(AccountError, match=f"AssumeRole {ROLE}: AccessDenied: not authorized"):
         ask(amazon)
     amazon.answer, amazon.error = 400, ("Throttling", "Rate exceeded")
     with pytest.raises(RetryLater, match="Rate exceeded"):
@@ -406,7 +406,9 @@ def test_refusals_need_a_person_and_trouble_needs_time(amazon: Sts) -> None:
         ask(amazon, sts_endpoint_url="http://127.0.0.1:1")
 
 
-def test_without_keys_the_server_itself_asks(amazon: Sts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_keys_the_server_identity_is_used(
+    amazon: Sts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-the-server")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-server")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")

@@ -1,13 +1,13 @@
-"""Secrets of every kind are typed in, used by a run, quoted by backends and lost in errors; then
-everything that is written or shown is searched for them.
+"""Secrets of every kind are entered, used by a run, and repeated by backends and errors; no stored
+or displayed text contains them.
 
-Backends are not there: what they are asked is recorded. The same with real jobs on emulated
-backends, and with what is in files and in the arguments of processes, is in
-``tests/e2e/test_secrets_on_backends.py``.
+Backends are fakes that record their input. ``tests/e2e/test_secrets_on_backends.py`` does the same
+with real jobs on emulated backends, and also searches files and the arguments of processes.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
@@ -24,7 +24,7 @@ from django.views.debug import ExceptionReporter, get_exception_reporter_class
 
 from diloco.store import credentials as store_access
 from diloco.store.open import open_store
-from executors.base import Cause, ExecutorConfig, NeedsPerson
+from executors.base import AccountError, Cause, ExecutorConfig
 from runs import redaction
 from runs.credentials import open_credential, replica_secrets
 from runs.credentials.kinds import KINDS
@@ -32,7 +32,7 @@ from runs.models import Credential, Run
 from runs.reconcile.launch import launch_replica, launch_run
 from runs.reconcile.reconciler import reconcile_run
 from runs.submit.run_draft import PoolDraft
-from tests.runs import world as w
+from tests.runs import run_harness as w
 
 pytestmark = pytest.mark.django_db
 
@@ -65,20 +65,31 @@ TYPED: dict[str, dict[str, str]] = {
     "store-hf": {"HF_TOKEN": "hf_canary_store"},
 }
 CANARIES = (
-    "ak-canary-modal", "as-canary-modal", "hf_canary_jobs", "AKIACANARYSAGEMAKER",
-    "canary/of+sagemaker", "canary-session-of-sagemaker==", "canary-of-the-cluster",
-    "canary-of-google", "canaryofazure==", "hf_canary_store", "test-secret",
-)  # fmt: skip
+    "ak-canary-modal",
+    "as-canary-modal",
+    "hf_canary_jobs",
+    "AKIACANARYSAGEMAKER",
+    "canary/of+sagemaker",
+    "canary-session-of-sagemaker==",
+    "canary-of-the-cluster",
+    "canary-of-google",
+    "canaryofazure==",
+    "hf_canary_store",
+    "test-secret",
+)
 """``test-secret`` is the real one of the tests' S3 server."""
 HARDWARE = {
-    "local": "cpu", "modal": "cpu", "huggingface": "cpu-basic", "sagemaker": "ml.m5.large",
+    "local": "cpu",
+    "modal": "cpu",
+    "huggingface": "cpu-basic",
+    "sagemaker": "ml.m5.large",
     "kubernetes": "cpu",
-}  # fmt: skip
+}
 
 
 @dataclass
 class Isles:
-    """An administrator, credentials of all kinds, a backend that repeats what it was given."""
+    """An administrator, credentials of all kinds, and backends that repeat their input."""
 
     ada: Client
     backend: Backend
@@ -87,12 +98,12 @@ class Isles:
 
 
 class Backend(w.FakeExecutor):
-    """Quotes its credentials in all it says."""
+    """Quotes its credentials in every message."""
 
     config = ExecutorConfig()
 
     def check(self) -> str:
-        raise NeedsPerson(f"401: cannot use {dict(self.config.credentials)}")
+        raise AccountError(f"401: cannot use {dict(self.config.credentials)}")
 
 
 @pytest.fixture
@@ -112,8 +123,8 @@ def isles(monkeypatch: pytest.MonkeyPatch, s3: Any, outbox: Any) -> Isles:
     assert set(typed) == set(KINDS)
     for kind, values in typed.items():
         data = {f"variable_{name}": value for name, value in values.items()}
-        answer = ada.post(f"/admin/runs/credential/add/?kind={kind}", {"name": kind, **data})
-        assert answer.status_code == 302, answer.context["adminform"].form.errors
+        response = ada.post(f"/admin/runs/credential/add/?kind={kind}", {"name": kind, **data})
+        assert response.status_code == 302, response.context["adminform"].form.errors
     backend, configs = Backend(), []
 
     def get(name: str, config: ExecutorConfig) -> Backend:
@@ -123,13 +134,13 @@ def isles(monkeypatch: pytest.MonkeyPatch, s3: Any, outbox: Any) -> Isles:
 
     monkeypatch.setattr(executors, "get_executor", get)
     executors._executor.cache_clear()
-    found = {made.name: made for made in Credential.objects.all()}
-    return Isles(ada, backend, configs, found)
+    result = {made.name: made for made in Credential.objects.all()}
+    return Isles(ada, backend, configs, result)
 
 
 @pytest.fixture
 def run(isles: Isles, make_run: Any, s3: Any) -> Run:
-    """On five backends at once, launched, and one job ended with a message that quotes secrets."""
+    """A run on five backends; one job has ended with a message that quotes secrets."""
     pools = tuple(
         PoolDraft(
             backend=name,
@@ -150,7 +161,7 @@ def run(isles: Isles, make_run: Any, s3: Any) -> Run:
         launch_replica(replica.pk)
     for replica in made.replicas.order_by("number"):
         key = replica.attempts.get().launch_key
-        isles.backend.end(key, Cause.ERROR, code=1, said=f"said: {' '.join(CANARIES)}")
+        isles.backend.end(key, Cause.ERROR, code=1, message=f"output: {' '.join(CANARIES)}")
     reconcile_run(str(made.pk))
     made.refresh_from_db()
     return made
@@ -163,7 +174,7 @@ def absent(text: str, what: str) -> None:
 
 
 def tables() -> Iterator[tuple[str, str]]:
-    """(table, all its rows as text), without what is sealed."""
+    """(table, its rows as text) without encrypted columns."""
     with connection.cursor() as cursor:
         for table in connection.introspection.table_names(cursor):
             cursor.execute(f"SELECT * FROM {connection.ops.quote_name(table)}")
@@ -178,8 +189,8 @@ def tables() -> Iterator[tuple[str, str]]:
 SEALED = ("runs_credential", "sealed")
 
 
-def test_the_run_used_them_all(isles: Isles, run: Run, s3: Any) -> None:
-    """Else the others would search in vain."""
+def test_run_used_every_secret(isles: Isles, run: Run, s3: Any) -> None:
+    """Otherwise the other tests would prove nothing."""
     used = {tuple(sorted(config.credentials.values())) for config in isles.configs}
     for name in HARDWARE:
         if name != "local":
@@ -192,20 +203,20 @@ def test_the_run_used_them_all(isles: Isles, run: Run, s3: Any) -> None:
 
 
 def test_not_in_the_database(isles: Isles, run: Run) -> None:
-    isles.backend.refuses = NeedsPerson(f"401: {CANARIES}")
+    isles.backend.refuses = AccountError(f"401: {CANARIES}")
     replica = run.replicas.first()
     assert replica is not None
     type(replica).objects.filter(pk=replica.pk).update(state="restarting", relaunch_at=None)
     launch_replica(replica.pk)
     for credential in isles.credentials.values():
         isles.ada.post(f"/admin/runs/credential/{credential.pk}/test/", {"uri": run.rendezvous})
-    found = dict(tables())
-    assert "Test run" in found["runs_run"]
-    assert "401: (" in found["runs_event"]
-    assert "said: " in found["runs_replicaattempt"]
-    assert "401: cannot use" in found["runs_credential"]
-    assert len(found["django_admin_log"]) > 2
-    for table, text in found.items():
+    result = dict(tables())
+    assert "Test run" in result["runs_run"]
+    assert "401: (" in result["runs_event"]
+    assert "output: " in result["runs_replicaattempt"]
+    assert "401: cannot use" in result["runs_credential"]
+    assert len(result["django_admin_log"]) > 2
+    for table, text in result.items():
         absent(text, table)
 
 
@@ -218,15 +229,15 @@ def test_not_in_the_bucket(run: Run, s3: Any) -> None:
         absent(store.get(key).decode("latin-1"), key)
 
 
-def test_not_in_what_is_no_secret_to_backends(isles: Isles, run: Run) -> None:
+def test_not_in_unprotected_fields_of_jobs(isles: Isles, run: Run) -> None:
     backend = isles.backend
     for key, spec in backend.specs.items():
-        said = [spec.labels, spec.options, backend.env[key], backend.args[key], backend.code[key]]
-        absent(repr(said), f"the launch of {key}")
+        output = [spec.labels, spec.options, backend.env[key], backend.args[key], backend.code[key]]
+        absent(repr(output), f"the launch of {key}")
     absent(repr(list(run.replicas.values_list("attempts__handle"))), "handles")
 
 
-def test_not_in_the_text_of_our_own_objects(isles: Isles, run: Run) -> None:
+def test_not_in_the_repr_of_objects(isles: Isles, run: Run) -> None:
     replica = run.replicas.select_related("pool").exclude(pool__backend="local").first()
     assert replica is not None
     opened = replica_secrets(run, replica, lifetime_s=None)
@@ -258,18 +269,22 @@ def test_not_on_any_page(isles: Isles, run: Run) -> None:
     ]
     shown = ""
     for path in paths:
-        answer = isles.ada.get(path)
-        assert answer.status_code == 200, path
-        text = answer.content.decode()
+        response = isles.ada.get(path)
+        assert response.status_code == 200, path
+        text = response.content.decode()
         absent(text, path)
         shown += text
-    assert redaction.STRUCK_OUT in shown, "what the job said is shown"
+    assert redaction.STRUCK_OUT in shown, "the message of the job is shown"
 
 
 def test_not_in_the_logs(
-    isles: Isles, run: Run, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    isles: Isles, run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
+    console = io.StringIO()
+    for handler in logging.getLogger().handlers:
+        if type(handler) is logging.StreamHandler:
+            monkeypatch.setattr(handler, "stream", console)
     for credential in isles.credentials.values():
         isles.ada.post(f"/admin/runs/credential/{credential.pk}/test/", {"uri": run.rendezvous})
     isles.backend.away = "503"
@@ -279,15 +294,15 @@ def test_not_in_the_logs(
         raise RuntimeError(f"a library quotes {CANARIES}")
     except RuntimeError:
         logging.getLogger("some.library").exception("failed with %s", CANARIES[0])
-    said = capfd.readouterr().err
-    assert "a library quotes ('********'" in said
-    absent(said, "the console")
+    output = console.getvalue()
+    assert "a library quotes ('********'" in output
+    absent(output, "the console")
     quoting = [record for record in caplog.records if record.name != "some.library"]
     absent("\n".join(record.getMessage() for record in quoting), "our own records")
 
 
 def test_not_in_the_log_of_a_worker() -> None:
-    """Celery brings handlers and formats of its own."""
+    """Celery has its own handlers and formats."""
     from celery.signals import after_setup_logger
 
     handler = logging.StreamHandler()
@@ -316,18 +331,18 @@ def test_not_on_the_error_page_of_a_form_that_fails(
     for kind, values in TYPED.items():
         data = {f"variable_{name}": f"  {value} " for name, value in values.items()}
         path = f"/admin/runs/credential/add/?kind={kind}"
-        answer = isles.ada.post(path, {"name": f"another {kind}", **data})
-        text = answer.content.decode()
-        assert answer.status_code == 500
+        response = isles.ada.post(path, {"name": f"another {kind}", **data})
+        text = response.content.decode()
+        assert response.status_code == 500
         assert "RuntimeError" in text
         assert "Local vars" in text
         absent(text, f"the error page of {kind}")
 
 
-def test_not_on_the_error_page_of_one_never_seen_before(
+def test_not_on_the_error_page_for_a_new_secret(
     isles: Isles, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Typed for the first time, and nothing was opened yet."""
+    """A secret that was never decrypted before."""
     settings.DEBUG = True
     monkeypatch.setattr(redaction, "_known", redaction.Known())
     monkeypatch.setattr("runs.admin.credentials.save_credential", failing)
@@ -339,7 +354,7 @@ def test_not_on_the_error_page_of_one_never_seen_before(
 
 
 @pytest.mark.parametrize("as_page", [True, False])
-def test_not_in_the_report_of_an_error_with_secrets_all_over(
+def test_not_in_an_error_report_with_many_secrets(
     isles: Isles, run: Run, settings: Any, as_page: bool
 ) -> None:
     settings.DEBUG = True
@@ -356,8 +371,8 @@ def test_not_in_the_report_of_an_error_with_secrets_all_over(
     absent(text, "the report")
 
 
-def test_not_the_beginning_of_one_where_a_long_value_is_cut_off(isles: Isles) -> None:
-    """The page shows 4096 characters of a value."""
+def test_not_the_start_of_a_secret_in_a_truncated_value(isles: Isles) -> None:
+    """The page truncates values to 4096 characters."""
     secret = open_credential(isles.credentials["modal"])["MODAL_TOKEN_SECRET"]
     cut = "x" * (4096 - 10) + secret
     try:
@@ -370,11 +385,11 @@ def test_not_the_beginning_of_one_where_a_long_value_is_cut_off(isles: Isles) ->
 
 
 def canary_of_settings() -> str:
-    """Not in one word: the page shows lines of this file too."""
+    """Concatenated, because the page shows lines of this file, too."""
     return "-".join(("canary", "of", "settings"))
 
 
-def test_the_settings_on_an_error_page_have_no_keys_either(settings: Any) -> None:
+def test_settings_on_an_error_page_have_no_keys(settings: Any) -> None:
     settings.DEBUG = True
     settings.CREDENTIALS_KEYS = (canary_of_settings(),)
     settings.REDIS_URL = settings.CELERY_BROKER_URL = f"redis://:{canary_of_settings()}@h/0"

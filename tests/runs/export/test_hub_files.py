@@ -1,4 +1,4 @@
-"""What goes to the Hub of a model of Transformers is a directory that ``from_pretrained`` loads."""
+"""The upload of a Transformers model is a directory that ``from_pretrained`` loads."""
 
 from __future__ import annotations
 
@@ -25,18 +25,27 @@ from runs.ingest.stores import store_for
 from runs.models import Checkpoint, Run
 from tests.model_hub import ModelHub, running_model_hub
 from tests.runs.export.test_hub_upload import credential, put, upload
-from tests.runs.world import identity
+from tests.runs.run_harness import identity
 
 pytestmark = pytest.mark.django_db
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 256,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
 TIED = {
-    "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 256,
+    "model_type": "gpt2",
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 256,
     "tie_word_embeddings": True,
-}  # fmt: skip
+}
 TEXT = "Grüße, 島 & \x00\x7f 🏝"
 
 
@@ -47,19 +56,19 @@ def hub() -> Iterator[ModelHub]:
 
 
 @pytest.fixture
-def world(make_world: Callable[..., Any], hub: ModelHub) -> Any:
+def harness(make_harness: Callable[..., Any], hub: ModelHub) -> Any:
     hub.files.clear()
     hub.others.clear()
-    return make_world(replicas=2)
+    return make_harness(replicas=2)
 
 
 class Made:
     """A run of that workload, its model, and its weights in the bucket."""
 
-    def __init__(self, world: Any, *, final: bool, **workload: Any) -> None:
+    def __init__(self, harness: Any, *, final: bool, **workload: Any) -> None:
         self.workload = HuggingFaceWorkload(**workload)
-        Run.objects.filter(pk=world.run.pk).update(workload=self.workload.to_dict())
-        world.run.refresh_from_db()
+        Run.objects.filter(pk=harness.run.pk).update(workload=self.workload.to_dict())
+        harness.run.refresh_from_db()
         config = model_config(
             HuggingFaceWorkload(config=workload.get("config", LLAMA)), load_tokenizer("bytes")
         )
@@ -69,7 +78,7 @@ class Made:
         trained = dict(named_parameters.trained(self.model))
         tensors = every if final else {name: every[name] for name in trained}
         data = save_safetensors({n: t.detach().contiguous() for n, t in tensors.items()})
-        store = store_for(world.run)
+        store = store_for(harness.run)
         who = identity(0).incarnation
         folder = keys.final_dir(0, who) if final else keys.checkpoint_dir(7, 0, who)
         name = "model" if final else "weights"
@@ -77,15 +86,25 @@ class Made:
         self.config = json.dumps(self.model.config.to_dict()).encode()
         if final:
             manifest = FinalManifest(
-                round=7, reason="completed", writer=identity(0), weights_digest="d",
-                weights=weights, config=put(store, f"{folder}config.json", self.config),
-                summary=put(store, f"{folder}summary.json", b"{}"), wall_s=1.0,
-            )  # fmt: skip
+                round=7,
+                reason="completed",
+                writer=identity(0),
+                weights_digest="d",
+                weights=weights,
+                config=put(store, f"{folder}config.json", self.config),
+                summary=put(store, f"{folder}summary.json", b"{}"),
+                wall_s=1.0,
+            )
             store.create(keys.FINAL_MANIFEST, manifest.to_bytes())
         self.checkpoint = Checkpoint.objects.create(
-            run=world.run, round=7, final=final, key=weights.key, size_bytes=weights.size_bytes,
-            digest=weights.sha256, created_at=world.clock(),
-        )  # fmt: skip
+            run=harness.run,
+            round=7,
+            final=final,
+            key=weights.key,
+            size_bytes=weights.size_bytes,
+            digest=weights.sha256,
+            created_at=harness.clock(),
+        )
 
 
 def directory(hub: ModelHub, folder: Path) -> Path:
@@ -96,24 +115,24 @@ def directory(hub: ModelHub, folder: Path) -> Path:
 
 
 def same_model(ours: PreTrainedModel, folder: Path) -> None:
-    loaded, said = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not said["missing_keys"], said
-    assert not said["unexpected_keys"], said
+    loaded, message = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not message["missing_keys"], message
+    assert not message["unexpected_keys"], message
     tokens = torch.arange(40).reshape(1, 40)
     with torch.no_grad():
-        wanted, found = ours.eval()(tokens).logits, loaded.eval()(tokens).logits
-    assert torch.equal(wanted, found)
+        wanted, result = ours.eval()(tokens).logits, loaded.eval()(tokens).logits
+    assert torch.equal(wanted, result)
 
 
 @pytest.mark.parametrize("config", [LLAMA, TIED], ids=["llama", "tied"])
 @pytest.mark.parametrize("final", [True, False], ids=["final", "checkpoint"])
-def test_what_is_uploaded_is_loaded_and_computes_the_same(
-    world: Any, hub: ModelHub, tmp_path: Path, config: dict[str, Any], final: bool
+def test_an_uploaded_model_loads_and_computes_the_same(
+    harness: Any, hub: ModelHub, tmp_path: Path, config: dict[str, Any], final: bool
 ) -> None:
-    made = Made(world, final=final, config=config)
-    told = upload(made.checkpoint, credential(world, hub.url))
+    made = Made(harness, final=final, config=config)
+    reported = upload(made.checkpoint, credential(harness, hub.url))
     kind = "final" if final else "checkpoint"
-    assert told == f"info: {kind} @ 7 is at {hub.url}/islands/trained"
+    assert reported == f"info: {kind} @ 7 is at {hub.url}/islands/trained"
     folder = directory(hub, tmp_path / "model")
     same_model(made.model, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -129,27 +148,33 @@ def test_what_is_uploaded_is_loaded_and_computes_the_same(
 def test_the_byte_tokenizer_is_the_replicas_own(tmp_path: Path) -> None:
     for name, data in hub_files.byte_tokenizer_files().items():
         (tmp_path / name).write_bytes(data)
-    ours, theirs = AutoTokenizer.from_pretrained(tmp_path), byte_tokenizer()
-    assert ours.get_vocab() == theirs.get_vocab()
+    ours, other = AutoTokenizer.from_pretrained(tmp_path), byte_tokenizer()
+    assert ours.get_vocab() == other.get_vocab()
     assert len(ours) == 256
     for token in range(256):
-        assert ours.decode([token]) == theirs.decode([token])
-    assert ours(TEXT)["input_ids"] == theirs(TEXT)["input_ids"]
+        assert ours.decode([token]) == other.decode([token])
+    assert ours(TEXT)["input_ids"] == other(TEXT)["input_ids"]
 
 
-def test_tokenizer_and_config_of_a_hub_s_model_are_taken_from_there(
-    world: Any, hub: ModelHub, tmp_path: Path
+def test_tokenizer_and_config_come_from_the_hub_model(
+    harness: Any, hub: ModelHub, tmp_path: Path
 ) -> None:
-    made = Made(world, final=False, model="islands/base")
+    made = Made(harness, final=False, model="islands/base")
     hub.others["islands/base"] = {
-        "config.json": made.config, **hub_files.byte_tokenizer_files(), "README.md": b"theirs",
+        "config.json": made.config,
+        **hub_files.byte_tokenizer_files(),
+        "README.md": b"theirs",
         "model.safetensors": b"theirs",
-    }  # fmt: skip
-    told = upload(made.checkpoint, credential(world, hub.url))
-    assert told == f"info: checkpoint @ 7 is at {hub.url}/islands/trained"
+    }
+    reported = upload(made.checkpoint, credential(harness, hub.url))
+    assert reported == f"info: checkpoint @ 7 is at {hub.url}/islands/trained"
     assert set(hub.files) == {
-        "model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "README.md",
-    }  # fmt: skip
+        "model.safetensors",
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "README.md",
+    }
     folder = directory(hub, tmp_path / "model")
     same_model(made.model, folder)
     assert AutoTokenizer.from_pretrained(folder)(TEXT)["input_ids"] == list(TEXT.encode())
@@ -163,64 +188,69 @@ def test_tokenizer_and_config_of_a_hub_s_model_are_taken_from_there(
         ({"config": LLAMA, "tokenizer": "/data/words"}, "/data/words is a directory"),
     ],
 )
-def test_what_cannot_be_had_is_said_and_the_weights_are_uploaded(
-    world: Any, hub: ModelHub, workload: dict[str, Any], why: str
+def test_missing_files_are_reported_and_the_weights_are_uploaded(
+    harness: Any, hub: ModelHub, workload: dict[str, Any], why: str
 ) -> None:
-    made = Made(world, final="config" in workload, **workload)
-    told = upload(made.checkpoint, credential(world, hub.url))
-    assert told.startswith("info: ")
-    assert "; without " in told
-    assert why in told
+    made = Made(harness, final="config" in workload, **workload)
+    reported = upload(made.checkpoint, credential(harness, hub.url))
+    assert reported.startswith("info: ")
+    assert "; without " in reported
+    assert why in reported
     assert "model.safetensors" in hub.files
     assert "Not uploaded: " in hub.files["README.md"].decode()
 
 
 def test_a_checkpoint_takes_the_config_of_the_run_s_final_weights(
-    world: Any, hub: ModelHub, tmp_path: Path
+    harness: Any, hub: ModelHub, tmp_path: Path
 ) -> None:
-    made = Made(world, final=True, config=LLAMA, tokenizer="islands/words")
+    made = Made(harness, final=True, config=LLAMA, tokenizer="islands/words")
     hub.others["islands/words"] = hub_files.byte_tokenizer_files()
-    store = store_for(world.run)
+    store = store_for(harness.run)
     folder = keys.checkpoint_dir(7, 0, identity(0).incarnation)
     copied = put(store, f"{folder}weights.safetensors", store.get(made.checkpoint.key))
     Checkpoint.objects.filter(pk=made.checkpoint.pk).update(final=False, key=copied.key)
     made.checkpoint.refresh_from_db()
-    upload(made.checkpoint, credential(world, hub.url))
+    upload(made.checkpoint, credential(harness, hub.url))
     assert hub.files["config.json"] == made.config
     same_model(made.model, directory(hub, tmp_path / "model"))
 
 
-def test_weights_pass_a_piece_at_a_time(
-    world: Any, hub: ModelHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_weights_are_streamed_in_pieces(
+    harness: Any, hub: ModelHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces that end within the header, and within a tensor."""
-    made = Made(world, final=True, config=LLAMA)
+    made = Made(harness, final=True, config=LLAMA)
     monkeypatch.setattr("runs.ingest.objects.PIECE_BYTES", 97)
     path = tmp_path / "model.safetensors"
-    hub_files.fetch_weights(store_for(world.run), made.checkpoint, path, as_model=True)
+    hub_files.fetch_weights(store_for(harness.run), made.checkpoint, path, as_model=True)
     with safe_open(path, "pt") as file:
         for name, tensor in named_parameters.state(made.model):
             assert torch.equal(file.get_tensor(name), tensor)
 
 
-def test_what_is_no_safetensors_is_left_as_it_is(world: Any, hub: ModelHub, tmp_path: Path) -> None:
-    store = store_for(world.run)
+def test_a_file_that_is_not_safetensors_is_unchanged(
+    harness: Any, hub: ModelHub, tmp_path: Path
+) -> None:
+    store = store_for(harness.run)
     for data in (b"", b"short", b"\xff" * 64, b"\x04" + b"\x00" * 7 + b"[1,]x", bytes(range(256))):
         folder = keys.checkpoint_dir(1, 0, identity(0).incarnation)
         stored = put(store, f"{folder}weights.safetensors", data)
         row = Checkpoint(
-            run=world.run, round=1, key=stored.key, size_bytes=stored.size_bytes,
+            run=harness.run,
+            round=1,
+            key=stored.key,
+            size_bytes=stored.size_bytes,
             digest=stored.sha256,
-        )  # fmt: skip
+        )
         hub_files.fetch_weights(store, row, tmp_path / "odd", as_model=True)
         assert (tmp_path / "odd").read_bytes() == data
 
 
-def test_another_workload_is_none(world: Any) -> None:
-    row = Checkpoint(run=world.run)
+def test_another_workload_is_not_converted(harness: Any) -> None:
+    row = Checkpoint(run=harness.run)
     assert hub_files.workload_of(row) is None
-    world.run.workload = {"kind": "huggingface", "of a version to come": 1}
+    harness.run.workload = {"kind": "huggingface", "of a version to come": 1}
     assert hub_files.workload_of(row) is None
     assert "does not load it" in hub_upload.card(
-        Checkpoint(run=world.run, round=1, digest="d"), "a/b", config=False
+        Checkpoint(run=harness.run, round=1, digest="d"), "a/b", config=False
     )

@@ -1,4 +1,4 @@
-"""Checkpoints go to the Hub as they lie in the bucket, through its real client and over HTTP."""
+"""Uploads of checkpoints to the Hub, through its real client and over HTTP."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from diloco.protocol import keys
 from diloco.protocol.records import FinalManifest, StoredObject
 from diloco.store.base import Store
 from runs.credentials import vault
-from runs.exceptions import CannotDo
+from runs.exceptions import ActionRefused
 from runs.export import hub_upload
 from runs.ingest.stores import store_for
 from runs.models import Checkpoint, Credential, Event
 from tests.model_hub import REPO, TOKEN, ModelHub, running_model_hub
-from tests.runs.world import identity
+from tests.runs.run_harness import identity
 
 pytestmark = pytest.mark.django_db
 
@@ -34,8 +34,8 @@ def hub() -> Iterator[ModelHub]:
 
 
 @pytest.fixture
-def world(make_world: Callable[..., Any]) -> Any:
-    return make_world(replicas=2)
+def harness(make_harness: Callable[..., Any]) -> Any:
+    return make_harness(replicas=2)
 
 
 def put(store: Store, key: str, data: bytes) -> StoredObject:
@@ -43,123 +43,151 @@ def put(store: Store, key: str, data: bytes) -> StoredObject:
     return StoredObject(key=key, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
-def checkpoint(world: Any, *, final: bool = False) -> Checkpoint:
-    store = store_for(world.run)
+def checkpoint(harness: Any, *, final: bool = False) -> Checkpoint:
+    store = store_for(harness.run)
     who = "00001-0123abcd"
     folder = keys.final_dir(0, who) if final else keys.checkpoint_dir(7, 0, who)
     weights = put(store, f"{folder}{'model' if final else 'weights'}.safetensors", WEIGHTS)
     if final:
         manifest = FinalManifest(
-            round=7, reason="completed", writer=identity(0), weights_digest="d", weights=weights,
+            round=7,
+            reason="completed",
+            writer=identity(0),
+            weights_digest="d",
+            weights=weights,
             config=put(store, f"{folder}config.json", CONFIG),
             summary=put(store, f"{folder}summary.json", b"{}"),
             wall_s=1.0,
-        )  # fmt: skip
+        )
         store.create(keys.FINAL_MANIFEST, manifest.to_bytes())
-    found: Checkpoint = Checkpoint.objects.create(
-        run=world.run, round=7, final=final, key=weights.key, size_bytes=weights.size_bytes,
-        digest=weights.sha256, created_at=world.clock(),
-    )  # fmt: skip
-    return found
+    result: Checkpoint = Checkpoint.objects.create(
+        run=harness.run,
+        round=7,
+        final=final,
+        key=weights.key,
+        size_bytes=weights.size_bytes,
+        digest=weights.sha256,
+        created_at=harness.clock(),
+    )
+    return result
 
 
 def credential(
-    world: Any, url: str, *, token: str = TOKEN, kind: str = "huggingface"
+    harness: Any, url: str, *, token: str = TOKEN, kind: str = "huggingface"
 ) -> Credential:
     values = {"HF_TOKEN": token, "HF_ENDPOINT": url}
     made: Credential = Credential.objects.create(
-        name="hub", kind=kind, sealed=vault.seal(values), fields=sorted(values),
-        options={"scheme": "hf"}, created_at=world.clock(), changed_at=world.clock(),
-    )  # fmt: skip
+        name="hub",
+        kind=kind,
+        sealed=vault.seal(values),
+        fields=sorted(values),
+        options={"scheme": "hf"},
+        created_at=harness.clock(),
+        changed_at=harness.clock(),
+    )
     return made
 
 
-def upload(made: Checkpoint, found: Credential) -> str:
-    hub_upload.export(made.pk, found.pk, REPO, True, made.run.owner.pk)
+def upload(made: Checkpoint, result: Credential) -> str:
+    hub_upload.export(made.pk, result.pk, REPO, True, made.run.owner.pk)
     event = Event.objects.filter(run=made.run, kind=hub_upload.KIND).first()
     assert event is not None
     return f"{event.level}: {event.message}"
 
 
-def test_final_weights_with_config_and_card(world: Any, hub: ModelHub) -> None:
-    told = upload(checkpoint(world, final=True), credential(world, hub.url))
-    assert told == f"info: final @ 7 is at {hub.url}/{REPO}"
+def test_final_weights_with_config_and_card(harness: Any, hub: ModelHub) -> None:
+    reported = upload(checkpoint(harness, final=True), credential(harness, hub.url))
+    assert reported == f"info: final @ 7 is at {hub.url}/{REPO}"
     assert hub.files["model.safetensors"] == WEIGHTS
     assert hub.files["config.json"] == CONFIG
     card = hub.files["README.md"].decode()
     assert hashlib.sha256(WEIGHTS).hexdigest() in card
     assert "final, after round 7" in card
-    assert json.loads(card.split("```json")[1].split("```")[0]) == world.run.workload
+    assert json.loads(card.split("```json")[1].split("```")[0]) == harness.run.workload
     assert hub.created[-1]["visibility"] == "private"
 
 
-def test_a_checkpoint_has_no_config_and_the_card_says_so(world: Any, hub: ModelHub) -> None:
+def test_a_checkpoint_without_config_is_described_in_the_card(harness: Any, hub: ModelHub) -> None:
     hub.files.clear()
-    assert upload(checkpoint(world), credential(world, hub.url)).startswith("info: checkpoint @ 7")
+    assert upload(checkpoint(harness), credential(harness, hub.url)).startswith(
+        "info: checkpoint @ 7"
+    )
     assert set(hub.files) == {"model.safetensors", "README.md"}
     card = hub.files["README.md"].decode()
     assert "has no `config.json`" in card
     assert "`from_pretrained` does not load it" in card
 
 
-def test_what_goes_wrong_is_an_event_without_the_token(world: Any, hub: ModelHub) -> None:
-    made, found = checkpoint(world), credential(world, hub.url)
-    hub_upload.export(made.pk, found.pk, "islands/gated", False, made.run.owner.pk)
+def test_an_error_is_an_event_without_the_token(harness: Any, hub: ModelHub) -> None:
+    made, result = checkpoint(harness), credential(harness, hub.url)
+    hub_upload.export(made.pk, result.pk, "islands/gated", False, made.run.owner.pk)
     event = Event.objects.filter(run=made.run, kind=hub_upload.KIND).first()
     assert event is not None and event.level == "error"
     assert "403" in event.message and "restricted" in event.message
     assert TOKEN not in event.message
 
 
-def test_damaged_or_swept_weights_are_not_uploaded(world: Any, hub: ModelHub) -> None:
-    made, found = checkpoint(world), credential(world, hub.url)
-    store = store_for(world.run)
+def test_damaged_or_swept_weights_are_not_uploaded(harness: Any, hub: ModelHub) -> None:
+    made, result = checkpoint(harness), credential(harness, hub.url)
+    store = store_for(harness.run)
     hub.files.clear()
     store.put(made.key, WEIGHTS[:-1] + b"!")
-    assert "expected sha256" in upload(made, found)
+    assert "expected the digest" in upload(made, result)
     store.put(made.key, WEIGHTS[:-1])
-    assert f"expected {len(WEIGHTS)} bytes, found {len(WEIGHTS) - 1}" in upload(made, found)
+    assert f"expected {len(WEIGHTS)} bytes, found {len(WEIGHTS) - 1}" in upload(made, result)
     store.delete([made.key])
-    assert upload(made, found).startswith("error: ")
+    assert upload(made, result).startswith("error: ")
     assert not hub.files
 
 
-def test_asking_is_an_event_and_a_task(
-    world: Any, hub: ModelHub, monkeypatch: pytest.MonkeyPatch
+def test_a_request_is_an_event_and_a_task(
+    harness: Any, hub: ModelHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[tuple[Any, ...]] = []
     monkeypatch.setattr(hub_upload, "enqueue", lambda *args: sent.append(args))
-    made, found = checkpoint(world), credential(world, hub.url, kind="store")
+    made, result = checkpoint(harness), credential(harness, hub.url, kind="store")
     actor: User = made.run.owner
     hub_upload.ask(
-        made, credential_id=str(found.pk), repository=f" {REPO} ", private=True, actor=actor
+        made, credential_id=str(result.pk), repository=f" {REPO} ", private=True, actor=actor
     )
-    assert sent == [("export_checkpoint", made.pk, found.pk, REPO, True, actor.pk)]
+    assert sent == [("export_checkpoint", made.pk, result.pk, REPO, True, actor.pk)]
     assert Event.objects.filter(kind=hub_upload.KIND).get().actor == actor
 
 
 @pytest.mark.parametrize(
     "repository", ["", "alone", "a/b/c", "../etc", "a/b c", "a/" + "b" * 200, "-a/b", "a/b--c"]
 )
-def test_a_name_that_is_none(world: Any, hub: ModelHub, repository: str) -> None:
-    made, found = checkpoint(world), credential(world, hub.url)
-    with pytest.raises(CannotDo, match="expected a repository"):
+def test_an_invalid_repository_name_is_refused(
+    harness: Any, hub: ModelHub, repository: str
+) -> None:
+    made, result = checkpoint(harness), credential(harness, hub.url)
+    with pytest.raises(ActionRefused, match="expected a repository"):
         hub_upload.ask(
-            made, credential_id=str(found.pk), repository=repository, private=True,
+            made,
+            credential_id=str(result.pk),
+            repository=repository,
+            private=True,
             actor=made.run.owner,
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("named", ["", "x", "999999", "²"])
-def test_another_credential_does_not_open_the_hub(world: Any, named: str) -> None:
+def test_another_credential_does_not_open_the_hub(harness: Any, named: str) -> None:
     Credential.objects.create(
-        name="bucket", kind="store", sealed=vault.seal({"AWS_REGION": "x"}), fields=["AWS_REGION"],
-        created_at=world.clock(), changed_at=world.clock(),
-    )  # fmt: skip
+        name="bucket",
+        kind="store",
+        sealed=vault.seal({"AWS_REGION": "x"}),
+        fields=["AWS_REGION"],
+        created_at=harness.clock(),
+        changed_at=harness.clock(),
+    )
     known = Credential.objects.get().pk
     for credential_id in (named, str(known)):
-        with pytest.raises(CannotDo, match="expected a credential"):
+        with pytest.raises(ActionRefused, match="expected a credential"):
             hub_upload.ask(
-                checkpoint(world) if credential_id == named else Checkpoint.objects.get(),
-                credential_id=credential_id, repository=REPO, private=True, actor=world.run.owner,
-            )  # fmt: skip
+                checkpoint(harness) if credential_id == named else Checkpoint.objects.get(),
+                credential_id=credential_id,
+                repository=REPO,
+                private=True,
+                actor=harness.run.owner,
+            )

@@ -1,5 +1,5 @@
-"""All replicas of a tick in one transaction: as many statements for two as for one, the newest word
-on a step stands, and what cannot be stored of one does not keep the others' out."""
+"""All replicas of a tick in one transaction: a constant number of statements, the newest value of a
+step wins, and a segment that cannot be stored does not block other replicas."""
 
 from __future__ import annotations
 
@@ -9,91 +9,95 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from runs.ingest import segments, telemetry
-from runs.ingest.limits import RunBounds
+from runs.ingest import segment_store, segments
+from runs.metrics.changes import Changes
 from runs.models import Contribution, LogLine, QuarantinedRecord
-from tests.runs.desk import Desk
-from tests.runs.world import incarnation
+from tests.runs.ingest_harness import IngestHarness
+from tests.runs.run_harness import incarnation
 
 pytestmark = pytest.mark.django_db
 
 
-def full(desk: Desk, replica: int, n: int, **more: Any) -> None:
-    """A segment of everything that a replica tells."""
-    desk.bucket.segment(
-        replica, n, losses=[5.0 - n], first=n, rounds=(desk.bucket.report(n),),
-        logs=(desk.bucket.log(f"{replica}: {n}"),), **more,
-    )  # fmt: skip
+def full(ingest: IngestHarness, replica: int, n: int, **more: Any) -> None:
+    """Write a segment with every kind of data."""
+    ingest.bucket.segment(
+        replica,
+        n,
+        losses=[5.0 - n],
+        first=n,
+        rounds=(ingest.bucket.report(n),),
+        logs=(ingest.bucket.log(f"{replica}: {n}"),),
+        **more,
+    )
 
 
-def test_statements_do_not_depend_on_the_number_of_replicas(desk: Desk) -> None:
+def test_statements_do_not_depend_on_the_number_of_replicas(ingest: IngestHarness) -> None:
     for replica in (0, 1):
-        full(desk, replica, 1)
-    desk.ingest()
+        full(ingest, replica, 1)
+    ingest.ingest()
 
     def statements(*replicas: int) -> int:
-        n = desk.cursor(1).next_n
+        n = ingest.cursor(1).next_n
         for replica in (0, 1):
             if replica in replicas:
-                full(desk, replica, n)
+                full(ingest, replica, n)
             else:
-                desk.bucket.segment(replica, n)
-        with CaptureQueriesContext(connection) as found:
-            desk.ingest()
-        return len(found)
+                ingest.bucket.segment(replica, n)
+        with CaptureQueriesContext(connection) as result:
+            ingest.ingest()
+        return len(result)
 
     assert statements(0, 1) == statements(1)
     assert Contribution.objects.filter(replica__number=1).count() == 3
 
 
-def test_two_processes_of_a_replica_in_one_tick(desk: Desk) -> None:
-    desk.seen.append((0, incarnation(0, seq=2)))
-    desk.bucket.segment(0, 1, losses=[5.0, 4.0, 3.0], rounds=(desk.bucket.report(1),))
-    later = desk.bucket.report(1, bytes_up=7)
-    desk.bucket.segment(0, 1, losses=[4.2, 3.2], first=2, seq=2, rounds=(later,))
-    desk.ingest()
-    assert desk.loss() == [5.0, 4.2, 3.2]
+def test_two_processes_of_a_replica_in_one_tick(ingest: IngestHarness) -> None:
+    ingest.seen.append((0, incarnation(0, seq=2)))
+    ingest.bucket.segment(0, 1, losses=[5.0, 4.0, 3.0], rounds=(ingest.bucket.report(1),))
+    later = ingest.bucket.report(1, bytes_up=7)
+    ingest.bucket.segment(0, 1, losses=[4.2, 3.2], first=2, seq=2, rounds=(later,))
+    ingest.ingest()
+    assert ingest.loss() == [5.0, 4.2, 3.2]
     contribution = Contribution.objects.get()
     assert (contribution.incarnation, contribution.bytes_up) == (incarnation(0), 100)
-    assert desk.run.bytes_up == 107
+    assert ingest.run.bytes_up == 107
 
 
-def test_what_cannot_be_stored_does_not_keep_the_others_out(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+def test_a_segment_that_cannot_be_stored_does_not_block_others(
+    ingest: IngestHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full(desk, 0, 1)
-    full(desk, 1, 1)
+    full(ingest, 0, 1)
+    full(ingest, 1, 1)
     honest = segments.clean_text
 
     def fail(text: str, *limit: int) -> str:
         if text == "1: 1":
-            raise RuntimeError("expected a fault that somebody thought of")
+            raise RuntimeError("an unforeseen error")
         return honest(text, *limit)
 
     with monkeypatch.context() as patch:
         patch.setattr(segments, "clean_text", fail)
-        desk.ingest()
+        ingest.ingest()
     [row] = QuarantinedRecord.objects.all()
     assert (row.failures, row.quarantined_at) == (1, None)
-    assert (desk.cursor(0).next_n, desk.cursor(1).next_n) == (2, 1)
+    assert (ingest.cursor(0).next_n, ingest.cursor(1).next_n) == (2, 1)
     assert [line.message for line in LogLine.objects.all()] == ["0: 1"]
-    desk.run.refresh_from_db()
-    assert desk.run.bytes_up == 100
-    changes = desk.ingest()
-    assert (desk.cursor(1).next_n, desk.run.bytes_up) == (2, 200)
+    ingest.run.refresh_from_db()
+    assert ingest.run.bytes_up == 100
+    changes = ingest.ingest()
+    assert (ingest.cursor(1).next_n, ingest.run.bytes_up) == (2, 200)
     assert not QuarantinedRecord.objects.exists()
     assert {number for _, number, _ in changes.points if number is not None} == {1}
 
 
-def test_a_worker_that_lost_one_race_stores_the_others(desk: Desk) -> None:
-    desk.ingest()
-    full(desk, 0, 1)
-    full(desk, 1, 1)
-    bounds = RunBounds.of(desk.run)
-    batches = [telemetry.read_batch(desk.bucket.store, desk.cursor(n), bounds) for n in (0, 1)]
-    changes = telemetry.Changes()
-    store = {"now": desk.clock(), "changes": changes}
-    assert telemetry.store_batches(desk.run, batches[:1], **store) == {desk.cursor(0).pk}
-    assert telemetry.store_batches(desk.run, batches, **store) == {desk.cursor(1).pk}
-    desk.run.refresh_from_db()
-    assert (desk.run.bytes_up, desk.loss(0), desk.loss(1)) == (200, [4.0], [4.0])
+def test_a_worker_that_loses_one_race_stores_the_other_batches(ingest: IngestHarness) -> None:
+    ingest.ingest()
+    full(ingest, 0, 1)
+    full(ingest, 1, 1)
+    batches = [ingest.read_batch(ingest.cursor(n)) for n in (0, 1)]
+    changes = Changes()
+    store = {"now": ingest.clock(), "changes": changes}
+    assert segment_store.store_batches(ingest.run, batches[:1], **store) == {ingest.cursor(0).pk}
+    assert segment_store.store_batches(ingest.run, batches, **store) == {ingest.cursor(1).pk}
+    ingest.run.refresh_from_db()
+    assert (ingest.run.bytes_up, ingest.loss(0), ingest.loss(1)) == (200, [4.0], [4.0])

@@ -1,4 +1,4 @@
-"""The cosine that each replica tells: of its contribution, on the curve of the run, in exports."""
+"""The reported cosine of each contribution: in the table, on the run's curve and in exports."""
 
 from __future__ import annotations
 
@@ -14,68 +14,68 @@ from runs.models import Contribution, MetricBlock, Round
 from runs.queries import exports, selectors
 
 pytestmark = pytest.mark.django_db
-MakeWorld = Callable[..., Any]
+MakeHarness = Callable[..., Any]
 
 
 @pytest.fixture
-def world(make_world: MakeWorld) -> Any:
-    made = make_world(replicas=3)
+def harness(make_harness: MakeHarness) -> Any:
+    made = make_harness(replicas=3)
     made.start()
     return made
 
 
-def tell(world: Any, round: int, *cosines: float | None) -> None:
-    """Every replica's report of a round that took all of them."""
+def write_round(harness: Any, round: int, *cosines: float | None) -> None:
+    """Write every replica's report of a round that included all of them."""
     replicas = range(len(cosines))
     for replica in replicas:
-        world.bucket.contribution(round, replica)
-    world.bucket.plan(round, replicas)
-    world.bucket.commit(round, replicas)
+        harness.bucket.contribution(round, replica)
+    harness.bucket.plan(round, replicas)
+    harness.bucket.commit(round, replicas)
     for replica, cosine in enumerate(cosines):
-        report = world.bucket.report(round, cosine=cosine)
-        world.bucket.segment(replica, round, losses=(2.0,), first=round, rounds=(report,))
+        report = harness.bucket.report(round, cosine=cosine)
+        harness.bucket.segment(replica, round, losses=(2.0,), first=round, rounds=(report,))
 
 
-def curve(world: Any, name: str) -> dict[int, float]:
-    blocks = MetricBlock.objects.filter(run=world.run, series=name, level=0)
+def curve(harness: Any, name: str) -> dict[int, float]:
+    blocks = MetricBlock.objects.filter(run=harness.run, series=name, level=0)
     points = [Points.unpack(bytes(block.data)) for block in blocks]
     return {int(r): float(v) for p in points for r, v in zip(p.round, p.value, strict=True)}
 
 
-def told() -> list[float | None]:
+def reported() -> list[float | None]:
     rows = Contribution.objects.order_by("round__number", "replica__number")
     return list(rows.values_list("cosine", flat=True))
 
 
-def test_each_contribution_and_the_rounds_mean_lowest_and_highest(world: Any) -> None:
-    tell(world, 1, 0.5, 0.75, -0.125)
-    tell(world, 2, 0.25, None, 0.75)
-    world.tick()
-    assert told() == [0.5, 0.75, -0.125, 0.25, None, 0.75]
-    assert curve(world, "cosine") == {1: 0.375, 2: 0.5}
-    assert curve(world, "cosine_low") == {1: -0.125, 2: 0.25}
-    assert curve(world, "cosine_high") == {1: 0.75, 2: 0.75}
+def test_each_contribution_and_the_mean_and_range_of_the_round(harness: Any) -> None:
+    write_round(harness, 1, 0.5, 0.75, -0.125)
+    write_round(harness, 2, 0.25, None, 0.75)
+    harness.tick()
+    assert reported() == [0.5, 0.75, -0.125, 0.25, None, 0.75]
+    assert curve(harness, "cosine") == {1: 0.375, 2: 0.5}
+    assert curve(harness, "cosine_low") == {1: -0.125, 2: 0.25}
+    assert curve(harness, "cosine_high") == {1: 0.75, 2: 0.75}
 
 
-def test_rounds_of_replicas_that_do_not_tell_have_no_curve(world: Any) -> None:
-    tell(world, 1, None, None, None)
-    world.tick()
-    assert told() == [None] * 3
-    assert curve(world, "norm") and not curve(world, "cosine")
+def test_rounds_without_reported_cosines_have_no_curve(harness: Any) -> None:
+    write_round(harness, 1, None, None, None)
+    harness.tick()
+    assert reported() == [None] * 3
+    assert curve(harness, "norm") and not curve(harness, "cosine")
     assert bytes(Round.objects.get(number=1).cosines) == b""
 
 
-@pytest.mark.parametrize("odd", [math.nan, math.inf, 1.5, -7.0])
-def test_what_is_no_cosine_is_not_taken_for_one(world: Any, odd: float) -> None:
-    tell(world, 1, odd, 0.5, 0.5)
-    world.tick()
-    assert told() == [None, 0.5, 0.5]
-    assert curve(world, "cosine_high") == {1: 0.5}
+@pytest.mark.parametrize("invalid", [math.nan, math.inf, 1.5, -7.0])
+def test_values_outside_the_range_of_a_cosine_are_ignored(harness: Any, invalid: float) -> None:
+    write_round(harness, 1, invalid, 0.5, 0.5)
+    harness.tick()
+    assert reported() == [None, 0.5, 0.5]
+    assert curve(harness, "cosine_high") == {1: 0.5}
 
 
-def test_a_round_rebuilt_from_the_table_keeps_it(world: Any) -> None:
-    tell(world, 1, 0.5, 0.75, 0.25)
-    world.tick()
+def test_a_round_rebuilt_from_the_table_keeps_its_cosines(harness: Any) -> None:
+    write_round(harness, 1, 0.5, 0.75, 0.25)
+    harness.tick()
     row = Round.objects.get(number=1)
     before = bytes(row.cosines)
     assert round_strips.cosines(before, 4).tolist() == [0.5, 0.75, 0.25, 0.0]
@@ -83,10 +83,10 @@ def test_a_round_rebuilt_from_the_table_keeps_it(world: Any) -> None:
     assert bytes(Round.objects.get(number=1).cosines) == before
 
 
-def test_it_is_exported_and_shown_with_the_round(world: Any) -> None:
-    tell(world, 1, 0.5, 0.75, 0.25)
-    world.tick()
-    [row] = selectors.round_rows(world.run)
+def test_the_cosine_is_exported_and_shown_with_the_round(harness: Any) -> None:
+    write_round(harness, 1, 0.5, 0.75, 0.25)
+    harness.tick()
+    [row] = selectors.round_rows(harness.run)
     assert [c["cosine"] for c in row["contributions"]] == [0.5, 0.75, 0.25]
-    [chunk] = exports.contributions_of(world.run)
+    [chunk] = exports.TABLES["contributions"].chunks(harness.run)
     assert list(chunk["cosine"]) == [0.5, 0.75, 0.25]

@@ -1,5 +1,4 @@
-"""How much telemetry may hold, and of which rounds and times; and that sums of it stay in their
-columns."""
+"""Limits of telemetry: sizes, rounds and times. Sums fit their columns."""
 
 from __future__ import annotations
 
@@ -14,38 +13,38 @@ from runs.ingest.leases import MAX_INCARNATIONS, read_leases
 from runs.ingest.limits import INT_LIMIT, SECONDS_LIMIT
 from runs.metrics import charts
 from runs.models import Event, LogLine, Run
-from tests.runs.desk import Desk
-from tests.runs.world import incarnation
+from tests.runs.ingest_harness import IngestHarness
+from tests.runs.run_harness import incarnation
 
 pytestmark = pytest.mark.django_db
 
 
-def put(desk: Desk, n: int = 1, **changes: Any) -> None:
-    """Segment ``n`` of replica 0 with other fields."""
-    body = json.loads(desk.bucket.segment(0, n, losses=[5.0], first=n))
-    desk.bucket.store.put(
+def put(ingest: IngestHarness, n: int = 1, **changes: Any) -> None:
+    """Write segment ``n`` of replica 0 with changed fields."""
+    body = json.loads(ingest.bucket.segment(0, n, losses=[5.0], first=n))
+    ingest.bucket.store.put(
         keys.telemetry(0, incarnation(0), n), json.dumps({**body, **changes}).encode()
     )
 
 
-def report(desk: Desk, **more: Any) -> dict[str, Any]:
-    found: dict[str, Any] = vars(desk.bucket.report(1, **more))
-    return found
+def report(ingest: IngestHarness, **more: Any) -> dict[str, Any]:
+    result: dict[str, Any] = vars(ingest.bucket.report(1, **more))
+    return result
 
 
-def test_seconds_beyond_any_run_do_not_overflow_a_sum(desk: Desk) -> None:
-    put(desk, rounds=[report(desk, phases={"compute": 1e308})] * 2)
-    desk.ingest()
-    assert desk.cursor().next_n == 2
-    assert desk.run.phase_s == {"compute": 2 * SECONDS_LIMIT}
+def test_huge_durations_do_not_overflow_a_sum(ingest: IngestHarness) -> None:
+    put(ingest, rounds=[report(ingest, phases={"compute": 1e308})] * 2)
+    ingest.ingest()
+    assert ingest.cursor().next_n == 2
+    assert ingest.run.phase_s == {"compute": 2 * SECONDS_LIMIT}
 
 
-def test_bytes_beyond_any_run_do_not_overflow_a_sum(desk: Desk) -> None:
+def test_huge_byte_counts_do_not_overflow_a_sum(ingest: IngestHarness) -> None:
     for n in (1, 2):
-        put(desk, n, rounds=[report(desk, bytes_up=2**53)] * 900)
-        desk.ingest()
-    assert desk.run.bytes_up == INT_LIMIT
-    assert desk.run.bytes_down == 2 * 900 * 300
+        put(ingest, n, rounds=[report(ingest, bytes_up=2**53)] * 900)
+        ingest.ingest()
+    assert ingest.run.bytes_up == INT_LIMIT
+    assert ingest.run.bytes_down == 2 * 900 * 300
 
 
 @pytest.mark.parametrize(
@@ -53,31 +52,32 @@ def test_bytes_beyond_any_run_do_not_overflow_a_sum(desk: Desk) -> None:
     [
         ("logs", telemetry.MAX_LOGS, {"wall_s": 1.0, "level": "", "message": ""}),
         (
-            "evaluations", telemetry.MAX_EVALUATIONS,
+            "evaluations",
+            telemetry.MAX_EVALUATIONS,
             {"round": 1, "loss": 1.0, "tokens": 0, "wall_s": 1},
         ),
     ],
-)  # fmt: skip
-def test_too_many_rows_are_refused_by_name(
-    desk: Desk, name: str, limit: int, row: dict[str, Any]
+)
+def test_too_many_rows_are_refused_with_the_field_name(
+    ingest: IngestHarness, name: str, limit: int, row: dict[str, Any]
 ) -> None:
-    put(desk, 1, **{name: [row] * (limit + 1)})
-    put(desk, 2, **{name: [row] * limit})
-    desk.ingest()
+    put(ingest, 1, **{name: [row] * (limit + 1)})
+    put(ingest, 2, **{name: [row] * limit})
+    ingest.ingest()
     [event] = Event.objects.filter(kind="refused")
     assert f"{name}: expected at most {limit}, found {limit + 1}" in event.message
-    assert desk.loss() == [5.0]
+    assert ingest.loss() == [5.0]
 
 
-def test_a_flood_of_empty_lines_is_refused_before_anything_is_built(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+def test_a_flood_of_empty_lines_is_refused_before_parsing_lines(
+    ingest: IngestHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = b'{"wall_s":1,"level":"","message":""},'
-    body = json.loads(desk.bucket.segment(0, 1))
+    body = json.loads(ingest.bucket.segment(0, 1))
     head = json.dumps({**body, "logs": []}).encode().replace(b'"logs": []', b'"logs": [%s]')
-    desk.bucket.store.put(keys.telemetry(0, incarnation(0), 1), head % (line * 100_000)[:-1])
-    monkeypatch.setattr("diloco.protocol.parsing.json", None)  # nothing of it is parsed
-    desk.ingest()
+    ingest.bucket.store.put(keys.telemetry(0, incarnation(0), 1), head % (line * 100_000)[:-1])
+    monkeypatch.setattr("diloco.protocol.parsing.json", None)  # the object is not parsed
+    ingest.ingest()
     monkeypatch.undo()
     [event] = Event.objects.filter(kind="refused")
     assert "objects and lists" in event.message
@@ -99,72 +99,76 @@ def test_a_flood_of_empty_lines_is_refused_before_anything_is_built(
         ({"system": {str(n): 1.0 for n in range(99)}}, "system"),
     ],
 )
-def test_what_lies_outside_the_run_is_refused_by_name(
-    desk: Desk, changes: dict[str, Any], field: str
+def test_values_outside_the_run_are_refused_with_the_field_name(
+    ingest: IngestHarness, changes: dict[str, Any], field: str
 ) -> None:
     if "rounds" in changes:
-        changes = {"rounds": [{**report(desk), **changes["rounds"][0]}]}
-    put(desk, 1, **changes)
-    desk.ingest()
+        changes = {"rounds": [{**report(ingest), **changes["rounds"][0]}]}
+    put(ingest, 1, **changes)
+    ingest.ingest()
     [event] = Event.objects.filter(kind="refused")
     assert field in event.message
-    assert desk.run.eval_loss is None
+    assert ingest.run.eval_loss is None
 
 
-def test_an_evaluation_far_ahead_counts_if_its_round_is_committed(desk: Desk) -> None:
+def test_an_evaluation_far_ahead_is_accepted_if_its_round_is_committed(
+    ingest: IngestHarness,
+) -> None:
     Run.objects.update(
-        next_round=2, group_settings={**desk.run.group_settings, "total_rounds": 900}
+        next_round=2, group_settings={**ingest.run.group_settings, "total_rounds": 900}
     )
     evaluation = {"round": 500, "loss": 1.0, "tokens": 0, "wall_s": 1.0}
-    put(desk, 1, evaluations=[evaluation])
-    desk.ingest()
+    put(ingest, 1, evaluations=[evaluation])
+    ingest.ingest()
     assert Event.objects.filter(kind="refused").count() == 1
-    desk.bucket.commit(500, (0,))
-    put(desk, 2, evaluations=[evaluation])
-    desk.ingest()
-    assert desk.run.rounds.get(number=500).eval_loss == 1.0
-    assert desk.run.eval_loss is None  # until the commit is ingested
+    ingest.bucket.commit(500, (0,))
+    put(ingest, 2, evaluations=[evaluation])
+    ingest.ingest()
+    assert ingest.run.rounds.get(number=500).eval_loss == 1.0
+    assert ingest.run.eval_loss is None  # until the commit is ingested
 
 
-def test_a_later_evaluation_is_shown_once_its_round_is_committed(make_world: Any) -> None:
-    world = make_world(replicas=1)
-    world.start()
-    evaluation = world.bucket.evaluation
-    world.bucket.segment(0, 1, evaluations=(evaluation(1, 4.0), evaluation(3, 1.0)))
-    world.bucket.commit(1, (0,))
-    world.tick()
-    assert (world.run.eval_round, world.run.eval_loss) == (1, 4.0)
-    world.bucket.segment(0, 2, evaluations=(evaluation(2, 3.0),))
-    world.bucket.commit(2, (0,))
-    world.tick()
-    assert (world.run.eval_round, world.run.eval_loss) == (2, 3.0)
-    world.bucket.commit(3, (0,))
-    world.tick()
-    assert (world.run.eval_round, world.run.eval_loss) == (3, 1.0)
+def test_a_later_evaluation_is_shown_once_its_round_is_committed(make_harness: Any) -> None:
+    harness = make_harness(replicas=1)
+    harness.start()
+    evaluation = harness.bucket.evaluation
+    harness.bucket.segment(0, 1, evaluations=(evaluation(1, 4.0), evaluation(3, 1.0)))
+    harness.bucket.commit(1, (0,))
+    harness.tick()
+    assert (harness.run.eval_round, harness.run.eval_loss) == (1, 4.0)
+    harness.bucket.segment(0, 2, evaluations=(evaluation(2, 3.0),))
+    harness.bucket.commit(2, (0,))
+    harness.tick()
+    assert (harness.run.eval_round, harness.run.eval_loss) == (2, 3.0)
+    harness.bucket.commit(3, (0,))
+    harness.tick()
+    assert (harness.run.eval_round, harness.run.eval_loss) == (3, 1.0)
 
 
-def test_values_that_no_sum_can_hold_are_infinite(desk: Desk) -> None:
-    desk.bucket.segment(0, 1, losses=[1e308, -1.7e308, 3.0])
-    desk.ingest()
+def test_values_that_no_sum_can_hold_are_infinite(ingest: IngestHarness) -> None:
+    ingest.bucket.segment(0, 1, losses=[1e308, -1.7e308, 3.0])
+    ingest.ingest()
     whole = charts.Window(max_points=100)
-    [curve] = charts.read(desk.run, [("loss", 0)], whole)
+    [curve] = charts.read(ingest.run, [("loss", 0)], whole)
     assert curve.points.value.tolist() == [math.inf, -math.inf, 3.0]
-    assert desk.run.replicas.get(number=0).loss == 3.0
+    assert ingest.run.replicas.get(number=0).loss == 3.0
     assert Event.objects.filter(kind="nonfinite").count() == 1
 
 
-def test_of_many_incarnations_the_newest_are_read(desk: Desk) -> None:
+def test_only_the_newest_of_many_incarnations_are_read(ingest: IngestHarness) -> None:
     for seq in range(1, MAX_INCARNATIONS + 10):
-        desk.bucket.beat(0, 1, seq=seq)
-    leases = read_leases(desk.bucket.store)
+        ingest.bucket.beat(0, 1, seq=seq)
+    leases = read_leases(ingest.bucket.store)
     assert len(leases.incarnations) == MAX_INCARNATIONS
     assert leases.crowded == {0: MAX_INCARNATIONS + 9}
     assert leases.incarnations[-1] == (0, incarnation(0, MAX_INCARNATIONS + 9))
 
 
-def test_a_batch_ends_with_the_bytes_of_a_tick(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_ends_with_the_bytes_of_a_tick(
+    ingest: IngestHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for n in range(1, 6):
-        desk.bucket.segment(0, n, losses=[5.0], first=n)
+        ingest.bucket.segment(0, n, losses=[5.0], first=n)
     monkeypatch.setattr("runs.ingest.telemetry.BYTES_PER_TICK", 1)
-    desk.ingest()
-    assert desk.cursor().next_n == 2
+    ingest.ingest()
+    assert ingest.cursor().next_n == 2

@@ -1,5 +1,5 @@
-"""Prefixes that hold more objects than are listed: the run they belong to is told apart from the
-store, which other runs use too."""
+"""Prefixes with more objects than a listing returns: the failure is attributed to the run, not to
+the store that other runs share."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from runs import live_stream, tasks
 from runs.actions import deletion, replicas_and_pools
 from runs.backends import shared_breakers
 from runs.exceptions import LaunchLater
-from runs.ingest import leases, quarantine, rounds
-from runs.ingest.quarantine import GuardedStore, OutOfTime, Quarantine
+from runs.ingest import leases, quarantine, round_reader
+from runs.ingest.quarantine import GuardedStore, PassTimeout, Quarantine
 from runs.ingest.stores import BoundedStore
 from runs.models import Alert, Contribution, IngestState, QuarantinedRecord
 
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def world(make_world: Callable[..., Any]) -> Any:
-    made = make_world(replicas=2, total_rounds=70)
+def harness(make_harness: Callable[..., Any]) -> Any:
+    made = make_harness(replicas=2, total_rounds=70)
     made.start()
     return made
 
@@ -39,16 +39,16 @@ def redis(valkey: str, settings: Any) -> Any:
 
 
 @pytest.fixture
-def flooded(world: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def flooded(harness: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Replica 1 has written more objects below its own folder than are listed."""
     monkeypatch.setattr(leases, "MEMBERS_LISTED", 10)
     monkeypatch.setattr(leases, "MEMBER_LISTED", 5)
     for n in range(20):
-        world.bucket.store.put(f"{keys.member(1)}flood/{n}", b"")
-    return world
+        harness.bucket.store.put(f"{keys.member(1)}flood/{n}", b"")
+    return harness
 
 
-def test_a_replica_that_floods_its_folder_is_named_and_the_others_are_seen(flooded: Any) -> None:
+def test_a_replica_that_floods_its_prefix_is_reported_and_others_are_read(flooded: Any) -> None:
     flooded.bucket.beat(0, 50, step=7)
     flooded.bucket.beat(1, 60)
     flooded.bucket.commit(1, (0, 1))
@@ -77,37 +77,37 @@ def test_a_flood_opens_the_breaker_of_its_own_run_only(
 
 
 def test_a_part_whose_listing_is_too_long_fails_alone(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def endless(*_: Any, **__: Any) -> Any:
         raise ListingTooLong("checkpoints/", "expected at most 3 objects, found more")
 
     monkeypatch.setattr("runs.ingest.ingest_pass.ingest_checkpoints", endless)
-    world.bucket.commit(1, (0, 1))
-    world.bucket.segment(0, 1, losses=(3.0,))
-    world.tick()
-    assert (world.run.committed_rounds, world.replica(0).loss) == (1, 3.0)
-    assert "checkpoints" in IngestState.objects.get(run=world.run).message
-    [row] = QuarantinedRecord.objects.filter(run=world.run)
+    harness.bucket.commit(1, (0, 1))
+    harness.bucket.segment(0, 1, losses=(3.0,))
+    harness.tick()
+    assert (harness.run.committed_rounds, harness.replica(0).loss) == (1, 3.0)
+    assert "checkpoints" in IngestState.objects.get(run=harness.run).message
+    [row] = QuarantinedRecord.objects.filter(run=harness.run)
     assert row.key == "checkpoints/"
 
 
-def test_a_round_with_too_many_contributions_is_read_by_its_plan(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_round_with_too_many_contributions_is_read_from_its_plan(
+    harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "CONTRIBUTIONS_LISTED", 6)
+    monkeypatch.setattr(round_reader, "CONTRIBUTIONS_LISTED", 6)
     for replica in (0, 1):
-        world.bucket.contribution(1, replica)
-    world.bucket.plan(1, (0, 1))
-    world.bucket.commit(1, (0, 1))
+        harness.bucket.contribution(1, replica)
+    harness.bucket.plan(1, (0, 1))
+    harness.bucket.commit(1, (0, 1))
     for n in range(9):
-        world.bucket.store.put(f"{keys.contributions(1)}flood-{n}", b"")
-    world.tick()
-    assert world.run.committed_rounds == 1
-    found = Contribution.objects.filter(round__run=world.run, round__number=1)
-    read = found.exclude(uploaded_at=None).values_list("replica__number", flat=True)
+        harness.bucket.store.put(f"{keys.contributions(1)}flood-{n}", b"")
+    harness.tick()
+    assert harness.run.committed_rounds == 1
+    result = Contribution.objects.filter(round__run=harness.run, round__number=1)
+    read = result.exclude(uploaded_at=None).values_list("replica__number", flat=True)
     assert set(read) == {0, 1}
-    assert any("expected at most 6 objects" in text for text in world.events("refused"))
+    assert any("expected at most 6 objects" in text for text in harness.events("refused"))
 
 
 def test_a_run_with_too_many_objects_can_be_stopped(flooded: Any) -> None:
@@ -120,7 +120,7 @@ def test_a_run_with_too_many_objects_can_be_stopped(flooded: Any) -> None:
 # -- the store, bounded ------------------------------------------------------------------------
 
 
-def test_a_listing_that_hangs_is_no_failure_of_a_store_that_answers(
+def test_a_hanging_listing_is_not_a_failure_of_a_store_that_answers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     never = threading.Event()
@@ -134,9 +134,9 @@ def test_a_listing_that_hangs_is_no_failure_of_a_store_that_answers(
     never.set()
 
 
-@pytest.mark.parametrize(("requests", "error"), [(100, OutOfTime), (3, StoreUnavailable)])
-def test_many_records_that_take_long_are_no_failure_of_the_store(
-    world: Any, requests: int, error: type[Exception]
+@pytest.mark.parametrize(("requests", "error"), [(100, PassTimeout), (3, StoreUnavailable)])
+def test_many_slow_records_are_not_a_failure_of_the_store(
+    harness: Any, requests: int, error: type[Exception]
 ) -> None:
     now_s = [0.0]
 
@@ -145,8 +145,8 @@ def test_many_records_that_take_long_are_no_failure_of_the_store(
             now_s[0] += quarantine.PATIENCE_S / requests
             return []
 
-    inner = Slow(Path(world.bucket.store.inner.root))
-    pass_ = Quarantine(world.run, now=world.clock())
+    inner = Slow(Path(harness.bucket.store.inner.root))
+    pass_ = Quarantine(harness.run, now=harness.clock())
     store = GuardedStore(inner, pass_, clock=lambda: now_s[0])
     for _ in range(requests):
         store.list("rounds/")
@@ -157,13 +157,13 @@ def test_many_records_that_take_long_are_no_failure_of_the_store(
 # -- deletion ----------------------------------------------------------------------------------
 
 
-def test_a_deletion_goes_page_by_page_and_is_taken_up_again(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_deletion_goes_page_by_page_and_resumes(
+    harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = world.bucket.store
+    store = harness.bucket.store
     monkeypatch.setattr("diloco.store.base.PAGE_OBJECTS", 5)
     for n in range(30):
-        world.bucket.segment(0, n + 1)
+        harness.bucket.segment(0, n + 1)
         store.put(f"not-of-the-run/{n}", b"")
     with pytest.raises(LaunchLater, match="more are left"):
         deletion._delete_pages(store, clock=iter(range(0, 10**6, 40)).__next__)
@@ -175,10 +175,10 @@ def test_a_deletion_goes_page_by_page_and_is_taken_up_again(
     assert {key for key in left if not key.startswith("not-of")} == {keys.GROUP, keys.OWNER}
 
 
-def test_a_plan_of_a_deletion_ends_in_time(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_of_a_deletion_ends_in_time(harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diloco.store.base.PAGE_OBJECTS", 2)
     clock = iter(range(0, 10**6, 3)).__next__
-    found, whole = deletion._first_pages(world.bucket.store, clock=clock)
+    result, whole = deletion._first_pages(harness.bucket.store, clock=clock)
     assert not whole
-    assert found
-    assert deletion.plan_deletion(world.run).whole
+    assert result
+    assert deletion.plan_deletion(harness.run).whole

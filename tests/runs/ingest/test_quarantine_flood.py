@@ -1,4 +1,4 @@
-"""More records that cannot be processed than the quarantine lists one by one."""
+"""More failing records than the quarantine lists individually."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 from runs.ingest import quarantine, telemetry
 from runs.ingest.quarantine import FAILURES
 from runs.models import Alert, IngestState, QuarantinedRecord, TelemetryCursor
-from tests.runs.world import incarnation
+from tests.runs.run_harness import incarnation
 
 pytestmark = pytest.mark.django_db
 BAD = 12
 
 
 @pytest.fixture
-def world(make_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+def harness(make_harness: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Replica 0 writes segments that the code cannot process."""
-    made = make_world(replicas=2, total_rounds=70)
+    made = make_harness(replicas=2, total_rounds=70)
     made.start()
     monkeypatch.setattr(quarantine, "KEPT", 4)
     real = telemetry.parse_segment
@@ -36,34 +36,34 @@ def world(make_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> An
     return made
 
 
-def test_a_flood_of_bad_records_is_counted_and_holds_back_no_incarnation(world: Any) -> None:
+def test_a_flood_of_bad_records_is_counted_and_delays_no_incarnation(harness: Any) -> None:
     for _ in range(BAD * (FAILURES + 1)):
-        world.ingest()
-        world.clock.pass_s(1.0)
-    world.tick()
-    assert world.replica(0).loss == 5.0
-    cursor = TelemetryCursor.objects.get(replica__run=world.run, incarnation=incarnation(0))
+        harness.ingest()
+        harness.clock.pass_s(1.0)
+    harness.tick()
+    assert harness.replica(0).loss == 5.0
+    cursor = TelemetryCursor.objects.get(replica__run=harness.run, incarnation=incarnation(0))
     assert cursor.next_n == BAD + 2
-    rows = QuarantinedRecord.objects.filter(run=world.run)
+    rows = QuarantinedRecord.objects.filter(run=harness.run)
     assert rows.count() <= quarantine.KEPT + 1
     [summary] = rows.filter(key__endswith="*")
-    assert (summary.key, summary.replica) == ("telemetry/00000/*", world.replica(0))
+    assert (summary.key, summary.replica) == ("telemetry/00000/*", harness.replica(0))
     assert summary.failures + rows.count() - 1 == BAD
-    assert summary.reason.startswith(f"{summary.failures} more records were quarantined, the last")
-    assert IngestState.objects.get(run=world.run).quarantined == BAD
-    assert Alert.objects.filter(run=world.run, kind="quarantined").exists()
-    assert len(world.events("quarantined")) == quarantine.KEPT + 1, "one each, then one for all"
+    assert summary.reason.startswith(f"{summary.failures} more records were quarantined")
+    assert IngestState.objects.get(run=harness.run).quarantined == BAD
+    assert Alert.objects.filter(run=harness.run, kind="quarantined").exists()
+    assert len(harness.events("quarantined")) == quarantine.KEPT + 1, "one each, then one for all"
 
 
-def test_records_that_failed_long_ago_make_room(world: Any) -> None:
-    old = world.clock()
+def test_records_that_failed_long_ago_make_room(harness: Any) -> None:
+    old = harness.clock()
     for n in range(quarantine.KEPT):
         QuarantinedRecord.objects.create(
-            run=world.run, key=f"rounds/{n}", failures=1, first_at=old, last_at=old
+            run=harness.run, key=f"rounds/{n}", failures=1, first_at=old, last_at=old
         )
     for _ in range(2):
-        world.ingest()
-    assert not QuarantinedRecord.objects.filter(run=world.run, key__startswith="tele").exists()
-    world.clock.pass_s(quarantine.FORGOTTEN_AFTER.total_seconds() + 1)
-    world.ingest()
-    assert QuarantinedRecord.objects.filter(run=world.run, key__startswith="tele").exists()
+        harness.ingest()
+    assert not QuarantinedRecord.objects.filter(run=harness.run, key__startswith="tele").exists()
+    harness.clock.pass_s(quarantine.FORGOTTEN_AFTER.total_seconds() + 1)
+    harness.ingest()
+    assert QuarantinedRecord.objects.filter(run=harness.run, key__startswith="tele").exists()

@@ -1,4 +1,4 @@
-"""Rounds as the bucket tells them: committed, void, refused, late, and each counted once."""
+"""Rounds read from the bucket: committed, void, refused, late, and each counted once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from diloco.protocol import keys
 from diloco.protocol.records import Identity
@@ -15,13 +17,13 @@ from runs.ingest.rounds import ingest_rounds
 from runs.ingest.stores import store_for
 from runs.metrics.changes import Changes
 from runs.models import Event, MetricBlock, Run
-from tests.runs.world import Bucket, Clock, identity, incarnation
+from tests.runs.run_harness import Bucket, Clock, identity, incarnation
 
 pytestmark = pytest.mark.django_db
 
 
 class Archive:
-    """The part of a tick that reads rounds, alone."""
+    """Runs only the part of a tick that reads rounds."""
 
     def __init__(self, run: Any, clock: Clock) -> None:
         self.run, self.clock = run, clock
@@ -47,7 +49,7 @@ def archive(make_run: Callable[..., Any], clock: Clock) -> Archive:
     return Archive(make_run(replicas=3), clock)
 
 
-def test_a_round_grows_as_its_records_come(archive: Archive) -> None:
+def test_a_round_grows_as_its_records_arrive(archive: Archive) -> None:
     assert archive.ingest() == set()
     assert not archive.run.rounds.exists()
     archive.bucket.contribution(1, 0)
@@ -73,33 +75,33 @@ def test_a_round_grows_as_its_records_come(archive: Archive) -> None:
     assert archive.run.committed_rounds == 1
 
 
-def test_a_contribution_s_own_words_are_kept(archive: Archive) -> None:
+def test_the_fields_of_a_contribution_record_are_stored(archive: Archive) -> None:
     archive.bucket.contribution(1, 0, loss=2.5, norm=0.75, base_round=0)
     archive.ingest()
-    found = archive.round(1).contributions.get()
-    assert (found.incarnation, found.loss, found.norm) == (incarnation(0), 2.5, 0.75)
-    assert (found.tokens, found.steps, found.size_bytes) == (1000, 10, 40)
-    assert found.uploaded_at.timestamp() == archive.bucket.wall_s
+    result = archive.round(1).contributions.get()
+    assert (result.incarnation, result.loss, result.norm) == (incarnation(0), 2.5, 0.75)
+    assert (result.tokens, result.steps, result.size_bytes) == (1000, 10, 40)
+    assert result.uploaded_at.timestamp() == archive.bucket.wall_s
 
 
-def test_the_commit_s_own_loss_comes_first(archive: Archive) -> None:
+def test_the_loss_of_the_commit_takes_precedence(archive: Archive) -> None:
     archive.bucket.plan(1, [0, 1])
     archive.bucket.commit(1, [0, 1], loss=2.25)
     archive.ingest()
     assert archive.round(1).loss == 2.25
 
 
-def test_who_came_after_the_plan_is_late(archive: Archive) -> None:
+def test_a_contribution_after_the_plan_is_late(archive: Archive) -> None:
     for replica in (0, 1, 2):
         archive.bucket.contribution(1, replica)
     archive.bucket.plan(1, [0, 1])
     archive.bucket.commit(1, [0, 1])
     archive.ingest()
     assert archive.states(1) == [(0, "included"), (1, "included"), (2, "late")]
-    assert archive.round(1).contributions.get(replica__number=2).reason == "came after the plan"
+    assert archive.round(1).contributions.get(replica__number=2).reason == "uploaded after the plan"
 
 
-def test_who_the_plan_refused_says_why(archive: Archive) -> None:
+def test_a_refused_contribution_has_its_reason(archive: Archive) -> None:
     archive.bucket.contribution(1, 2)
     archive.bucket.plan(1, [0, 1], refused={2: "based on round 7, expected 0"})
     archive.bucket.commit(1, [0, 1])
@@ -112,7 +114,7 @@ def test_who_the_plan_refused_says_why(archive: Archive) -> None:
     assert "based on round 7, expected 0" in event.message
 
 
-def test_a_void_round_changes_no_weights_and_names_the_culprit(archive: Archive) -> None:
+def test_a_void_round_changes_no_weights_and_names_the_replica(archive: Archive) -> None:
     for replica in (0, 1):
         archive.bucket.contribution(1, replica)
     archive.bucket.plan(1, [0, 1])
@@ -139,6 +141,22 @@ def test_many_commits_are_read_in_one_tick_and_the_rest_in_the_next(
     assert (archive.run.committed_rounds, archive.run.tokens) == (5, 10_000)
 
 
+def test_the_statements_of_a_new_round_do_not_grow_with_its_contributions(
+    archive: Archive,
+) -> None:
+    counts = []
+    for number, replicas in ((1, [0]), (2, [0]), (3, [0, 1, 2])):
+        for replica in replicas:
+            archive.bucket.contribution(number, replica)
+        archive.bucket.plan(number, replicas)
+        archive.bucket.commit(number, replicas)
+        with CaptureQueriesContext(connection) as captured:
+            archive.ingest()
+        counts.append(len(captured))
+        assert archive.states(number) == [(replica, "included") for replica in replicas]
+    assert counts[2] <= counts[1]
+
+
 def test_a_second_reconciler_counts_nothing_twice(archive: Archive) -> None:
     from runs.models import Run
 
@@ -157,11 +175,11 @@ def test_a_worker_that_dies_in_a_round_leaves_it_unread(
     archive.bucket.plan(1, [0, 1])
     archive.bucket.commit(1, [0, 1])
 
-    def die(*args: Any) -> None:
+    def die(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(rounds, "_store_outcomes", die)
+        patch.setattr(rounds._Rounds, "_store_outcomes", die)
         with pytest.raises(KeyboardInterrupt):
             archive.ingest()
     archive.run.refresh_from_db()
@@ -171,7 +189,7 @@ def test_a_worker_that_dies_in_a_round_leaves_it_unread(
 
 
 @pytest.mark.parametrize("body", [b"{}", b"\xff", b"[" * 100_000])
-def test_a_commit_that_cannot_be_read_is_passed_and_named(archive: Archive, body: bytes) -> None:
+def test_an_unreadable_commit_is_skipped_and_reported(archive: Archive, body: bytes) -> None:
     archive.bucket.store.put(keys.commit(1), body)
     archive.bucket.commit(2, [0, 1])
     archive.ingest()
@@ -190,7 +208,7 @@ def test_a_commit_of_another_round_is_refused(archive: Archive) -> None:
     assert archive.run.committed_rounds == 1
 
 
-def test_a_plan_that_cannot_be_read_leaves_the_commit_s_word(archive: Archive) -> None:
+def test_without_a_readable_plan_the_commit_decides(archive: Archive) -> None:
     archive.bucket.contribution(1, 0)
     archive.bucket.store.put(keys.plan(1), b"{}")
     archive.bucket.commit(1, [0, 1])
@@ -199,7 +217,7 @@ def test_a_plan_that_cannot_be_read_leaves_the_commit_s_word(archive: Archive) -
     assert archive.states(1) == [(0, "included"), (1, "included")]
 
 
-def test_a_contribution_that_cannot_be_read_is_refused_once(archive: Archive) -> None:
+def test_an_unreadable_contribution_is_refused_once(archive: Archive) -> None:
     archive.bucket.store.put(keys.contribution_record(1, 1, incarnation(1)), b"{}")
     archive.bucket.contribution(1, 2, tokens=2**60)
     for _ in range(3):
@@ -209,7 +227,7 @@ def test_a_contribution_that_cannot_be_read_is_refused_once(archive: Archive) ->
     assert archive.run.refused_records == 2
 
 
-def test_strangers_and_other_objects_are_left_out(archive: Archive) -> None:
+def test_foreign_objects_are_ignored(archive: Archive) -> None:
     archive.bucket.contribution(1, 77)
     archive.bucket.store.put(keys.contribution_payload(1, 0, incarnation(0)), b"payload")
     archive.bucket.plan(1, [0, 77])
@@ -218,13 +236,13 @@ def test_strangers_and_other_objects_are_left_out(archive: Archive) -> None:
     assert archive.states(1) == [(0, "included")]
 
 
-def test_a_relaunched_replica_s_contribution_replaces_its_former(archive: Archive) -> None:
+def test_a_relaunched_replica_s_contribution_replaces_the_earlier_one(archive: Archive) -> None:
     archive.bucket.contribution(1, 0, norm=1.0)
     archive.ingest()
     archive.bucket.contribution(1, 0, norm=2.0, seq=2)
     assert [archive.ingest() for _ in range(3)] == [{1}, set(), set()]
-    found = archive.round(1).contributions.get()
-    assert (found.incarnation, found.norm) == (incarnation(0, seq=2), 2.0)
+    result = archive.round(1).contributions.get()
+    assert (result.incarnation, result.norm) == (incarnation(0, seq=2), 2.0)
 
 
 def test_the_pace_is_smoothed_over_rounds(archive: Archive) -> None:
@@ -235,7 +253,7 @@ def test_the_pace_is_smoothed_over_rounds(archive: Archive) -> None:
     assert archive.run.round_s == pytest.approx(0.7 * 10 + 0.3 * 20)
 
 
-def test_odd_numbers_do_not_stop_a_round(archive: Archive) -> None:
+def test_invalid_numbers_do_not_stop_a_round(archive: Archive) -> None:
     archive.bucket.contribution(1, 0, loss=float("nan"), norm=float("inf"), wall_s=float("nan"))
     archive.bucket.commit(1, [0], loss=float("nan"), wall_s=1e300, committer=identity(9))
     archive.ingest()
@@ -244,17 +262,17 @@ def test_odd_numbers_do_not_stop_a_round(archive: Archive) -> None:
     assert row.contributions.get().norm is None
 
 
-def test_odd_text_does_not_stop_a_round(archive: Archive) -> None:
-    odd = "\ud800\x00" * 50
-    archive.bucket.plan(1, [0], refused={1: odd}, mode=odd)
+def test_invalid_text_does_not_stop_a_round(archive: Archive) -> None:
+    invalid = "\ud800\x00" * 50
+    archive.bucket.plan(1, [0], refused={1: invalid}, mode=invalid)
     archive.ingest()
-    stranger = Identity(replica=2, incarnation=odd)
+    stranger = Identity(replica=2, incarnation=invalid)
     archive.bucket.commit(1, [0], contributors=(identity(0), stranger))
     archive.ingest()
     assert archive.states(1) == [(0, "included"), (1, "refused"), (2, "included")]
 
 
-def test_a_pause_is_no_part_of_the_pace(archive: Archive) -> None:
+def test_a_pause_does_not_count_towards_the_round_time(archive: Archive) -> None:
     start = archive.bucket.wall_s
     for number, at in ((1, 10), (2, 20), (3, 7230), (4, 7240)):
         archive.bucket.commit(number, [0], wall_s=start + at)

@@ -1,4 +1,4 @@
-"""Points packed into blocks: one key, one point, whatever order they come in."""
+"""Blocks of points: one point per key, in any order of arrival."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ def points(steps: list[int], values: list[float] | None = None) -> Points:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**53), st.floats())))
-def test_what_is_packed_is_unpacked(found: list[tuple[int, float]]) -> None:
-    steps = [step for step, _ in found]
+def test_pack_and_unpack_round_trip(points: list[tuple[int, float]]) -> None:
+    steps = [step for step, _ in points]
     packed = Points.of(
-        step=steps, round=[s % 2**31 for s in steps], tokens=steps, wall_s=[1.5] * len(steps),
-        value=[value for _, value in found],
-    )  # fmt: skip
+        step=steps,
+        round=[s % 2**31 for s in steps],
+        tokens=steps,
+        wall_s=[1.5] * len(steps),
+        value=[value for _, value in points],
+    )
     again = Points.unpack(packed.pack())
     for name in ("step", "round", "tokens", "wall_s", "value"):
         np.testing.assert_array_equal(getattr(again, name), getattr(packed, name))
@@ -44,23 +47,23 @@ def test_what_is_packed_is_unpacked(found: list[tuple[int, float]]) -> None:
         b"X" + points([1]).pack()[1:],
     ],
 )
-def test_other_bytes_are_no_block(data: bytes) -> None:
+def test_invalid_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(BadBlock, match=r"expected .* found"):
         Points.unpack(data)
 
 
-def test_columns_must_be_of_one_length() -> None:
+def test_columns_need_equal_lengths() -> None:
     with pytest.raises(ValueError, match="columns of one length"):
         Points.of(step=[1, 2], round=[1], tokens=[1], wall_s=[1], value=[1])
 
 
-def test_a_point_that_comes_again_replaces_the_old_one() -> None:
+def test_new_point_replaces_the_old_one() -> None:
     merged = merge(points([1, 2, 3]), points([3, 2], [30.0, 20.0]), "step")
     assert merged.step.tolist() == [1, 2, 3]
     assert merged.value.tolist() == [1.0, 20.0, 30.0]
 
 
-def test_the_last_of_several_new_points_stands() -> None:
+def test_last_of_several_new_points_remains() -> None:
     merged = merge(Points.empty(), points([5, 5, 5], [1.0, 2.0, math.nan]), "step")
     assert len(merged) == 1
     assert math.isnan(merged.value[0])
@@ -78,7 +81,7 @@ def test_merging_twice_is_merging_once(old: list[int], new: list[int], key: str)
     assert keys == sorted(set(keys))
 
 
-def test_points_are_filed_by_their_key() -> None:
+def test_points_are_split_by_key() -> None:
     steps = [0, BLOCK_STEPS - 1, BLOCK_STEPS, 5 * BLOCK_STEPS]
     parts = dict(split(points(steps), "step"))
     assert {index: part.step.tolist() for index, part in parts.items()} == {
@@ -89,6 +92,6 @@ def test_points_are_filed_by_their_key() -> None:
     assert [index for index, _ in split(points(steps), "round")] == [0]
 
 
-def test_nothing_is_nothing() -> None:
+def test_empty_points() -> None:
     assert len(concatenate([])) == len(Points.unpack(Points.empty().pack())) == 0
     assert list(split(Points.empty(), "step")) == []

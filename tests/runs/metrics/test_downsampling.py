@@ -1,13 +1,15 @@
-"""Roll-ups: the same rows however the points came, and nothing that a chart needs is lost."""
+"""Downsampling: the rows do not depend on the order of points, and keep the extremes."""
 
 from __future__ import annotations
 
 import math
 import random
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
+from django.apps import apps
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,21 +38,21 @@ def run(db: Any) -> Run:
 
 
 def rows(run: Run) -> dict[Any, Any]:
-    found = MetricBlock.objects.filter(run=run).select_related("replica")
+    result = MetricBlock.objects.filter(run=run).select_related("replica")
     return {
         (b.series, b.replica and b.replica.number, b.level, b.index): (b.count, bytes(b.data))
-        for b in found
+        for b in result
     }
 
 
 @given(st.lists(FLOATS, max_size=300), st.integers(0, 5), st.integers(0, 5))
-def test_a_coarser_level_is_made_of_a_finer_one(values: list[float], a: int, b: int) -> None:
+def test_coarser_level_is_computed_from_a_finer_one(values: list[float], a: int, b: int) -> None:
     curve = points(list(range(len(values))), values)
     assert keep(keep(curve, "step", a), "step", a + b).pack() == keep(curve, "step", a + b).pack()
 
 
 @given(st.lists(FLOATS, min_size=1, max_size=300), st.integers(1, 6))
-def test_each_bucket_keeps_its_extremes_its_last_and_what_is_no_number(
+def test_bucket_keeps_extremes_last_and_first_nonfinite_point(
     values: list[float], level: int
 ) -> None:
     kept = keep(points(list(range(len(values))), values), "step", level)
@@ -70,33 +72,46 @@ def test_each_bucket_keeps_its_extremes_its_last_and_what_is_no_number(
 
 
 def test_a_range_is_replaced() -> None:
-    found = put_range(points([1, 5, 9]), points([6, 7]), "step", 5, 9)
-    assert found.step.tolist() == [1, 6, 7, 9]
+    result = put_range(points([1, 5, 9]), points([6, 7]), "step", 5, 9)
+    assert result.step.tolist() == [1, 6, 7, 9]
     assert put_range(Points.empty(), points([3]), "step", 0, 8).step.tolist() == [3]
 
 
-def test_levels_begin_with_a_second_block_and_hold_what_keep_says(run: Run) -> None:
+def test_levels_are_those_of_the_whole_series(run: Run) -> None:
     replica = run.replicas.get(number=0)
-    whole = points(list(range(9000)))
+    whole = points(list(range(140_000)))
     downsampling.add_points(run, replica, {"loss": whole}, key="step")
-    found = rows(run)
-    assert {level for _, _, level, _ in found} == {0, 3, 6, 9}
-    for level in (3, 6, 9):
-        blocks = [data for (_, _, lv, _), (_, data) in sorted(found.items()) if lv == level]
-        assert len(blocks) == math.ceil(9000 / width(level))
+    result = rows(run)
+    assert {level for _, _, level, _ in result} == {0, *LEVELS}
+    for level in LEVELS:
+        blocks = [data for (_, _, lv, _), (_, data) in sorted(result.items()) if lv == level]
+        assert len(blocks) == math.ceil(140_000 / width(level))
         together = concatenate([Points.unpack(data) for data in blocks])
         assert together.pack() == keep(whole, "step", level).pack()
-        assert sum(count for (_, _, lv, _), (count, _) in found.items() if lv == level) == 9000
+        assert sum(count for (_, _, lv, _), (count, _) in result.items() if lv == level) == 140_000
 
 
-def test_a_short_series_has_no_roll_up(run: Run) -> None:
+def test_short_series_has_one_block_per_level(run: Run) -> None:
     downsampling.add_points(run, None, {"eval_loss": points(list(range(BLOCK_STEPS)))}, key="step")
-    assert [key[2] for key in rows(run)] == [0]
+    assert sorted(key[2:] for key in rows(run)) == [(0, 0), *((level, 0) for level in LEVELS)]
+
+
+def test_migration_computes_the_levels_of_earlier_versions_again(run: Run) -> None:
+    migration = import_module("runs.migrations.0027_metric_levels")
+    curve = points(list(range(0, 140_000, 3)))
+    replica = run.replicas.get(number=1)
+    downsampling.add_points(run, None, {"eval_loss": curve}, key="round")
+    downsampling.add_points(run, replica, {"loss": curve, "lr": points([7])}, key="step")
+    expected = rows(run)
+    MetricBlock.objects.filter(level=LEVELS[0]).delete()
+    MetricBlock.objects.filter(level=LEVELS[1]).update(level=3, data=b"of an earlier version")
+    migration.rebuild(apps, None)
+    assert rows(run) == expected
 
 
 @pytest.mark.parametrize("seed_", range(6))
-def test_rows_are_the_same_however_points_come(run: Run, seed_: int) -> None:
-    """In order and out of it, in pieces, twice, replaced, with a late beginning."""
+def test_rows_do_not_depend_on_the_order_of_points(run: Run, seed_: int) -> None:
+    """In order and shuffled, in parts, twice, replaced, and with a late first point."""
     chance = random.Random(seed_)
     one, other = run.replicas.order_by("number")
     start = chance.choice([0, 0, 700, 5000])
@@ -114,22 +129,13 @@ def test_rows_are_the_same_however_points_come(run: Run, seed_: int) -> None:
         downsampling.add_points(run, other, {"loss": wrong}, key="step")
         downsampling.add_points(run, other, {"loss": part, "lr": part}, key="step")
         downsampling.add_points(run, other, {"lr": part}, key="step")
-    found = rows(run)
-    mine = {(s, *place): row for (s, r, *place), row in found.items() if r == 0}
-    others = {(s, *place): row for (s, r, *place), row in found.items() if r == 1}
-    assert mine == others
+    result = rows(run)
+    expected = {(s, *place): row for (s, r, *place), row in result.items() if r == 0}
+    others = {(s, *place): row for (s, r, *place), row in result.items() if r == 1}
+    assert expected == others
 
 
-def test_series_older_than_the_roll_ups_get_the_same(run: Run) -> None:
-    whole = points(list(range(100, 20_000, 2)))
-    downsampling.add_points(run, None, {"norm": whole}, key="step")
-    expected = rows(run)
-    MetricBlock.objects.filter(level__gt=0).delete()
-    downsampling.build(run, None, "norm", key="step")
-    assert rows(run) == expected
-
-
-def test_a_live_batch_costs_few_queries_however_long_the_series(
+def test_live_batch_makes_few_queries_for_any_length(
     run: Run, django_assert_max_num_queries: Any
 ) -> None:
     replica = run.replicas.get(number=0)
@@ -143,10 +149,9 @@ def test_a_live_batch_costs_few_queries_however_long_the_series(
             downsampling.add_points(run, replica, {"loss": more, "lr": more}, key="step")
 
 
-def test_the_highest_step_there_may_be_fits_the_tables(run: Run) -> None:
+def test_highest_step_fits_the_table(run: Run) -> None:
     from runs.metrics.blocks import MAX_KEY
 
     downsampling.add_points(run, None, {"loss": points([0, MAX_KEY])}, key="step")
-    top = MetricBlock.objects.filter(run=run).order_by("-level").values_list("level", "index")
-    assert top[0] == (LEVELS[-1], 0)
-    assert max(index for _, index in top) < 2**31
+    indexes = MetricBlock.objects.filter(run=run, level=0).values_list("index", flat=True)
+    assert sorted(indexes) == [0, 2**31 - 1]

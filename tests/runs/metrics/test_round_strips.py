@@ -1,20 +1,18 @@
-"""Strips repeat the table of contributions, and the run's curves by round come from them."""
+"""Round strips match the table of contributions, and give the curves by round."""
 
 from __future__ import annotations
 
 import datetime
-import importlib
 import math
 from typing import Any
 
 import numpy as np
 import pytest
-from django.apps import apps
 
 from runs.metrics import charts, round_strips
 from runs.models import Contribution, MetricBlock, Round, Run
 from tests.browser import seed
-from tests.runs.desk import Desk
+from tests.runs.ingest_harness import IngestHarness
 
 
 def facts(run: Run) -> dict[int, tuple[bytes, bytes]]:
@@ -32,7 +30,7 @@ def run(db: Any) -> Run:
     return made
 
 
-def test_a_strip_says_what_the_table_says(run: Run) -> None:
+def test_strip_matches_the_table(run: Run) -> None:
     for row in Round.objects.filter(run=run):
         outcomes, timings = round_strips.unpack(bytes(row.outcomes), bytes(row.timings), 4)
         given = {c.replica.number: c for c in row.contributions.select_related("replica")}
@@ -48,11 +46,13 @@ def test_a_strip_says_what_the_table_says(run: Run) -> None:
             assert timings[number]["phases"].sum() == pytest.approx(sum(one.phases.values()))
 
 
-def test_ingest_keeps_the_strip_as_a_rebuild_would_have_it(desk: Desk) -> None:
-    desk.bucket.segment(0, 1, rounds=[desk.bucket.report(1, phases={"compute": 3.0, "wait": 1.0})])
-    desk.bucket.segment(1, 1, rounds=[desk.bucket.report(1, outcome="late")])
-    changes = desk.ingest()
-    row = Round.objects.get(run=desk.run, number=1)
+def test_ingest_writes_the_same_strip_as_a_rebuild(ingest: IngestHarness) -> None:
+    ingest.bucket.segment(
+        0, 1, rounds=[ingest.bucket.report(1, phases={"compute": 3.0, "wait": 1.0})]
+    )
+    ingest.bucket.segment(1, 1, rounds=[ingest.bucket.report(1, outcome="late")])
+    changes = ingest.ingest()
+    row = Round.objects.get(run=ingest.run, number=1)
     before = bytes(row.outcomes), bytes(row.timings)
     assert [round_strips.OUTCOMES[o] for o in before[0]] == ["included", "late"]
     again = round_strips.rebuild(row)
@@ -61,39 +61,26 @@ def test_ingest_keeps_the_strip_as_a_rebuild_would_have_it(desk: Desk) -> None:
     assert {"norm", "norm_low", "norm_high", "update_norm", "phase_compute"} <= named
 
 
-def test_curves_are_means_of_the_included(run: Run) -> None:
+def test_curves_are_means_of_included_contributions(run: Run) -> None:
     rows = Contribution.objects.filter(round__run=run, round__number=9, state="included")
     norms = [c.norm for c in rows if c.norm]
     whole = charts.Window(max_points=100)
     names = [(name, None) for name in ("norm", "norm_low", "norm_high", "phase_wait")]
-    found = {c.series: c.points for c in charts.read(run, names, whole)}
+    result = {c.series: c.points for c in charts.read(run, names, whole)}
 
     def at(series: str, number: int) -> float:
-        points = found[series]
+        points = result[series]
         return float(points.value[points.round == number][0])
 
     assert at("norm", 9) == pytest.approx(math.fsum(norms) / len(norms))
     assert (at("norm_low", 9), at("norm_high", 9)) == (min(norms), max(norms))
-    assert 5 not in found["norm"].round.tolist()  # void
+    assert 5 not in result["norm"].round.tolist()  # void
     waits = Contribution.objects.filter(round__run=run, round__number=9)
     mean = sum(c.phases["wait"] for c in waits) / len(waits)
     assert at("phase_wait", 9) == pytest.approx(mean)
 
 
-def test_what_is_older_is_filled_in(run: Run) -> None:
-    """The migration, on rows as they were before it."""
-    expected, curves = facts(run), blocks(run)
-    Round.objects.update(outcomes=b"", timings=b"")
-    MetricBlock.objects.filter(level__gt=0).delete()
-    MetricBlock.objects.filter(run=run, replica=None).exclude(series="eval_loss").delete()
-    importlib.import_module("runs.migrations.0007_round_strips").fill(apps, None)
-    assert facts(run) == expected
-    known = {place for place in curves if place[1] != "tokens_per_s"}  # of commits, not of strips
-    assert {p: d for p, d in blocks(run).items() if p in known} == {p: curves[p] for p in known}
-    assert any(level for _, _, level, _ in known)
-
-
-def test_what_other_machines_say_fits_the_strip() -> None:
+def test_extreme_reported_values_fit_the_strip() -> None:
     row = Round(number=1)
     huge = Contribution(state="included", phases={"wait": 1e300}, norm=1e300)
     round_strips.put(row, [(3, huge)])
@@ -110,15 +97,15 @@ PLANNED = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
     ("given", "expected"),
     [
         ({"uploaded_at": 2.4}, 2.4),
-        ({"uploaded_at": -0.5}, None),  # it was in the plan of a round that became void
+        ({"uploaded_at": -0.5}, None),  # included in the plan of a void round
         ({"uploaded_at": 2.4, "state": "included"}, None),
         ({"started_at": -9.0, "phases": {"compute": 9.5, "upload": 1.0, "wait": 7.0}}, 1.5),
-        ({"started_at": -9.0, "phases": {"compute": 9.5}}, None),  # nobody says when it was there
+        ({"started_at": -9.0, "phases": {"compute": 9.5}}, None),  # the upload time is unknown
         ({"started_at": -9.0, "phases": {"compute": 1e300, "upload": 1.0}}, None),
         ({}, None),
     ],
 )
-def test_how_late_is_from_the_plan_to_the_upload(
+def test_lateness_is_from_the_plan_to_the_upload(
     given: dict[str, Any], expected: float | None
 ) -> None:
     row = Round(number=1, planned_at=PLANNED, committed_at=PLANNED + datetime.timedelta(seconds=1))
@@ -130,13 +117,13 @@ def test_how_late_is_from_the_plan_to_the_upload(
     one = Contribution(**({"state": "late"} | given | times))
     assert round_strips.late_s(row, one) == expected
     round_strips.put(row, [(7, one)])
-    found = round_strips.latenesses(row.lateness)
-    assert found == ({} if expected is None else {7: pytest.approx(expected)})
+    result = round_strips.latenesses(row.lateness)
+    assert result == ({} if expected is None else {7: pytest.approx(expected)})
     round_strips.put(row, [(7, Contribution(state="included"))])
     assert round_strips.latenesses(row.lateness) == {}
 
 
-def test_without_a_plan_it_is_from_the_commit() -> None:
+def test_lateness_without_a_plan_is_from_the_commit() -> None:
     row = Round(number=1, committed_at=PLANNED)
     one = Contribution(state="late", uploaded_at=PLANNED + datetime.timedelta(seconds=3))
     assert round_strips.late_s(row, one) == 3.0

@@ -1,4 +1,4 @@
-"""Runs beside each other: measures, differences, curves by tokens, time and money."""
+"""Comparison of runs: measures, differences, and curves by tokens, time and cost."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def olga() -> Any:
+def operator_user() -> Any:
     return seed.user("olga", "operator")
 
 
-def seen(*runs: Run) -> list[Run]:
+def with_headers(*runs: Run) -> list[Run]:
     by_id = {
         r.pk: r for r in selectors.with_header(Run.objects.filter(pk__in=[r.pk for r in runs]))
     }
@@ -32,34 +32,42 @@ def seen(*runs: Run) -> list[Run]:
 
 
 def named(run: Run) -> dict[str, Any]:
-    return comparison.measured(seen(run))[0]
+    return comparison.measured(with_headers(run))[0]
 
 
-def test_measures_of_a_run(olga: Any) -> None:
-    run = seed.run(olga, state="succeeded", committed=4, replicas=2)
+def test_measures_of_a_run(operator_user: Any) -> None:
+    run = seed.run(operator_user, state="succeeded", committed=4, replicas=2)
     priced(run, 3.6)
     Run.objects.filter(pk=run.pk).update(cost_usd=2.0, tokens=4_000_000, eval_loss=2.5)
     Round.objects.filter(run=run, number=3).update(eval_loss=2.25, loss=2.125)
-    found = named(run)
+    result = named(run)
     wall_s = (run.ended_at - run.first_step_at).total_seconds()
-    assert found["eval_loss"] == 2.5
-    assert found["best_eval_loss"] == 2.25
-    assert found["best_train_loss"] == 2.125
-    assert found["wall_s"] == wall_s
-    assert found["tokens_per_s"] == 4_000_000 / wall_s
-    assert found["usd_per_billion_tokens"] == 500.0
-    assert found["bytes"] == run.bytes_up + run.bytes_down
+    assert result["eval_loss"] == 2.5
+    assert result["best_eval_loss"] == 2.25
+    assert result["best_train_loss"] == 2.125
+    assert result["wall_s"] == wall_s
+    assert result["tokens_per_s"] == 4_000_000 / wall_s
+    assert result["usd_per_billion_tokens"] == 500.0
+    assert result["bytes"] == run.bytes_up + run.bytes_down
 
 
-def test_what_is_not_known_is_none_and_never_zero(olga: Any) -> None:
-    run = seed.run(olga, state="provisioning", committed=0, replicas=2)
-    found = named(run)
-    for name in ("eval_loss", "best_eval_loss", "train_loss", "wall_s", "tokens_per_s", "goodput",
-                 "cost_usd", "usd_per_billion_tokens"):  # fmt: skip
-        assert found[name] is None, name
+def test_unknown_values_are_none(operator_user: Any) -> None:
+    run = seed.run(operator_user, state="provisioning", committed=0, replicas=2)
+    result = named(run)
+    for name in (
+        "eval_loss",
+        "best_eval_loss",
+        "train_loss",
+        "wall_s",
+        "tokens_per_s",
+        "goodput",
+        "cost_usd",
+        "usd_per_billion_tokens",
+    ):
+        assert result[name] is None, name
 
 
-def test_differences_are_to_the_first_and_say_which_is_better() -> None:
+def test_changes_are_relative_to_the_first_run() -> None:
     base = {m.name: 10.0 for m in MEASURES}
     other = {m.name: 12.0 for m in MEASURES} | {"eval_loss": 9.0, "goodput": None}
     first, second = comparison.table([base, other])
@@ -79,35 +87,35 @@ def test_a_baseline_of_zero_has_no_share() -> None:
     assert all(cell.share is None and cell.change == 1.0 for cell in second)
 
 
-def test_only_settings_that_differ(olga: Any) -> None:
-    one = seed.run(olga, committed=0, sync_every=40, replicas=2)
-    two = seed.run(olga, committed=0, sync_every=80, replicas=2)
+def test_only_settings_that_differ(operator_user: Any) -> None:
+    one = seed.run(operator_user, committed=0, sync_every=40, replicas=2)
+    two = seed.run(operator_user, committed=0, sync_every=80, replicas=2)
     Run.objects.filter(pk=two.pk).update(workload=two.workload | {"size": "mini"})
-    found = {d.name: d for d in comparison.differences(seen(one, two, one))}
-    assert set(found) == {"settings.sync_every", "workload.size"}
-    assert found["settings.sync_every"].values == (40, 80, 40)
-    assert found["settings.sync_every"].same == (True, False, True)
-    assert found["settings.sync_every"].label == "Local steps (H)"
+    result = {d.name: d for d in comparison.differences(with_headers(one, two, one))}
+    assert set(result) == {"settings.sync_every", "workload.size"}
+    assert result["settings.sync_every"].values == (40, 80, 40)
+    assert result["settings.sync_every"].same == (True, False, True)
+    assert result["settings.sync_every"].label == "Local steps (H)"
     ReplicaPool.objects.filter(run=two).update(backend="modal", hardware="H100", spot=True)
-    found = {d.name: d for d in comparison.differences(seen(one, two))}
-    assert found["pools"].values == ("2 × local cpu", "2 × modal H100 spot")
+    result = {d.name: d for d in comparison.differences(with_headers(one, two))}
+    assert result["pools"].values == ("2 × local cpu", "2 × modal H100 spot")
 
 
-def test_a_setting_an_older_run_does_not_know_differs(olga: Any) -> None:
-    one, two = (seed.run(olga, committed=0, replicas=2) for _ in range(2))
+def test_setting_missing_in_an_older_run_differs(operator_user: Any) -> None:
+    one, two = (seed.run(operator_user, committed=0, replicas=2) for _ in range(2))
     settings = dict(two.group_settings)
     del settings["codec"]
     Run.objects.filter(pk=two.pk).update(group_settings=settings)
-    (found,) = comparison.differences(seen(one, two))
-    assert (found.name, found.values) == ("settings.codec", ("fp32", None))
+    (result,) = comparison.differences(with_headers(one, two))
+    assert (result.name, result.values) == ("settings.codec", ("fp32", None))
 
 
-def test_curves_by_tokens_time_and_money(olga: Any) -> None:
-    run = priced(seed.run(olga, state="succeeded", committed=6, replicas=2), 3.6)
-    found = {c.series: c for c in comparison.curves(seen(run))}
-    assert set(found) == {"eval_loss", "loss"}
-    assert len(found["eval_loss"].value) == 7  # and of the untrained model
-    train = found["loss"]
+def test_curves_by_tokens_time_and_money(operator_user: Any) -> None:
+    run = priced(seed.run(operator_user, state="succeeded", committed=6, replicas=2), 3.6)
+    result = {c.series: c for c in comparison.curves(with_headers(run))}
+    assert set(result) == {"eval_loss", "loss"}
+    assert len(result["eval_loss"].value) == 7  # including the untrained model
+    train = result["loss"]
     assert train.tokens.tolist() == sorted(train.tokens.tolist())
     assert train.wall_s[0] >= 0
     # Two replicas at 3.6 dollars an hour: 2 thousandths of a dollar each second.
@@ -115,9 +123,9 @@ def test_curves_by_tokens_time_and_money(olga: Any) -> None:
     assert train.usd == pytest.approx(train.wall_s * 0.002)
 
 
-def test_a_run_with_an_unknown_price_has_no_money_axis(olga: Any) -> None:
-    run = seed.run(olga, committed=3, replicas=2)
-    assert all(c.usd is None for c in comparison.curves(seen(run)))
+def test_a_run_with_an_unknown_price_has_no_money_axis(operator_user: Any) -> None:
+    run = seed.run(operator_user, committed=3, replicas=2)
+    assert all(c.usd is None for c in comparison.curves(with_headers(run)))
 
 
 def test_jobs_cost_between_their_ends_only() -> None:
@@ -129,19 +137,22 @@ def test_jobs_cost_between_their_ends_only() -> None:
     assert spent_at(jobs, at).tolist() == [0.0, 0.0, 0.5, 3.0]
 
 
-def test_a_long_curve_is_thinned_and_keeps_its_extremes(olga: Any) -> None:
-    run = seed.run(olga, committed=1, replicas=1)
+def test_a_long_curve_is_thinned_and_keeps_its_extremes(operator_user: Any) -> None:
+    run = seed.run(operator_user, committed=1, replicas=1)
     now = run.first_step_at
     Round.objects.filter(run=run).delete()
     Round.objects.bulk_create(
         Round(
-            run=run, number=n, state="committed", tokens_total=n * 10,
+            run=run,
+            number=n,
+            state="committed",
+            tokens_total=n * 10,
             loss=9.0 if n == 777 else 3.0,
             committed_at=now + datetime.timedelta(seconds=n),
         )
         for n in range(1, 4001)
-    )  # fmt: skip
-    (train,) = (c for c in comparison.curves(seen(run)) if c.series == "loss")
+    )
+    (train,) = (c for c in comparison.curves(with_headers(run)) if c.series == "loss")
     assert train.total == 4000
     assert len(train.value) <= comparison.CURVE_POINTS
     assert train.value.max() == 9.0
@@ -149,17 +160,17 @@ def test_a_long_curve_is_thinned_and_keeps_its_extremes(olga: Any) -> None:
 
 
 def test_curves_do_not_depend_on_how_many_rows_are_read_at_once(
-    olga: Any, monkeypatch: pytest.MonkeyPatch
+    operator_user: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = [seed.run(olga, committed=count, replicas=2, seed=count) for count in (3, 7, 4)]
+    runs = [seed.run(operator_user, committed=count, replicas=2, seed=count) for count in (3, 7, 4)]
 
-    def told() -> list[Any]:
+    def all_curves() -> list[Any]:
         return [
             (c.run, c.series, c.total, c.tokens.tolist(), c.value.tolist())
-            for c in comparison.curves(seen(*runs))
+            for c in comparison.curves(with_headers(*runs))
         ]
 
-    whole, longest, thin = told(), [], comparison._thin
+    whole, longest, thin = all_curves(), [], comparison._thin
     monkeypatch.setattr(comparison, "ROWS", 2)
     monkeypatch.setattr(comparison, "BLOCKS", 1)
 
@@ -168,17 +179,17 @@ def test_curves_do_not_depend_on_how_many_rows_are_read_at_once(
         return thin(parts)
 
     monkeypatch.setattr(comparison, "_thin", measured)
-    assert told() == whole
-    assert sorted(longest) == [3, 4, 4, 5, 7, 8]  # one run's at a time, and one series'
+    assert all_curves() == whole
+    assert sorted(longest) == [3, 4, 4, 5, 7, 8]  # one run and one series at a time
 
 
-def test_the_number_of_queries_does_not_grow(olga: Any) -> None:
-    def asked(count: int) -> int:
-        runs = [priced(seed.run(olga, committed=3, replicas=2), 1.0) for _ in range(count)]
-        found = seen(*runs)
+def test_the_number_of_queries_does_not_grow(operator_user: Any) -> None:
+    def queries_of(count: int) -> int:
+        runs = [priced(seed.run(operator_user, committed=3, replicas=2), 1.0) for _ in range(count)]
+        result = with_headers(*runs)
         with CaptureQueriesContext(connection) as queries:
-            comparison.measured(found)
-            comparison.curves(found)
+            comparison.measured(result)
+            comparison.curves(result)
         return len(queries)
 
-    assert asked(1) == asked(6)
+    assert queries_of(1) == queries_of(6)

@@ -1,4 +1,4 @@
-"""Every row of a run, never sampled, in three formats."""
+"""Exports of all rows of a run in three formats."""
 
 from __future__ import annotations
 
@@ -36,24 +36,28 @@ def write(run: Any, table: str, format: str) -> bytes:
 def add_points(run: Any, values: list[float], series: str = "grad_norm") -> None:
     count = range(len(values))
     points = Points.of(
-        step=[i + 1 for i in count], round=[1] * len(values), tokens=[i * 8 for i in count],
-        wall_s=[float(i) for i in count], value=values,
-    )  # fmt: skip
+        step=[i + 1 for i in count],
+        round=[1] * len(values),
+        tokens=[i * 8 for i in count],
+        wall_s=[float(i) for i in count],
+        value=values,
+    )
     replica = run.replicas.get(number=1)
     MetricBlock.objects.bulk_create(
-        MetricBlock(run=run, replica=replica, series=series, index=index, count=len(part),
-                    data=part.pack())
+        MetricBlock(
+            run=run, replica=replica, series=series, index=index, count=len(part), data=part.pack()
+        )
         for index, part in split(points, "step")
-    )  # fmt: skip
+    )
 
 
 def test_every_point_is_there_in_order(run: Any) -> None:
     add_points(run, [math.sin(i) for i in range(STEPS)])
     rows = list(csv.DictReader(io.StringIO(write(run, "points", "csv").decode())))
-    found = [row for row in rows if row["series"] == "grad_norm"]
-    assert [int(row["step"]) for row in found] == list(range(1, STEPS + 1))
-    assert [float(row["value"]) for row in found] == [math.sin(i) for i in range(STEPS)]
-    assert {row["replica"] for row in found} == {"1"}
+    result = [row for row in rows if row["series"] == "grad_norm"]
+    assert [int(row["step"]) for row in result] == list(range(1, STEPS + 1))
+    assert [float(row["value"]) for row in result] == [math.sin(i) for i in range(STEPS)]
+    assert {row["replica"] for row in result} == {"1"}
     assert {row["replica"] for row in rows if row["series"] == "eval_loss"} == {""}
     assert len(rows) == STEPS + sum(
         MetricBlock.objects.exclude(series="grad_norm")
@@ -62,20 +66,18 @@ def test_every_point_is_there_in_order(run: Any) -> None:
     )
 
 
-def test_memory_is_a_chunk_s_and_queries_follow_the_chunks(
-    run: Any, django_assert_num_queries: Any
-) -> None:
+def test_chunks_are_read_on_demand(run: Any, django_assert_num_queries: Any) -> None:
     add_points(run, [0.0] * STEPS)
     chunks = exports.points_of(run)
     most = exports.BLOCKS * 512
     longest = max(len(chunk["step"]) for chunk in chunks)
     assert longest <= most
     chunks = exports.points_of(run)
-    with django_assert_num_queries(2):  # names of the series, and the first chunk of the first
+    with django_assert_num_queries(2):  # the series, and the first chunk of the first one
         next(chunks)
 
 
-def test_rows_are_cut_by_key(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_split_by_key(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = write(run, "contributions", "csv")
     monkeypatch.setattr(exports, "ROWS", 1)
     assert write(run, "contributions", "csv") == whole
@@ -83,7 +85,7 @@ def test_rows_are_cut_by_key(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("table", exports.TABLES)
-def test_three_formats_say_the_same(run: Any, table: str) -> None:
+def test_three_formats_have_the_same_rows(run: Any, table: str) -> None:
     import pyarrow.parquet as pq
 
     as_csv = list(csv.DictReader(io.StringIO(write(run, table, "csv").decode())))
@@ -102,12 +104,12 @@ def test_three_formats_say_the_same(run: Any, table: str) -> None:
             assert typed[name] == value, name
 
 
-def test_numbers_that_are_none(run: Any) -> None:
+def test_nonfinite_numbers(run: Any) -> None:
     import pyarrow.parquet as pq
 
     add_points(run, [math.nan, math.inf, -math.inf, 1.0], "odd")
-    found = [json.loads(line) for line in write(run, "points", "jsonl").splitlines()]
-    assert [row["value"] for row in found if row["series"] == "odd"] == ["nan", "inf", "-inf", 1.0]
+    result = [json.loads(line) for line in write(run, "points", "jsonl").splitlines()]
+    assert [row["value"] for row in result if row["series"] == "odd"] == ["nan", "inf", "-inf", 1.0]
     rows = csv.DictReader(io.StringIO(write(run, "points", "csv").decode()))
     assert [r["value"] for r in rows if r["series"] == "odd"] == ["nan", "inf", "-inf", "1.0"]
     table = pq.read_table(io.BytesIO(write(run, "points", "parquet"))).to_pylist()
@@ -116,7 +118,7 @@ def test_numbers_that_are_none(run: Any) -> None:
     assert values[1:] == [math.inf, -math.inf, 1.0]
 
 
-def test_text_with_everything_in_it(run: Any) -> None:
+def test_text_with_special_characters(run: Any) -> None:
     hostile = 'a "quote", a comma,\r\na line, é, 😀'
     run.events.create(at=run.created_at, kind="note", message=hostile)
     rows = list(csv.DictReader(io.StringIO(write(run, "events", "csv").decode(), newline="")))
@@ -138,7 +140,7 @@ def test_a_table_without_rows(run: Any, format: str) -> None:
         assert pq.read_table(io.BytesIO(data)).num_rows == 0
 
 
-def test_no_pyarrow_is_said_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyarrow_fails_before_writing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     with pytest.raises(export_formats.NoParquet, match="expected pyarrow on the server"):
         export_formats.writer_of("parquet")

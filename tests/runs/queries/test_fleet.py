@@ -27,7 +27,7 @@ def by_backend(run: Run) -> dict[str, dict[str, Any]]:
     return {row["backend"]: row for row in fleet.pool_rows(run)}
 
 
-def test_a_pool_says_where_how_many_and_at_what_price(run: Run) -> None:
+def test_pool_row_has_location_counts_and_price(run: Run) -> None:
     rows = by_backend(run)
     modal = rows["modal"]
     assert (modal["name"], modal["region"], modal["spot"]) == ("Modal H100", "us-east", False)
@@ -37,7 +37,7 @@ def test_a_pool_says_where_how_many_and_at_what_price(run: Run) -> None:
     assert rows["sagemaker"]["spot"] is True
 
 
-def test_money_adds_up_by_pool_replica_and_attempt(run: Run) -> None:
+def test_costs_add_up_by_pool_replica_and_attempt(run: Run) -> None:
     modal = ReplicaPool.objects.get(run=run, backend="modal")
     of_replicas = {
         r["number"]: r["cost_usd"] for r in fleet.replica_rows(run) if r["pool"] == modal.pk
@@ -49,7 +49,7 @@ def test_money_adds_up_by_pool_replica_and_attempt(run: Run) -> None:
     assert by_backend(run)["modal"]["cost_usd"] == pytest.approx(sum(of_replicas.values()))
 
 
-def test_a_price_nobody_knows_is_unknown_and_never_nothing(run: Run) -> None:
+def test_unknown_price_is_null(run: Run) -> None:
     row = by_backend(run)["sagemaker"]
     assert (row["price_usd_h"], row["cost_usd"], row["cost_known"]) == (None, None, False)
     assert selectors.run_header(run)["cost_known"] is False
@@ -57,7 +57,7 @@ def test_a_price_nobody_knows_is_unknown_and_never_nothing(run: Run) -> None:
     assert (local["cost_usd"], local["cost_known"]) == (0.0, True)
 
 
-def test_what_is_known_is_told_beside_what_is_not(run: Run) -> None:
+def test_partly_known_cost(run: Run) -> None:
     replica = run.replicas.filter(pool__backend="sagemaker").first()
     assert replica is not None
     ReplicaAttempt.objects.filter(replica=replica, number=1).update(price_usd_h=2.0, cost_usd=1.5)
@@ -65,13 +65,13 @@ def test_what_is_known_is_told_beside_what_is_not(run: Run) -> None:
     assert (row["cost_usd"], row["cost_known"]) == (1.5, False)
 
 
-def test_what_was_never_launched_has_cost_nothing(run: Run) -> None:
+def test_pool_without_launches_costs_zero(run: Run) -> None:
     ReplicaAttempt.objects.all().delete()
     assert {r["cost_usd"] for r in fleet.replica_rows(run)} == {0.0}
     assert {r["attempt"] for r in fleet.replica_rows(run)} == {0}
 
 
-def test_the_deadline_is_that_of_the_attempt_that_runs(run: Run) -> None:
+def test_deadline_is_that_of_the_running_attempt(run: Run) -> None:
     replica = run.replicas.get(number=3)
     [row] = [r for r in fleet.replica_rows(run) if r["number"] == 3]
     newest = replica.attempts.order_by("-number").first()
@@ -86,7 +86,7 @@ def test_the_deadline_is_that_of_the_attempt_that_runs(run: Run) -> None:
     assert row["deadline_at"] is None
 
 
-def test_attempts_newest_first_with_all_there_is_to_say(run: Run) -> None:
+def test_attempts_are_newest_first_with_all_fields(run: Run) -> None:
     rows = fleet.attempt_rows(run.replicas.get(number=3))
     assert [row["number"] for row in rows] == [4, 3, 2, 1]
     assert [row["cause"] for row in rows] == ["", "error", "out_of_memory", "preempted"]
@@ -101,46 +101,53 @@ def test_attempts_newest_first_with_all_there_is_to_say(run: Run) -> None:
 
 def pool_of(run: Run, **fields: Any) -> dict[str, Any]:
     ReplicaPool.objects.filter(run=run, backend="modal").update(
-        **{"needs_person": False, "failures": 0, "closed_until": None, "trouble": ""} | fields
+        **{"requires_intervention": False, "failures": 0, "open_until": None, "last_error": ""}
+        | fields
     )
     breaker: dict[str, Any] = by_backend(run)["modal"]["breaker"]
     return breaker
 
 
-def test_a_pool_without_failures_has_nothing_to_say(run: Run) -> None:
+def test_pool_without_failures_has_no_advice(run: Run) -> None:
     assert pool_of(run) == {
-        "state": "ok", "failures": 0, "closed_until": None, "trouble": "", "advice": "",
-    }  # fmt: skip
+        "state": "healthy",
+        "failures": 0,
+        "open_until": None,
+        "last_error": "",
+        "advice": "",
+    }
 
 
-def test_a_person_is_told_what_the_backend_said_and_what_to_do(run: Run) -> None:
-    found = pool_of(run, needs_person=True, failures=1, trouble=seed_fleet.QUOTA)
-    assert found["state"] == "person"
-    assert found["trouble"] == seed_fleet.QUOTA
-    assert "(the server's own)" in found["advice"]
+def test_operator_sees_the_backend_message_and_advice(run: Run) -> None:
+    found = pool_of(run, requires_intervention=True, failures=1, last_error=seed_fleet.QUOTA)
+    assert found["state"] == "action_required"
+    assert found["last_error"] == seed_fleet.QUOTA
+    assert "(the server's environment)" in found["advice"]
     assert "restart a replica of this pool" in found["advice"]
-    mine = Credential.objects.create(
+    credential = Credential.objects.create(
         name="Team", kind="modal", created_at=timezone.now(), changed_at=timezone.now()
     )
-    found = pool_of(run, needs_person=True, trouble="x", credential=mine)
-    assert "(the credential Team)" in found["advice"]
+    result = pool_of(run, requires_intervention=True, last_error="x", credential=credential)
+    assert "(the credential Team)" in result["advice"]
 
 
-def test_a_pool_that_is_left_alone_says_until_when(run: Run) -> None:
+def test_open_breaker_has_its_end(run: Run) -> None:
     until = timezone.now() + datetime.timedelta(seconds=50)
-    found = pool_of(run, failures=3, closed_until=until, trouble="503")
-    assert found["state"] == "closed"
-    assert found["closed_until"].startswith(until.strftime("%Y-%m-%dT%H:%M:%S"))
-    found = pool_of(run, failures=3, closed_until=timezone.now(), trouble="503")
-    assert (found["state"], found["closed_until"]) == ("trying", None)
-    assert pool_of(run, failures=2, trouble="503")["state"] == "failing"
+    result = pool_of(run, failures=3, open_until=until, last_error="503")
+    assert result["state"] == "open"
+    assert result["open_until"].startswith(until.strftime("%Y-%m-%dT%H:%M:%S"))
+    result = pool_of(run, failures=3, open_until=timezone.now(), last_error="503")
+    assert (result["state"], result["open_until"]) == ("half_open", None)
+    assert pool_of(run, failures=2, last_error="503")["state"] == "failing"
 
 
-# Cost, and what the page and the stream share.
+# Queries, and rows shared by page and stream.
 
 
 @pytest.mark.parametrize("replicas", [10, 40])
-def test_the_cost_of_the_rows_does_not_grow(replicas: int, django_assert_num_queries: Any) -> None:
+def test_number_of_queries_of_rows_does_not_grow(
+    replicas: int, django_assert_num_queries: Any
+) -> None:
     run = seed_fleet.mixed(seed.user("olga", "operator"), replicas=replicas, committed=0)
     with django_assert_num_queries(3):
         fleet.pool_rows(run)
@@ -157,19 +164,21 @@ def test_deltas_carry_the_rows_of_the_snapshot(run: Run, monkeypatch: pytest.Mon
     from runs.metrics.changes import Changes
     from runs.queries import publish
 
-    told: list[Any] = []
-    monkeypatch.setattr(publish.live_stream, "publish", lambda run_id, delta: told.append(delta))
+    published: list[Any] = []
+    monkeypatch.setattr(
+        publish.live_stream, "publish", lambda run_id, delta: published.append(delta)
+    )
     changes = Changes()
     changes.replicas = True
     publish.publish_changes(run, changes)
     snapshot = selectors.snapshot(run)
-    [delta] = json.loads(json.dumps(told))
+    [delta] = json.loads(json.dumps(published))
     assert delta["replicas"] == snapshot["replicas"]
     assert [p["id"] for p in delta["pools"]] == [p["id"] for p in snapshot["pools"]]
     assert delta["run"]["cost_usd"] == 12.3456
     assert delta["run"]["budget_usd"] == 15.0
 
 
-def test_the_target_is_what_the_pools_want_now(run: Run) -> None:
+def test_target_is_the_sum_of_pool_counts(run: Run) -> None:
     ReplicaPool.objects.filter(run=run, backend="modal").update(count=7)
     assert selectors.run_header(run)["target"] == 14

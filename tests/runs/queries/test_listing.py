@@ -1,4 +1,4 @@
-"""Pages of the runs list in any order, facets, and the curves in the rows."""
+"""The runs list: pages in any order, facets and sparklines."""
 
 from __future__ import annotations
 
@@ -23,40 +23,50 @@ def bare(number: int, **fields: Any) -> Run:
     now = timezone.now()
     made = Run.objects.create(
         **{
-            "name": f"run {number}", "owner": seed.user("olga", "operator"), "state": "running",
-            "state_since": now, "created_at": now - datetime.timedelta(seconds=number),
-            "rendezvous": f"file:///{number}", "workload": {}, "submit_key": str(number),
+            "name": f"run {number}",
+            "owner": seed.user("olga", "operator"),
+            "state": "running",
+            "state_since": now,
+            "created_at": now - datetime.timedelta(seconds=number),
+            "rendezvous": f"file:///{number}",
+            "workload": {},
+            "submit_key": str(number),
             "group_settings": seed.group_settings(),
         }
         | fields
-    )  # fmt: skip
+    )
     ReplicaPool.objects.create(run=made, backend="modal" if number % 2 else "local", count=1)
     return made
 
 
 @pytest.fixture
 def runs() -> None:
-    """Equal values, unknown ones, and a name with the cursor's own sign."""
+    """Equal and unknown values, and a name with the separator of the cursor."""
     loss = [3.0, None, 2.5, 2.5, 0.1, None, 7.25, 2.5]
     for number, value in enumerate(loss):
         bare(
-            number, eval_loss=value, train_loss=value, tokens=number // 2, cost_usd=number % 3 / 10,
-            committed_rounds=number % 2, name=f"a_b {number % 3}",
+            number,
+            eval_loss=value,
+            train_loss=value,
+            tokens=number // 2,
+            cost_usd=number % 3 / 10,
+            committed_rounds=number % 2,
+            name=f"a_b {number % 3}",
             started_at=None if value is None else timezone.now() - datetime.timedelta(hours=number),
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize("falling", [True, False])
 @pytest.mark.parametrize("name", SORTS)
 @pytest.mark.parametrize("limit", [1, 3, 8])
-def test_pages_have_every_run_once_in_order(name: str, falling: bool, limit: int) -> None:
+def test_pages_contain_every_run_once_in_order(name: str, falling: bool, limit: int) -> None:
     order = Order(name=name, falling=falling)
     seen: list[Run] = []
     after = ""
     for _ in range(20):
-        found, after = listing.page(Run.objects.all(), order, after=after, limit=limit)
-        seen += found
+        result, after = listing.page(Run.objects.all(), order, after=after, limit=limit)
+        seen += result
         if not after:
             break
     assert len(seen) == len({run.pk for run in seen}) == 8
@@ -73,8 +83,8 @@ def test_pages_have_every_run_once_in_order(name: str, falling: bool, limit: int
 )
 def test_a_broken_cursor_is_the_first_page(name: str, after: str) -> None:
     order = Order(name=name)
-    found, _ = listing.page(Run.objects.all(), order, after=after, limit=8)
-    assert len(found) == 8 or (name == "name" and listing.is_place(order, after))
+    result, _ = listing.page(Run.objects.all(), order, after=after, limit=8)
+    assert len(result) == 8 or (name == "name" and listing.is_place(order, after))
 
 
 def test_an_unknown_order_is_newest_first() -> None:
@@ -83,15 +93,16 @@ def test_an_unknown_order_is_newest_first() -> None:
 
 
 @pytest.mark.usefixtures("runs")
-def test_facets_count_what_the_other_terms_leave() -> None:
+def test_facets_count_runs_that_match_the_other_terms() -> None:
     Run.objects.filter(name="a_b 0").update(state="failed", tags=["x", "y"])
-    found = listing.facets(parse("state:failed")).choices
-    assert {c.value: (c.count, c.chosen) for c in found["state"]} == {
-        "running": (5, False), "failed": (3, True),
-    }  # fmt: skip
-    assert {c.value: c.count for c in found["backend"]} == {"modal": 1, "local": 2}
-    assert {c.value: c.count for c in found["tag"]} == {"x": 3, "y": 3}
-    assert {c.value: c.count for c in found["owner"]} == {"olga": 3}
+    result = listing.facets(parse("state:failed")).choices
+    assert {c.value: (c.count, c.chosen) for c in result["state"]} == {
+        "running": (5, False),
+        "failed": (3, True),
+    }
+    assert {c.value: c.count for c in result["backend"]} == {"modal": 1, "local": 2}
+    assert {c.value: c.count for c in result["tag"]} == {"x": 3, "y": 3}
+    assert {c.value: c.count for c in result["owner"]} == {"olga": 3}
     chosen = {c.value: c for c in listing.facets(parse("state:queued")).choices["state"]}["queued"]
     assert (chosen.count, chosen.chosen) == (0, True)
 
@@ -100,7 +111,7 @@ def test_facets_count_what_the_other_terms_leave() -> None:
 @pytest.mark.parametrize(
     ("query", "most"), [("", 2), ("state:running", 3), ("state:running tag:x owner:olga", 5)]
 )
-def test_facets_cost_the_same_for_more_runs(query: str, most: int) -> None:
+def test_number_of_facet_queries_does_not_grow(query: str, most: int) -> None:
     terms = parse(query)
     with CaptureQueriesContext(connection) as few:
         listing.facets(terms)
@@ -118,12 +129,12 @@ def test_facets_count_the_newest_runs_only(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(listing, "COUNTED", total)
     assert listing.facets(()).whole
     monkeypatch.setattr(listing, "COUNTED", 2)
-    found = listing.facets(())
-    assert not found.whole
-    assert sum(c.count for c in found.choices["state"]) == 2
+    result = listing.facets(())
+    assert not result.whole
+    assert sum(c.count for c in result.choices["state"]) == 2
     newest = Run.objects.filter(archived_at=None).order_by("-created_at", "-id")[:2]
     tags = {tag for run in newest for tag in run.tags}
-    assert {c.value for c in found.choices["tag"]} == tags
+    assert {c.value for c in result.choices["tag"]} == tags
 
 
 @pytest.mark.parametrize(
@@ -137,25 +148,25 @@ def test_facets_count_the_newest_runs_only(monkeypatch: pytest.MonkeyPatch) -> N
         ("", "owner", "two words", 'owner:"two words"'),
     ],
 )
-def test_a_facet_turns_a_value_on_and_off(query: str, field: str, value: str, after: str) -> None:
+def test_facet_toggles_a_value(query: str, field: str, value: str, after: str) -> None:
     assert toggled(parse(query), field, value) == after
     parse(after)
 
 
-def test_a_term_is_taken_away() -> None:
+def test_term_is_removed() -> None:
     terms = parse('loss<3 name:"a b" -x')
     assert without(terms, terms[1]) == "loss<3 -x"
 
 
 def test_curves_of_the_rows() -> None:
-    olga = seed.user("olga", "operator")
-    long = seed.run(olga, committed=200, replicas=1, total_rounds=400)
-    none = seed.run(olga, committed=0, replicas=1)
+    operator_user = seed.user("olga", "operator")
+    long = seed.run(operator_user, committed=200, replicas=1, total_rounds=400)
+    none = seed.run(operator_user, committed=0, replicas=1)
     with CaptureQueriesContext(connection) as queries:
-        found = listing.sparks([long, none])
+        result = listing.sparks([long, none])
     assert len(queries) == 1
-    assert none.pk not in found
-    values = found[long.pk]
+    assert none.pk not in result
+    values = result[long.pk]
     assert 20 <= len(values) <= listing.SPARK_POINTS + 1
     assert values[0] == pytest.approx(seed.curve(0) + 0.05)
     assert values[-1] == pytest.approx(seed.curve(200 * 40) + 0.05)

@@ -1,4 +1,4 @@
-"""The query language of the runs list: what is understood, what is refused, what it finds."""
+"""The query language of the runs list: valid and invalid terms, and matching runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.browser import seed
         ("tag:x/y", "tag", ":", ("x/y",)),
     ],
 )
-def test_what_is_understood(text: str, field: str, op: str, values: tuple[str, ...]) -> None:
+def test_valid_terms(text: str, field: str, op: str, values: tuple[str, ...]) -> None:
     (term,) = parse(text)
     assert (term.field, term.op, term.values, term.negated) == (field, op, values, False)
     (term,) = parse("-" + text)
@@ -39,16 +39,16 @@ def test_what_is_understood(text: str, field: str, op: str, values: tuple[str, .
 
 
 def test_numbers_and_times() -> None:
-    found = [t.number for t in parse("tokens>1.5M loss<.5 cost<=2e3 tokens<3b age>90min age<1w")]
-    assert found == [1.5e6, 0.5, 2000, 3e9, 5400, 604_800]
+    result = [t.number for t in parse("tokens>1.5M loss<.5 cost<=2e3 tokens<3b age>90min age<1w")]
+    assert result == [1.5e6, 0.5, 2000, 3e9, 5400, 604_800]
 
 
-def test_nothing_is_no_term() -> None:
+def test_empty_query_has_no_terms() -> None:
     assert parse("") == parse("   ") == ()
 
 
 @pytest.mark.parametrize(
-    ("text", "word", "said"),
+    ("text", "word", "message"),
     [
         ("loss<abc", "loss<abc", "expected a number such as 2.5, 40k or 1M, found 'abc'"),
         ("ok los<3", "los<3", "expected one of state, backend"),
@@ -68,31 +68,37 @@ def test_nothing_is_no_term() -> None:
         ("a\x00b", "", "NUL"),
     ],
 )
-def test_what_is_refused_says_where_and_why(text: str, word: str, said: str) -> None:
-    with pytest.raises(BadQuery) as found:
+def test_invalid_terms_are_named_with_the_reason(text: str, word: str, message: str) -> None:
+    with pytest.raises(BadQuery) as result:
         parse(text)
-    assert found.value.word == word
-    assert said in found.value.message
+    assert result.value.word == word
+    assert message in result.value.message
 
 
 @pytest.fixture
-def olga() -> Any:
+def operator_user() -> Any:
     return seed.user("olga", "operator")
 
 
 @pytest.fixture
-def _runs(olga: Any) -> None:
+def _runs(operator_user: Any) -> None:
     now = timezone.now()
 
     def run(name: str, backend: str = "local", price: float | None = 1.0, **fields: Any) -> Run:
         made = Run.objects.create(
             **{
-                "name": name, "owner": olga, "state": "running", "state_since": now,
-                "created_at": now, "rendezvous": f"file:///{name}", "workload": {},
-                "group_settings": seed.group_settings(), "submit_key": name,
+                "name": name,
+                "owner": operator_user,
+                "state": "running",
+                "state_since": now,
+                "created_at": now,
+                "rendezvous": f"file:///{name}",
+                "workload": {},
+                "group_settings": seed.group_settings(),
+                "submit_key": name,
             }
             | fields
-        )  # fmt: skip
+        )
         ReplicaPool.objects.create(run=made, backend=backend, count=2, price_usd_h=price)
         return made
 
@@ -108,7 +114,7 @@ def _runs(olga: Any) -> None:
 @pytest.mark.django_db
 @pytest.mark.usefixtures("_runs")
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("", "alpha beta epsilon gamma"),
         ("state:running", "alpha epsilon"),
@@ -151,9 +157,9 @@ def _runs(olga: Any) -> None:
         ("hardware:cpu -backend:modal", "alpha"),
     ],
 )
-def test_what_a_query_finds(text: str, found: str, olga: Any) -> None:
-    runs = search.matching(Run.objects.all(), parse(text), user=olga)
-    assert sorted(runs.values_list("name", flat=True)) == found.split()
+def test_matching_runs(text: str, expected: str, operator_user: Any) -> None:
+    runs = search.matching(Run.objects.all(), parse(text), user=operator_user)
+    assert sorted(runs.values_list("name", flat=True)) == expected.split()
 
 
 @pytest.mark.django_db

@@ -1,4 +1,4 @@
-"""Who may what, and rows whose cost does not grow with the run."""
+"""Permissions of roles, and rows with a constant number of queries."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from runs import permissions
 from runs.models import Replica, Round, Run
 from runs.queries import selectors
 from tests.browser import seed
-from tests.runs import world as w
+from tests.runs import run_harness as w
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def olga() -> Any:
+def operator_user() -> Any:
     return w.person("olga", "operator")
 
 
@@ -41,7 +41,7 @@ def test_the_migrations_made_the_roles() -> None:
     ("kind", "sees", "submits", "operates"),
     [
         ("anonymous", False, False, False),
-        ("nobody", False, False, False),
+        ("no role", False, False, False),
         ("viewer", True, False, False),
         ("stranger", True, True, False),
         ("owner", True, True, True),
@@ -51,38 +51,40 @@ def test_the_migrations_made_the_roles() -> None:
         ("inactive owner", False, False, False),
     ],
 )
-def test_who_may_what(olga: Any, kind: str, sees: bool, submits: bool, operates: bool) -> None:
-    run = seed.run(olga, committed=0)
+def test_permissions_of_roles(
+    operator_user: Any, kind: str, sees: bool, submits: bool, operates: bool
+) -> None:
+    run = seed.run(operator_user, committed=0)
     user: Any = {
         "anonymous": AnonymousUser,
-        "nobody": lambda: w.person("nobody"),
+        "no role": lambda: w.person("no role"),
         "viewer": lambda: w.person("vera", "viewer"),
         "stranger": lambda: w.person("oscar", "operator"),
-        "owner": lambda: olga,
+        "owner": lambda: operator_user,
         "admin": lambda: w.person("ada", "admin"),
         "superuser": lambda: w.person("root", superuser=True),
-        "owner without a role": lambda: (olga.groups.clear(), olga)[1],
+        "owner without a role": lambda: (operator_user.groups.clear(), operator_user)[1],
         "inactive owner": lambda: (User.objects.update(is_active=False), User.objects.get())[1],
     }[kind]()
     assert selectors.runs_for(user).filter(pk=run.pk).exists() == sees
-    assert permissions.may_submit(user) == submits
-    assert permissions.may_operate(user, run) == operates
+    assert permissions.can_submit(user) == submits
+    assert permissions.can_operate(user, run) == operates
 
 
-def test_runs_come_newest_first(olga: Any) -> None:
-    made = [seed.run(olga, age_s=100 * (i % 5), committed=0) for i in range(10)]
+def test_runs_come_newest_first(operator_user: Any) -> None:
+    made = [seed.run(operator_user, age_s=100 * (i % 5), committed=0) for i in range(10)]
     newest_first = sorted(made, key=lambda run: run.created_at, reverse=True)
-    assert list(selectors.runs_for(olga)) == newest_first
+    assert list(selectors.runs_for(operator_user)) == newest_first
 
 
 # Cost.
 
 
 @pytest.mark.parametrize("size", [1, 20])
-def test_the_cost_of_a_page_does_not_grow(
-    olga: Any, size: int, django_assert_num_queries: Any
+def test_number_of_queries_of_a_page_does_not_grow(
+    operator_user: Any, size: int, django_assert_num_queries: Any
 ) -> None:
-    run = run_of(olga, replicas=size, committed=size, sync_every=5)
+    run = run_of(operator_user, replicas=size, committed=size, sync_every=5)
     with django_assert_num_queries(0):
         selectors.run_header(run)
     for query, cost in (
@@ -101,14 +103,14 @@ def test_the_cost_of_a_page_does_not_grow(
 
 
 @pytest.mark.parametrize("count", [1, 20])
-def test_the_cost_of_the_list_does_not_grow(
-    olga: Any, count: int, django_assert_num_queries: Any
+def test_number_of_queries_of_the_list_does_not_grow(
+    operator_user: Any, count: int, django_assert_num_queries: Any
 ) -> None:
     for _ in range(count):
-        seed.run(olga, committed=0, replicas=2)
-    olga = User.objects.get(pk=olga.pk)
+        seed.run(operator_user, committed=0, replicas=2)
+    operator_user = User.objects.get(pk=operator_user.pk)
     with django_assert_num_queries(2):  # the role, the runs
-        rows = [selectors.run_header(run) for run in selectors.runs_for(olga)]
+        rows = [selectors.run_header(run) for run in selectors.runs_for(operator_user)]
     assert len(rows) == count
 
 
@@ -116,44 +118,44 @@ TICK_QUERIES = 26
 
 
 @pytest.mark.parametrize("replicas", [2, 20])
-def test_the_cost_of_a_tick_without_news_does_not_grow(
-    make_world: Any, replicas: int, django_assert_num_queries: Any
+def test_number_of_queries_of_an_idle_tick_does_not_grow(
+    make_harness: Any, replicas: int, django_assert_num_queries: Any
 ) -> None:
-    world = make_world(replicas=replicas)
-    world.start()
-    world.tick()
+    harness = make_harness(replicas=replicas)
+    harness.start()
+    harness.tick()
     with django_assert_num_queries(TICK_QUERIES):
-        world.tick()
+        harness.tick()
 
 
 # Rows.
 
 
-def test_a_snapshot_is_json(olga: Any) -> None:
-    run = run_of(olga)
-    found = selectors.snapshot(run)
-    assert set(found) == {"run", "pools", "replicas", "rounds", "events", "points", "cursor"}
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert found["run"]["created_at"].endswith("Z")
-    assert len(found["replicas"]) == 4
+def test_a_snapshot_is_json(operator_user: Any) -> None:
+    run = run_of(operator_user)
+    result = selectors.snapshot(run)
+    assert set(result) == {"run", "pools", "replicas", "rounds", "events", "points", "cursor"}
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert result["run"]["created_at"].endswith("Z")
+    assert len(result["replicas"]) == 4
 
 
-def test_what_is_not_finite_is_null(olga: Any) -> None:
-    run = seed.run(olga)
+def test_nonfinite_numbers_are_null(operator_user: Any) -> None:
+    run = seed.run(operator_user)
     Replica.objects.filter(run=run).update(loss=None)
     Run.objects.filter(pk=run.pk).update(train_loss=float("inf"))
     Round.objects.filter(run=run).update(loss=float("-inf"))
-    found = selectors.snapshot(Run.objects.get(pk=run.pk))
-    json.dumps(found, allow_nan=False)
-    assert found["run"]["train_loss"] is None
-    assert found["rounds"][0]["loss"] is None
+    result = selectors.snapshot(Run.objects.get(pk=run.pk))
+    json.dumps(result, allow_nan=False)
+    assert result["run"]["train_loss"] is None
+    assert result["rounds"][0]["loss"] is None
 
 
-def test_the_header_counts_who_is_live(olga: Any) -> None:
-    run = seed.run(olga, replicas=4)
+def test_header_counts_live_replicas(operator_user: Any) -> None:
+    run = seed.run(operator_user, replicas=4)
     Replica.objects.filter(run=run, number=1).update(state="suspect")
     Replica.objects.filter(run=run, number=2).update(state="draining")
-    header = selectors.run_header(selectors.runs_for(olga).get())
+    header = selectors.run_header(selectors.runs_for(operator_user).get())
     assert (header["live"], header["target"], header["quorum"]) == (3, 4, 1)
     assert selectors.run_header(Run.objects.get())["live"] == 3
 
@@ -164,17 +166,19 @@ def test_the_header_counts_who_is_live(olga: Any) -> None:
         ({}, 80.0),
         ({"round_s": None}, None),
         ({"committed_rounds": 99}, 0.0),
-        ({"max_tokens": 13_000}, 30.0),  # 1,000 a round: three more, sooner than eight
+        ({"max_tokens": 13_000}, 30.0),  # 1,000 per round: three more rounds instead of eight
         ({"max_tokens": 5_000}, 0.0),
         ({"max_tokens": 10**9}, 80.0),
         ({"state": "succeeded"}, None),
         ({"state": "stopping"}, None),
         ({"state": "degraded"}, 80.0),
-        ({"state": "stalled"}, None),  # no round is coming
+        ({"state": "stalled"}, None),  # no round is committed
     ],
 )
-def test_how_long_it_will_take(olga: Any, change: dict[str, Any], eta_s: float | None) -> None:
-    run = seed.run(olga, total_rounds=20, committed=12)
+def test_estimated_remaining_time(
+    operator_user: Any, change: dict[str, Any], eta_s: float | None
+) -> None:
+    run = seed.run(operator_user, total_rounds=20, committed=12)
     fields = {"round_s": 10.0, "committed_rounds": 12, "tokens": 12_000, **change}
     limit = fields.pop("max_tokens", 0)
     if limit:
@@ -191,20 +195,22 @@ def test_goodput() -> None:
     assert selectors.goodput({"wait": 1.0}) == 0.0
 
 
-def test_rounds_since_and_by_number(olga: Any) -> None:
-    run = run_of(olga, committed=6)
+def test_rounds_since_and_by_number(operator_user: Any) -> None:
+    run = run_of(operator_user, committed=6)
     assert [r["number"] for r in selectors.round_rows(run, since=4)] == [5, 6, 7]
     assert [r["number"] for r in selectors.round_rows(run, numbers=[2, 6])] == [2, 6]
 
 
-def test_many_rounds_are_the_newest(olga: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_selects_the_newest_rounds(
+    operator_user: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(selectors, "ROUNDS_LIMIT", 3)
-    run = run_of(olga, committed=6)
+    run = run_of(operator_user, committed=6)
     assert [r["number"] for r in selectors.round_rows(run)] == [5, 6, 7]
 
 
-def test_events_come_newest_first_and_after_an_id(olga: Any) -> None:
-    run = run_of(olga)
+def test_events_come_newest_first_and_after_an_id(operator_user: Any) -> None:
+    run = run_of(operator_user)
     rows = selectors.event_rows(run)
     assert [e["id"] for e in rows] == sorted((e["id"] for e in rows), reverse=True)
     assert rows[-1]["actor"] == "olga"
@@ -212,8 +218,8 @@ def test_events_come_newest_first_and_after_an_id(olga: Any) -> None:
     assert selectors.event_rows(run, limit=1) == rows[:1]
 
 
-def test_points_after_a_step_and_thinned(olga: Any) -> None:
-    run = run_of(olga, committed=12, sync_every=100)
+def test_points_after_a_step_are_downsampled(operator_user: Any) -> None:
+    run = run_of(operator_user, committed=12, sync_every=100)
     whole = selectors.points(run, "loss", replica=1)
     assert whole["total"] == len(whole["step"]) == 1211
     later = selectors.points(run, "loss", replica=1, after_step=1200)

@@ -1,4 +1,4 @@
-"""What the reconciler concludes, as tables: no database, no clock."""
+"""Decisions of the reconciler as tables: no database, no clock."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 
 from executors.base import Cause, JobState
 from runs.reconcile.decisions import (
-    BeatView,
+    HeartbeatView,
     Job,
+    ReplicaDecision,
     ReplicaView,
     RunView,
-    Verdict,
-    judge_replica,
-    judge_run,
+    decide_replica,
+    decide_run,
 )
 from runs.states import REPLICA_ENDED, ReplicaState, RunState
 
@@ -28,20 +28,20 @@ def ended(cause: str, code: int | None = None, message: str = "") -> Job:
     return Job(state=JobState.ENDED, cause=cause, exit_code=code, message=message)
 
 
-def fresh(state: str, message: str = "") -> BeatView:
-    return BeatView(changed=True, state=state, message=message, interval_s=2.0)
+def fresh(state: str, message: str = "") -> HeartbeatView:
+    return HeartbeatView(changed=True, state=state, message=message, interval_s=2.0)
 
 
-def silent(age_s: float, interval_s: float = 2.0) -> BeatView:
-    return BeatView(changed=False, state="computing", interval_s=interval_s, age_s=age_s)
+def silent(age_s: float, interval_s: float = 2.0) -> HeartbeatView:
+    return HeartbeatView(changed=False, state="computing", interval_s=interval_s, age_s=age_s)
 
 
-def judge(state: ReplicaState, job: Job | None, beat: BeatView | None, **more: Any) -> Any:
-    return judge_replica(ReplicaView(state=state, job=job, beat=beat, **more))
+def judge(state: ReplicaState, job: Job | None, beat: HeartbeatView | None, **more: Any) -> Any:
+    return decide_replica(ReplicaView(state=state, job=job, beat=beat, **more))
 
 
 @pytest.mark.parametrize("state", [R.PENDING, R.RESTARTING, *sorted(REPLICA_ENDED)])
-def test_who_has_no_job_is_left_alone(state: ReplicaState) -> None:
+def test_a_replica_without_a_job_is_not_changed(state: ReplicaState) -> None:
     assert judge(state, ended(Cause.ERROR, 1), fresh("computing")) is None
 
 
@@ -57,23 +57,27 @@ def test_who_has_no_job_is_left_alone(state: ReplicaState) -> None:
         (R.DRAINING, fresh("done"), None),
         (R.COMPUTING, fresh("left"), None),
         (R.COMPUTING, fresh("dancing"), None),
-        (R.COMPUTING, fresh("suspect"), None),  # a word we know, but not one a replica may say
+        (
+            R.COMPUTING,
+            fresh("suspect"),
+            None,
+        ),  # a known state, but not one that a replica can report
         (R.PROVISIONING, None, None),
     ],
 )
-def test_a_live_job_is_what_its_beat_says(
-    state: ReplicaState, beat: BeatView | None, to: ReplicaState | None
+def test_a_replica_with_a_live_job_follows_its_heartbeat(
+    state: ReplicaState, beat: HeartbeatView | None, to: ReplicaState | None
 ) -> None:
-    verdict = judge(state, RUNNING, beat)
-    assert (verdict.to if verdict else None) == to
+    decision = judge(state, RUNNING, beat)
+    assert (decision.to if decision else None) == to
 
 
 @pytest.mark.parametrize(("job", "to"), [(RUNNING, None), (UNKNOWN, R.FAILED), (None, R.FAILED)])
-def test_a_failure_is_believed_of_the_replica_only_if_nobody_else_can_tell(
+def test_a_reported_failure_counts_only_if_the_backend_is_unreachable(
     job: Job | None, to: ReplicaState | None
 ) -> None:
-    verdict = judge(R.COMPUTING, job, fresh("failed", "out of disk"))
-    assert verdict == (Verdict(to=to, reason="out of disk") if to else None)
+    decision = judge(R.COMPUTING, job, fresh("failed", "out of disk"))
+    assert decision == (ReplicaDecision(to=to, reason="out of disk") if to else None)
 
 
 @pytest.mark.parametrize(
@@ -81,29 +85,30 @@ def test_a_failure_is_believed_of_the_replica_only_if_nobody_else_can_tell(
     [
         (2.0, 5.9, False),
         (2.0, 6.1, True),
-        (0.0, 14.0, False),  # says nothing of its interval: the group's timeout
+        (0.0, 14.0, False),  # reports no interval: the group's timeout applies
         (0.0, 15.1, True),
-        (600.0, 14.0, False),
-        (600.0, 15.1, True),  # cannot excuse itself from the group's timeout
+        (15.0, 29.9, False),  # no other replica waits for it
+        (15.0, 30.1, True),
+        (600.0, 30.1, True),  # cannot excuse itself from the group's timeout
     ],
 )
 def test_silence_makes_suspect(interval_s: float, age_s: float, suspect: bool) -> None:
-    verdict = judge(R.COMPUTING, RUNNING, silent(age_s, interval_s), heartbeat_timeout_s=15.0)
-    assert (verdict is not None) == suspect
-    if verdict:
-        assert verdict.to == R.SUSPECT
-        assert f"found none for {age_s:.0f} s; the backend says running" in verdict.reason
+    decision = judge(R.COMPUTING, RUNNING, silent(age_s, interval_s), heartbeat_timeout_s=15.0)
+    assert (decision is not None) == suspect
+    if decision:
+        assert decision.to == R.SUSPECT
+        assert f"found none for {age_s:.0f} s; the backend reports running" in decision.reason
 
 
 @pytest.mark.parametrize("state", [R.PROVISIONING, R.SUSPECT, R.DRAINING])
-def test_silence_of_who_does_not_work_says_nothing(state: ReplicaState) -> None:
+def test_silence_of_an_idle_replica_is_ignored(state: ReplicaState) -> None:
     assert judge(state, RUNNING, silent(1000)) is None
 
 
 def test_silence_and_an_unknown_job_never_end_a_replica() -> None:
-    verdict = judge(R.COMPUTING, UNKNOWN, silent(10_000))
-    assert verdict.to == R.SUSPECT
-    assert "the backend cannot be asked" in verdict.reason
+    decision = judge(R.COMPUTING, UNKNOWN, silent(10_000))
+    assert decision.to == R.SUSPECT
+    assert "the backend is unreachable" in decision.reason
     assert judge(R.SUSPECT, UNKNOWN, silent(10_000)) is None
 
 
@@ -112,33 +117,58 @@ def test_silence_and_an_unknown_job_never_end_a_replica() -> None:
     [
         (ended(Cause.DONE, 0), fresh("done"), False, R.DONE, "finished"),
         (ended(Cause.DONE, 0), None, True, R.DONE, "finished"),
-        (ended(Cause.DONE, 0), fresh("left", "moved"), False, R.LOST,
-         "left before the run was over: moved"),
-        (ended(Cause.ERROR, 1, "no such data"), None, False, R.FAILED,
-         "error, exit code 1: no such data"),
-        (ended(Cause.ERROR, 1), fresh("failed", "ValueError: x"), False, R.FAILED,
-         "error, exit code 1: ValueError: x"),
-        (ended(Cause.ERROR, 1, "traceback"), fresh("computing"), True, R.FAILED,
-         "error, exit code 1: traceback"),
+        (
+            ended(Cause.DONE, 0),
+            fresh("left", "moved"),
+            False,
+            R.LOST,
+            "left before the run ended: moved",
+        ),
+        (
+            ended(Cause.ERROR, 1, "no such data"),
+            None,
+            False,
+            R.FAILED,
+            "error, exit code 1: no such data",
+        ),
+        (
+            ended(Cause.ERROR, 1),
+            fresh("failed", "ValueError: x"),
+            False,
+            R.FAILED,
+            "error, exit code 1: ValueError: x",
+        ),
+        (
+            ended(Cause.ERROR, 1, "traceback"),
+            fresh("computing"),
+            True,
+            R.FAILED,
+            "error, exit code 1: traceback",
+        ),
         (ended(OOM, -9), None, False, R.FAILED, "out of_memory, exit code -9"),
         (ended(Cause.DEADLINE), None, False, R.FAILED, "deadline"),
-        (ended(Cause.ERROR, 75, "store away"), None, False, R.LOST,
-         "error, exit code 75: store away"),
+        (
+            ended(Cause.ERROR, 75, "store away"),
+            None,
+            False,
+            R.LOST,
+            "error, exit code 75: store away",
+        ),
         (ended(Cause.LOST), None, False, R.LOST, "lost"),
         (ended(PREEMPTED, -15), fresh("computing"), False, R.LOST, "preempted, exit code -15"),
         (ended(Cause.CANCELLED, -15), None, False, R.LOST, "cancelled, exit code -15"),
         (ended(Cause.CANCELLED, -15), None, True, R.EVICTED, "cancelled at the end of the run"),
     ],
-)  # fmt: skip
-def test_how_a_job_ended(
-    job: Job, beat: BeatView | None, over: bool, to: ReplicaState, reason: str
+)
+def test_the_state_after_a_job_s_end(
+    job: Job, beat: HeartbeatView | None, over: bool, to: ReplicaState, reason: str
 ) -> None:
-    found = judge(R.COMPUTING, job, beat, run_is_over=over)
-    assert found == Verdict(to=to, reason=reason)
+    result = judge(R.COMPUTING, job, beat, run_is_over=over)
+    assert result == ReplicaDecision(to=to, reason=reason)
 
 
 @pytest.mark.parametrize("cause", list(Cause))
-def test_who_was_told_to_leave_is_evicted_however_it_went(cause: Cause) -> None:
+def test_a_draining_replica_is_evicted_for_any_cause(cause: Cause) -> None:
     assert judge(R.DRAINING, ended(cause, 1), None).to == R.EVICTED
 
 
@@ -150,7 +180,7 @@ W = R.COMPUTING
 def judge_the_run(state: RunState, replicas: tuple[ReplicaState, ...], **more: Any) -> Any:
     values = {"training": True, "jobs_open": sum(r not in REPLICA_ENDED for r in replicas)}
     view = RunView(state=state, quorum=2, target=3, replicas=replicas, **(values | more))
-    return judge_run(view)
+    return decide_run(view)
 
 
 @pytest.mark.parametrize(
@@ -169,20 +199,20 @@ def judge_the_run(state: RunState, replicas: tuple[ReplicaState, ...], **more: A
         (S.STOPPING, (W, W, W), {}, None),
     ],
 )
-def test_a_run_by_its_replicas(
+def test_the_state_of_a_run_by_its_replicas(
     state: RunState, replicas: tuple[ReplicaState, ...], more: dict[str, Any], to: RunState | None
 ) -> None:
-    verdict = judge_the_run(state, replicas, **more)
-    assert (verdict.to if verdict else None) == to
+    decision = judge_the_run(state, replicas, **more)
+    assert (decision.to if decision else None) == to
 
 
 @pytest.mark.parametrize(
     ("relaunchable", "hope"),
     [(1, "waiting for a relaunch"), (0, "restart a replica or stop the run")],
 )
-def test_a_stall_names_the_quorum_and_what_may_help(relaunchable: int, hope: str) -> None:
-    verdict = judge_the_run(S.RUNNING, (W, R.LOST, R.LOST), relaunchable=relaunchable)
-    assert verdict.reason == f"1 of 3 replicas live, below the quorum of 2: {hope}"
+def test_a_stall_names_the_quorum_and_the_next_step(relaunchable: int, hope: str) -> None:
+    decision = judge_the_run(S.RUNNING, (W, R.LOST, R.LOST), relaunchable=relaunchable)
+    assert decision.reason == f"1 of 3 replicas live, below the quorum of 2: {hope}"
 
 
 @pytest.mark.parametrize(
@@ -198,8 +228,8 @@ def test_a_stall_names_the_quorum_and_what_may_help(relaunchable: int, hope: str
 def test_a_run_that_commits_nothing_is_stalled(
     round_s: float | None, since_commit_s: float, to: RunState
 ) -> None:
-    verdict = judge_the_run(S.RUNNING, (W,) * 3, round_s=round_s, since_commit_s=since_commit_s)
-    assert verdict.to == to
+    decision = judge_the_run(S.RUNNING, (W,) * 3, round_s=round_s, since_commit_s=since_commit_s)
+    assert decision.to == to
 
 
 @pytest.mark.parametrize(
@@ -215,24 +245,27 @@ def test_a_run_that_commits_nothing_is_stalled(
 def test_the_final_manifest_decides(
     state: RunState, final_reason: str, to: RunState, reason: str
 ) -> None:
-    verdict = judge_the_run(
-        state, (W, R.FAILED, R.LOST), final_reason=final_reason, final_round=4,
+    decision = judge_the_run(
+        state,
+        (W, R.FAILED, R.LOST),
+        final_reason=final_reason,
+        final_round=4,
         stop_reason="stopped by olga" if state == S.STOPPING else "",
-    )  # fmt: skip
-    assert (verdict.to, verdict.reason) == (to, reason)
+    )
+    assert (decision.to, decision.reason) == (to, reason)
 
 
-def test_a_stop_without_a_final_manifest_ends_when_the_jobs_have() -> None:
+def test_a_stop_without_a_final_manifest_ends_with_the_jobs() -> None:
     assert judge_the_run(S.STOPPING, (R.EVICTED,) * 3, jobs_open=1) is None
-    verdict = judge_the_run(S.STOPPING, (R.EVICTED,) * 3, stop_reason="stopped by olga")
-    assert verdict.to == S.CANCELLED
-    assert verdict.reason == "stopped by olga; no final weights were written"
+    decision = judge_the_run(S.STOPPING, (R.EVICTED,) * 3, stop_reason="stopped by olga")
+    assert decision.to == S.CANCELLED
+    assert decision.reason == "stopped by olga; no final weights were written"
 
 
-def test_a_run_whose_replicas_are_gone_for_good_has_failed() -> None:
+def test_a_run_without_any_replica_left_has_failed() -> None:
     gone = (R.FAILED, R.LOST, R.EVICTED)
-    verdict = judge_the_run(S.STALLED, gone, first_error="replica 0: exit code 1")
-    assert (verdict.to, verdict.reason) == (S.FAILED, "replica 0: exit code 1")
+    decision = judge_the_run(S.STALLED, gone, first_error="replica 0: exit code 1")
+    assert (decision.to, decision.reason) == (S.FAILED, "replica 0: exit code 1")
     assert "none wrote the final weights" in judge_the_run(S.RUNNING, (R.DONE,) * 3).reason
     assert judge_the_run(S.STALLED, gone, relaunchable=1).to == S.STALLED
     assert judge_the_run(S.STALLED, gone, jobs_open=1).to == S.STALLED

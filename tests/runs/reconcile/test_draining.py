@@ -1,4 +1,4 @@
-"""Replicas that leave: asked through the bucket, then ended; before deadlines; when they hang."""
+"""Draining replicas: through the bucket, then by force; before deadlines; when they hang."""
 
 from __future__ import annotations
 
@@ -19,139 +19,139 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def world(make_world: Callable[..., Any]) -> Any:
-    made = make_world(replicas=2)
+def harness(make_harness: Callable[..., Any]) -> Any:
+    made = make_harness(replicas=2)
     made.start()
     return made
 
 
-def commands(world: Any) -> list[Command]:
-    store = world.bucket.store
-    found = [i.key for i in store.list(keys.CONTROL) if not i.key.startswith(keys.JOURNAL)]
-    return [Command.from_bytes(store.get(key)) for key in found]
+def commands(harness: Any) -> list[Command]:
+    store = harness.bucket.store
+    result = [i.key for i in store.list(keys.CONTROL) if not i.key.startswith(keys.JOURNAL)]
+    return [Command.from_bytes(store.get(key)) for key in result]
 
 
-def ticks(world: Any, *after_s: float) -> None:
+def ticks(harness: Any, *after_s: float) -> None:
     for seconds in after_s:
-        world.beat_all()
-        world.tick(seconds)
+        harness.beat_all()
+        harness.tick(seconds)
 
 
-def test_a_replica_that_is_stopped_is_asked_once_and_ended_when_its_time_is_up(world: Any) -> None:
-    replicas_and_pools.stop_replica(world.replica(1), actor=world.run.owner)
-    ticks(world, 1, 1, 1)
-    [command] = commands(world)
+def test_a_stopped_replica_is_drained_once_and_ended_after_the_drain_time(harness: Any) -> None:
+    replicas_and_pools.stop_replica(harness.replica(1), actor=harness.run.owner)
+    ticks(harness, 1, 1, 1)
+    [command] = commands(harness)
     assert (command.command, command.replica) == ("drain", 1)
-    assert command.arguments["incarnation"] == world.replica(1).incarnation
+    assert command.arguments["incarnation"] == harness.replica(1).incarnation
     assert command.arguments["within_s"] == retry_policy.DRAIN_FLOOR_S - 1
-    assert world.executor.cancelled == []
-    ticks(world, retry_policy.DRAIN_FLOOR_S - 4)
-    assert world.executor.cancelled == []
-    ticks(world, 2)
-    assert set(world.executor.cancelled) == {world.key(1)}
+    assert harness.executor.cancelled == []
+    ticks(harness, retry_policy.DRAIN_FLOOR_S - 4)
+    assert harness.executor.cancelled == []
+    ticks(harness, 2)
+    assert set(harness.executor.cancelled) == {harness.key(1)}
 
 
-def test_force_does_not_ask(world: Any) -> None:
-    replicas_and_pools.stop_replica(world.replica(1), actor=world.run.owner)
-    assert replicas_and_pools.stop_replica(world.replica(1), actor=world.run.owner, force=True)
-    ticks(world, 1)
-    assert world.executor.cancelled == [world.key(1)]
-    assert commands(world) == []
+def test_force_sends_no_drain(harness: Any) -> None:
+    replicas_and_pools.stop_replica(harness.replica(1), actor=harness.run.owner)
+    assert replicas_and_pools.stop_replica(harness.replica(1), actor=harness.run.owner, force=True)
+    ticks(harness, 1)
+    assert harness.executor.cancelled == [harness.key(1)]
+    assert commands(harness) == []
 
 
-def test_who_never_began_to_work_is_not_asked(make_world: Callable[..., Any]) -> None:
-    world = make_world(replicas=2)
-    replicas_and_pools.restart_replica(world.replica(0), actor=world.run.owner)
-    world.tick()
-    assert world.executor.cancelled == [world.key(0)]
-    assert commands(world) == []
+def test_a_replica_that_never_worked_is_not_drained(make_harness: Callable[..., Any]) -> None:
+    harness = make_harness(replicas=2)
+    replicas_and_pools.restart_replica(harness.replica(0), actor=harness.run.owner)
+    harness.tick()
+    assert harness.executor.cancelled == [harness.key(0)]
+    assert commands(harness) == []
 
 
-def test_two_that_leave_get_a_command_each_and_a_relaunch_is_not_asked_again(world: Any) -> None:
+def test_each_draining_replica_gets_one_command(harness: Any) -> None:
     for number in (0, 1):
-        replicas_and_pools.restart_replica(world.replica(number), actor=world.run.owner)
-    ticks(world, 1)
-    assert [(c.n, c.replica) for c in commands(world)] == [(1, 0), (2, 1)]
-    world.executor.end(world.key(0), Cause.ERROR, code=143)
-    ticks(world, 1)
-    world.work()
-    assert world.replica(0).attempts.count() == 2
-    world.bucket.beat(0, 1, "computing", seq=2)
-    world.tick()
-    assert world.replica(0).state == "computing"
-    assert len(commands(world)) == 2
-    assert world.replica(0).drain_sent_at is None
+        replicas_and_pools.restart_replica(harness.replica(number), actor=harness.run.owner)
+    ticks(harness, 1)
+    assert [(c.n, c.replica) for c in commands(harness)] == [(1, 0), (2, 1)]
+    harness.executor.end(harness.key(0), Cause.ERROR, code=143)
+    ticks(harness, 1)
+    harness.work()
+    assert harness.replica(0).attempts.count() == 2
+    harness.bucket.beat(0, 1, "computing", seq=2)
+    harness.tick()
+    assert harness.replica(0).state == "computing"
+    assert len(commands(harness)) == 2
+    assert harness.replica(0).drain_sent_at is None
 
 
-def deadline(world: Any, number: int, in_s: float) -> None:
-    at = world.clock().timestamp() + in_s
-    world.executor.jobs[world.key(number)] = ReplicaStatus(
+def deadline(harness: Any, number: int, in_s: float) -> None:
+    at = harness.clock().timestamp() + in_s
+    harness.executor.jobs[harness.key(number)] = ReplicaStatus(
         state=JobState.RUNNING, started_wall_s=at - 3600, deadline_wall_s=at
     )
 
 
-def test_before_its_deadline_a_replica_is_handed_over(world: Any) -> None:
-    deadline(world, 1, 3600)
-    ticks(world, 1)
-    assert world.replica(1).state == "computing"
-    attempt = world.replica(1).attempts.get()
-    assert attempt.deadline_at - world.clock() == datetime.timedelta(seconds=3599)
-    ticks(world, 3600 - retry_policy.HAND_OVER_FLOOR_S)
-    replica = world.replica(1)
+def test_a_replica_is_replaced_before_its_deadline(harness: Any) -> None:
+    deadline(harness, 1, 3600)
+    ticks(harness, 1)
+    assert harness.replica(1).state == "computing"
+    attempt = harness.replica(1).attempts.get()
+    assert attempt.deadline_at - harness.clock() == datetime.timedelta(seconds=3599)
+    ticks(harness, 3600 - retry_policy.REPLACE_FLOOR_S)
+    replica = harness.replica(1)
     assert replica.state == "restarting"
     assert "handed over: local ends the job in" in replica.state_reason
-    ticks(world, 1)
-    [command] = commands(world)
+    ticks(harness, 1)
+    [command] = commands(harness)
     assert (command.command, command.replica) == ("drain", 1)
-    world.executor.end(world.key(1), Cause.ERROR, code=143)
-    ticks(world, 1)
-    world.work()
-    assert world.replica(1).attempts.count() == 2
-    assert world.replica(1).restarts == 0
-    assert world.replica(0).attempts.count() == 1
+    harness.executor.end(harness.key(1), Cause.ERROR, code=143)
+    ticks(harness, 1)
+    harness.work()
+    assert harness.replica(1).attempts.count() == 2
+    assert harness.replica(1).restarts == 0
+    assert harness.replica(0).attempts.count() == 1
 
 
-def test_credentials_that_end_are_a_deadline_too(world: Any) -> None:
-    ReplicaAttempt.objects.filter(replica=world.replica(0)).update(
-        expires_at=world.clock() + datetime.timedelta(seconds=3600)
+def test_expiring_credentials_are_a_deadline_too(harness: Any) -> None:
+    ReplicaAttempt.objects.filter(replica=harness.replica(0)).update(
+        expires_at=harness.clock() + datetime.timedelta(seconds=3600)
     )
-    ticks(world, 3500)
-    assert world.replica(0).state == "computing"
-    ticks(world, 60)
-    assert "the job's credentials end" in world.replica(0).state_reason
+    ticks(harness, 3500)
+    assert harness.replica(0).state == "computing"
+    ticks(harness, 60)
+    assert "the job's credentials expire" in harness.replica(0).state_reason
 
 
-def test_a_job_that_hangs_is_ended_and_started_again(world: Any) -> None:
-    world.tick(60)
-    assert world.replica(1).state == "suspect"
-    world.tick(retry_policy.HUNG_AFTER_S - 1)
-    assert world.replica(1).state == "suspect"
-    world.tick(2)
-    replica = world.replica(1)
+def test_a_hung_job_is_ended_and_relaunched(harness: Any) -> None:
+    harness.tick(60)
+    assert harness.replica(1).state == "suspect"
+    harness.tick(retry_policy.HUNG_AFTER_S - 1)
+    assert harness.replica(1).state == "suspect"
+    harness.tick(2)
+    replica = harness.replica(1)
     assert (replica.state, replica.restarts) == ("restarting", 1)
-    assert "hung: expected a beat" in replica.state_reason
-    assert world.key(1) in world.executor.cancelled
+    assert "hung: expected a heartbeat" in replica.state_reason
+    assert harness.key(1) in harness.executor.cancelled
 
 
-def test_a_preempted_replica_comes_back_as_often_as_it_takes(world: Any) -> None:
+def test_a_preempted_replica_is_relaunched_without_limit(harness: Any) -> None:
     for attempt in range(1, 7):
-        world.executor.end(world.key(1, attempt), Cause.PREEMPTED)
-        world.beat_all(but=(1,))
-        world.tick()
-        assert world.replica(1).state == "restarting"
-        world.beat_all(but=(1,))
-        world.tick(retry_policy.BACKOFF_CAP_S)
-        world.work()
-        world.bucket.beat(1, 1, "computing", seq=attempt + 1)
-        world.tick()
-    assert (world.replica(1).restarts, world.replica(1).state) == (0, "computing")
+        harness.executor.end(harness.key(1, attempt), Cause.PREEMPTED)
+        harness.beat_all(but=(1,))
+        harness.tick()
+        assert harness.replica(1).state == "restarting"
+        harness.beat_all(but=(1,))
+        harness.tick(retry_policy.BACKOFF_CAP_S)
+        harness.work()
+        harness.bucket.beat(1, 1, "computing", seq=attempt + 1)
+        harness.tick()
+    assert (harness.replica(1).restarts, harness.replica(1).state) == (0, "computing")
 
 
 @pytest.mark.parametrize(("worked", "state"), [(59, "failed"), (61, "restarting")])
-def test_a_failure_after_long_work_is_the_first_again(world: Any, worked: int, state: str) -> None:
-    world.run.replicas.filter(number=1).update(restarts=world.run.max_restarts)
-    ticks(world, *[10] * worked)
-    world.executor.end(world.key(1), Cause.ERROR, code=1)
-    ticks(world, 1)
-    assert world.replica(1).state == state
-    assert world.replica(1).restarts == (1 if state == "restarting" else 3)
+def test_a_failure_after_long_work_resets_the_count(harness: Any, worked: int, state: str) -> None:
+    harness.run.replicas.filter(number=1).update(restarts=harness.run.max_restarts)
+    ticks(harness, *[10] * worked)
+    harness.executor.end(harness.key(1), Cause.ERROR, code=1)
+    ticks(harness, 1)
+    assert harness.replica(1).state == state
+    assert harness.replica(1).restarts == (1 if state == "restarting" else 3)

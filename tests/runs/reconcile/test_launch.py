@@ -1,4 +1,4 @@
-"""From a queued run to jobs: repeated, interrupted anywhere, refused or put off."""
+"""Launching a queued run: repeated, interrupted at any step, refused, or delayed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from diloco.protocol.group_document import GroupDocument
 from diloco.store.base import LocalStore, StoreUnavailable
 from runs.exceptions import LaunchLater
 from runs.ingest.stores import store_for
-from runs.reconcile import launch
+from runs.reconcile import group_publishing, launch
 from runs.reconcile.launch import GIVE_UP_AFTER, launch_replica, launch_run
-from tests.runs import world as w
+from tests.runs import run_harness as w
 from tests.runs.launching import Killed, MakeRun, launched, one_job_each
 
 pytestmark = pytest.mark.django_db
@@ -55,14 +55,14 @@ def test_another_run_s_rendezvous_ends_the_launch(make_run: MakeRun, outbox: lis
     outbox.clear()
     launched(run)
     assert run.state == "failed"
-    assert f"expected a rendezvous of its own for run {run.pk}" in run.state_reason
+    assert f"expected an unused rendezvous for run {run.pk}" in run.state_reason
     assert f"found group.json of run {other.pk} ('First here')" in run.state_reason
     assert outbox == []
 
 
 def test_an_edited_group_ends_the_launch(make_run: MakeRun) -> None:
     run = make_run()
-    edited = launch.group_document(run, "0" * 64)
+    edited = group_publishing.group_document(run, "0" * 64)
     store_for(run).put(keys.GROUP, edited.to_bytes())
     launched(run)
     assert run.state == "failed"
@@ -70,7 +70,7 @@ def test_an_edited_group_ends_the_launch(make_run: MakeRun) -> None:
 
 
 @pytest.mark.parametrize("body", [b"not json", b"{}", b'{"format": "another"}'])
-def test_a_group_that_is_none_ends_the_launch(make_run: MakeRun, body: bytes) -> None:
+def test_an_invalid_group_ends_the_launch(make_run: MakeRun, body: bytes) -> None:
     run = make_run()
     store_for(run).put(keys.GROUP, body)
     launched(run)
@@ -88,7 +88,7 @@ def test_a_rendezvous_that_cannot_be_written_ends_the_launch(
     assert str(tmp_path) in run.state_reason
 
 
-def test_a_bucket_that_is_away_is_tried_again_and_then_given_up(
+def test_an_unavailable_bucket_is_retried_and_then_given_up(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, clock: w.Clock
 ) -> None:
     def away(self: LocalStore, key: str, *, limit: int | None = None) -> bytes:
@@ -147,7 +147,7 @@ def test_a_launch_killed_at_any_step_is_finished_by_the_next(
 
 
 def die_at(monkeypatch: pytest.MonkeyPatch, step: str, after: bool) -> None:
-    target: Any = launch
+    target: Any = group_publishing if step == "make_bundle" else launch
     name = step
     wanted = {
         "store.create owner": keys.OWNER,

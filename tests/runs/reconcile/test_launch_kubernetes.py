@@ -1,5 +1,5 @@
-"""The control plane against an emulated cluster: what a launch that died left is completed by the
-next ticks. No pod runs: its image cannot be pulled, or its queue holds it."""
+"""The control plane against an emulated cluster: the next ticks complete an interrupted launch. No
+pod runs: its image cannot be pulled, or it is queued."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from executors.kubernetes.options import QUEUE_LABEL
 from runs.exceptions import LaunchLater
 from runs.states import ReplicaState
 from tests.emulators.interruptions import Interruption
-from tests.executors.kubernetes.world import KubernetesWorld
-from tests.executors.worlds import wait_for
+from tests.executors.harnesses import wait_for
+from tests.executors.kubernetes.harness import KubernetesHarness
 
 pytestmark = [pytest.mark.django_db, pytest.mark.processes]
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[KubernetesWorld]:
-    with KubernetesWorld(tmp_path / "cluster") as opened:
+def cluster(tmp_path: Path) -> Iterator[KubernetesHarness]:
+    with KubernetesHarness(tmp_path / "cluster") as opened:
         opened.cluster.kubelet.missing_images.add("replica:1")
         yield opened
 
 
 @pytest.fixture
 def kubernetes(
-    executor: Any, cluster: KubernetesWorld, monkeypatch: pytest.MonkeyPatch
+    executor: Any, cluster: KubernetesHarness, monkeypatch: pytest.MonkeyPatch
 ) -> KubernetesExecutor:
-    """In the place of the fake; replicas get a secret."""
+    """Use the emulated cluster instead of the fake executor; replicas get a secret."""
     from runs.credentials import Opened
     from runs.reconcile import launch
 
@@ -44,84 +44,86 @@ def kubernetes(
     return made
 
 
-def tick(world: Any, after_s: float = 7.0) -> None:
-    """The reconciler's, and the launches that it calls for."""
-    world.tick(after_s)
-    world.work()
+def tick(harness: Any, after_s: float = 7.0) -> None:
+    """Run the reconciler and the launches that it enqueues."""
+    harness.tick(after_s)
+    harness.work()
 
 
-def interrupted_world(make_world: Any, cluster: KubernetesWorld, at: int, how: Interruption) -> Any:
+def interrupted_harness(
+    make_harness: Any, cluster: KubernetesHarness, at: int, how: Interruption
+) -> Any:
     cluster.interrupt(at, how)
     try:
-        world = make_world(replicas=1)
+        harness = make_harness(replicas=1)
     finally:
         cluster.restore()
-    return world
+    return harness
 
 
 @pytest.mark.parametrize("how", Interruption)
 @pytest.mark.parametrize("at", range(3))
 def test_a_launch_interrupted_at_any_request_is_completed_by_the_next_ticks(
-    make_world: Any,
+    make_harness: Any,
     kubernetes: KubernetesExecutor,
-    cluster: KubernetesWorld,
+    cluster: KubernetesHarness,
     monkeypatch: pytest.MonkeyPatch,
     at: int,
     how: Interruption,
 ) -> None:
-    from tests.runs.conftest import World
+    from tests.runs.conftest import Harness
 
-    real = World.work
+    real = Harness.work
 
-    def work(world: Any) -> None:
+    def work(harness: Any) -> None:
         try:
-            real(world)
+            real(harness)
         except LaunchLater:
-            world.run.refresh_from_db()
+            harness.run.refresh_from_db()
 
-    monkeypatch.setattr(World, "work", work)
-    world = interrupted_world(make_world, cluster, at, how)
+    monkeypatch.setattr(Harness, "work", work)
+    harness = interrupted_harness(make_harness, cluster, at, how)
     for _ in range(5):  # the breaker lets one failure pass
-        tick(world)
-    (attempt,) = world.replica(0).attempts.all()
+        tick(harness)
+    (attempt,) = harness.replica(0).attempts.all()
     assert attempt.is_complete and attempt.ended_at is None
     assert len(cluster.cluster.objects.all("jobs")) == 1
     assert cluster.incomplete() == [] and cluster.left_behind() == []
 
 
-def test_a_secret_that_vanished_is_made_again(
-    make_world: Any, kubernetes: KubernetesExecutor, cluster: KubernetesWorld
+def test_a_deleted_secret_is_recreated(
+    make_harness: Any, kubernetes: KubernetesExecutor, cluster: KubernetesHarness
 ) -> None:
-    world = make_world(replicas=1)
-    key = world.key(0)
+    harness = make_harness(replicas=1)
+    key = harness.key(0)
     handle = kubernetes.find(key)
     assert handle is not None
     wait_for(lambda: kubernetes.poll([handle])[0].pending is PendingCause.IMAGE, "its image")
     cluster.cluster.objects.remove("secrets", "default", handle.data["name"])
     cluster.cluster.kubelet.missing_images.clear()
     wait_for(lambda: kubernetes.poll([handle])[0].pending is PendingCause.INCOMPLETE, "its Secret")
-    world.tick(12)
+    harness.tick(12)
     cluster.cluster.kubelet.missing_images.add("replica:1")  # nothing runs in this test
-    replica = world.replica(0)
+    replica = harness.replica(0)
     assert replica.state == ReplicaState.PROVISIONING
     assert "CreateContainerConfigError" in replica.state_reason
     for _ in range(3):
-        tick(world, 12)
+        tick(harness, 12)
     assert cluster.incomplete() == []
     assert replica.attempts.count() == 1
 
 
-def test_a_replica_in_a_queue_waits_for_days_and_is_shown_so(
-    make_world: Any,
+def test_a_queued_replica_waits_for_days_and_shows_the_reason(
+    make_harness: Any,
     kubernetes: KubernetesExecutor,
-    cluster: KubernetesWorld,
+    cluster: KubernetesHarness,
 ) -> None:
     cluster.cluster.add_queue("research", 0)
     kubernetes.config.options["labels"] = {QUEUE_LABEL: "research"}  # type: ignore[index]
-    world = make_world(replicas=1)
+    harness = make_harness(replicas=1)
     for _ in range(3):
-        tick(world, 24 * 3600)
-    replica = world.replica(0)
+        tick(harness, 24 * 3600)
+    replica = harness.replica(0)
     assert replica.state == ReplicaState.PROVISIONING and replica.restarts == 0
     assert replica.backend_state == "Suspended (waiting for admission)"
     assert "queue research has not admitted it" in replica.state_reason
@@ -129,12 +131,12 @@ def test_a_replica_in_a_queue_waits_for_days_and_is_shown_so(
 
 
 def test_a_missing_namespace_blocks_the_pool_and_names_it(
-    make_world: Any,
+    make_harness: Any,
     kubernetes: KubernetesExecutor,
-    cluster: KubernetesWorld,
+    cluster: KubernetesHarness,
 ) -> None:
     kubernetes.cluster.namespace = "nowhere"
-    world = make_world(replicas=1)
-    replica = world.replica(0)
+    harness = make_harness(replicas=1)
+    replica = harness.replica(0)
     assert replica.state == ReplicaState.RESTARTING, "it waits for an operator"
-    assert replica.pool.needs_person and "namespace nowhere" in replica.pool.trouble
+    assert replica.pool.requires_intervention and "namespace nowhere" in replica.pool.last_error

@@ -16,9 +16,7 @@ from tests.runs.launching import MakeRun, launched
 pytestmark = pytest.mark.django_db
 
 
-def test_the_marker_is_there_before_anything_else(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_marker_is_written_first(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run()
     written: list[str] = []
     real = type(store_for(run)).create
@@ -33,7 +31,7 @@ def test_the_marker_is_there_before_anything_else(
     assert owner_of(store_for(run)) == str(run.pk)
 
 
-def test_a_folder_that_holds_something_ends_the_launch(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_nonempty_folder_ends_the_launch(make_run: MakeRun, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     (folder / "code").mkdir(parents=True)
     (folder / "code" / "train.py").write_text("mine")
@@ -43,7 +41,7 @@ def test_a_folder_that_holds_something_ends_the_launch(make_run: MakeRun, tmp_pa
     assert [path.name for path in folder.rglob("*")] == ["code", "train.py"]
 
 
-def test_a_prefix_that_is_another_run_s_ends_the_launch(make_run: MakeRun) -> None:
+def test_the_prefix_of_another_run_ends_the_launch(make_run: MakeRun) -> None:
     other, run = launched(make_run()), make_run()
     store_for(run).put(keys.OWNER, store_for(other).get(keys.OWNER))
     launched(run)
@@ -51,7 +49,7 @@ def test_a_prefix_that_is_another_run_s_ends_the_launch(make_run: MakeRun) -> No
     assert f"found owner.json of run {other.pk}" in run.state_reason
 
 
-def test_a_launch_that_died_after_the_marker_finds_it(make_run: MakeRun) -> None:
+def test_a_launch_repeated_after_the_marker_continues(make_run: MakeRun) -> None:
     run = make_run()
     from diloco.protocol.ownership import mark
 
@@ -60,7 +58,7 @@ def test_a_launch_that_died_after_the_marker_finds_it(make_run: MakeRun) -> None
     assert launched(run).state == "provisioning"
 
 
-def test_a_run_of_before_there_were_markers_gets_one(make_run: MakeRun) -> None:
+def test_a_run_without_a_marker_gets_one(make_run: MakeRun) -> None:
     run = launched(make_run())
     store_for(run).delete([keys.OWNER])
     type(run).objects.filter(pk=run.pk).update(state="queued")
@@ -69,7 +67,7 @@ def test_a_run_of_before_there_were_markers_gets_one(make_run: MakeRun) -> None:
     assert owner_of(store_for(run)) == str(run.pk)
 
 
-def test_a_folder_that_became_a_link_is_not_opened(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_folder_replaced_by_a_link_is_not_opened(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(rendezvous=str(tmp_path / "mine"))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "mine").symlink_to(tmp_path / "elsewhere")

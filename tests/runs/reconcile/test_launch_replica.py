@@ -1,4 +1,4 @@
-"""One replica's job: its key is written down first, and one key makes one job."""
+"""Launching one replica: its key is stored first, and one key makes one job."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from executors.base import CodeRef
 from runs.exceptions import LaunchLater
 from runs.ingest.stores import store_for
 from runs.models import ReplicaAttempt, Run
-from runs.reconcile import launch
+from runs.reconcile import jobs, launch
 from runs.reconcile.launch import GIVE_UP_AFTER, launch_replica
-from tests.runs import world as w
+from tests.runs import run_harness as w
 from tests.runs.launching import Killed, MakeRun, launched, one_job_each
 
 pytestmark = pytest.mark.django_db
@@ -40,7 +40,7 @@ def test_a_job_gets_the_rendezvous_the_code_and_its_number(
     assert spec.labels == {"archipelago-run": run.pk.hex}
 
 
-JOB_STEPS = ("_begin_attempt", "replica_env", "ensure", "complete_attempt")
+JOB_STEPS = ("_begin", "replica_env", "ensure", "_complete")
 
 
 @pytest.mark.parametrize("step", JOB_STEPS)
@@ -71,7 +71,7 @@ def test_a_job_s_launch_killed_at_any_step_makes_one_job(
     one_job_each(run, executor)
 
 
-def test_the_launch_key_is_in_the_database_before_the_backend_hears_it(
+def test_the_launch_key_is_stored_before_the_backend_is_called(
     make_run: MakeRun, executor: w.FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = launched(make_run())
@@ -88,7 +88,7 @@ def test_the_launch_key_is_in_the_database_before_the_backend_hears_it(
     assert seen == list(executor.jobs)
 
 
-def test_a_backend_that_refuses_fails_the_replica_with_its_words(
+def test_a_refusal_fails_the_replica_with_the_backend_s_message(
     make_run: MakeRun, executor: w.FakeExecutor
 ) -> None:
     run = launched(make_run())
@@ -103,9 +103,7 @@ def test_a_backend_that_refuses_fails_the_replica_with_its_words(
     assert attempt.ended_at is not None
 
 
-def test_a_bundle_that_is_gone_fails_the_replica(
-    make_run: MakeRun, executor: w.FakeExecutor
-) -> None:
+def test_a_missing_bundle_fails_the_replica(make_run: MakeRun, executor: w.FakeExecutor) -> None:
     run = launched(make_run())
     shutil.rmtree(store_for(run).root / "code")  # type: ignore[attr-defined]
     replica = run.replicas.get(number=0)
@@ -116,7 +114,7 @@ def test_a_bundle_that_is_gone_fails_the_replica(
     assert executor.jobs == {}
 
 
-def test_a_backend_that_is_away_is_tried_again_and_then_given_up(
+def test_an_unavailable_backend_is_retried_and_then_given_up(
     make_run: MakeRun, executor: w.FakeExecutor, clock: w.Clock
 ) -> None:
     run = launched(make_run())
@@ -150,7 +148,7 @@ def test_a_job_started_while_its_run_ended_is_cancelled(
 
 
 @pytest.mark.parametrize("state", ["queued", "stopping", "succeeded", "failed"])
-def test_nothing_is_launched_for_a_run_that_is_not_on(
+def test_nothing_is_launched_for_an_inactive_run(
     make_run: MakeRun, executor: w.FakeExecutor, state: str
 ) -> None:
     run = launched(make_run())
@@ -170,7 +168,7 @@ def test_a_handle_is_plain_json_and_recorded_once(
     [handle] = [executor.find(key) for key in executor.jobs]
     assert handle is not None
     assert attempt.handle == json.loads(handle.to_json())
-    assert not launch.save_handle(attempt, handle)
+    assert not jobs.save_handle(attempt, handle)
     assert run.events.filter(kind="job").count() == 1
 
 

@@ -1,4 +1,4 @@
-"""Attempts that have not started: what is shown, the limit of each cause, and the next step."""
+"""Attempts that have not started: the displayed reason, the limit of each cause, the next step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runs.reconcile import retry_policy
 from runs.reconcile.launch import launch_replica
 from runs.reconcile.retry_policy import NextStep
 from runs.states import ReplicaState
-from tests.runs import world as w
+from tests.runs import run_harness as w
 from tests.runs.launching import MakeRun, launched
 
 pytestmark = pytest.mark.django_db
@@ -25,16 +25,16 @@ def pending(cause: PendingCause | None, message: str = "", phase: str = "Pending
 
 
 @pytest.fixture
-def world(make_world: Any) -> Any:
+def harness(make_harness: Any) -> Any:
     """A run whose replica 0 was launched and has not started."""
-    return make_world(replicas=1)
+    return make_harness(replicas=1)
 
 
-def wait(world: Any, status: ReplicaStatus) -> Replica:
-    world.executor.jobs[world.key(0)] = status
-    world.tick(1)
-    found: Replica = world.replica(0)
-    return found
+def wait(harness: Any, status: ReplicaStatus) -> Replica:
+    harness.executor.jobs[harness.key(0)] = status
+    harness.tick(1)
+    result: Replica = harness.replica(0)
+    return result
 
 
 @pytest.mark.parametrize("cause", PendingCause)
@@ -48,14 +48,14 @@ def test_every_cause_has_a_limit_and_a_next_step(cause: PendingCause) -> None:
     assert (retry_policy.after_pending(cause) is NextStep.INTERVENTION) is (cause in operator)
 
 
-def test_no_timeout_is_no_limit_but_for_causes_that_an_operator_removes() -> None:
+def test_without_a_timeout_only_causes_that_an_operator_removes_have_a_limit() -> None:
     assert retry_policy.pending_limit_s(PendingCause.CAPACITY, timeout_s=0) is None
     assert retry_policy.pending_limit_s(PendingCause.IMAGE, timeout_s=0) == 300
 
 
-def test_the_backends_explanation_is_the_replicas_reason(world: Any) -> None:
+def test_the_backends_explanation_is_the_replicas_reason(harness: Any) -> None:
     replica = wait(
-        world, pending(PendingCause.IMAGE, "Back-off pulling image x:1", "ImagePullBackOff")
+        harness, pending(PendingCause.IMAGE, "Back-off pulling image x:1", "ImagePullBackOff")
     )
     assert replica.state == ReplicaState.PROVISIONING
     assert replica.state_reason == "ImagePullBackOff: Back-off pulling image x:1"
@@ -63,90 +63,92 @@ def test_the_backends_explanation_is_the_replicas_reason(world: Any) -> None:
     assert replica.pending_cause == PendingCause.IMAGE and replica.pending_since is not None
 
 
-def test_an_image_that_cannot_be_pulled_ends_the_attempt_and_blocks_the_pool(world: Any) -> None:
-    wait(world, pending(PendingCause.IMAGE, "x:1: not found", "ImagePullBackOff"))
-    world.tick(290)
-    assert world.replica(0).state == ReplicaState.PROVISIONING
-    world.tick(20)
-    replica = world.replica(0)
+def test_an_image_that_cannot_be_pulled_ends_the_attempt_and_blocks_the_pool(harness: Any) -> None:
+    wait(harness, pending(PendingCause.IMAGE, "x:1: not found", "ImagePullBackOff"))
+    harness.tick(290)
+    assert harness.replica(0).state == ReplicaState.PROVISIONING
+    harness.tick(20)
+    replica = harness.replica(0)
     assert replica.state == ReplicaState.RESTARTING and replica.restarts == 0
     assert "not started after" in replica.state_reason and "x:1: not found" in replica.state_reason
-    assert replica.pool.needs_person and "x:1: not found" in replica.pool.trouble
-    assert world.executor.cancelled == [world.key(0)]
-    world.executor.end(world.key(0), Cause.CANCELLED)
-    world.tick(1)
+    assert replica.pool.requires_intervention and "x:1: not found" in replica.pool.last_error
+    assert harness.executor.cancelled == [harness.key(0)]
+    harness.executor.end(harness.key(0), Cause.CANCELLED)
+    harness.tick(1)
     attempt = ReplicaAttempt.objects.get(replica=replica)
     assert attempt.cause == retry_policy.NOT_STARTED and "x:1: not found" in attempt.message
     launch_replica(replica.pk)
-    assert world.executor.launches == 1, "nothing is launched until an operator acts"
+    assert harness.executor.launches == 1, "nothing is launched until an operator acts"
 
 
-def test_a_job_that_no_machine_takes_waits_longer_and_is_launched_again(world: Any) -> None:
-    wait(world, pending(PendingCause.CAPACITY, "0/3 nodes are available", "Unschedulable"))
-    world.tick(3000)
-    assert world.replica(0).state == ReplicaState.PROVISIONING
-    world.tick(700)
-    replica = world.replica(0)
+def test_a_job_that_no_machine_takes_waits_longer_and_is_launched_again(harness: Any) -> None:
+    wait(harness, pending(PendingCause.CAPACITY, "0/3 nodes are available", "Unschedulable"))
+    harness.tick(3000)
+    assert harness.replica(0).state == ReplicaState.PROVISIONING
+    harness.tick(700)
+    replica = harness.replica(0)
     assert replica.state == ReplicaState.RESTARTING and replica.restarts == 0
-    assert not replica.pool.needs_person and replica.pool.failures == 1
-    world.executor.end(world.key(0), Cause.CANCELLED)
-    world.tick(1)
-    world.tick(60)
+    assert not replica.pool.requires_intervention and replica.pool.failures == 1
+    harness.executor.end(harness.key(0), Cause.CANCELLED)
+    harness.tick(1)
+    harness.tick(60)
     launch_replica(replica.pk)
-    assert world.executor.launches == 2
+    assert harness.executor.launches == 2
 
 
-def test_a_suspended_job_waits_for_ever_and_is_never_hung(world: Any) -> None:
+def test_a_suspended_job_waits_without_limit_and_is_never_hung(harness: Any) -> None:
     suspended = pending(PendingCause.QUEUED, "queue research has not admitted it", "Suspended")
-    wait(world, suspended)
+    wait(harness, suspended)
     for state in (ReplicaState.PROVISIONING, ReplicaState.SUSPECT):
-        Replica.objects.update(state=state, worked_since=world.clock())
+        Replica.objects.update(state=state, worked_since=harness.clock())
         for _ in range(3):
-            world.tick(24 * 3600)
-        replica = world.replica(0)
+            harness.tick(24 * 3600)
+        replica = harness.replica(0)
         assert (replica.state, replica.restarts) == (state, 0)
-    assert world.executor.cancelled == []
+    assert harness.executor.cancelled == []
 
 
-def test_another_cause_has_a_limit_of_its_own(world: Any) -> None:
-    wait(world, pending(PendingCause.IMAGE, "registry is down"))
-    world.tick(200)
-    wait(world, pending(PendingCause.STARTING, "pulling"))
-    world.tick(200)
-    assert world.replica(0).state == ReplicaState.PROVISIONING
+def test_each_cause_has_a_separate_limit(harness: Any) -> None:
+    wait(harness, pending(PendingCause.IMAGE, "registry is down"))
+    harness.tick(200)
+    wait(harness, pending(PendingCause.STARTING, "pulling"))
+    harness.tick(200)
+    assert harness.replica(0).state == ReplicaState.PROVISIONING
 
 
-def test_causes_that_alternate_do_not_wait_for_ever(world: Any) -> None:
+def test_causes_that_alternate_wait_for_a_limited_time(harness: Any) -> None:
     causes = itertools.cycle((PendingCause.IMAGE, PendingCause.STARTING, PendingCause.INCOMPLETE))
     for _ in range(19):
-        assert wait(world, pending(next(causes), "again")).state == ReplicaState.PROVISIONING
-        world.tick(200)
-    wait(world, pending(next(causes), "again"))
-    world.tick(100)
-    replica = world.replica(0)
+        assert wait(harness, pending(next(causes), "again")).state == ReplicaState.PROVISIONING
+        harness.tick(200)
+    wait(harness, pending(next(causes), "again"))
+    harness.tick(100)
+    replica = harness.replica(0)
     assert replica.state == ReplicaState.RESTARTING
     assert "not started after 39" in replica.state_reason
 
 
-def test_the_time_in_a_queue_does_not_count(world: Any) -> None:
+def test_the_time_in_a_queue_does_not_count(harness: Any) -> None:
     for _ in range(3):
-        wait(world, pending(PendingCause.QUEUED, "not admitted"))
-        world.tick(7000)
-        wait(world, pending(PendingCause.STARTING, "pulling"))
-        world.tick(3000)
-    assert world.replica(0).state == ReplicaState.PROVISIONING
+        wait(harness, pending(PendingCause.QUEUED, "not admitted"))
+        harness.tick(7000)
+        wait(harness, pending(PendingCause.STARTING, "pulling"))
+        harness.tick(3000)
+    assert harness.replica(0).state == ReplicaState.PROVISIONING
 
 
-def test_a_job_that_starts_waits_no_more(world: Any) -> None:
-    wait(world, pending(PendingCause.CAPACITY, "no room"))
-    replica = wait(world, ReplicaStatus(state=JobState.RUNNING))
+def test_a_started_job_is_no_longer_pending(harness: Any) -> None:
+    wait(harness, pending(PendingCause.CAPACITY, "no room"))
+    replica = wait(harness, ReplicaStatus(state=JobState.RUNNING))
     assert (replica.pending_cause, replica.pending_since) == ("", None)
 
 
 # Incomplete attempts.
 
 
-def test_a_job_that_was_found_is_completed(make_run: MakeRun, executor: w.FakeExecutor) -> None:
+def test_an_incomplete_job_that_a_poll_finds_is_completed(
+    make_run: MakeRun, executor: w.FakeExecutor
+) -> None:
     """The launch died after its first request; a poll finds the job before the next launch."""
     run = launched(make_run(replicas=1))
     replica = run.replicas.get()
@@ -161,23 +163,23 @@ def test_a_job_that_was_found_is_completed(make_run: MakeRun, executor: w.FakeEx
     assert executor.ensured == 2, "complete: nothing left to do"
 
 
-def test_an_incomplete_job_is_launched_again_by_the_tick(world: Any) -> None:
-    replica = wait(world, pending(PendingCause.INCOMPLETE, "secret not found", "CreateError"))
-    assert world.outbox == []
+def test_an_incomplete_job_is_launched_again_by_the_tick(harness: Any) -> None:
+    replica = wait(harness, pending(PendingCause.INCOMPLETE, "secret not found", "CreateError"))
+    assert harness.outbox == []
     for _ in range(2):
-        world.tick(15)
-    assert ("launch_pool", replica.pool_id) in world.outbox
+        harness.tick(15)
+    assert ("launch_pool", replica.pool_id) in harness.outbox
     launch_replica(replica.pk)
-    assert world.executor.ensured == 2 and world.executor.launches == 1
+    assert harness.executor.ensured == 2 and harness.executor.launches == 1
 
 
 def test_an_incomplete_job_is_not_given_up_for_one_failed_request(
-    world: Any,
+    harness: Any,
 ) -> None:
-    replica = wait(world, pending(PendingCause.INCOMPLETE, "secret not found"))
+    replica = wait(harness, pending(PendingCause.INCOMPLETE, "secret not found"))
     ReplicaAttempt.objects.update(launched_at=None)
-    world.clock.pass_s(3600)
-    world.executor.refuses = RetryLater("503")
+    harness.clock.pass_s(3600)
+    harness.executor.refuses = RetryLater("503")
     with pytest.raises(LaunchLater):
         launch_replica(replica.pk)
     assert replica.attempts.get().ended_at is None
@@ -196,7 +198,7 @@ def test_a_full_quota_is_waited_for_and_shown(
         clock.pass_s(61)
     clock.pass_s(3600)
     replica.refresh_from_db()
-    assert replica.pool.failures == 0 and "exceeded quota" in replica.pool.trouble
+    assert replica.pool.failures == 0 and "exceeded quota" in replica.pool.last_error
     assert len(run.events.filter(kind="breaker")) == 1
     assert replica.state == ReplicaState.PROVISIONING
     assert replica.state_reason == "exceeded quota: gpus, used 8 of 8"

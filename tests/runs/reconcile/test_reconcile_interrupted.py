@@ -1,5 +1,5 @@
-"""Ticks that were killed half-way, launches that never came to be, a bucket that does not answer:
-nothing waits for ever, and nothing is concluded from what could not be seen."""
+"""Killed ticks, launches that never happened, unavailable buckets: every wait is limited, and no
+decision is based on missing observations."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from runs.exceptions import LaunchLater
 from runs.ingest.validation import REFUSAL_EVENTS
 from runs.models import Run
 from runs.queries.selectors import points
+from runs.reconcile.context import WAIT_FOR_BUCKET
 from runs.reconcile.jobs import UNLAUNCHED_AFTER
 from runs.reconcile.launch import launch_replica, launch_run
-from runs.reconcile.reconciler import STORE_AWAY_FOR, reconcile_run
+from runs.reconcile.reconciler import reconcile_run
 
 pytestmark = pytest.mark.django_db
-MakeWorld = Callable[..., Any]
+MakeHarness = Callable[..., Any]
 
 
 class Killed(BaseException):
-    """What a SIGKILL looks like to the code: nothing catches it."""
+    """Simulates SIGKILL: nothing catches it."""
 
 
 @pytest.fixture
-def world(make_world: MakeWorld) -> Any:
-    made = make_world(replicas=2)
+def harness(make_harness: MakeHarness) -> Any:
+    made = make_harness(replicas=2)
     made.start()
     return made
 
 
 @pytest.fixture
 def half_launched(make_run: Any, clock: Any, executor: Any, outbox: Any) -> Any:
-    """A run whose launch keys are written down and whose backend was away when it was called."""
+    """A run whose launch keys are stored, but whose backend was unavailable at the launch."""
     run = make_run(replicas=2)
     launch_run(str(run.pk))
     executor.away = "no answer"
@@ -54,79 +55,77 @@ def states(run: Any) -> list[str]:
     return list(run.replicas.order_by("number").values_list("state", flat=True))
 
 
-def bucket_says(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def fail_bucket_reads(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def refuse(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr("runs.ingest.ingest_pass._read", refuse)
+    monkeypatch.setattr("runs.ingest.ingest_pass._Pass.read", refuse)
 
 
-def test_a_tick_killed_before_it_judged_an_end_is_made_good(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+def test_the_next_tick_processes_an_end_that_a_killed_tick_missed(
+    harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.executor.end(world.key(1), Cause.ERROR, code=1, said="boom")
+    harness.executor.end(harness.key(1), Cause.ERROR, code=1, message="boom")
 
     def die(_: Any) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("runs.reconcile.replicas.judge_replicas", die)
+        patch.setattr("runs.reconcile.replicas.update_replicas", die)
         with pytest.raises(Killed):
-            world.tick()
-    assert world.replica(1).attempts.get().ended_at is not None
-    assert states(world.run) == ["computing", "computing"]
-    world.beat_all(but=(1,))
-    world.tick()
-    assert states(world.run) == ["computing", "restarting"]
-    assert "boom" in world.replica(1).state_reason
+            harness.tick()
+    assert harness.replica(1).attempts.get().ended_at is not None
+    assert states(harness.run) == ["computing", "computing"]
+    harness.beat_all(but=(1,))
+    harness.tick()
+    assert states(harness.run) == ["computing", "restarting"]
+    assert "boom" in harness.replica(1).state_reason
 
 
-def test_a_clean_exit_is_not_judged_without_the_bucket(
-    world: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.bucket.final(1)
-    for key in world.executor.jobs:
-        world.executor.end(key, Cause.DONE, code=0)
+def test_a_clean_exit_waits_for_the_bucket(harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness.bucket.final(1)
+    for key in harness.executor.jobs:
+        harness.executor.end(key, Cause.DONE, code=0)
     with monkeypatch.context() as patch:
-        bucket_says(patch, StoreUnavailable("503"))
-        assert world.tick().state == "running"
-    assert states(world.run) == ["computing", "computing"]
-    assert world.tick().state == "succeeded"
-    assert states(world.run) == ["done", "done"]
+        fail_bucket_reads(patch, StoreUnavailable("503"))
+        assert harness.tick().state == "running"
+    assert states(harness.run) == ["computing", "computing"]
+    assert harness.tick().state == "succeeded"
+    assert states(harness.run) == ["done", "done"]
 
 
 def test_a_stop_waits_for_the_result_in_a_bucket_that_is_away(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
-    world.tick()
-    world.bucket.final(1, "stopped")
-    for key in world.executor.jobs:
-        world.executor.end(key, Cause.DONE, code=0)
+    replicas_and_pools.request_stop(harness.run, actor=harness.run.owner)
+    harness.tick()
+    harness.bucket.final(1, "stopped")
+    for key in harness.executor.jobs:
+        harness.executor.end(key, Cause.DONE, code=0)
     with monkeypatch.context() as patch:
-        bucket_says(patch, StoreUnavailable("503"))
-        assert world.tick(60).state == "stopping"
-    run = world.tick()
+        fail_bucket_reads(patch, StoreUnavailable("503"))
+        assert harness.tick(60).state == "stopping"
+    run = harness.tick()
     assert (run.state, run.state_reason) == ("cancelled", "stopped by olga at round 1")
 
 
 @pytest.mark.parametrize(
     ("error", "waits_s"),
-    [(StoreUnavailable("503"), STORE_AWAY_FOR.total_seconds()), (StoreDenied("gone"), 0.0)],
+    [(StoreUnavailable("503"), WAIT_FOR_BUCKET.total_seconds()), (StoreDenied("gone"), 0.0)],
 )
-def test_a_stop_does_not_wait_for_ever(
-    world: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, waits_s: float
+def test_a_stop_waits_for_a_limited_time(
+    harness: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, waits_s: float
 ) -> None:
-    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
-    for key in world.executor.jobs:
-        world.executor.end(key, Cause.DONE, code=0)
-    bucket_says(monkeypatch, error)
+    replicas_and_pools.request_stop(harness.run, actor=harness.run.owner)
+    for key in harness.executor.jobs:
+        harness.executor.end(key, Cause.DONE, code=0)
+    fail_bucket_reads(monkeypatch, error)
     if waits_s:
-        assert world.tick(waits_s - 5).state == "stopping"
-    assert world.tick(10).state == "cancelled"
+        assert harness.tick(waits_s - 5).state == "stopping"
+    assert harness.tick(10).state == "cancelled"
 
 
-def test_a_launch_that_never_came_to_be_does_not_hold_up_a_stop(
+def test_a_launch_that_never_happened_does_not_delay_a_stop(
     half_launched: Any, clock: Any, executor: Any
 ) -> None:
     run = half_launched
@@ -138,16 +137,16 @@ def test_a_launch_that_never_came_to_be_does_not_hold_up_a_stop(
         assert run.state == expected
     assert states(run) == ["evicted", "evicted"]
     for replica in run.replicas.all():
-        launch_replica(replica.pk)  # the message comes again
+        launch_replica(replica.pk)  # the message is delivered again
     assert executor.launches == 0
 
 
-def test_a_backend_that_cannot_be_asked_calls_nothing_off(
+def test_an_unreachable_backend_cancels_no_launch(
     half_launched: Any, clock: Any, executor: Any
 ) -> None:
     run = half_launched
     replicas_and_pools.request_stop(run, actor=run.owner)
-    executor.away = "no answer"  # it may have a job of ours
+    executor.away = "no answer"  # it can have a job of ours
     clock.pass_s(600)
     reconcile_run(str(run.pk))
     run.refresh_from_db()
@@ -168,7 +167,7 @@ def test_a_replica_can_leave_before_it_was_launched(
     assert list(executor.jobs) == [run.replicas.get(number=1).attempts.get(number=2).launch_key]
 
 
-def test_a_launch_that_comes_through_after_it_was_called_off_is_cancelled(
+def test_a_launch_that_succeeds_after_its_cancellation_is_cancelled(
     half_launched: Any, clock: Any, executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = half_launched
@@ -186,34 +185,34 @@ def test_a_launch_that_comes_through_after_it_was_called_off_is_cancelled(
     assert executor.cancelled == list(executor.jobs) == [replica.attempts.get().launch_key]
 
 
-def test_a_command_nobody_can_read_does_not_keep_a_run_from_stopping(world: Any) -> None:
-    store = world.bucket.store
+def test_an_unreadable_command_does_not_prevent_a_stop(harness: Any) -> None:
+    store = harness.bucket.store
     store.create(keys.control(1), b"garbage")
-    replicas_and_pools.request_stop(world.run, actor=world.run.owner)
-    world.tick()
+    replicas_and_pools.request_stop(harness.run, actor=harness.run.owner)
+    harness.tick()
     assert Command.from_bytes(store.get(keys.control(2))).command == "stop"
-    assert len(world.events("refused")) == 1
+    assert len(harness.events("refused")) == 1
 
 
-def test_an_evaluation_read_before_its_commit_is_dated_by_it(world: Any) -> None:
-    world.bucket.segment(0, 1, evaluations=(world.bucket.evaluation(1, 4.0),))
-    world.beat_all()
-    world.tick()
-    assert world.run.rounds.get(number=1).eval_loss == 4.0
-    world.bucket.commit(1, [0, 1])
-    world.beat_all()
-    world.tick()
-    row = world.run.rounds.get(number=1)
+def test_an_evaluation_read_before_its_commit_is_dated_by_it(harness: Any) -> None:
+    harness.bucket.segment(0, 1, evaluations=(harness.bucket.evaluation(1, 4.0),))
+    harness.beat_all()
+    harness.tick()
+    assert harness.run.rounds.get(number=1).eval_loss == 4.0
+    harness.bucket.commit(1, [0, 1])
+    harness.beat_all()
+    harness.tick()
+    row = harness.run.rounds.get(number=1)
     assert (row.state, row.eval_loss) == ("committed", 4.0)
-    assert points(world.run, "eval_loss")["tokens"] == [row.tokens_total]
+    assert points(harness.run, "eval_loss")["tokens"] == [row.tokens_total]
 
 
-def test_what_lies_in_the_bucket_is_not_counted_again_at_every_look(world: Any) -> None:
+def test_refused_records_are_counted_once(harness: Any) -> None:
     for number in range(REFUSAL_EVENTS + 10):
-        world.bucket.store.put(keys.checkpoint_manifest(number), b"{}")
+        harness.bucket.store.put(keys.checkpoint_manifest(number), b"{}")
     for last in (REFUSAL_EVENTS + 10, REFUSAL_EVENTS + 11):
         for number in range(1, last + 1):
-            world.bucket.commit(number, [0, 1])
-        world.beat_all()
-        world.tick()
+            harness.bucket.commit(number, [0, 1])
+        harness.beat_all()
+        harness.tick()
         assert Run.objects.get().refused_records == REFUSAL_EVENTS

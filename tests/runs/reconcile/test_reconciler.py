@@ -14,206 +14,206 @@ from runs.models import Event
 from runs.reconcile.decisions import SLOW_START_S
 from runs.reconcile.reconciler import LOST_TASK_AFTER, reconcile_run
 from runs.reconcile.retry_policy import BACKOFF_S
-from tests.runs.world import incarnation
+from tests.runs.run_harness import incarnation
 
 MAX_RESTARTS = 3
 pytestmark = pytest.mark.django_db
-MakeWorld = Callable[..., Any]
+MakeHarness = Callable[..., Any]
 LATE_S = LOST_TASK_AFTER.total_seconds() + 1
 
 
-def states(world: Any) -> list[str]:
-    return list(world.run.replicas.values_list("state", flat=True))
+def states(harness: Any) -> list[str]:
+    return list(harness.run.replicas.values_list("state", flat=True))
 
 
-def test_a_run_comes_up(make_world: MakeWorld) -> None:
-    world = make_world(replicas=3)
-    assert (world.run.state, states(world)) == ("provisioning", ["provisioning"] * 3)
-    world.bucket.beat(0, 1, "syncing")
-    world.bucket.beat(1, 1, "computing", round=2)
-    assert world.tick().state == "provisioning"  # two of three, and no step yet
-    assert states(world) == ["syncing", "computing", "provisioning"]
-    replica = world.replica(1)
+def test_a_run_starts(make_harness: MakeHarness) -> None:
+    harness = make_harness(replicas=3)
+    assert (harness.run.state, states(harness)) == ("provisioning", ["provisioning"] * 3)
+    harness.bucket.beat(0, 1, "syncing")
+    harness.bucket.beat(1, 1, "computing", round=2)
+    assert harness.tick().state == "provisioning"  # two of three, and no step yet
+    assert states(harness) == ["syncing", "computing", "provisioning"]
+    replica = harness.replica(1)
     assert (replica.round, replica.host, replica.pid, replica.device) == (2, "islet", 7, "cpu")
-    assert (replica.backend_state, replica.beat_at) == ("running", world.clock())
-    world.bucket.beat(2, 1, "computing")
-    run = world.tick()
-    assert (run.state, run.started_at) == ("running", world.clock())
+    assert (replica.backend_state, replica.beat_at) == ("running", harness.clock())
+    harness.bucket.beat(2, 1, "computing")
+    run = harness.tick()
+    assert (run.state, run.started_at) == ("running", harness.clock())
     assert run.state_reason == "3 of 3 replicas live"
 
 
 def test_a_tick_that_finds_nothing_new_changes_nothing(
-    make_world: MakeWorld, django_assert_max_num_queries: Any
+    make_harness: MakeHarness, django_assert_max_num_queries: Any
 ) -> None:
-    world = make_world()
-    world.start()
-    events, deltas = Event.objects.count(), len(world.deltas)
+    harness = make_harness()
+    harness.start()
+    events, deltas = Event.objects.count(), len(harness.deltas)
     with django_assert_max_num_queries(30):
-        world.tick()
+        harness.tick()
     assert Event.objects.count() == events
-    assert len(world.deltas) == deltas
+    assert len(harness.deltas) == deltas
 
 
-def test_a_change_is_published_once_with_what_changed(make_world: MakeWorld) -> None:
-    world = make_world()
-    world.start()
-    world.deltas.clear()
-    world.bucket.segment(0, 1, losses=[5.0, 4.0])
-    world.tick()
-    [delta] = world.deltas
-    assert delta["run"]["id"] == str(world.run.pk)
+def test_a_change_is_published_once_with_the_changed_fields(make_harness: MakeHarness) -> None:
+    harness = make_harness()
+    harness.start()
+    harness.deltas.clear()
+    harness.bucket.segment(0, 1, losses=[5.0, 4.0])
+    harness.tick()
+    [delta] = harness.deltas
+    assert delta["run"]["id"] == str(harness.run.pk)
     loss, lr = delta["points"]
     assert (loss["series"], loss["replica"], loss["value"]) == ("loss", 0, [5.0, 4.0])
     assert (lr["series"], lr["step"]) == ("lr", [1, 2])
     assert "events" not in delta
-    world.run.events.create(at=world.clock(), kind="note", message="from elsewhere")
-    world.tick()
-    assert [e["message"] for e in world.deltas[-1]["events"]] == ["from elsewhere"]
-    assert len(world.deltas) == 2
+    harness.run.events.create(at=harness.clock(), kind="note", message="from elsewhere")
+    harness.tick()
+    assert [e["message"] for e in harness.deltas[-1]["events"]] == ["from elsewhere"]
+    assert len(harness.deltas) == 2
 
 
-def test_what_the_backend_says_is_published(make_world: MakeWorld) -> None:
-    world = make_world(replicas=1)
-    world.executor.jobs[world.key()] = ReplicaStatus(state=JobState.PENDING)
-    world.tick()
-    world.deltas.clear()
-    world.tick()
-    world.executor.jobs[world.key()] = ReplicaStatus(state=JobState.RUNNING)
-    world.tick()
-    [delta] = world.deltas
+def test_the_backend_s_status_is_published(make_harness: MakeHarness) -> None:
+    harness = make_harness(replicas=1)
+    harness.executor.jobs[harness.key()] = ReplicaStatus(state=JobState.PENDING)
+    harness.tick()
+    harness.deltas.clear()
+    harness.tick()
+    harness.executor.jobs[harness.key()] = ReplicaStatus(state=JobState.RUNNING)
+    harness.tick()
+    [delta] = harness.deltas
     assert [r["backend_state"] for r in delta["replicas"]] == ["running"]
 
 
-def test_silence_makes_suspect_and_a_beat_takes_it_back(make_world: MakeWorld) -> None:
-    world = make_world()
-    world.start()
-    world.beat_all(but=(1,))
-    assert world.tick(6.5).state == "degraded"
-    assert states(world) == ["computing", "suspect"]
-    assert "expected a beat every 2 s, found none for 6 s" in world.replica(1).state_reason
-    world.beat_all("waiting")
-    assert world.tick().state == "running"
-    assert states(world) == ["waiting", "waiting"]
-    assert world.executor.launches == 2
+def test_a_silent_replica_is_suspect_until_its_next_heartbeat(make_harness: MakeHarness) -> None:
+    harness = make_harness()
+    harness.start()
+    harness.beat_all(but=(1,))
+    assert harness.tick(6.5).state == "degraded"
+    assert states(harness) == ["computing", "suspect"]
+    assert "expected a heartbeat every 2 s, found none for 6 s" in harness.replica(1).state_reason
+    harness.beat_all("waiting")
+    assert harness.tick().state == "running"
+    assert states(harness) == ["waiting", "waiting"]
+    assert harness.executor.launches == 2
 
 
-def test_the_beats_own_idea_of_the_time_plays_no_part(make_world: MakeWorld) -> None:
-    world = make_world()
-    world.beat_all(wall_s=0.0)
-    world.tick()
-    world.bucket.beat(0, 2, wall_s=0.0)
-    world.bucket.beat(1, 1, wall_s=world.clock().timestamp() + 10**6)  # the same count: no beat
-    world.tick(6.5)
-    assert states(world) == ["computing", "suspect"]
+def test_the_replica_s_clock_is_ignored(make_harness: MakeHarness) -> None:
+    harness = make_harness()
+    harness.beat_all(wall_s=0.0)
+    harness.tick()
+    harness.bucket.beat(0, 2, wall_s=0.0)
+    harness.bucket.beat(1, 1, wall_s=harness.clock().timestamp() + 10**6)  # the same count: no beat
+    harness.tick(6.5)
+    assert states(harness) == ["computing", "suspect"]
 
 
-def test_a_backend_that_is_away_ends_nobody(make_world: MakeWorld) -> None:
-    world = make_world()
-    world.start()
-    world.executor.away = "503"
+def test_an_unavailable_backend_ends_no_replica(make_harness: MakeHarness) -> None:
+    harness = make_harness()
+    harness.start()
+    harness.executor.away = "503"
     for _ in range(3):
-        run = world.tick(60)
-    assert (run.state, states(world)) == ("stalled", ["suspect", "suspect"])
-    world.executor.away = ""
-    world.beat_all()
-    assert world.tick().state == "running"
-    assert world.run.replicas.filter(restarts__gt=0).count() == 0
+        run = harness.tick(60)
+    assert (run.state, states(harness)) == ("stalled", ["suspect", "suspect"])
+    harness.executor.away = ""
+    harness.beat_all()
+    assert harness.tick().state == "running"
+    assert harness.run.replicas.filter(restarts__gt=0).count() == 0
 
 
-def test_a_dead_replica_is_launched_again_with_backoff(make_world: MakeWorld) -> None:
-    world = make_world()
-    world.start()
+def test_a_dead_replica_is_launched_again_with_backoff(make_harness: MakeHarness) -> None:
+    harness = make_harness()
+    harness.start()
     for restart in range(1, MAX_RESTARTS + 1):
-        world.executor.end(world.key(0, restart), Cause.ERROR, code=1, said="boom")
-        world.beat_all(but=(0,))
-        world.tick()
-        replica = world.replica(0)
+        harness.executor.end(harness.key(0, restart), Cause.ERROR, code=1, message="boom")
+        harness.beat_all(but=(0,))
+        harness.tick()
+        replica = harness.replica(0)
         assert (replica.state, replica.restarts) == ("restarting", restart)
         assert f"restart {restart} of {MAX_RESTARTS}" in replica.state_reason
         assert "error, exit code 1: boom" in replica.state_reason
         delay_s = BACKOFF_S * 2 ** (restart - 1)
-        assert (replica.relaunch_at - world.clock()).total_seconds() == delay_s
-        world.outbox.clear()
-        world.beat_all(but=(0,))
-        world.tick(delay_s - 0.5)
-        assert world.outbox == []
-        world.beat_all(but=(0,))
-        world.tick(0.5)
-        assert world.outbox == [("launch_pool", replica.pool_id)]
-        world.work()
-        assert world.replica(0).state == "provisioning"
-        world.bucket.beat(0, 1, "computing", seq=restart + 1)
-        world.beat_all(but=(0,))
-        assert world.tick().state == "running"
-    world.executor.end(world.key(0, MAX_RESTARTS + 1), Cause.ERROR, code=1, said="boom")
-    world.beat_all(but=(0,))
-    assert world.tick().state == "degraded"
-    assert world.replica(0).state == "failed"
-    assert world.replica(0).attempts.count() == MAX_RESTARTS + 1
-    attempt = world.replica(0).attempts.get(number=1)
+        assert (replica.relaunch_at - harness.clock()).total_seconds() == delay_s
+        harness.outbox.clear()
+        harness.beat_all(but=(0,))
+        harness.tick(delay_s - 0.5)
+        assert harness.outbox == []
+        harness.beat_all(but=(0,))
+        harness.tick(0.5)
+        assert harness.outbox == [("launch_pool", replica.pool_id)]
+        harness.work()
+        assert harness.replica(0).state == "provisioning"
+        harness.bucket.beat(0, 1, "computing", seq=restart + 1)
+        harness.beat_all(but=(0,))
+        assert harness.tick().state == "running"
+    harness.executor.end(harness.key(0, MAX_RESTARTS + 1), Cause.ERROR, code=1, message="boom")
+    harness.beat_all(but=(0,))
+    assert harness.tick().state == "degraded"
+    assert harness.replica(0).state == "failed"
+    assert harness.replica(0).attempts.count() == MAX_RESTARTS + 1
+    attempt = harness.replica(0).attempts.get(number=1)
     assert (attempt.cause, attempt.exit_code, attempt.message) == ("error", 1, "boom")
     assert attempt.ended_at is not None
 
 
-def test_a_run_whose_replicas_all_crash_ends_with_the_message(make_world: MakeWorld) -> None:
-    world = make_world(replicas=1)
-    world.start()
+def test_a_run_whose_replicas_all_crash_ends_with_the_message(make_harness: MakeHarness) -> None:
+    harness = make_harness(replicas=1)
+    harness.start()
     for attempt in range(1, MAX_RESTARTS + 2):
-        world.executor.end(world.key(0, attempt), Cause.ERROR, code=1, said="no data at /corpus")
-        run = world.tick()
+        harness.executor.end(
+            harness.key(0, attempt), Cause.ERROR, code=1, message="no data at /corpus"
+        )
+        run = harness.tick()
         if attempt <= MAX_RESTARTS:
             assert run.state == "stalled"
             assert "waiting for a relaunch" in run.state_reason
-            world.tick(60)
-            world.work()
-            assert world.executor.launches == attempt + 1
-    assert (run.state, run.ended_at) == ("failed", world.clock())
+            harness.tick(60)
+            harness.work()
+            assert harness.executor.launches == attempt + 1
+    assert (run.state, run.ended_at) == ("failed", harness.clock())
     assert run.state_reason == "replica 0: error, exit code 1: no data at /corpus"
-    launches = world.executor.launches
-    world.tick(600)
-    world.work()
-    assert world.executor.launches == launches
+    launches = harness.executor.launches
+    harness.tick(600)
+    harness.work()
+    assert harness.executor.launches == launches
 
 
-def test_refused_replicas_end_the_run_at_once(make_world: MakeWorld) -> None:
-    world = make_world()
+def test_refused_replicas_end_the_run_at_once(make_harness: MakeHarness) -> None:
+    harness = make_harness()
     for number in (0, 1):
-        world.executor.end(world.key(number), Cause.LOST)
-    world.tick()
-    world.executor.refuses = "no such hardware: gpu9"
-    world.tick(10)
-    world.work()
-    run = world.tick()
+        harness.executor.end(harness.key(number), Cause.LOST)
+    harness.tick()
+    harness.executor.refuses = "no such hardware: gpu9"
+    harness.tick(10)
+    harness.work()
+    run = harness.tick()
     assert run.state == "failed"
     assert "no such hardware: gpu9" in run.state_reason
 
 
-def test_a_job_whose_launch_was_lost_is_found_by_its_key(make_world: MakeWorld) -> None:
-    """The worker died between the backend's answer and writing it down."""
-    world = make_world()
-    world.replica(0).attempts.update(handle=None)
-    world.tick()
-    assert world.replica(0).attempts.get().handle["launch_key"] == world.key(0)
-    assert world.executor.launches == 2
+def test_a_job_whose_launch_was_lost_is_found_by_its_key(make_harness: MakeHarness) -> None:
+    """The worker died between the backend's response and storing it."""
+    harness = make_harness()
+    harness.replica(0).attempts.update(handle=None)
+    harness.tick()
+    assert harness.replica(0).attempts.get().handle["launch_key"] == harness.key(0)
+    assert harness.executor.launches == 2
 
 
-def test_launches_that_got_lost_are_called_for_again(make_world: MakeWorld) -> None:
-    world = make_world()
-    replica = world.replica(0)
-    del world.executor.jobs[world.key(0)]
+def test_lost_launches_are_enqueued_again(make_harness: MakeHarness) -> None:
+    harness = make_harness()
+    replica = harness.replica(0)
+    del harness.executor.jobs[harness.key(0)]
     replica.attempts.update(handle=None)
-    world.tick(1)
-    assert world.outbox == []
-    world.tick(LATE_S)
-    assert world.outbox == [("launch_pool", replica.pool_id)]
-    world.work()
-    assert world.executor.launches == 3
+    harness.tick(1)
+    assert harness.outbox == []
+    harness.tick(LATE_S)
+    assert harness.outbox == [("launch_pool", replica.pool_id)]
+    harness.work()
+    assert harness.executor.launches == 3
     assert replica.attempts.count() == 1
 
 
-def test_a_lost_submission_is_called_for_again(
-    make_run: Any, clock: Any, outbox: list[Any]
-) -> None:
+def test_a_lost_submission_is_enqueued_again(make_run: Any, clock: Any, outbox: list[Any]) -> None:
     run = make_run()
     outbox.clear()
     reconcile_run(str(run.pk))
@@ -223,61 +223,63 @@ def test_a_lost_submission_is_called_for_again(
     assert outbox == [("launch_run", str(run.pk))]
 
 
-def test_a_bucket_that_is_away_is_told_once_and_everything_else_goes_on(
-    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+def test_an_unavailable_bucket_is_reported_once_and_control_continues(
+    make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make_world()
-    world.start()
+    harness = make_harness()
+    harness.start()
 
     def away(self: LocalStore, prefix: str, **_: Any) -> Any:
         raise StoreUnavailable("no route to bucket")
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalStore, "list", away)
-        world.executor.end(world.key(0), Cause.ERROR, code=1)
+        harness.executor.end(harness.key(0), Cause.ERROR, code=1)
         for _ in range(3):
-            world.tick()
-        assert world.replica(0).state == "restarting"
-        assert world.replica(1).state == "computing"
-        [told] = world.events("store")
-        assert "no route to bucket" in told
-        world.tick(301)
-        assert len(world.events("store")) == 2
-    world.beat_all()
-    world.tick()
-    assert world.replica(1).state == "computing"
+            harness.tick()
+        assert harness.replica(0).state == "restarting"
+        assert harness.replica(1).state == "computing"
+        [reported] = harness.events("store")
+        assert "no route to bucket" in reported
+        harness.tick(301)
+        assert len(harness.events("store")) == 2
+    harness.beat_all()
+    harness.tick()
+    assert harness.replica(1).state == "computing"
 
 
-def test_a_beat_that_is_not_one_is_named_once(make_world: MakeWorld) -> None:
-    world = make_world()
-    world.bucket.beat(1, 1)
-    strange = world.bucket.store.get(keys.beat(1, incarnation(1)))
-    world.bucket.store.put(keys.beat(0, incarnation(0)), strange)
-    world.bucket.store.put(keys.beat(1, incarnation(1)), b"{}")
+def test_an_invalid_heartbeat_is_reported_once(make_harness: MakeHarness) -> None:
+    harness = make_harness()
+    harness.bucket.beat(1, 1)
+    strange = harness.bucket.store.get(keys.beat(1, incarnation(1)))
+    harness.bucket.store.put(keys.beat(0, incarnation(0)), strange)
+    harness.bucket.store.put(keys.beat(1, incarnation(1)), b"{}")
     for _ in range(2):
-        run = world.tick()
-    first, second = world.events("refused")
+        run = harness.tick()
+    first, second = harness.events("refused")
     assert first == "lease of replica 0 refused: expected the lease of its own key, found another's"
-    assert second.startswith("lease of replica 1 refused: Beat: expected version")
+    assert second.startswith("lease of replica 1 refused: Heartbeat: expected version")
     assert run.refused_records == 2
-    assert states(world) == ["provisioning"] * 2
+    assert states(harness) == ["provisioning"] * 2
 
 
-@pytest.mark.parametrize("odd", [{"interval_s": float("nan")}, {"interval_s": float("inf")}])
-def test_a_beat_no_table_can_hold_is_refused(make_world: MakeWorld, odd: dict[str, Any]) -> None:
-    world = make_world()
-    world.bucket.beat(0, 1, **odd)
-    world.bucket.beat(1, 1, host="\ud800" * 500)
-    world.tick()
-    assert states(world) == ["provisioning", "computing"]
-    assert len(world.events("refused")) == 1
+@pytest.mark.parametrize("invalid", [{"interval_s": float("nan")}, {"interval_s": float("inf")}])
+def test_a_heartbeat_out_of_range_is_refused(
+    make_harness: MakeHarness, invalid: dict[str, Any]
+) -> None:
+    harness = make_harness()
+    harness.bucket.beat(0, 1, **invalid)
+    harness.bucket.beat(1, 1, host="\ud800" * 500)
+    harness.tick()
+    assert states(harness) == ["provisioning", "computing"]
+    assert len(harness.events("refused")) == 1
 
 
-def test_a_slow_start_is_said_once(make_world: MakeWorld) -> None:
-    world = make_world()
-    world.tick(SLOW_START_S - 5)
-    assert world.events("slow_start") == []
-    world.tick(10)
-    world.tick(10)
-    [told] = world.events("slow_start")
-    assert "expected a first step within 120 s" in told
+def test_a_slow_start_is_reported_once(make_harness: MakeHarness) -> None:
+    harness = make_harness()
+    harness.tick(SLOW_START_S - 5)
+    assert harness.events("slow_start") == []
+    harness.tick(10)
+    harness.tick(10)
+    [reported] = harness.events("slow_start")
+    assert "expected a first step within 120 s" in reported

@@ -1,4 +1,4 @@
-"""What the control plane allows, as tables: no database, no clock."""
+"""The retry policy as tables: no database, no clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from executors.base import Cause
 from runs.reconcile import retry_policy
-from runs.reconcile.retry_policy import REFUSED, WILL_NOT_MEND, relaunch_delay_s, restarts_after
+from runs.reconcile.retry_policy import EX_CONFIG, REFUSED, relaunch_delay_s, restarts_after
 from runs.states import ReplicaState as R
 
 
@@ -31,10 +31,10 @@ def test_relaunches_back_off_and_end(
     assert relaunch_delay_s(state, restarts=restarts, cause=cause) == delay_s
 
 
-def test_what_a_restart_will_not_mend_is_not_restarted() -> None:
+def test_a_permanent_error_is_not_restarted() -> None:
     delays = [
         relaunch_delay_s(R.FAILED, restarts=0, cause="error", exit_code=code)
-        for code in (1, 75, WILL_NOT_MEND)
+        for code in (1, 75, EX_CONFIG)
     ]
     assert delays == [2.0, 2.0, None]
 
@@ -56,16 +56,14 @@ def test_the_backoff_is_capped_and_never_overflows() -> None:
         (Cause.DEADLINE, 5.0, 2),
     ],
 )
-def test_failures_in_a_row_are_counted_and_forgiven(
-    cause: str, worked_s: float, after: int
-) -> None:
+def test_failures_in_a_row_are_counted_and_reset(cause: str, worked_s: float, after: int) -> None:
     assert restarts_after(2, cause=cause, worked_s=worked_s) == after
 
 
 @pytest.mark.parametrize(
     ("round_s", "drain_s"), [(None, 30.0), (4.0, 30.0), (100.0, 200.0), (3600.0, 600.0)]
 )
-def test_leaving_takes_two_rounds_within_bounds(round_s: float | None, drain_s: float) -> None:
+def test_the_drain_time_is_two_rounds_within_bounds(round_s: float | None, drain_s: float) -> None:
     assert retry_policy.drain_s(round_s) == drain_s
 
 
@@ -73,7 +71,7 @@ def test_leaving_takes_two_rounds_within_bounds(round_s: float | None, drain_s: 
     ("round_s", "lifetime_s", "margin_s"),
     [(None, 86_400, 60.0), (100.0, 86_400, 200.0), (3600.0, 86_400, 600.0), (None, 100, 25.0)],
 )
-def test_a_hand_over_begins_in_time_but_never_takes_most_of_a_life(
+def test_a_replacement_starts_in_time_and_uses_at_most_a_quarter_of_the_lifetime(
     round_s: float | None, lifetime_s: float, margin_s: float
 ) -> None:
-    assert retry_policy.hand_over_s(round_s, lifetime_s) == margin_s
+    assert retry_policy.replace_s(round_s, lifetime_s) == margin_s

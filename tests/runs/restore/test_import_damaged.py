@@ -1,5 +1,5 @@
-"""A bucket that lost or changed objects: imported with a remark, or refused by name with nothing
-left behind. Never a traceback, never a run that looks complete and is not."""
+"""A bucket with lost or changed objects: the import reports it, or refuses it and leaves no rows.
+Never an exception, and never an incomplete run that looks complete."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from diloco.protocol.ownership import PrefixOwner
 from diloco.store.base import Store
 from runs.models import Archive, MetricBlock, Round, Run
 from runs.restore import import_run
-from tests.runs.restore.test_import import end, lead_a_life
+from tests.runs.restore.test_import import end, run_rounds_and_failures
 from tests.runs.rows import rows
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow(minutes=1)]
 
 MILLION = 10**6
 
@@ -47,16 +47,18 @@ def attempt_import(uri: str) -> Outcome:
 
 
 @pytest.fixture
-def lost(make_world: Callable[..., Any]) -> Any:
-    """A finished run that is in its bucket alone, and its rows as they were."""
+def lost(make_harness: Callable[..., Any]) -> Any:
+    """An ended run that exists only in its bucket, and its former rows."""
     from runs.submit.run_draft import PoolDraft
 
-    world = make_world(replicas=2, pools=(PoolDraft(count=2, price_usd_h=36.0),), budget_usd=1e6)
-    lead_a_life(world)
-    end(world)
-    world.before = rows(world.run)
-    Run.objects.filter(pk=world.run.pk).delete()
-    return world
+    harness = make_harness(
+        replicas=2, pools=(PoolDraft(count=2, price_usd_h=36.0),), budget_usd=1e6
+    )
+    run_rounds_and_failures(harness)
+    end(harness)
+    harness.before = rows(harness.run)
+    Run.objects.filter(pk=harness.run.pk).delete()
+    return harness
 
 
 def nothing_is_left() -> bool:
@@ -65,19 +67,19 @@ def nothing_is_left() -> bool:
 
 def test_a_missing_commit_is_named(lost: Any) -> None:
     lost.bucket.store.delete([keys.commit(2)])
-    found = attempt_import(lost.run.rendezvous)
-    assert f"expected {keys.commit(2)}, found none" in found.refused
+    result = attempt_import(lost.run.rendezvous)
+    assert f"expected {keys.commit(2)}, found none" in result.refused
     assert nothing_is_left()
 
 
 def test_a_marker_of_another_run_is_refused(lost: Any) -> None:
     other = str(uuid.uuid4())
     lost.bucket.store.put(keys.OWNER, PrefixOwner(run_id=other).to_bytes())
-    found = attempt_import(lost.run.rendezvous)
-    assert f"found run {other} in the first" in found.refused.replace("'", "")
+    result = attempt_import(lost.run.rendezvous)
+    assert f"found run {other} in the first" in result.refused.replace("'", "")
     assert nothing_is_left()
     lost.bucket.store.put(keys.OWNER, b"no marker")
-    assert "is no marker of a run" in attempt_import(lost.run.rendezvous).refused
+    assert "is not the marker of a run" in attempt_import(lost.run.rendezvous).refused
     assert nothing_is_left()
     lost.bucket.store.put(keys.OWNER, PrefixOwner(run_id=str(lost.run.pk)).to_bytes())
     assert attempt_import(lost.run.rendezvous).run is not None
@@ -101,35 +103,37 @@ def test_a_missing_journal_object_of_a_finished_run_is_a_remark_and_an_event(
     lost: Any, n: int
 ) -> None:
     lost.bucket.store.delete([keys.journal(n)])
-    found = attempt_import(lost.run.rendezvous)
-    assert found.run is not None
-    assert found.run.state == "cancelled"
-    assert f"remark: not read: {keys.journal(n)}: expected an object, found none" in found.remarks
-    event = found.run.events.get(kind="import")
+    result = attempt_import(lost.run.rendezvous)
+    assert result.run is not None
+    assert result.run.state == "cancelled"
+    assert f"remark: not read: {keys.journal(n)}: expected an object, found none" in result.remarks
+    event = result.run.events.get(kind="import")
     assert keys.journal(n) in event.message
     assert event.level == "warning"
 
 
-def test_a_missing_journal_object_of_a_live_run_is_refused(make_world: Callable[..., Any]) -> None:
-    world = make_world(replicas=2)
-    lead_a_life(world)
-    uri = world.run.rendezvous
+def test_a_missing_journal_object_of_a_live_run_is_refused(
+    make_harness: Callable[..., Any],
+) -> None:
+    harness = make_harness(replicas=2)
+    run_rounds_and_failures(harness)
+    uri = harness.run.rendezvous
     Run.objects.all().delete()
-    world.bucket.store.delete([keys.journal(2)])
-    found = attempt_import(uri)
-    assert f"{keys.journal(2)}: expected an object, found none" in found.refused
+    harness.bucket.store.delete([keys.journal(2)])
+    result = attempt_import(uri)
+    assert f"{keys.journal(2)}: expected an object, found none" in result.refused
     assert nothing_is_left()
 
 
 def test_a_missing_segment_is_a_remark_and_the_later_ones_are_read(lost: Any) -> None:
-    from tests.runs.world import incarnation
+    from tests.runs.run_harness import incarnation
 
     key = keys.telemetry(0, incarnation(0), 2)
     lost.bucket.store.delete([key])
-    found = attempt_import(lost.run.rendezvous)
-    assert found.run is not None
-    assert f"remark: {key}: expected an object, found none" in found.remarks
-    assert found.run.replicas.get(number=0).step == 13  # of the last segment
+    result = attempt_import(lost.run.rendezvous)
+    assert result.run is not None
+    assert f"remark: {key}: expected an object, found none" in result.remarks
+    assert result.run.replicas.get(number=0).step == 13  # of the last segment
 
 
 def objects(store: Store) -> list[str]:
@@ -155,14 +159,33 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 WRONG: tuple[Any, ...] = (
-    None, True, -1, 2**31, 2**53 + 1, 2**63, 10**400, 1e308, math.nan, math.inf, "", "x" * 70_000,
-    "\x00", "\ud800", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "2030-01-01", [],
-    {}, [[]], [1, "a"], {"a": {"\x00": math.nan}},
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    2**31,
+    2**53 + 1,
+    2**63,
+    10**400,
+    1e308,
+    math.nan,
+    math.inf,
+    "",
+    "x" * 70_000,
+    "\x00",
+    "\ud800",
+    "0001-01-01T00:00:00+14:00",
+    "9999-12-31T23:59:59-12:00",
+    "2030-01-01",
+    [],
+    {},
+    [[]],
+    [1, "a"],
+    {"a": {"\x00": math.nan}},
+)
 
 
 def damages(store: Store) -> Iterator[tuple[str, str, bytes | None]]:
-    """(key, what was done, new bytes or None for deletion), the same in every run."""
+    """(key, damage, new bytes or None for deletion), in a deterministic order."""
     turn = 0
     for key in objects(store):
         data = store.get(key)
@@ -188,15 +211,15 @@ def damages(store: Store) -> Iterator[tuple[str, str, bytes | None]]:
 
 
 DAMAGES = 126
-"""Of about four thousand; ``ARCHIPELAGO_LONG=1`` tries them all."""
+"""Number of tested damages, of about 4000; ``ARCHIPELAGO_LONG=1`` tests all."""
 
 
-def test_damage_is_refused_by_name_or_remarked(lost: Any) -> None:
+def test_damage_is_refused_or_reported(lost: Any) -> None:
     store, uri = lost.bucket.store, lost.run.rendezvous
-    found = list(damages(store))
-    step = 1 if os.environ.get("ARCHIPELAGO_LONG") else max(len(found) // DAMAGES, 1)
+    result = list(damages(store))
+    step = 1 if os.environ.get("ARCHIPELAGO_LONG") else max(len(result) // DAMAGES, 1)
     tried = refused = 0
-    for key, what, data in found[::step]:
+    for key, what, data in result[::step]:
         before = store.get(key)
         if data is None:
             store.delete([key])
@@ -225,7 +248,7 @@ def test_damage_is_refused_by_name_or_remarked(lost: Any) -> None:
 
 
 def is_optional(key: str) -> bool:
-    """Objects that no other object says must be there, or whose content nothing repeats."""
+    """Objects that no other object refers to, or whose content is not repeated elsewhere."""
     return not key.startswith((keys.JOURNAL, keys.GROUP)) and not key.endswith("commit.json")
 
 

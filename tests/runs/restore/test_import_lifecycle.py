@@ -1,4 +1,4 @@
-"""A run that stood still twice is imported as it was, row by row."""
+"""A run that was paused twice is imported unchanged, row by row."""
 
 from __future__ import annotations
 
@@ -11,36 +11,38 @@ from django.core.management import call_command
 
 from runs.actions import lifecycle
 from runs.models import MetricBlock, Run
-from tests.runs.actions.test_lifecycle import all_leave, launch, pause
+from tests.runs.actions.test_lifecycle import drain_all_jobs, launch, pause
 from tests.runs.rows import rows
 
 pytestmark = pytest.mark.django_db
 
 
-def test_pauses_are_no_part_of_the_pace_after_an_import(make_world: Callable[..., Any]) -> None:
-    world = make_world(replicas=2)
-    world.bucket.segment(0, 1, losses=(3.0,))
-    world.start()
+def test_pauses_do_not_count_towards_the_round_time_after_an_import(
+    make_harness: Callable[..., Any],
+) -> None:
+    harness = make_harness(replicas=2)
+    harness.bucket.segment(0, 1, losses=(3.0,))
+    harness.start()
     for n in range(3):
         for round in (2 * n + 1, 2 * n + 2):
-            world.clock.pass_s(10)
-            world.bucket.commit(round, (0, 1), wall_s=world.clock().timestamp())
+            harness.clock.pass_s(10)
+            harness.bucket.commit(round, (0, 1), wall_s=harness.clock().timestamp())
         for number in (0, 1):
-            world.bucket.beat(number, 1, "computing", seq=n + 1)
-        world.tick()
-        pause(world)
-        all_leave(world, seq=n + 1)
-        assert world.run.state == "paused"
+            harness.bucket.beat(number, 1, "computing", seq=n + 1)
+        harness.tick()
+        pause(harness)
+        drain_all_jobs(harness, seq=n + 1)
+        assert harness.run.state == "paused"
         if n < 2:
-            world.clock.pass_s(7200)
-            lifecycle.unpause(world.run, actor=world.run.owner)
-            launch(world)
-            world.clock.pass_s(5)
-    assert world.run.round_s == pytest.approx(10, abs=1)
+            harness.clock.pass_s(7200)
+            lifecycle.unpause(harness.run, actor=harness.run.owner)
+            launch(harness)
+            harness.clock.pass_s(5)
+    assert harness.run.round_s == pytest.approx(10, abs=1)
     assert MetricBlock.objects.get(series="tokens_per_s", level=0, replica=None).count == 3
-    before = rows(world.run)
+    before = rows(harness.run)
     Run.objects.all().delete()
-    call_command("import_run", world.run.rendezvous, stdout=io.StringIO())
+    call_command("import_run", harness.run.rendezvous, stdout=io.StringIO())
     after = rows(Run.objects.get())
-    for name, found in before.items():
-        assert after[name] == found, name
+    for name, result in before.items():
+        assert after[name] == result, name

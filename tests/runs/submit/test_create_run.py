@@ -1,4 +1,4 @@
-"""From a draft to a queued run: whole or not at all, and once per form."""
+"""Creating a queued run from a draft: atomically, and once per form."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from django.db import IntegrityError
 from runs.exceptions import InvalidRun
 from runs.models import Event, Replica, ReplicaPool, Run
 from runs.submit import create
-from runs.submit.create import create_run
+from runs.submit.create import CheckedDraft, create_run
 from runs.submit.run_draft import PoolDraft, local_demo
-from tests.runs import world as w
+from tests.runs import run_harness as w
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def olga(settings: Any, tmp_path: Path) -> Any:
+def operator_user(settings: Any, tmp_path: Path) -> Any:
     settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri() + "/"
     return w.person("olga", "operator")
 
@@ -30,12 +30,12 @@ def stored() -> tuple[int, ...]:
 
 
 def test_the_demo_becomes_a_queued_run(
-    olga: Any, settings: Any, outbox: list[Any], clock: w.Clock
+    operator_user: Any, settings: Any, outbox: list[Any], clock: w.Clock
 ) -> None:
     demo = local_demo()
-    run = create_run(demo, owner=olga, submit_key="k")
+    run = create_run(demo, owner=operator_user, submit_key="k")
     run.refresh_from_db()
-    assert (run.state, run.owner, run.name) == ("queued", olga, demo.name)
+    assert (run.state, run.owner, run.name) == ("queued", operator_user, demo.name)
     assert (run.created_at, run.state_since, run.started_at) == (clock(), clock(), None)
     assert run.group_settings == demo.settings.to_dict()
     assert run.workload == demo.workload.to_dict()
@@ -43,57 +43,77 @@ def test_the_demo_becomes_a_queued_run(
     assert [r.number for r in run.replicas.all()] == [0, 1, 2, 3]
     assert set(run.replicas.values_list("state", flat=True)) == {"pending"}
     [event] = run.events.all()
-    assert (event.from_state, event.to_state, event.actor) == ("draft", "queued", olga)
+    assert (event.from_state, event.to_state, event.actor) == ("draft", "queued", operator_user)
     assert outbox == [("launch_run", str(run.pk))]
 
 
-def test_numbers_go_on_from_pool_to_pool(olga: Any, outbox: list[Any]) -> None:
+def test_numbers_go_on_from_pool_to_pool(operator_user: Any, outbox: list[Any]) -> None:
     pools = (PoolDraft(count=2), PoolDraft(count=1, hardware="gpu"))
-    run = create_run(w.draft(replicas=3, pools=pools), owner=olga, submit_key="k")
-    found = run.replicas.values_list("number", "pool__hardware")
-    assert list(found) == [(0, "cpu"), (1, "cpu"), (2, "gpu")]
+    run = create_run(w.draft(replicas=3, pools=pools), owner=operator_user, submit_key="k")
+    result = run.replicas.values_list("number", "pool__hardware")
+    assert list(result) == [(0, "cpu"), (1, "cpu"), (2, "gpu")]
 
 
-def test_one_key_makes_one_run_and_one_launch(olga: Any, outbox: list[Any]) -> None:
-    first = create_run(w.draft(), owner=olga, submit_key="k")
+def test_one_key_makes_one_run_and_one_launch(operator_user: Any, outbox: list[Any]) -> None:
+    first = create_run(w.draft(), owner=operator_user, submit_key="k")
     before = stored()
-    again = create_run(w.draft(name="Another"), owner=olga, submit_key="k")
+    again = create_run(w.draft(name="Another"), owner=operator_user, submit_key="k")
     assert again == first
     assert stored() == before
     assert len(outbox) == 1
 
 
-def test_two_requests_at_once_make_one_run(
-    olga: Any, outbox: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_two_concurrent_requests_create_one_run(
+    operator_user: Any, outbox: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both looked before either wrote; the second meets the first's row."""
-    first = create_run(w.draft(), owner=olga, submit_key="k")
+    """Both check before either inserts; the insert of the second conflicts with the first row."""
+    first = create_run(w.draft(), owner=operator_user, submit_key="k")
     before = stored()
-    real, looked = create._submitted, []
+    real, checked = create._submitted, []
 
     def too_early(submit_key: str, owner: Any) -> Any:
-        looked.append(submit_key)
-        return None if len(looked) == 1 else real(submit_key, owner)
+        checked.append(submit_key)
+        return None if len(checked) == 1 else real(submit_key, owner)
 
     monkeypatch.setattr(create, "_submitted", too_early)
-    assert create_run(w.draft(), owner=olga, submit_key="k") == first
-    assert len(looked) == 2
+    assert create_run(w.draft(), owner=operator_user, submit_key="k") == first
+    assert len(checked) == 2
     assert stored() == before
     assert len(outbox) == 1
 
 
-def test_another_integrity_error_is_not_swallowed(
-    olga: Any, outbox: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_a_run_created_during_the_preflight_is_returned(
+    operator_user: Any, outbox: list[Any]
 ) -> None:
-    taken = create_run(w.draft(), owner=olga, submit_key="other")
+    """A request with the same key finishes first, and its run uses the rendezvous."""
+    faster: list[Run] = []
+
+    def preflight(checked: CheckedDraft) -> None:
+        faster.append(create_run(w.draft(), owner=operator_user, submit_key="k"))
+        raise InvalidRun("rendezvous", "expected an unused prefix")
+
+    assert create_run(w.draft(), owner=operator_user, submit_key="k", preflight=preflight) in faster
+    with pytest.raises(InvalidRun, match="unused"):
+        create_run(w.draft(), owner=operator_user, submit_key="other", preflight=refuse)
+    assert Run.objects.count() == 1
+
+
+def refuse(checked: CheckedDraft) -> None:
+    raise InvalidRun("rendezvous", "expected an unused prefix")
+
+
+def test_another_integrity_error_is_not_swallowed(
+    operator_user: Any, outbox: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = create_run(w.draft(), owner=operator_user, submit_key="other")
     monkeypatch.setattr(uuid, "uuid4", lambda: taken.pk)
     monkeypatch.setattr(create, "check_draft", lambda draft, run_id, **_: "file:///elsewhere")
     with pytest.raises(IntegrityError):
-        create_run(w.draft(), owner=olga, submit_key="k")
+        create_run(w.draft(), owner=operator_user, submit_key="k")
 
 
-def test_somebody_else_s_key_is_refused(olga: Any, outbox: list[Any]) -> None:
-    create_run(w.draft(), owner=olga, submit_key="k")
+def test_another_user_s_key_is_refused(operator_user: Any, outbox: list[Any]) -> None:
+    create_run(w.draft(), owner=operator_user, submit_key="k")
     with pytest.raises(InvalidRun) as caught:
         create_run(w.draft(), owner=w.person("oscar", "operator"), submit_key="k")
     assert caught.value.field == "submit_key"
@@ -101,8 +121,8 @@ def test_somebody_else_s_key_is_refused(olga: Any, outbox: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("step", ["bulk_create", "record_event", "enqueue"])
-def test_nothing_is_left_of_a_run_that_was_half_made(
-    olga: Any, outbox: list[Any], monkeypatch: pytest.MonkeyPatch, step: str
+def test_a_failed_creation_leaves_no_rows(
+    operator_user: Any, outbox: list[Any], monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def die(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("killed")
@@ -111,14 +131,14 @@ def test_nothing_is_left_of_a_run_that_was_half_made(
     with monkeypatch.context() as patch:
         patch.setattr(target, step, die)
         with pytest.raises(RuntimeError, match="killed"):
-            create_run(w.draft(), owner=olga, submit_key="k")
+            create_run(w.draft(), owner=operator_user, submit_key="k")
     assert stored() == (0, 0, 0, 0)
     assert outbox == []
-    assert create_run(w.draft(), owner=olga, submit_key="k").replicas.count() == 2
+    assert create_run(w.draft(), owner=operator_user, submit_key="k").replicas.count() == 2
 
 
 @pytest.mark.parametrize(
-    ("changes", "field", "said"),
+    ("changes", "field", "expected"),
     [
         ({"name": "  "}, "name", "expected 1 to 80 characters, found 0"),
         ({"name": "x" * 81}, "name", "found 81"),
@@ -135,42 +155,42 @@ def test_nothing_is_left_of_a_run_that_was_half_made(
         ({"rendezvous": "s3://" + "x" * 500}, "rendezvous", "at most 500 characters"),
     ],
 )
-def test_what_is_wrong_is_said_of_its_field(
-    olga: Any, changes: dict[str, Any], field: str, said: str
+def test_an_error_names_its_field(
+    operator_user: Any, changes: dict[str, Any], field: str, expected: str
 ) -> None:
     with pytest.raises(InvalidRun) as caught:
-        create_run(w.draft(**changes), owner=olga, submit_key="k")
+        create_run(w.draft(**changes), owner=operator_user, submit_key="k")
     assert caught.value.field == field
-    assert said in caught.value.message
+    assert expected in caught.value.message
     assert stored() == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("key", ["", "x" * 65])
-def test_a_form_without_a_usable_key_is_refused(olga: Any, key: str) -> None:
+def test_a_form_without_a_usable_key_is_refused(operator_user: Any, key: str) -> None:
     with pytest.raises(InvalidRun) as caught:
-        create_run(w.draft(), owner=olga, submit_key=key)
+        create_run(w.draft(), owner=operator_user, submit_key=key)
     assert caught.value.field == "submit_key"
 
 
-def test_a_prefix_belongs_to_one_run_however_it_is_written(
-    olga: Any, outbox: list[Any], tmp_path: Path
+def test_a_prefix_belongs_to_one_run_in_every_spelling(
+    operator_user: Any, outbox: list[Any], tmp_path: Path
 ) -> None:
-    run = create_run(w.draft(rendezvous=f"{tmp_path}/mine/"), owner=olga, submit_key="1")
+    run = create_run(w.draft(rendezvous=f"{tmp_path}/mine/"), owner=operator_user, submit_key="1")
     assert run.rendezvous == (tmp_path / "mine").as_uri()
     for spelling in (f"{tmp_path}/mine", (tmp_path / "mine").as_uri() + "/"):
         with pytest.raises(InvalidRun) as caught:
-            create_run(w.draft(rendezvous=spelling), owner=olga, submit_key=spelling[-60:])
+            create_run(w.draft(rendezvous=spelling), owner=operator_user, submit_key=spelling[-60:])
         assert caught.value.field == "rendezvous"
 
 
-def test_a_credential_opens_only_its_kind_of_bucket(olga: Any) -> None:
+def test_a_credential_opens_only_its_kind_of_bucket(operator_user: Any) -> None:
     from runs.actions.credentials import save_credential
     from runs.models import Credential
 
     bucket = Credential(name="bucket", kind="store", options={"scheme": "s3"})
     save_credential(bucket, typed={"AWS_ACCESS_KEY_ID": "k"}, actor=None)
     with pytest.raises(InvalidRun, match=r"to be in s3://, found file:") as caught:
-        create_run(w.draft(store_credential=bucket.pk), owner=olga, submit_key="k")
+        create_run(w.draft(store_credential=bucket.pk), owner=operator_user, submit_key="k")
     assert caught.value.field == "rendezvous"
     draft = w.draft(store_credential=bucket.pk, rendezvous="s3://b/run")
-    assert create_run(draft, owner=olga, submit_key="k").store_credential == bucket
+    assert create_run(draft, owner=operator_user, submit_key="k").store_credential == bucket

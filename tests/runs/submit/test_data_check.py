@@ -80,10 +80,16 @@ def test_patterns_above_a_root_are_refused_without_a_walk(
 @pytest.mark.parametrize(
     "uri",
     [
-        "simplecache::http://127.0.0.1/", "zip://x::file:///etc/passwd", "ftp://127.0.0.1/x",
-        "github://o:r@/x", "memory://x", "sftp://127.0.0.1/x", "reference://x", "FILE:///etc/passwd",
+        "simplecache::http://127.0.0.1/",
+        "zip://x::file:///etc/passwd",
+        "ftp://127.0.0.1/x",
+        "github://o:r@/x",
+        "memory://x",
+        "sftp://127.0.0.1/x",
+        "reference://x",
+        "FILE:///etc/passwd",
     ],
-)  # fmt: skip
+)
 def test_other_file_systems_and_chains_are_refused(root: Path, uri: str) -> None:
     assert data_check.refuse_data(uri)
 

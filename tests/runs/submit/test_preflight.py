@@ -1,4 +1,4 @@
-"""What the form says about a bucket and about data before anything is launched."""
+"""Checks of the bucket and the data in the submit form, before a launch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_real_bucket_is_fine_and_left_clean(s3_uri: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["put", "get", "get_range", "list", "create", "delete"])
-def test_each_verb_that_is_denied_is_named(
+def test_each_denied_operation_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     def denied(*args: Any) -> None:
@@ -38,14 +38,12 @@ def test_each_verb_that_is_denied_is_named(
 
     monkeypatch.setattr(LocalStore, verb, denied)
     [problem] = check_rendezvous(str(tmp_path), ["local"])
-    words = {"put": "write", "get": "read", "get_range": "read a range"}.get(verb, verb)
-    assert problem.startswith(f"cannot {words} in file://")
+    text = {"put": "write", "get": "read", "get_range": "read a range"}.get(verb, verb)
+    assert problem.startswith(f"cannot {text} in file://")
     assert "AccessDenied: policy forbids it" in problem
 
 
-def test_a_create_that_lets_two_writers_win_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_non_atomic_create_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def check_then_write(self: LocalStore, key: str, data: bytes) -> bool:
         self.put(key, data)
         return True
@@ -57,14 +55,14 @@ def test_a_create_that_lets_two_writers_win_is_found(
     assert files(tmp_path) == []
 
 
-def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file where a folder should be")
     [problem] = check_rendezvous(str(tmp_path / "file" / "run"), ["local"])
     assert "cannot write" in problem
     assert str(tmp_path / "file") in problem
 
 
-def test_a_scheme_nobody_knows_is_said() -> None:
+def test_an_unknown_scheme_is_reported() -> None:
     [problem] = check_rendezvous("moon://crater/1", ["local"])
     assert problem.startswith("cannot be opened: ")
     assert "moon" in problem
@@ -91,7 +89,7 @@ def test_text_is_found(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["{}/no.txt", "{}/*.md", "{}/sub"])
-def test_no_text_is_said_with_the_uri(tmp_path: Path, form: str) -> None:
+def test_missing_text_is_reported_with_the_uri(tmp_path: Path, form: str) -> None:
     (tmp_path / "sub").mkdir()
     [problem] = check_data(form.format(tmp_path))
     assert problem.startswith("expected 'stdlib' or a URI of text files that can be read, found ")
@@ -104,7 +102,7 @@ def test_empty_files_are_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("uri", ["moon://crater/a.txt", "s3://"])
-def test_a_uri_that_cannot_be_opened_is_said(uri: str) -> None:
+def test_a_uri_that_cannot_be_opened_is_reported(uri: str) -> None:
     [problem] = check_data(uri)
     assert uri.partition("/")[0] in problem
 
@@ -123,15 +121,17 @@ def test_the_listing_of_a_data_bucket_ends_with_a_count(monkeypatch: pytest.Monk
     monkeypatch.setattr(bucket_check, "pages_of", endless)
     monkeypatch.setattr(bucket_check, "refuse_data", lambda uri: "")
     fsspec.filesystem("memory").makedirs("/data", exist_ok=True)
-    for uri, found in (("memory://data/*.txt", "nothing"), ("memory://data", "only empty files")):
+    for uri, result in (("memory://data/*.txt", "nothing"), ("memory://data", "only empty files")):
         pages = 0
         [problem] = check_data(uri)
-        assert f"found {found} at {uri} among the first 10000 objects" in problem
+        assert f"found {result} at {uri} among the first 10000 objects" in problem
         assert pages == 10
 
 
-@pytest.mark.parametrize("uri", ["memory://corpus", "memory://corpus/*.txt", "memory://corpus/a.txt",
-                                 "memory://corpus/**"])  # fmt: skip
+@pytest.mark.parametrize(
+    "uri",
+    ["memory://corpus", "memory://corpus/*.txt", "memory://corpus/a.txt", "memory://corpus/**"],
+)
 def test_data_of_a_bucket_is_found(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runs.submit.bucket_check.refuse_data", lambda uri: "")
     fs = fsspec.filesystem("memory")

@@ -1,4 +1,4 @@
-"""The import of a client library takes no time from a check's answer, and is reported."""
+"""The import of a client library does not count towards a check's timeout, and is reported."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def test_a_client_that_is_still_loading_is_reported_and_then_checked(
     loader = Loader(lambda backend: go_on.wait(60))
     monkeypatch.setattr(preflight, "wait_loaded", loader.wait_loaded)
     monkeypatch.setattr(preflight, "LOAD_PATIENCE_S", 0.01)
-    answer = preflight.try_pool(PoolDraft(backend="modal"), place=2)
-    [finding] = answer.findings
-    assert finding.field == "pools.2.backend"
-    assert "Modal is still being loaded" in finding.message
-    assert "Check again" in finding.message
+    answer = preflight.check_pool_connection(PoolDraft(backend="modal"), index=2)
+    [problem] = answer.problems
+    assert problem.field == "pools.2.backend"
+    assert "Modal is still loading" in problem.message
+    assert "Check again" in problem.message
     go_on.set()
     monkeypatch.setattr(preflight, "LOAD_PATIENCE_S", 60.0)
-    assert preflight.try_pool(PoolDraft(backend="modal")).said == stub.who
+    assert preflight.check_pool_connection(PoolDraft(backend="modal")).account == stub.who
 
 
-def test_the_clock_of_the_answer_starts_after_the_import(
+def test_the_timeout_of_a_check_starts_after_the_import(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = []
-    real = parallel_calls.ask_all
+    real = parallel_calls.call_all
 
     def load(backend: str) -> None:
         order.append(f"loaded {backend}")
 
     monkeypatch.setattr(preflight, "wait_loaded", Loader(load).wait_loaded)
     monkeypatch.setattr(
-        preflight, "ask_all", lambda questions: order.append("asked") or real(questions)
+        preflight, "call_all", lambda questions: order.append("called") or real(questions)
     )
-    assert preflight.try_pool(PoolDraft(backend="modal")).said == stub.who
-    assert order == ["loaded modal", "asked"]
+    assert preflight.check_pool_connection(PoolDraft(backend="modal")).account == stub.who
+    assert order == ["loaded modal", "called"]

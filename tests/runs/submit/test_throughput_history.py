@@ -34,12 +34,12 @@ def test_other_data_is_the_same_model_and_another_size_is_not() -> None:
 
 
 @pytest.mark.parametrize("rate", [None, 0.0])
-def test_a_replica_that_never_trained_says_nothing(rate: float | None) -> None:
+def test_a_replica_that_never_trained_has_no_rate(rate: float | None) -> None:
     run(rate)
     assert known_rates(ByteGPTWorkload(size="demo").to_dict()) == {}
 
 
-def test_one_question_however_many_replicas(django_assert_num_queries: Any) -> None:
+def test_one_query_for_any_number_of_replicas(django_assert_num_queries: Any) -> None:
     for _ in range(5):
         run(100.0)
     with django_assert_num_queries(1):

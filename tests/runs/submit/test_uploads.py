@@ -1,4 +1,4 @@
-"""A zip that somebody sends is read, or refused in words; it is never an error of ours."""
+"""An uploaded zip is accepted or refused with a message; it never causes an exception."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def zipped(*names: str) -> bytes:
         zipped("mine.py") + bytes(ARCHIVE_BYTES),
     ],
 )
-def test_what_is_no_zip_of_python_files_is_refused(data: bytes) -> None:
-    with pytest.raises(InvalidRun, match=r"expected .*, found ") as found:
+def test_anything_but_a_zip_of_python_files_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidRun, match=r"expected .*, found ") as result:
         check_archive(data)
-    assert found.value.field == "archive"
+    assert result.value.field == "archive"
 
 
-def test_a_spoilt_zip_is_never_more_than_refused() -> None:
+def test_a_damaged_zip_is_refused_without_an_exception() -> None:
     whole, chance, refused = zipped("mine.py", "maß.txt"), random.Random(0), 0
     check_archive(whole)
     for _ in range(2000):
@@ -66,7 +66,7 @@ def test_a_spoilt_zip_is_never_more_than_refused() -> None:
     assert refused > 500
 
 
-# How long one is kept.
+# Retention.
 
 
 def stored(name: str = "mine.py") -> str:
@@ -76,7 +76,7 @@ def stored(name: str = "mine.py") -> str:
 
 
 @pytest.mark.django_db
-def test_an_upload_no_run_needs_is_forgotten_after_a_day(clock: Any) -> None:
+def test_an_unused_upload_is_deleted_after_a_day(clock: Any) -> None:
     old = stored("old.py")
     clock.pass_s(3600)
     new = stored("new.py")
@@ -89,20 +89,20 @@ def test_an_upload_no_run_needs_is_forgotten_after_a_day(clock: Any) -> None:
 
 
 @pytest.mark.django_db
-def test_sent_or_asked_for_again_it_waits_another_day(clock: Any) -> None:
-    sent, asked = stored("sent.py"), stored("asked.py")
+def test_an_upload_that_is_used_again_is_kept_for_another_day(clock: Any) -> None:
+    sent, previewed = stored("sent.py"), stored("previewed.py")
     clock.pass_s(KEPT.total_seconds())
     assert stored("sent.py") == sent
-    assert kept_archive(asked) is not None
+    assert kept_archive(previewed) is not None
     clock.pass_s(KEPT.total_seconds())
     forget_uploads()
     assert Archive.objects.count() == 2
 
 
-def test_what_a_run_needs_is_kept_as_long_as_the_run(make_run: Any, clock: Any) -> None:
+def test_an_upload_is_kept_as_long_as_its_run(make_run: Any, clock: Any) -> None:
     digest = stored()
     run = make_run(workload=CustomWorkload(function="mine:build", archive=digest))
-    assert run.archive.pk == digest  # by its digest alone: nobody sent it again
+    assert run.archive.pk == digest  # found by its digest, without another upload
     clock.pass_s(10 * KEPT.total_seconds())
     forget_uploads()
     assert Archive.objects.count() == 1
@@ -111,14 +111,14 @@ def test_what_a_run_needs_is_kept_as_long_as_the_run(make_run: Any, clock: Any) 
     assert not Archive.objects.exists()
 
 
-def test_a_zip_that_is_gone_makes_no_run(make_run: Any) -> None:
-    with pytest.raises(InvalidRun, match="found that it is gone") as refused:
+def test_a_missing_zip_prevents_the_run(make_run: Any) -> None:
+    with pytest.raises(InvalidRun, match="found none") as refused:
         make_run(workload=CustomWorkload(function="mine:build", archive="0" * 64))
     assert refused.value.field == "archive"
     assert not Run.objects.exists()
 
 
-def test_beat_knows_the_task() -> None:
+def test_the_sweep_is_scheduled() -> None:
     from dashboard.celery import app
 
     [entry] = [e for e in app.conf.beat_schedule.values() if e["task"] == forget_uploads.name]

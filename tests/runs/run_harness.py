@@ -1,8 +1,8 @@
-"""A run with a bucket, a backend and a clock, all in the test's hands.
+"""A run with a bucket, a backend and a clock, all under the test's control.
 
 :class:`Bucket` writes what replicas would write, with the records of the protocol;
-:class:`FakeExecutor` is a backend whose jobs end when the test says so; :class:`Clock` is what
-``timezone.now`` tells. Nothing here sleeps or starts a process.
+:class:`FakeExecutor` is a backend whose jobs end when the test ends them; :class:`Clock`
+replaces ``timezone.now``. Nothing here sleeps or starts a process.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 from diloco.protocol import keys
 from diloco.protocol.records import (
-    Beat,
     CheckpointManifest,
     Commit,
     ContributionRecord,
     FinalManifest,
+    Heartbeat,
     Identity,
     Plan,
     PlannedContribution,
@@ -62,9 +62,14 @@ def draft(*, replicas: int = 2, rendezvous: str = "", **changes: Any) -> RunDraf
     """``changes`` are group settings, or fields of the draft."""
     own = {k: changes.pop(k) for k in _DRAFT_FIELDS if k in changes}
     settings = {
-        "num_replicas": replicas, "max_replicas": 32, "min_quorum": 1, "sync_every": 10,
-        "total_rounds": 4, "warmup_steps": 5, "heartbeat_timeout_s": 15.0,
-    }  # fmt: skip
+        "num_replicas": replicas,
+        "max_replicas": 32,
+        "min_quorum": 1,
+        "sync_every": 10,
+        "total_rounds": 4,
+        "warmup_steps": 5,
+        "heartbeat_timeout_s": 15.0,
+    }
     return RunDraft(
         **{
             "name": "Test run",
@@ -78,8 +83,8 @@ def draft(*, replicas: int = 2, rendezvous: str = "", **changes: Any) -> RunDraf
 
 
 class Clock:
-    """What ``timezone.now`` tells. With ``moves_s`` it moves at each reading, as a real clock does
-    within a tick."""
+    """A replacement of ``timezone.now``. With ``moves_s`` it advances at each reading, as a real
+    clock does within a tick."""
 
     def __init__(self) -> None:
         self.at = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
@@ -94,9 +99,11 @@ class Clock:
 
 
 def tick(run_id: str, outbox: list[tuple[Any, ...]] | None = None) -> None:
-    """What the workers do for one run in a second: ingest reads, control decides (after one more
-    pass where it waits for what an ended job wrote last), and what control has enqueued to be
-    written is written. Without an ``outbox`` it is written anyway."""
+    """Run one tick of all workers for a run: ingest, control and enqueued bucket writes.
+
+    If control waits for the last records of an ended job, ingest and control run once more. Without
+    an ``outbox``, bucket writes always run.
+    """
     from runs.ingest.ingest_pass import ingest_run
     from runs.models import IngestState
     from runs.reconcile.bucket_writes import write_run
@@ -116,7 +123,7 @@ def tick(run_id: str, outbox: list[tuple[Any, ...]] | None = None) -> None:
 
 
 class FakeExecutor:
-    """Jobs by launch key, each a status the test may change."""
+    """An executor without processes: a status by launch key, which a test can change."""
 
     backend = "local"
 
@@ -129,7 +136,7 @@ class FakeExecutor:
         self.code: dict[str, CodeRef | None] = {}
         self.cancelled: list[str] = []
         self.launches = 0
-        """Jobs that were started; ``ensured`` counts the calls for each."""
+        """Number of started jobs; ``ensured`` counts all requested ones, with repetitions."""
         self.ensured = 0
         self.away = ""
         self.refuses: str | Exception = ""
@@ -193,10 +200,10 @@ class FakeExecutor:
         return self.poll(handles)
 
     def end(
-        self, launch_key: str, cause: Cause, *, code: int | None = None, said: str = ""
+        self, launch_key: str, cause: Cause, *, code: int | None = None, message: str = ""
     ) -> None:
         self.jobs[launch_key] = ReplicaStatus(
-            state=JobState.ENDED, cause=cause, exit_code=code, message=said
+            state=JobState.ENDED, cause=cause, exit_code=code, message=message
         )
 
     def _handle(self, launch_key: str) -> ReplicaHandle:
@@ -216,7 +223,7 @@ def identity(replica: int, seq: int = 1) -> Identity:
 
 
 class Bucket:
-    """Writes what replicas write. ``wall_s`` is the writers' own idea of the time."""
+    """Writes the records of replicas. ``wall_s`` is the wall clock of the writers."""
 
     def __init__(self, store: Store, wall_s: float = 1_893_500_000.0) -> None:
         self.store = store
@@ -225,16 +232,25 @@ class Bucket:
     def beat(self, replica: int, count: int, state: str = "computing", **more: Any) -> None:
         seq = more.pop("seq", 1)
         values = {
-            "replica": replica, "incarnation": incarnation(replica, seq), "count": count,
-            "interval_s": 2.0, "state": state, "round": 1, "step": 0, "tokens": 0,
-            "started_wall_s": self.wall_s, "wall_s": self.wall_s, "host": "islet", "pid": 7,
+            "replica": replica,
+            "incarnation": incarnation(replica, seq),
+            "count": count,
+            "interval_s": 2.0,
+            "state": state,
+            "round": 1,
+            "step": 0,
+            "tokens": 0,
+            "started_wall_s": self.wall_s,
+            "wall_s": self.wall_s,
+            "host": "islet",
+            "pid": 7,
             "device": "cpu",
-        }  # fmt: skip
-        beat = Beat(**(values | more))
+        }
+        beat = Heartbeat(**(values | more))
         self.store.put(keys.beat(replica, incarnation(replica, seq)), beat.to_bytes())
 
     def segment(self, replica: int, n: int, **more: Any) -> bytes:
-        """Segment ``n`` with ``losses`` of the steps from ``first`` on; its bytes."""
+        """Write segment ``n`` with the ``losses`` of steps from ``first`` on; return its bytes."""
         seq = more.pop("seq", 1)
         losses, first = more.pop("losses", ()), more.pop("first", 1)
         steps = range(first, first + len(losses))
@@ -264,11 +280,19 @@ class Bucket:
 
     def report(self, round: int, **more: Any) -> RoundReport:
         values = {
-            "round": round, "outcome": "included", "started_wall_s": self.wall_s,
-            "committed_wall_s": self.wall_s + 8, "phases": {"compute": 6.0, "wait": 2.0},
-            "bytes_up": 100, "bytes_down": 300, "requests": 9, "norm": 1.5, "update_norm": 0.5,
-            "contributors": 2, "weights_digest": DIGEST,
-        }  # fmt: skip
+            "round": round,
+            "outcome": "included",
+            "started_wall_s": self.wall_s,
+            "committed_wall_s": self.wall_s + 8,
+            "phases": {"compute": 6.0, "wait": 2.0},
+            "bytes_up": 100,
+            "bytes_down": 300,
+            "requests": 9,
+            "norm": 1.5,
+            "update_norm": 0.5,
+            "contributors": 2,
+            "weights_digest": DIGEST,
+        }
         return RoundReport(**(values | more))
 
     def evaluation(self, round: int, loss: float) -> Evaluation:
@@ -280,14 +304,28 @@ class Bucket:
     def contribution(self, round: int, replica: int, **more: Any) -> None:
         seq = more.pop("seq", 1)
         values = {
-            "round": round, "fragment": 0, "base_round": round - 1, "base_digest": DIGEST,
-            "replica": replica, "incarnation": incarnation(replica, seq), "model_hash": "m",
-            "codec": "fp32", "numel": 10, "tokens": 1000, "new_tokens": 1000, "steps": 10,
-            "loss": 3.0, "norm": 1.25,
-            "size_bytes": 40, "digest": DIGEST, "checksums": "00000000", "compute_s": 6.0,
+            "round": round,
+            "fragment": 0,
+            "base_round": round - 1,
+            "base_digest": DIGEST,
+            "replica": replica,
+            "incarnation": incarnation(replica, seq),
+            "model_hash": "m",
+            "codec": "fp32",
+            "numel": 10,
+            "tokens": 1000,
+            "new_tokens": 1000,
+            "steps": 10,
+            "rounds": 1,
+            "loss": 3.0,
+            "norm": 1.25,
+            "size_bytes": 40,
+            "digest": DIGEST,
+            "checksums": "00000000",
+            "compute_s": 6.0,
             "encode_s": 0.1,
             "wall_s": self.wall_s,
-        }  # fmt: skip
+        }
         record = ContributionRecord(**(values | more))
         key = keys.contribution_record(round, replica, incarnation(replica, seq))
         self.store.put(key, record.to_bytes())
@@ -307,34 +345,53 @@ class Bucket:
             planner=identity(0),
             contributions=tuple(
                 PlannedContribution(
-                    **vars(identity(r)), weight=1.0, tokens=1000, new_tokens=1000, steps=10,
-                    compute_s=6.0, loss=3.0 + r, size_bytes=40, digest=DIGEST,
+                    **vars(identity(r)),
+                    weight=1.0,
+                    tokens=1000,
+                    new_tokens=1000,
+                    steps=10,
+                    rounds=1,
+                    compute_s=6.0,
+                    loss=3.0 + r,
+                    size_bytes=40,
+                    digest=DIGEST,
                     checksums="00000000",
                 )
                 for r in replicas
             ),
             refused=tuple(Refusal(**vars(identity(r)), reason=why) for r, why in refused.items()),
             wall_s=self.wall_s,
-        )  # fmt: skip
+        )
         self.store.put(keys.plan(round), plan.to_bytes())
 
     def commit(self, round: int, replicas: Sequence[int], **more: Any) -> None:
         values = {
-            "round": round, "fragment": 0, "committer": identity(0),
-            "contributors": tuple(identity(r) for r in replicas), "merged_digest": DIGEST,
-            "void": "", "tokens_total": round * 2000, "committed_total": round,
+            "round": round,
+            "fragment": 0,
+            "committer": identity(0),
+            "contributors": tuple(identity(r) for r in replicas),
+            "merged_digest": DIGEST,
+            "void": "",
+            "tokens_total": round * 2000,
+            "committed_total": round,
             "wall_s": self.wall_s + 8 * round,
-        }  # fmt: skip
+        }
         self.store.put(keys.commit(round), Commit(**(values | more)).to_bytes())
 
     def checkpoint(self, round: int) -> None:
         key = f"{keys.checkpoint_dir(round, 0, incarnation(0))}weights.safetensors"
         manifest = CheckpointManifest(
-            round=round, writer=identity(0), model_hash="m", base_rounds=(round,), tensors=(),
+            round=round,
+            writer=identity(0),
+            model_hash="m",
+            base_rounds=(round,),
+            tensors=(),
             weights_digest=DIGEST,
             weights=StoredObject(key=key, size_bytes=4096, sha256=DIGEST),
-            outer=None, tokens_total=1, wall_s=self.wall_s,
-        )  # fmt: skip
+            outer=None,
+            tokens_total=1,
+            wall_s=self.wall_s,
+        )
         self.store.put(keys.checkpoint_manifest(round), manifest.to_bytes())
 
     def final(
@@ -345,16 +402,21 @@ class Bucket:
         weights: StoredObject | None = None,
         backed: bool = True,
     ) -> None:
-        """The final manifest; ``backed`` by commits, of which those are made that are missing."""
+        """Write the final manifest. With ``backed``, also write the missing commits before it."""
         there = {info.key for info in self.store.list(keys.ROUNDS)}
         for number in range(1, round + 1) if backed else ():
             if keys.commit(number) not in there:
                 self.commit(number, (0,))
         manifest = FinalManifest(
-            round=round, reason=reason, writer=identity(0), weights_digest=DIGEST,
-            weights=weights or stored("weights"), config=stored("config"),
-            summary=stored("summary"), wall_s=self.wall_s,
-        )  # fmt: skip
+            round=round,
+            reason=reason,
+            writer=identity(0),
+            weights_digest=DIGEST,
+            weights=weights or stored("weights"),
+            config=stored("config"),
+            summary=stored("summary"),
+            wall_s=self.wall_s,
+        )
         self.store.put(keys.FINAL_MANIFEST, manifest.to_bytes())
 
 

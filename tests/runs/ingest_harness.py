@@ -1,18 +1,20 @@
-"""The part of a tick that reads telemetry, alone."""
+"""Runs only the part of a tick that reads telemetry."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
-from tests.runs.world import Bucket, Clock, incarnation
+from tests.runs.run_harness import Bucket, Clock, incarnation
 
 if TYPE_CHECKING:
+    from runs.ingest.segment_store import Batch
     from runs.metrics.changes import Changes
     from runs.models import TelemetryCursor
 
 
-class Desk:
-    """Ingest of one run, telemetry alone."""
+class IngestHarness:
+    """Ingests only the telemetry of one run."""
 
     def __init__(self, run: Any, clock: Clock) -> None:
         from runs.ingest.stores import store_for
@@ -46,6 +48,22 @@ class Desk:
         return TelemetryCursor.objects.get(
             replica__run=self.run, incarnation=incarnation(replica, seq)
         )
+
+    def read_batch(self, cursor: TelemetryCursor) -> Batch:
+        """The new segments of one incarnation, parsed and not stored."""
+        from diloco.store.base import MissingKey
+        from runs.ingest.limits import RunBounds
+        from runs.ingest.segment_store import Batch, segment_key
+        from runs.ingest.telemetry import parse_segment
+
+        bounds, segments, n = RunBounds.of(self.run), [], cursor.next_n
+        with contextlib.suppress(MissingKey):
+            while True:
+                data = self.bucket.store.get(segment_key(cursor, n))
+                number, name = cursor.replica.number, cursor.incarnation
+                segments.append((n, parse_segment(data, number, name, n, bounds)))
+                n += 1
+        return Batch(cursor=cursor, segments=tuple(segments), drained=True)
 
     def loss(self, replica: int = 0) -> list[float]:
         from runs.metrics import charts
